@@ -1,0 +1,265 @@
+"""The configuration of everything, as one frozen value: from TOML plus dotted overrides (design section 2.5).
+
+Every mechanism of the environment is a field with an `on` switch or a choice; turning it off removes it from the
+prompt, the tool schemas, the memory, the reward and the metrics together. Defaults are the published constants
+(Harness-1, arXiv 2606.02373; `configs/paper.toml` says the same).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from harness1.errors import ConfigError
+from harness1.hashing import digest
+from harness1.records import Tag
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The base of every group of settings: immutable, unknown keys refused."""
+
+
+class Search(Settings):
+    """What one search query may return."""
+
+    hits: Positive = 10
+    """Hits per query."""
+    tokens: Positive = 4096
+    """Tokens of shown text per query; hits that do not fit are left for a later search, whole."""
+
+
+class FanOut(Settings):
+    on: bool = True
+    queries: Positive = 5
+    rrf_k: Positive = 60
+
+
+class Grep(Settings):
+    on: bool = True
+    hits: Positive = 5
+
+
+class Read(Settings):
+    on: bool = True
+    tokens: Positive = 4096
+
+
+class Review(Settings):
+    on: bool = True
+    documents: Positive = 5
+
+
+class Verification(Settings):
+    on: bool = True
+    documents: Positive = 5
+    characters: Positive = 6000
+    """How much of a document the verifier reads."""
+    lines: Positive = 8
+    """Verdicts shown in the memory, newest first."""
+
+
+class Curation(Settings):
+    cap: Annotated[int, Meta(ge=1, le=30)] = 30
+    tags: bool = True
+    """Importance tags; without them every entry is equal."""
+    eviction: Literal["rank", "fifo", "refuse"] = "rank"
+    """At the cap: evict a strictly less important entry, the oldest entry, or refuse the new one."""
+
+
+class AutoPopulate(Settings):
+    on: bool = True
+    documents: Positive = 8
+    tag: Tag = "fair"
+
+
+class Dedup(Settings):
+    on: bool = True
+    permutations: Annotated[int, Meta(ge=16, le=256)] = 64
+    shingle: Positive = 5
+    threshold: Share = 0.85
+    min_characters: Count = 40
+
+
+class Compression(Settings):
+    on: bool = True
+    sentences: Positive = 4
+
+
+class Evidence(Settings):
+    on: bool = True
+    entities: Positive = 8
+    documents: Positive = 5
+    """Documents named beside each bridge entity."""
+    characters: Positive = 8000
+    """How much of a chunk is searched for entities."""
+
+
+class History(Settings):
+    on: bool = True
+    lines: Positive = 12
+
+
+class PoolView(Settings):
+    lines: Positive = 50
+    """Newest uncurated entries shown with a snippet."""
+    older: Count = 30
+    """Older uncurated entries shown by handle alone."""
+    snippet: Positive = 120
+
+
+class BudgetMarker(Settings):
+    on: bool = True
+    halfway: Share = 0.60
+    warning: Share = 0.75
+    critical: Share = 0.90
+
+
+class Rendering(Settings):
+    order: Literal["paper", "stable_first", "epoch"] = "paper"
+    recent: Positive = 5
+    """Turns shown in full."""
+    recent_max: Positive = 9
+    """`stable_first`: the window grows to this many turns, then is cut back to `recent`."""
+    epoch_turns: Positive = 5
+
+
+class Env(Settings):
+    """Everything that decides what a policy can do and see. It is in `env_hash`, whole."""
+
+    max_turns: Positive = 40
+    context_window: Annotated[int, Meta(ge=512)] = 32768
+    generation_reserve: Positive = 2048
+    format_retries: Count = 3
+    guidance: Literal["none", "facts", "prescriptive"] = "facts"
+    search: Search = Search()
+    fan_out: FanOut = FanOut()
+    grep: Grep = Grep()
+    read: Read = Read()
+    review: Review = Review()
+    verification: Verification = Verification()
+    curation: Curation = Curation()
+    auto_populate: AutoPopulate = AutoPopulate()
+    dedup: Dedup = Dedup()
+    compression: Compression = Compression()
+    evidence: Evidence = Evidence()
+    history: History = History()
+    pool: PoolView = PoolView()
+    budget_marker: BudgetMarker = BudgetMarker()
+    rendering: Rendering = Rendering()
+
+    @property
+    def prompt_limit(self) -> int:
+        """The most tokens that a prompt may have: context window minus generation reserve."""
+        return self.context_window - self.generation_reserve
+
+
+class Index(Settings):
+    """How a corpus is cut and analysed. It is in `index_hash`."""
+
+    unit: Literal["document", "chunk"] = "document"
+    chunk_tokens: Positive = 512
+    """Documents longer than this (characters / 4) are cut at sentence borders; shorter ones stay whole."""
+    k1: Annotated[float, Meta(ge=0.0)] = 1.2
+    b: Share = 0.75
+
+
+class Reward(Settings):
+    """Weights of the composite terminal reward (paper, Table 5). It is in `reward_hash`."""
+
+    outcome: float = 0.7
+    beta: Annotated[float, Meta(gt=0.0)] = 2.0
+    trajectory: float = 0.3
+    answer_found: float = 1.0
+    answer: float = 0.8
+    trajectory_answer: float = 0.4
+    answer_missed: float = 0.35
+    recall_gap: float = 0.0
+    diversity: float = 0.15
+    diversity_target: Positive = 6
+    diversity_shortfall: float = 0.0
+    curation: float = 0.0
+    curation_target: Share = 0.40
+    turn_penalty: float = 0.02
+    turn_penalty_from: Count = 20
+    empty: float = -0.2
+    format_failure: float = -0.5
+    floor: float = 0.001
+
+
+class Run(Settings):
+    """How work is carried out on this machine. It is in no hash."""
+
+    workers: Count = 0
+    """Worker processes for policies without a model; 0 means: one for each core."""
+    concurrency: Positive = 8
+    """Episodes in flight in one process."""
+    attempts: Positive = 3
+    """Tries of a retriever or verifier before its fault invalidates the episode."""
+    backoff_s: Annotated[float, Meta(ge=0.0)] = 0.2
+    call_deadline_s: Annotated[float, Meta(gt=0.0)] = 30.0
+    episode_deadline_s: Annotated[float, Meta(gt=0.0)] = 600.0
+    bootstrap: Positive = 2000
+    """Resamples behind a confidence interval."""
+
+
+class Config(Settings):
+    env: Env = Env()
+    index: Index = Index()
+    reward: Reward = Reward()
+    run: Run = Run()
+
+    def __post_init__(self) -> None:
+        if self.env.generation_reserve >= self.env.context_window:
+            raise ConfigError("env.generation_reserve must be smaller than env.context_window")
+        if self.env.rendering.recent_max < self.env.rendering.recent:
+            raise ConfigError("env.rendering.recent_max must not be smaller than env.rendering.recent")
+
+    @property
+    def reward_hash(self) -> str:
+        return digest(self.reward)
+
+
+def load_config(path: Path | None = None, overrides: list[str] | None = None) -> Config:
+    """The defaults, overlaid with a TOML file, overlaid with `a.b=value` settings.
+
+    Raises:
+        ConfigError: a key is unknown, a value has the wrong type or is out of range, or the file is not TOML.
+    """
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = msgspec.toml.decode(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from error
+    for override in overrides or []:
+        _overlay(tree, override)
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"configuration: {error}") from error
+
+
+def _overlay(tree: dict[str, Any], override: str) -> None:
+    """Put `a.b=value` into the tree; the value is read as TOML, and as a plain string where it is none."""
+    path, sign, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not sign or not all(keys):
+        raise ConfigError(f"--set takes a.b=value, not {override!r}")
+    for key in keys[:-1]:
+        node = tree.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"{override!r}: {key} is a value, not a group of settings")
+        tree = node
+    try:
+        tree[keys[-1]] = msgspec.toml.decode(f"value = {text.strip()}")["value"]
+    except msgspec.MsgspecError:
+        tree[keys[-1]] = text.strip()
