@@ -8,7 +8,7 @@ prompt, the tool schemas, the memory, the reward and the metrics together. Defau
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, dataclass_transform
 
 import msgspec
 from msgspec import Meta
@@ -21,7 +21,11 @@ Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 
+OBSERVATION_SHARE = 0.4
+"""The most of a prompt that one observation may take."""
 
+
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The base of every group of settings: immutable, unknown keys refused."""
 
@@ -54,6 +58,7 @@ class Read(Settings):
 class Review(Settings):
     on: bool = True
     documents: Positive = 5
+    tokens: Positive = 4096
 
 
 class Verification(Settings):
@@ -158,6 +163,10 @@ class Env(Settings):
     def prompt_limit(self) -> int:
         """The most tokens that a prompt may have: context window minus generation reserve."""
         return self.context_window - self.generation_reserve
+
+    def observation_limit(self, tokens: int) -> int:
+        """An allowance in tokens, kept small enough that a small context window still holds a whole turn."""
+        return min(tokens, int(self.prompt_limit * OBSERVATION_SHARE))
 
 
 class Index(Settings):

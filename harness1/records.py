@@ -4,7 +4,7 @@ acting, training and evaluation (design: "the record is the seam")."""
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal, NewType
+from typing import Any, Literal, NamedTuple, NewType, dataclass_transform
 
 import msgspec
 
@@ -22,6 +22,7 @@ Tag = Literal["very_high", "high", "fair", "low"]
 TAGS: tuple[Tag, ...] = ("very_high", "high", "fair", "low")
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The base of every record: immutable, compact in JSON, strict about unknown fields."""
 
@@ -232,13 +233,34 @@ class RewardRecord(Record):
     override: str | None = None
 
 
+class EpisodeKey(NamedTuple):
+    """What makes an episode the same work; a run is resumed by it."""
+
+    task_id: str
+    sample_idx: int
+    env_hash: str
+    policy_hash: str
+    index_hash: str
+
+
 class Hashes(Record):
     """What an episode was made with (design section 4)."""
 
     env: str
     policy: str
     index: str
+    counter: str = ""
     reward: str = ""
+
+
+class TokenBlob(Record):
+    """Where an episode's token ids (int32) and log probabilities (float32) lie in the side file, in bytes."""
+
+    offset: int
+    size: int
+    crc32: int
+    counts: tuple[int, ...]
+    """Lengths: for each model call in order its ids and its log probabilities, then each segment in order."""
 
 
 class Episode(Record, kw_only=True):
@@ -264,7 +286,15 @@ class Episode(Record, kw_only=True):
     stage_ms: dict[str, float] = {}
     error: str | None = None
     """What failed, where the infrastructure did."""
+    segments: dict[str, tuple[int, ...]] = {}
+    """Token ids of the prompt segments that its model calls refer to, each once."""
+    tokens: TokenBlob | None = None
+    """Set on disk only, in place of ids, log probabilities and segments."""
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def key(self) -> EpisodeKey:
+        return EpisodeKey(self.task.task_id, self.sample_idx, self.hashes.env, self.hashes.policy, self.hashes.index)
 
 
 class _Versioned(msgspec.Struct):

@@ -1,0 +1,57 @@
+"""harness1 config: the resolved configuration and its hashes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import typer
+
+from harness1.cli.options import ConfigFile, Json, Overrides, resolve
+from harness1.config import Config
+from harness1.env.environment import SearchEnv
+from harness1.hashing import digest
+from harness1.replay import Nowhere
+
+app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Look at the configuration."""
+
+
+@app.command()
+def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Print every setting as TOML, and the hashes that name it.
+
+    Example: harness1 config show --set env.max_turns=4
+    """
+    resolved = resolve(config, overrides)
+    hashes = config_hashes(resolved)
+    tree = msgspec.to_builtins(resolved)
+    if as_json:
+        print(msgspec.json.encode({"config": tree, "hashes": hashes}).decode())
+        return
+    print("\n".join(toml_lines(tree)))
+    print("\n".join(f"# {name} = {value}" for name, value in hashes.items()))
+
+
+def config_hashes(config: Config) -> dict[str, str]:
+    """The hashes that a configuration alone decides; `index_hash` needs a corpus too."""
+    env = SearchEnv(config.env, Nowhere("", config.index.unit))
+    return {"env_hash": env.hash, "reward_hash": config.reward_hash, "index_settings": digest(config.index)}
+
+
+def toml_lines(tree: dict[str, Any], prefix: str = "") -> list[str]:
+    """Nested settings as TOML: scalars first, then one table for each group."""
+    lines = [f"{key} = {_scalar(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{prefix}{key}]", *toml_lines(value, f"{prefix}{key}.")]
+    return lines
+
+
+def _scalar(value: bool | int | float | str) -> str:
+    # JSON and TOML write these scalars alike.
+    return msgspec.json.encode(value).decode()

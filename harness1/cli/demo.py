@@ -1,0 +1,35 @@
+"""harness1 demo: a real episode over text that every machine has, the documentation of Python's standard library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from harness1.cli.index import ensure_index
+from harness1.cli.live import show_result
+from harness1.cli.options import ConfigFile, Overrides, resolve
+from harness1.cli.search import run_one
+from harness1.data.source import open_source
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Where index and record go.", metavar="DIR")] = Path("runs/demo"),
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Index the standard library's documentation and search it with the scripted policy, live.
+
+    Example: harness1 demo
+    """
+    settings = resolve(config, overrides)
+    source = open_source("stdlib")
+    console = Console(highlight=False)
+    info = ensure_index(source, out / "index", settings)
+    console.print(f"{info.documents} documents of the standard library, index {info.index_hash[:12]}")
+    question = source.tasks("demo")[0].query
+    episode, env = run_one(question, str(out / "index"), "scripted", settings, out / "run", console)
+    show_result(env, episode, console)
+    console.print(f"recorded in {out / 'run'}; check it with: harness1 replay {out / 'run'} --live")

@@ -1,0 +1,128 @@
+"""harness1 eval: a policy over a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from harness1.cli.index import ensure_index
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, PolicyName, resolve
+from harness1.data.source import open_source
+from harness1.errors import UsageError
+from harness1.eval.evaluate import METRICS, Evaluation
+from harness1.eval.evaluate import evaluate as run_evaluation
+from harness1.hashing import digest
+from harness1.records import Episode
+from harness1.stage import STAGE
+from harness1.store import EPISODES, TOKENS
+
+HEADLINE = (
+    "curated_recall",
+    "curated_precision",
+    "curated_f1",
+    "set_size",
+    "trajectory_recall",
+    "answer_recall",
+    "turns",
+    "reward",
+)
+
+
+def evaluate(
+    dataset: Annotated[str, typer.Argument(help="A BEIR folder, world:SIZE or stdlib.")],
+    policy: PolicyName = "scripted",
+    split: Annotated[str, typer.Option("--split", help="Which tasks.")] = "test",
+    limit: Annotated[int, typer.Option("--limit", help="The first N tasks; 0 means all.", min=0)] = 0,
+    samples: Annotated[int, typer.Option("--samples", help="Episodes for each task.", min=1)] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="For policies that draw, and for the bootstrap.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/DATASET-SPLIT-POLICY.")] = None,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="Where indexes are kept; default ~/.cache/harness1.", metavar="DIR")
+    ] = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Run a policy over the tasks of a dataset. The index is built once and kept; a stopped run is resumed.
+
+    Example: harness1 eval world:1000 --policy scripted --limit 50 --out runs/world
+    """
+    settings = resolve(config, overrides)
+    source = open_source(dataset)
+    tasks = source.tasks(split)[: limit or None]
+    name = source.name.replace(":", "-")
+    folder = (
+        cache or Path.home() / ".cache" / "harness1"
+    ) / f"{name}-{digest([source.fingerprint, settings.index])[:12]}"
+    ensure_index(source, folder, settings)
+    out = out or Path("runs") / f"{name}-{split}-{policy.replace(':', '-').replace('/', '-')}"
+    evaluation = Evaluation(dataset, split, tasks, str(folder), policy, settings, samples, seed)
+    if force:
+        _clear(out)
+    metrics = _finished(evaluation, out) or _run(evaluation, out)
+    if as_json:
+        print(msgspec.json.encode(metrics).decode())
+    else:
+        print_metrics(metrics, f"{policy} on {source.name}/{split}", out)
+
+
+def print_metrics(metrics: dict[str, Any], title: str, out: Path) -> None:
+    """The headline metrics with their 95 % intervals, and what failed."""
+    table = Table(title=title, title_justify="left")
+    for column in ("metric", "mean", "95 % interval"):
+        table.add_column(column, justify="left" if column == "metric" else "right")
+    for name in HEADLINE:
+        value = metrics.get(name)
+        if value is not None and value["mean"] is not None:
+            table.add_row(name, f"{value['mean']:.3f}", f"{value['low']:.3f} to {value['high']:.3f}")
+    console = Console(highlight=False)
+    console.print(table)
+    failures = ", ".join(f"{count} {name}" for name, count in metrics["failures"].items() if count) or "none"
+    console.print(f"{metrics['tasks']} tasks, failures: {failures}. Everything is in {out}.")
+
+
+def _finished(evaluation: Evaluation, out: Path) -> dict[str, Any] | None:
+    """The metrics of a run that is there already, unchanged."""
+    if not (out / METRICS).is_file() or not evaluation.stage().is_done(out):
+        return None
+    found: dict[str, Any] = msgspec.json.decode((out / METRICS).read_bytes())
+    return found
+
+
+def _run(evaluation: Evaluation, out: Path) -> dict[str, Any]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task(f"{evaluation.policy} on {evaluation.dataset}", total=None)
+
+        def start(finished: int, total: int) -> None:
+            progress.update(bar, completed=finished, total=total)
+
+        def advance(episode: Episode) -> None:  # noqa: ARG001
+            progress.advance(bar)
+
+        return run_evaluation(evaluation, out, start, advance)
+
+
+def _clear(out: Path) -> None:
+    """Remove an earlier run; nothing else in the folder is touched.
+
+    Raises:
+        UsageError: the folder holds something that is no run.
+    """
+    if out.exists() and any(out.iterdir()) and not (out / STAGE).is_file():
+        raise UsageError(f"{out} is not empty and holds no run: choose another --out")
+    for name in (STAGE, EPISODES, TOKENS, METRICS):
+        (out / name).unlink(missing_ok=True)

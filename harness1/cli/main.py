@@ -1,0 +1,49 @@
+"""The entry point: verbs, exit codes, and errors in one line.
+
+Exit codes: 0 done, 1 the result is negative (a replay that differs), 2 wrong use, 3 infrastructure fault, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from harness1.cli import config, demo, evaluate, index, replay, search
+from harness1.errors import InfrastructureFault, UsageError
+
+app = typer.Typer(
+    name="harness1",
+    help="Search episodes over your own corpora: index, search, evaluate, replay.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("index")(index.index)
+app.command("search")(search.search)
+app.command("eval")(evaluate.evaluate)
+app.command("replay")(replay.replay)
+app.add_typer(config.app, name="config")
+
+
+def run() -> None:
+    """Run the command line of this process."""
+    try:
+        app()
+    except UsageError as error:
+        sys.exit(_fail(str(error), 2))
+    except InfrastructureFault as error:
+        sys.exit(_fail(str(error), 3))
+    except BrokenPipeError:
+        # The reader of a pipe has gone; what it wanted, it got.
+        sys.stderr.close()
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(_fail("interrupted", 130))
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"harness1: {message}", file=sys.stderr)
+    return code

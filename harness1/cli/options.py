@@ -1,0 +1,25 @@
+"""Options that several verbs share, and how they become a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness1.config import Config, load_config
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file over the defaults.", metavar="FILE")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override one setting, e.g. env.max_turns=4.", metavar="A.B=VALUE")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output and nothing else.")]
+Force = Annotated[bool, typer.Option("--force", help="Do it again although it is done.")]
+PolicyName = Annotated[
+    str, typer.Option("--policy", help="scripted, single-shot, random, oracle or replay:RUN.", metavar="NAME")
+]
+
+
+def resolve(path: Path | None, overrides: list[str] | None) -> Config:
+    """The configuration that a command line asks for."""
+    return load_config(path, overrides)

@@ -1,0 +1,99 @@
+"""harness1 search: one episode, live."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from harness1.cli.live import show_result, watcher
+from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve
+from harness1.config import Config
+from harness1.env.environment import SearchEnv
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.eval.evaluate import run_stage
+from harness1.hashing import digest
+from harness1.policy.registry import make_policy
+from harness1.records import Episode, Task
+from harness1.retrieval.engines import open_retriever
+from harness1.rollout import rollout
+from harness1.store import EpisodeStore
+
+SNIPPET_CHARACTERS = 200
+
+
+def search(
+    question: Annotated[str, typer.Argument(help="What to find the evidence for.")],
+    index: Annotated[Path, typer.Option("--index", help="Folder made by `harness1 index`.", metavar="DIR")],
+    policy: PolicyName = "scripted",
+    out: Annotated[Path, typer.Option("--out", help="Run folder for the record.", metavar="RUN")] = Path("runs/search"),
+    seed: Annotated[int, typer.Option("--seed", help="For policies that draw.")] = 0,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Run one search episode and show it as it happens.
+
+    Example: harness1 search "Who founded the company that makes Velcro?" --index wiki.index
+    """
+    if not question.strip():
+        raise UsageError("the question is empty")
+    if policy == "oracle":
+        raise UsageError("the oracle needs gold: use it with `harness1 eval`")
+    console = Console(stderr=as_json, quiet=as_json, highlight=False)
+    episode, env = run_one(question, str(index), policy, resolve(config, overrides), out, console, seed)
+    if as_json:
+        print(msgspec.json.encode(as_result(env, episode, out)).decode())
+    else:
+        show_result(env, episode, console)
+        console.print(f"recorded in {out}", highlight=False)
+    if episode.error:
+        raise InfrastructureFault(episode.error)
+
+
+def run_one(
+    question: str, index: str, policy: str, config: Config, out: Path, console: Console, seed: int = 0
+) -> tuple[Episode, SearchEnv]:
+    """Run one episode, print its steps, and append it to a run folder."""
+    env = SearchEnv(config.env, open_retriever(index), run=config.run)
+    task = Task(f"query-{digest(question)[:12]}", question, "search")
+    chosen = make_policy(policy, {})
+    console.print(f"[bold]{question}[/]", markup=True)
+    with EpisodeStore(out) as store:
+        episode = asyncio.run(rollout(env, chosen, task, seed=seed, watch=watcher(env, console)))
+        store.append(episode)
+    run_stage(config, {"policy": policy, "env": env.hash}, index).write(out, status="finished")
+    return episode, env
+
+
+def as_result(env: SearchEnv, episode: Episode, out: Path) -> dict[str, Any]:
+    """The outcome of an episode for a program to read."""
+    entries = env.state.memory.pool.entries
+    curated = [
+        {
+            "rank": place.rank,
+            "id": place.unit_id,
+            "tag": place.tag,
+            "title": entries[place.unit_id].title,
+            "snippet": " ".join(env.state.memory.text_of(place.unit_id)[: 4 * SNIPPET_CHARACTERS].split())[
+                :SNIPPET_CHARACTERS
+            ],
+        }
+        for place in episode.curated
+    ]
+    result = {
+        "status": episode.status,
+        "stop_reason": episode.stop_reason,
+        "turns": len(episode.turns),
+        "curated": curated,
+        "episode_id": episode.episode_id,
+        "run": str(out),
+        "error": episode.error,
+    }
+    if episode.reward is not None:
+        result["reward"] = episode.reward.total
+    return result

@@ -1,0 +1,155 @@
+"""A synthetic world as a corpus with gold: any size, the same bytes for the same arguments on every machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness1.data.source import Source
+from harness1.data.world.casting import cast_entities
+from harness1.data.world.facts import Entity, coprime, kind_ranges
+from harness1.data.world.links import link_entities
+from harness1.data.world.names import below
+from harness1.data.world.prose import compose, republish
+from harness1.data.world.questions import Question, Walker, questions
+from harness1.errors import UsageError
+from harness1.records import DocId, Gold, Task
+from harness1.retrieval.corpus import Document
+
+SMALLEST = 20
+SPLITS = ("train", "dev", "test")
+HELD_OUT_CAP = 1000
+TRAIN_CAP = 8000
+COPY_SHARE = 0.04
+COPY_WORDS = range(70, 101)
+"""Words of a document that may be republished: the one word that changes is 1 to 1.4 % of them, and more than 0.85 of
+the five-word shingles of the two documents are shared."""
+
+
+@dataclass(frozen=True)
+class World:
+    """`size` documents about invented entities. Build one with `build_world`.
+
+    `copied` holds the entities whose document appears twice; they are never evidence of a question.
+    """
+
+    size: int
+    seed: int
+    entities: list[Entity]
+    copied: tuple[int, ...]
+
+    def documents(self) -> Iterator[Document]:
+        """Every document, in the order of its id."""
+        for place in range(self.size):
+            position = (place - self._shift) * pow(self._step, -1, self.size) % self.size
+            yield self.document(position)
+
+    def document(self, position: int) -> Document:
+        """The document of an entity, or behind the last entity the near duplicate of one."""
+        entity = self.entities[position if position < len(self.entities) else self._original(position)]
+        text = compose(entity, self.entities, self._towns)
+        if position >= len(self.entities):
+            text = republish(text, random.Random(f"{entity.style}/copy"))
+        return Document(doc_id=self.doc_id(position), title=entity.title, text=text)
+
+    def doc_id(self, position: int) -> DocId:
+        """Ids are dealt without order, so that they say nothing about the entity."""
+        return DocId(f"w{(position * self._step + self._shift) % self.size:07d}")
+
+    @cached_property
+    def near_duplicates(self) -> dict[DocId, DocId]:
+        """Every republished document, with the one that it repeats."""
+        positions = range(len(self.entities), self.size)
+        return {self.doc_id(position): self.doc_id(self._original(position)) for position in positions}
+
+    @cached_property
+    def look_alikes(self) -> dict[DocId, DocId]:
+        """Documents that are worded like another and are no duplicate of it: a number, date or negation differs."""
+        return {self.doc_id(e.index): self.doc_id(e.model) for e in self.entities if e.model is not None}
+
+    @cached_property
+    def tasks(self) -> dict[str, list[Task]]:
+        """The tasks of every split. No chain of facts is asked for twice."""
+        held_out = min(HELD_OUT_CAP, self.size // 4)
+        wanted = {"dev": held_out, "test": held_out, "train": min(TRAIN_CAP, self.size)}
+        walker = Walker(self.entities, frozenset(self.copied))
+        found = questions(walker, random.Random(f"world/{self.seed}/questions"), sum(wanted.values()))
+        if len(found) < sum(wanted.values()):
+            share = len(found) // 6
+            wanted = {"dev": share, "test": share, "train": len(found) - 2 * share}
+        drawn = iter(found)
+        return {split: [self._task(split, n, next(drawn)) for n in range(wanted[split])] for split in wanted}
+
+    def _task(self, split: str, number: int, question: Question) -> Task:
+        evidence = [self.doc_id(index) for index in question.documents]
+        gold = Gold(relevant=dict.fromkeys(evidence, 1), answer_docs=(evidence[-1],), answers=(question.answer,))
+        chain = [[step.relation, "inverse" if step.inverse else "forward", step.period] for step in question.steps]
+        start = self.entities[question.start].name
+        metadata = {"hops": len(evidence), "answer": question.answer, "start": start, "chain": chain}
+        return Task(f"{split}-{number:05d}", question.text, split, gold, metadata)
+
+    def _original(self, position: int) -> int:
+        return self.copied[position - len(self.entities)]
+
+    @cached_property
+    def _towns(self) -> range:
+        return kind_ranges(len(self.entities))["town"]
+
+    @cached_property
+    def _step(self) -> int:
+        return coprime(random.Random(f"world/{self.seed}/ids"), self.size)
+
+    @cached_property
+    def _shift(self) -> int:
+        return below(random.Random(f"world/{self.seed}/shift"), self.size)
+
+
+def build_world(size: int, seed: int = 0) -> World:
+    """A world of exactly `size` documents, about 4 % of them near duplicates.
+
+    Raises:
+        UsageError: `size` is below 20.
+    """
+    if size < SMALLEST:
+        raise UsageError(f"a synthetic world has at least {SMALLEST} documents, not {size}")
+    copies = max(1, round(size * COPY_SHARE))
+    ranges = kind_ranges(size - copies)
+    entities = cast_entities(ranges, seed)
+    link_entities(entities, ranges, seed)
+    copied = _choose_copied(entities, ranges["town"], copies, random.Random(f"world/{seed}/copies"))
+    return World(size=len(entities) + len(copied), seed=seed, entities=entities, copied=tuple(copied))
+
+
+def _choose_copied(entities: list[Entity], towns: range, copies: int, rng: random.Random) -> list[int]:
+    """Scattered entities whose documents can be republished."""
+    step, at = coprime(rng, len(entities)), below(rng, len(entities))
+    copied: list[int] = []
+    for turn in range(len(entities)):
+        entity = entities[(at + turn * step) % len(entities)]
+        text = compose(entity, entities, towns)
+        if len(text.split()) in COPY_WORDS and republish(text, rng) != text:
+            copied.append(entity.index)
+        if len(copied) == copies:
+            break
+    return copied
+
+
+def world_source(size: int, seed: int = 0) -> Source:
+    """A synthetic world as a source of `size` documents and of the splits train, dev and test.
+
+    Dev and test have up to min(1000, size // 4) tasks each and train up to min(8000, size); where a small world has
+    fewer questions, dev and test get a sixth of them each.
+
+    Raises:
+        UsageError: `size` is below 20.
+    """
+    world = build_world(size, seed)
+
+    def tasks(split: str) -> list[Task]:
+        if split not in SPLITS:
+            raise UsageError(f"a synthetic world has no split {split!r}; it has: {', '.join(SPLITS)}")
+        return world.tasks[split]
+
+    return Source(f"world-{size}-{seed}", "world", world.documents, SPLITS, tasks)

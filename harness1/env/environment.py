@@ -1,0 +1,181 @@
+"""SearchEnv: one episode at a time over a corpus; the shell around the pure core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness1.config import Env, Run
+from harness1.env.edge import Edge
+from harness1.env.memory import WorkingMemory
+from harness1.env.pieces import ApproximateCounter, TokenCounter
+from harness1.env.render import Context, EpochState, Renderer
+from harness1.env.transition import begin, replayed, resume, transition
+from harness1.env.turn_pieces import TurnPieces, turn_pieces
+from harness1.env.verification import LexicalVerifier, Verifier
+from harness1.errors import HarnessError
+from harness1.hashing import digest
+from harness1.records import ModelCall, Observation, StopReason, Task, ToolCall, Turn
+from harness1.retrieval.retriever import Retriever
+from harness1.tools.end_search import END_SEARCH
+from harness1.tools.registry import Toolbox
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one action led to: the recorded turn, the next context unless the episode is over, and why it is."""
+
+    turn: Turn
+    context: Context | None
+    done: StopReason | None
+
+    @property
+    def observation(self) -> Observation | None:
+        return self.turn.observation
+
+
+@dataclass
+class State:
+    """Everything that the next step depends on. `fork` shares texts, signatures and pieces, which never change."""
+
+    memory: WorkingMemory
+    turns: tuple[TurnPieces, ...] = ()
+    epoch: EpochState | None = None
+    context: Context | None = None
+
+    def fork(self) -> State:
+        return State(self.memory.fork(), self.turns, self.epoch, self.context)
+
+
+class SearchEnv:
+    """An environment for search episodes. One instance runs one episode at a time; instances share nothing mutable.
+
+    Args:
+        config: mechanisms, limits and rendering.
+        retriever: where documents come from.
+        verifier: judges claims; the built-in lexical one by default.
+        counter: token counts of the policy's format; four characters to a token by default.
+        run: attempts and deadlines.
+    """
+
+    def __init__(
+        self,
+        config: Env,
+        retriever: Retriever,
+        verifier: Verifier | None = None,
+        counter: TokenCounter | None = None,
+        run: Run | None = None,
+    ) -> None:
+        self.config = config
+        self.retriever = retriever
+        self.verifier = verifier or LexicalVerifier(config.verification.characters)
+        self.toolbox = Toolbox.of(config)
+        self.counter = counter or ApproximateCounter()
+        self.edge = Edge(retriever, self.verifier, run or Run())
+        self.renderer = Renderer(config, self.toolbox, self.counter)
+        self._state: State | None = None
+
+    @property
+    def hash(self) -> str:
+        """`env_hash`: mechanisms, limits, rendering, the static prompt and the tool schemas."""
+        return digest([self.config, self.renderer.static.text, self.toolbox.specs])
+
+    @property
+    def state(self) -> State:
+        if self._state is None:
+            raise HarnessError("reset the environment before the first step")
+        return self._state
+
+    async def reset(self, task: Task) -> Context | None:
+        """Begin an episode. Returns None if not even the empty context fits the budget.
+
+        Raises:
+            HarnessError: the task still carries its gold; pass `task.public()`.
+        """
+        if task.gold is not None or task.metadata:
+            raise HarnessError("an environment never sees gold: pass task.public()")
+        return self.begin(WorkingMemory.empty(task.query, self.retriever.info.unit))
+
+    def begin(self, memory: WorkingMemory) -> Context | None:
+        """Start from a memory; replay starts here, without a retriever."""
+        self._state = State(memory)
+        return self._render()
+
+    async def step(self, actions: Sequence[ToolCall], reasoning: str = "", calls: Sequence[ModelCall] = ()) -> Step:
+        """Carry out one action: the first that is not `end_search`, which counts only when it is alone.
+
+        Raises:
+            InfrastructureFault: retriever or verifier failed after all attempts; the episode is invalid.
+            ValueError: there is no action.
+        """
+        call, ignored = choose(actions)
+        memory = self.state.memory
+        steps = transition(memory, self.config, self.toolbox, call, ignored)
+        asked = begin(steps)
+        observation = asked if isinstance(asked, Observation) else resume(steps, await self.edge.answer(asked, memory))
+        return self._finish(call, ignored, observation, reasoning, calls)
+
+    def replay(self, turn: Turn) -> Step:
+        """Carry out a recorded turn with its recorded answers; asks nothing of the world."""
+        if turn.action is None or turn.observation is None:
+            raise ValueError("a turn without an action cannot be replayed")
+        state = self.state
+        observation = replayed(state.memory, self.config, self.toolbox, turn.action, turn.ignored, turn.observation)
+        return self._finish(turn.action, turn.ignored, observation, turn.reasoning, turn.calls)
+
+    def snapshot(self) -> State:
+        """The state as a value: later steps of this environment do not touch it."""
+        return self.state.fork()
+
+    def restore(self, state: State) -> Context | None:
+        """Go on from a snapshot; the snapshot stays as it is and can be restored again."""
+        self._state = state.fork()
+        return self._state.context
+
+    def fork(self) -> SearchEnv:
+        """A second environment in the same state; neither sees what the other does."""
+        twin = SearchEnv(self.config, self.retriever, self.verifier, self.counter, self.edge.run)
+        twin._state = self.state.fork()
+        return twin
+
+    def _finish(
+        self,
+        call: ToolCall,
+        ignored: Sequence[ToolCall],
+        observation: Observation,
+        reasoning: str,
+        calls: Sequence[ModelCall],
+    ) -> Step:
+        state = self.state
+        turn = Turn(
+            index=state.memory.turn,
+            calls=tuple(calls),
+            reasoning=reasoning,
+            action=call,
+            ignored=tuple(ignored),
+            observation=observation,
+            memory_hash=state.memory.hash(),
+            context_hash=state.context.hash if state.context else "",
+        )
+        kept = state.turns[-(self.config.rendering.recent_max - 1) :] if self.config.rendering.recent_max > 1 else ()
+        state.turns = (*kept, turn_pieces(state.memory, self.config, turn))
+        if call.name == END_SEARCH and observation.error is None:
+            return Step(turn, None, StopReason.END_SEARCH)
+        if state.memory.turn >= self.config.max_turns:
+            return Step(turn, None, StopReason.TURN_LIMIT)
+        context = self._render()
+        return Step(turn, context, None if context else StopReason.CONTEXT_LIMIT)
+
+    def _render(self) -> Context | None:
+        state = self.state
+        rendered = self.renderer.render(state.memory, state.turns, state.epoch)
+        state.context, state.epoch = rendered or (None, None)
+        return state.context
+
+
+def choose(actions: Sequence[ToolCall]) -> tuple[ToolCall, tuple[ToolCall, ...]]:
+    """The action that is executed, and those that are ignored: one action per turn, and no last curation is lost."""
+    if not actions:
+        raise ValueError("a decision without an action has a parse error instead")
+    at = next((place for place, call in enumerate(actions) if call.name != END_SEARCH), 0)
+    return actions[at], tuple(call for place, call in enumerate(actions) if place != at)

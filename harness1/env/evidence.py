@@ -1,0 +1,103 @@
+"""The evidence graph: which entities occur in which units, kept so that nothing is sorted anew each turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import nsmallest
+
+import msgspec
+
+from harness1.records import Record, UnitId
+
+
+class Bridge(Record, frozen=True):
+    """An entity in at least two units; `unit_ids` may be cut, `total` counts them all."""
+
+    entity: str
+    unit_ids: tuple[UnitId, ...]
+    total: int
+
+
+class EvidenceGraph(msgspec.Struct):
+    """Entities and units of an episode, both ways, as plain data.
+
+    Entities that differ only in case, in the dots of an acronym or in a possessive ending are one; the form seen first
+    is shown. The fields are an index to read through the methods; `add` alone writes them.
+    """
+
+    names: dict[str, str] = {}
+    """Key of an entity -> the form seen first."""
+    units: dict[str, tuple[UnitId, ...]] = {}
+    """Key of an entity -> the units that mention it, in order of addition."""
+    entities: dict[UnitId, tuple[str, ...]] = {}
+    """Unit -> the keys of its entities, in order of addition."""
+    levels: dict[int, dict[str, None]] = {}
+    """Number of units -> the keys of the entities in so many units."""
+    bridging: dict[UnitId, int] = {}
+    """Unit -> how many of its entities are in other units too."""
+
+    def add(self, unit_id: UnitId, entities: Iterable[str]) -> None:
+        """Record that a unit mentions some entities. It may be called again for more text of the same unit."""
+        known = self.entities.get(unit_id, ())
+        seen = set(known)
+        fresh: list[str] = []
+        for name in entities:
+            key = _key(name)
+            if key and key not in seen:
+                seen.add(key)
+                fresh.append(key)
+                self.names.setdefault(key, name)
+                self._link(key, unit_id)
+        self.entities[unit_id] = (*known, *fresh)
+
+    def bridges(self, limit: int, documents: int | None = None) -> list[Bridge]:
+        """The entities in the most units, at least two: by falling number of units, then by name. Each comes with its
+        first `documents` units, or all."""
+        keys: list[str] = []
+        for level in sorted(self.levels, reverse=True):
+            if level < 2 or len(keys) >= limit:
+                break
+            keys += nsmallest(limit - len(keys), self.levels[level], key=self.names.__getitem__)
+        return [Bridge(self.names[key], self.units[key][:documents], len(self.units[key])) for key in keys]
+
+    @property
+    def singletons(self) -> int:
+        """How many entities are in exactly one unit: possible next hops."""
+        return len(self.levels.get(1, ()))
+
+    def bridge_documents(self, limit: int) -> list[UnitId]:
+        """The units with at least two bridge entities: those with the most first, then in order of addition."""
+        joined = [unit_id for unit_id in self.entities if self.bridging.get(unit_id, 0) >= 2]
+        return nsmallest(limit, joined, key=lambda unit_id: -self.bridging[unit_id])
+
+    def entities_of(self, unit_id: UnitId) -> tuple[str, ...]:
+        """The entities of a unit in order of addition; none for an unknown unit."""
+        return tuple(self.names[key] for key in self.entities.get(unit_id, ()))
+
+    def units_of(self, entity: str) -> tuple[UnitId, ...]:
+        """The units that mention an entity, in whatever form, in order of addition."""
+        return self.units.get(_key(entity), ())
+
+    def fork(self) -> EvidenceGraph:
+        """An independent copy; what is immutable is shared."""
+        levels = {count: dict(keys) for count, keys in self.levels.items()}
+        return EvidenceGraph(dict(self.names), dict(self.units), dict(self.entities), levels, dict(self.bridging))
+
+    def _link(self, key: str, unit_id: UnitId) -> None:
+        """Move an entity to the next level, and count the bridges that this makes."""
+        before = self.units.get(key, ())
+        self.units[key] = (*before, unit_id)
+        if before:
+            level = self.levels[len(before)]
+            del level[key]
+            if not level:
+                del self.levels[len(before)]
+            for joined in (unit_id,) if len(before) > 1 else (*before, unit_id):
+                self.bridging[joined] = self.bridging.get(joined, 0) + 1
+        self.levels.setdefault(len(before) + 1, {})[key] = None
+
+
+def _key(name: str) -> str:
+    """What all forms of an entity share: case, the dots of acronyms and possessive endings are folded."""
+    key = name.casefold().replace(".", "").replace("’", "'").strip()
+    return key.removesuffix("'s").removesuffix("'")

@@ -1,0 +1,49 @@
+"""What tools ask of the world outside the pure core, and the answers: the only door to retriever and verifier."""
+
+from __future__ import annotations
+
+from harness1.records import DocId, Hit, Observation, Ranking, Record, UnitId, Verdict
+
+
+class SearchFor(Record):
+    """Run these queries concurrently, `k` hits each, without the chunks that are already stored."""
+
+    queries: tuple[str, ...]
+    k: int
+
+
+class GrepFor(Record):
+    pattern: str
+    limit: int
+
+
+class ReadDocument(Record):
+    doc_id: DocId
+
+
+class Judge(Record):
+    """Judge a claim against the text of each unit."""
+
+    claim: str
+    texts: tuple[tuple[UnitId, str], ...]
+
+
+Request = SearchFor | GrepFor | ReadDocument | Judge
+
+
+class Answer(Record):
+    """What came back: hits (each chunk once), one ranking for each query, verdicts, or why a pattern is bad."""
+
+    hits: tuple[Hit, ...] = ()
+    rankings: tuple[Ranking, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    bad_pattern: str | None = None
+
+
+def recorded_answer(observation: Observation) -> Answer:
+    """The answer that an observation was made from; replay gives it to the pure core in place of the world."""
+    bad = (
+        observation.error.data.get("reason") if observation.error and observation.error.code == "bad_pattern" else None
+    )
+    fresh = tuple(verdict for verdict in observation.verdicts if not verdict.cached)
+    return Answer(observation.hits, observation.rankings, fresh, bad)

@@ -1,0 +1,126 @@
+"""Working memory: everything that the harness keeps for the policy, as one plain value.
+
+State tuple of the paper (section 3): pool, curated set with importance, full-text store, evidence graph, verification
+cache, search history; the budget is derived when the context is rendered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from harness1.config import Env
+from harness1.env.curated import CuratedSet
+from harness1.env.dedup import Fingerprints
+from harness1.env.entities import extract
+from harness1.env.evidence import EvidenceGraph
+from harness1.env.history import HistoryLine
+from harness1.env.pool import Pool
+from harness1.env.verification import VerificationCache
+from harness1.hashing import digest
+from harness1.records import ChunkId, Hit, Unit, UnitId
+
+
+class WorkingMemory(msgspec.Struct):
+    """The state of an episode. It is changed only by tools; `fork` copies it, sharing texts and signatures."""
+
+    query: str
+    turn: int = 0
+    pool: Pool = msgspec.field(default_factory=Pool)
+    curated: CuratedSet = msgspec.field(default_factory=CuratedSet)
+    store: dict[ChunkId, Hit] = {}
+    """The full text of every chunk that was ever returned; also what later searches exclude."""
+    evidence: EvidenceGraph = msgspec.field(default_factory=EvidenceGraph)
+    fingerprints: Fingerprints = msgspec.field(default_factory=Fingerprints)
+    verification: VerificationCache = msgspec.field(default_factory=VerificationCache)
+    history: list[HistoryLine] = []
+    auto_populated: bool = False
+
+    @classmethod
+    def empty(cls, query: str, unit: Unit) -> WorkingMemory:
+        return cls(query, pool=Pool(unit))
+
+    def absorb(self, hits: Iterable[Hit], env: Env) -> tuple[list[UnitId], dict[UnitId, UnitId]]:
+        """Take hits into store, pool, fingerprints and evidence graph.
+
+        Returns:
+            The units that are new in the pool, and the near duplicates with their representatives.
+        """
+        new: list[UnitId] = []
+        aliases: dict[UnitId, UnitId] = {}
+        for hit in hits:
+            if hit.chunk_id in self.store:
+                continue
+            self.store[hit.chunk_id] = hit
+            unit_id = self.pool.unit_of(hit)
+            twin = self._representative(hit, unit_id, env)
+            if twin is not None:
+                self.pool.aliases[unit_id] = aliases[unit_id] = twin
+                continue
+            if self.pool.add(hit, self.turn):
+                new.append(unit_id)
+            if env.dedup.on:
+                self.fingerprints.add(hit.chunk_id, hit.title, hit.text, env.dedup)
+            if env.evidence.on:
+                self.evidence.add(unit_id, extract(hit.text, env.evidence.characters))
+        return new, aliases
+
+    def text_of(self, unit_id: UnitId) -> str:
+        """The stored chunks of a pooled unit, in document order."""
+        return "\n".join(hit.text for hit in self.hits_of(unit_id))
+
+    def hits_of(self, unit_id: UnitId) -> list[Hit]:
+        """The stored chunks of a pooled unit as hits, in document order."""
+        hits = [self.store[chunk_id] for chunk_id in self.pool.entries[unit_id].chunk_ids]
+        return sorted(hits, key=lambda hit: hit.index)
+
+    def fork(self) -> WorkingMemory:
+        """An independent copy; texts, hits and signatures are immutable and shared."""
+        return WorkingMemory(
+            self.query,
+            self.turn,
+            self.pool.fork(),
+            self.curated.fork(),
+            dict(self.store),
+            self.evidence.fork(),
+            self.fingerprints.fork(),
+            self.verification.fork(),
+            list(self.history),
+            self.auto_populated,
+        )
+
+    def hash(self) -> str:
+        """Names the state: ids, tags, aliases, verdicts, history, handle order and turn; no text, score or count."""
+        return digest(
+            {
+                "turn": self.turn,
+                "pool": [[entry.handle, entry.unit_id, entry.chunk_ids] for entry in self.pool.entries.values()],
+                "curated": list(self.curated.tags.items()),
+                "aliases": list(self.pool.aliases.items()),
+                "verdicts": self._verdicts(),
+                "history": self.history,
+                "auto_populated": self.auto_populated,
+            }
+        )
+
+    def anchor_key(self) -> str:
+        """Names what was achieved, however it was reached: it groups turns of sibling episodes."""
+        return digest(
+            {
+                "curated": sorted(self.curated.tags.items()),
+                "pool": sorted(self.pool.entries),
+                "verdicts": sorted(self._verdicts()),
+            }
+        )
+
+    def _verdicts(self) -> list[Any]:
+        return [[verdict.unit_id, verdict.claim, verdict.label] for verdict in self.verification.verdicts.values()]
+
+    def _representative(self, hit: Hit, unit_id: UnitId, env: Env) -> UnitId | None:
+        """The pooled unit that says the same as this hit, if its own unit is not pooled already."""
+        if not env.dedup.on or unit_id in self.pool.entries:
+            return None
+        twin = self.fingerprints.match(hit.chunk_id, hit.title, hit.text, env.dedup)
+        return None if twin is None else self.pool.unit_of(self.store[ChunkId(twin)])

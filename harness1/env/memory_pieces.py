@@ -1,0 +1,162 @@
+"""The pieces that show the working memory as it is now, each with the class in which the budget may drop it."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from enum import IntEnum
+
+from harness1.config import Env
+from harness1.env.memory import WorkingMemory
+from harness1.env.pieces import Piece, piece
+from harness1.env.pool import Entry
+from harness1.env.turn_pieces import handle_of
+from harness1.env.view import (
+    BridgesView,
+    BridgeView,
+    CuratedSetView,
+    CuratedView,
+    DocumentView,
+    HistoryView,
+    OlderView,
+    PoolSizeView,
+    VerdictsView,
+    VerdictView,
+)
+from harness1.records import UnitId
+
+
+class Drop(IntEnum):
+    """The order in which pieces are dropped when a context is over its budget; `NEVER` never is."""
+
+    OLDER = 0
+    POOL = 1
+    HISTORY = 2
+    EVIDENCE = 3
+    OLD_HITS = 4
+    CURATED_LINES = 5
+    OLD_TURNS = 6
+    NEVER = 7
+
+
+Placed = tuple[Drop, Piece]
+CLAIM_CHARACTERS = 120
+
+
+class MemoryPieces:
+    """Renders the memory; lines of documents that did not change are the same piece objects as before."""
+
+    def __init__(self, env: Env) -> None:
+        self.env = env
+        self._lines: dict[tuple[str, UnitId, str], Piece] = {}
+
+    def of(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Placed]:
+        """All sections in order. Documents in `visible` stand in a shown turn, so that they need no pool line."""
+        placed: list[Placed] = [(Drop.NEVER, curated_piece(memory, self.env))]
+        placed += self._curated_lines(memory, visible)
+        placed += self._pool(memory, visible)
+        if self.env.evidence.on:
+            placed += _evidence(memory, self.env)
+        if self.env.verification.on:
+            placed += _verdicts(memory, self.env)
+        if self.env.history.on:
+            placed += _history(memory, self.env)
+        return placed
+
+    def _curated_lines(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Placed]:
+        lines = []
+        for entry in memory.curated.ranked():
+            if entry.unit_id not in visible:
+                lines.append((Drop.CURATED_LINES, self._line("curated", memory, entry.unit_id, entry.tag)))
+        return lines
+
+    def _pool(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Placed]:
+        hidden = len(memory.pool.aliases)
+        uncurated = [unit_id for unit_id in reversed(memory.pool.entries) if unit_id not in memory.curated]
+        size = PoolSizeView(len(memory.pool.entries), len(uncurated), hidden)
+        text = f"Pool: {size.total} documents, {size.uncurated} not curated, {hidden} near duplicates hidden."
+        placed: list[Placed] = [(Drop.NEVER, piece("pool", "user", text, size))]
+        rest = [unit_id for unit_id in uncurated if unit_id not in visible]
+        shown, older = rest[: self.env.pool.lines], rest[self.env.pool.lines :]
+        placed += [(Drop.POOL, self._line("pool", memory, unit_id, "")) for unit_id in shown]
+        if older:
+            placed.append((Drop.OLDER, _older(memory, older, self.env.pool.older)))
+        return placed
+
+    def _line(self, section: str, memory: WorkingMemory, unit_id: UnitId, tag: str) -> Piece:
+        key = (section, unit_id, tag)
+        if key not in self._lines:
+            self._lines[key] = _document_line(section, memory.pool.entries[unit_id], memory, tag, self.env)
+        return self._lines[key]
+
+
+def curated_piece(memory: WorkingMemory, env: Env) -> Piece:
+    """The whole curated set by handle: the smallest form of the memory, which is never dropped."""
+    entries = tuple(
+        CuratedView(handle_of(memory, entry.unit_id), entry.unit_id, entry.tag) for entry in memory.curated.ranked()
+    )
+    groups: dict[str, list[str]] = {}
+    for entry in entries:
+        groups.setdefault(entry.tag if env.curation.tags else "all", []).append(entry.handle)
+    listed = "; ".join(f"{tag}: {', '.join(handles)}" for tag, handles in groups.items())
+    text = f"Curated {len(entries)}/{env.curation.cap}. {listed or 'Nothing yet.'}"
+    return piece("curated", "user", text, CuratedSetView(entries, env.curation.cap))
+
+
+def _document_line(section: str, entry: Entry, memory: WorkingMemory, tag: str, env: Env) -> Piece:
+    text = memory.store[entry.chunk_ids[0]].text[: 4 * env.pool.snippet]
+    snippet = " ".join(text.split())[: env.pool.snippet]
+    shown = DocumentView(entry.handle, entry.unit_id, entry.title, snippet)
+    mark = f" ({tag})" if tag and env.curation.tags else ""
+    line = f"{entry.handle}{mark} {' '.join(entry.title.split())}: {snippet}"
+    return piece(f"{section}/{entry.handle}", "user", line, shown)
+
+
+def _older(memory: WorkingMemory, units: list[UnitId], limit: int) -> Piece:
+    handles = tuple(handle_of(memory, unit_id) for unit_id in units[:limit])
+    more = len(units) - len(handles)
+    text = f"Older: {', '.join(handles)}" + (f" (+{more} more)" if more else "")
+    return piece("older", "user", text, OlderView(handles, more))
+
+
+def _evidence(memory: WorkingMemory, env: Env) -> list[Placed]:
+    found = memory.evidence.bridges(env.evidence.entities, env.evidence.documents)
+    if not found and not memory.evidence.singletons:
+        return []
+    bridges = []
+    for bridge in found:
+        handles = tuple(handle_of(memory, unit_id) for unit_id in bridge.unit_ids)
+        bridges.append(BridgeView(bridge.entity, handles, bridge.total))
+    words = [
+        f"{bridge.entity} ({', '.join(bridge.handles)}"
+        + (f" +{bridge.total - len(bridge.handles)} more)" if bridge.total > len(bridge.handles) else ")")
+        for bridge in bridges
+    ]
+    text = "Shared entities: " + ("; ".join(words) or "none") + f". In one document only: {memory.evidence.singletons}."
+    shown = BridgesView(tuple(bridges), memory.evidence.singletons)
+    return [(Drop.EVIDENCE, piece("evidence", "user", text, shown))]
+
+
+def _verdicts(memory: WorkingMemory, env: Env) -> list[Placed]:
+    recent = memory.verification.recent(env.verification.lines)
+    if not recent:
+        return []
+    shown = tuple(
+        VerdictView(handle_of(memory, seen.unit_id), seen.claim[:CLAIM_CHARACTERS], seen.label) for seen in recent
+    )
+    lines = [f"{verdict.handle} {verdict.label}: {verdict.claim}" for verdict in shown]
+    return [(Drop.EVIDENCE, piece("verdicts", "user", "Verified:\n" + "\n".join(lines), VerdictsView(shown)))]
+
+
+def _history(memory: WorkingMemory, env: Env) -> list[Placed]:
+    lines = memory.history[-env.history.lines :]
+    if not lines:
+        return []
+    earlier = len(memory.history) - len(lines)
+    words = [
+        f"T{line.turn} {line.tool} ({line.subject}): returned {line.returned}, new {line.new}"
+        + (f", curated {line.curated}" if line.curated else "")
+        for line in lines
+    ]
+    head = f"History ({earlier} earlier turns):" if earlier else "History:"
+    shown = HistoryView(tuple(lines), earlier)
+    return [(Drop.HISTORY, piece("history", "user", "\n".join([head, *words]), shown))]

@@ -1,0 +1,82 @@
+"""Pieces: the named stretches of text that a context is made of.
+
+Every piece starts with a visible character and ends with exactly one newline, so that the token ids of joined pieces
+equal the token ids of the whole, for byte-level and word-level tokenizers alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from harness1.hashing import text_digest
+from harness1.records import Record, ToolCall
+from harness1.retrieval.corpus import approximate_tokens
+from harness1.tools.tool import ToolSpec
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`key` names kind and content; `shows` is the typed value that the text puts into words.
+
+    A piece with `turn_ref` stands for the policy's own output of that turn: a chat format fills in the sampled ids,
+    and `text` is what stands there for policies without tokens.
+    """
+
+    key: str
+    role: Role
+    text: str
+    turn_ref: int | None = None
+    shows: Record | None = field(default=None, compare=False)
+
+
+def piece(name: str, role: Role, text: str, shows: Record | None = None, turn_ref: int | None = None) -> Piece:
+    """Make a piece; its text is stripped and closed by one newline."""
+    body = text.strip() + "\n"
+    return Piece(f"{name}#{text_digest(body)}", role, body, turn_ref, shows)
+
+
+def action_text(reasoning: str, action: ToolCall | None) -> str:
+    """A policy's output in plain words, where there are no sampled tokens to stand for it."""
+    call = "" if action is None else f"{action.name} {json.dumps(action.arguments, ensure_ascii=False)}"
+    return f"Action: {call}\nReasoning: {' '.join(reasoning.split())}" if reasoning else f"Action: {call}"
+
+
+class TokenCounter(Protocol):
+    """How large things are for the policy's model. A chat format gives it; `hash` names tokenizer and format."""
+
+    @property
+    def hash(self) -> str: ...
+
+    def piece(self, piece: Piece) -> int:
+        """Tokens of a piece, without what its message adds."""
+        ...
+
+    def tools(self, specs: Sequence[ToolSpec]) -> int:
+        """Tokens of the tool declarations."""
+        ...
+
+    def overhead(self, role: Role) -> int:
+        """Tokens that a message of this role adds around its pieces."""
+        ...
+
+
+class ApproximateCounter:
+    """Four characters to a token: for policies without a model, and the same on every machine."""
+
+    hash = "characters/4"
+
+    def piece(self, piece: Piece) -> int:
+        return approximate_tokens(piece.text)
+
+    def tools(self, specs: Sequence[ToolSpec]) -> int:
+        return sum(
+            approximate_tokens(f"{spec.name} {spec.description} {json.dumps(spec.parameters)}") for spec in specs
+        )
+
+    def overhead(self, role: Role) -> int:  # noqa: ARG002
+        return 4

@@ -1,0 +1,146 @@
+"""From state to context: the three orders, always within the budget.
+
+`paper` puts the memory before the last turns and renders both anew each turn. `stable_first` puts the turns first, in
+a window that grows and is cut back, so that a prefix cache keeps most of them. `epoch` appends to a snapshot of the
+memory for a few turns, so that inside an epoch each prompt is a token prefix of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness1.config import Env
+from harness1.env.budget import MARKER_TOKENS, Block, Budget, Measure, fit, marker
+from harness1.env.memory import WorkingMemory
+from harness1.env.memory_pieces import Drop, MemoryPieces, curated_piece
+from harness1.env.pieces import Piece, TokenCounter, piece
+from harness1.env.prompt import static_piece
+from harness1.env.turn_pieces import TurnPieces
+from harness1.env.view import HitView, QueryView, View
+from harness1.hashing import digest
+from harness1.records import UnitId
+from harness1.tools.registry import Toolbox
+from harness1.tools.tool import ToolSpec
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a policy sees at one turn."""
+
+    pieces: tuple[Piece, ...]
+    tools: tuple[ToolSpec, ...]
+    budget: Budget
+    hash: str
+
+    @cached_property
+    def view(self) -> View:
+        """The same as typed values; exactly what the kept pieces show."""
+        return View.of(self.pieces)
+
+
+@dataclass(frozen=True)
+class EpochState:
+    """The pieces of the running epoch, the turn before which it began, and its tokens."""
+
+    start: int
+    pieces: tuple[Piece, ...]
+    dropped: int = 0
+
+
+class Renderer:
+    """Renders one environment's states. It remembers lines and token counts, and nothing that changes a result."""
+
+    def __init__(self, env: Env, toolbox: Toolbox, counter: TokenCounter) -> None:
+        self.env, self.toolbox, self.counter = env, toolbox, counter
+        self.static = static_piece(env, toolbox)
+        self.memory_pieces = MemoryPieces(env)
+        self.measure = Measure(counter)
+        self.limit = env.prompt_limit - counter.tools(toolbox.specs) - (MARKER_TOKENS if env.budget_marker.on else 0)
+
+    def render(
+        self, memory: WorkingMemory, turns: Sequence[TurnPieces], epoch: EpochState | None
+    ) -> tuple[Context, EpochState | None] | None:
+        """The context of a state, and the epoch to go on with; None if even the smallest context does not fit."""
+        if self.env.rendering.order == "epoch":
+            return self._epoch(memory, turns, epoch)
+        shown = turns[len(turns) - window(len(turns) and turns[-1].turn, self.env) :] if turns else []
+        recent = self._turns(shown)
+        head = [Block((self.static,)), Block((self._query(memory),))]
+        state = self._memory(memory, shown)
+        blocks = head + (recent + state if self.env.rendering.order == "stable_first" else state + recent)
+        fitted = fit(blocks, self.limit, self.measure)
+        if fitted is None:
+            return None
+        pieces, used, dropped = fitted
+        return self._context(pieces, used, dropped, memory.turn), None
+
+    def _epoch(
+        self, memory: WorkingMemory, turns: Sequence[TurnPieces], epoch: EpochState | None
+    ) -> tuple[Context, EpochState] | None:
+        if epoch is not None and memory.turn - epoch.start < self.env.rendering.epoch_turns:
+            last = turns[-1]
+            pieces = [*epoch.pieces, last.action, last.head, *last.hits, *self._delta(memory, epoch)]
+            used = self.measure.total(pieces)
+            if used <= self.limit:
+                context = self._context(pieces, used, epoch.dropped, memory.turn)
+                return context, EpochState(epoch.start, context.pieces, epoch.dropped)
+        shown = turns[-1:]
+        blocks = [Block((self.static,)), Block((self._query(memory),)), *self._memory(memory, shown)]
+        blocks += [Block((last.head, *last.hits)) for last in shown]
+        fitted = fit(blocks, self.limit, self.measure)
+        if fitted is None:
+            return None
+        kept, used, dropped = fitted
+        context = self._context(kept, used, dropped, memory.turn)
+        return context, EpochState(memory.turn, context.pieces, dropped)
+
+    def _delta(self, memory: WorkingMemory, epoch: EpochState) -> list[Piece]:
+        """What the last action changed in the memory, as far as its observation does not say it."""
+        now = curated_piece(memory, self.env)
+        before = next(each for each in reversed(epoch.pieces) if each.key.startswith("curated#"))
+        return [] if now.key == before.key else [now]
+
+    def _context(self, kept: Sequence[Piece], used: int, dropped: int, turn: int) -> Context:
+        pieces = list(kept)
+        used += self.env.prompt_limit - self.limit
+        if self.env.budget_marker.on:
+            pieces.append(marker(self.env, used, turn))
+        keys = [each.key for each in pieces]
+        name = digest([keys, self.counter.hash])
+        return Context(tuple(pieces), self.toolbox.specs, Budget(used, self.env.prompt_limit, dropped), name)
+
+    def _query(self, memory: WorkingMemory) -> Piece:
+        return piece("query", "user", f"Question: {' '.join(memory.query.split())}", QueryView(memory.query))
+
+    def _memory(self, memory: WorkingMemory, shown: Sequence[TurnPieces]) -> list[Block]:
+        placed = self.memory_pieces.of(memory, visible_units(shown))
+        # Pool lines come newest first; the oldest, and the least important curated line, go first.
+        return [Block((each,), drop, -place) for place, (drop, each) in enumerate(placed)]
+
+    def _turns(self, shown: Sequence[TurnPieces]) -> list[Block]:
+        blocks = []
+        for turn in shown:
+            last = turn is shown[-1]
+            blocks.append(Block((turn.action, turn.head), Drop.NEVER if last else Drop.OLD_TURNS, turn.turn))
+            if last:
+                blocks.append(Block(turn.hits))
+            else:
+                order = [turn.turn * 1000 - place for place in range(len(turn.hits))]
+                blocks += [Block((hit,), Drop.OLD_HITS, at) for hit, at in zip(turn.hits, order, strict=True)]
+        return blocks
+
+
+def window(turns: int, env: Env) -> int:
+    """How many turns are shown in full. In `stable_first` the number grows to `recent_max`, then falls back."""
+    recent, most = env.rendering.recent, env.rendering.recent_max
+    if env.rendering.order != "stable_first" or turns <= recent:
+        return min(recent, turns)
+    return recent + (turns - recent) % (most - recent + 1)
+
+
+def visible_units(shown: Sequence[TurnPieces]) -> set[UnitId]:
+    """The units that the hits of the shown turns put before the policy."""
+    shows = (hit.shows for turn in shown for hit in turn.hits)
+    return {hit.document.unit_id for hit in shows if isinstance(hit, HitView)}

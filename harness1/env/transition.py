@@ -1,0 +1,63 @@
+"""The pure core: (memory, action, answers) -> (memory, observation). It never waits, and it asks only through yields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from harness1.config import Env
+from harness1.env.exchange import Answer, Request, recorded_answer
+from harness1.env.guidance import guidance
+from harness1.env.history import history_line
+from harness1.env.memory import WorkingMemory
+from harness1.records import Note, Observation, ToolCall
+from harness1.tools.registry import Toolbox
+from harness1.tools.tool import Steps
+
+
+def transition(
+    memory: WorkingMemory, env: Env, toolbox: Toolbox, call: ToolCall, ignored: Sequence[ToolCall] = ()
+) -> Steps:
+    """Carry out one action: run its tool, count the turn, write the history line, add guidance."""
+    memory.turn += 1
+    observation = yield from toolbox.run(memory, env, call)
+    if env.history.on:
+        memory.history.append(history_line(memory.turn, call, observation))
+    notes = (*observation.notes, *guidance(memory, env, observation))
+    if ignored:
+        notes += (Note("not_executed", {"tools": [other.name[:40] for other in ignored[:5]]}),)
+    return msgspec.structs.replace(observation, notes=notes)
+
+
+def replayed(
+    memory: WorkingMemory,
+    env: Env,
+    toolbox: Toolbox,
+    call: ToolCall,
+    ignored: Sequence[ToolCall],
+    recorded: Observation,
+) -> Observation:
+    """Carry out a recorded action with the recorded answer in place of the world."""
+    steps = transition(memory, env, toolbox, call, ignored)
+    asked = begin(steps)
+    return asked if isinstance(asked, Observation) else resume(steps, recorded_answer(recorded))
+
+
+def begin(steps: Steps) -> Request | Observation:
+    """Run a transition until it asks the world, or to its end if it does not."""
+    try:
+        return next(steps)
+    except StopIteration as end:
+        observation: Observation = end.value
+        return observation
+
+
+def resume(steps: Steps, answer: Answer) -> Observation:
+    """Give a transition the answer that it asked for, and run it to its end."""
+    try:
+        steps.send(answer)
+    except StopIteration as end:
+        observation: Observation = end.value
+        return observation
+    raise RuntimeError("a tool asked the world twice in one turn")

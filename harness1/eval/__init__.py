@@ -1,0 +1,1 @@
+"""Scoring finished episodes against gold: outcomes, metrics, intervals and the summary of a run."""

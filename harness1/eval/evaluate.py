@@ -1,0 +1,149 @@
+"""Evaluation: a policy over the tasks of a dataset, into a run folder that can be resumed, replayed and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness1.config import Config
+from harness1.errors import UsageError
+from harness1.eval.outcome import targets
+from harness1.eval.summary import summarise
+from harness1.records import Episode, Task
+from harness1.retrieval.engines import open_retriever
+from harness1.runner import Bench, Job, run_episodes
+from harness1.stage import Stage, read_stage, write_atomically
+from harness1.store import EpisodeStore, finished_keys, latest_episodes
+
+METRICS = "metrics.json"
+Progress = Callable[[Episode], None]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is evaluated. `tasks` carry their gold; `samples` episodes are run for each."""
+
+    dataset: str
+    split: str
+    tasks: Sequence[Task]
+    index: str
+    policy: str
+    config: Config
+    samples: int = 1
+    seed: int = 0
+
+    @property
+    def bench(self) -> Bench:
+        return Bench(self.config, self.index, self.policy)
+
+    def jobs(self) -> list[Job]:
+        return [Job(task, sample, self.seed + sample) for sample in range(self.samples) for task in self.tasks]
+
+    def stage(self) -> Stage:
+        """The card of the run; equal work has an equal card."""
+        retriever = open_retriever(self.index)
+        env = self.bench.environment(retriever)
+        names = {"env": env.hash, "policy": self.bench.policy_for(self.jobs()).hash, "index": retriever.info.index_hash}
+        inputs = {
+            "policy": self.policy,
+            "dataset": self.dataset,
+            "split": self.split,
+            "tasks": [task.task_id for task in self.tasks],
+            "samples": self.samples,
+            "seed": self.seed,
+            "reward": self.config.reward_hash,
+            **names,
+        }
+        return run_stage(self.config, inputs, self.index, hashes={**names, "counter": env.counter.hash})
+
+
+def run_stage(config: Config, inputs: dict[str, Any], index: str, hashes: dict[str, str] | None = None) -> Stage:
+    """The card of a run folder: enough to replay it, offline by its configuration and live by its index."""
+    outputs = {"config": msgspec.to_builtins(config), "index": str(Path(index).resolve())}
+    return Stage("run", inputs, hashes=hashes or {}, outputs=outputs)
+
+
+def run_config(folder: Path) -> tuple[Config, str]:
+    """The configuration and the index path of a run folder.
+
+    Raises:
+        UsageError: the folder holds no run.
+    """
+    stage = read_stage(folder)
+    if stage is None or stage.verb != "run":
+        raise UsageError(f"{folder} is no run folder: it has no stage.json of a run")
+    return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
+
+
+def evaluate(
+    evaluation: Evaluation, out: Path, on_start: Callable[[int, int], None], on_episode: Progress
+) -> dict[str, Any]:
+    """Run what is not finished yet, then write and return the metrics.
+
+    Args:
+        on_start: called once with the number of finished and of all episodes.
+        on_episode: called with each episode as it finishes.
+
+    Raises:
+        UsageError: there is no task, a task has no gold, or the folder holds a different run.
+        InfrastructureFault: a worker died; run again to go on.
+    """
+    if not evaluation.tasks:
+        raise UsageError(f"{evaluation.dataset} has no tasks in split {evaluation.split}")
+    for task in evaluation.tasks:
+        targets(task.task_id, task.gold, evaluation.config.index.unit)
+    stage = evaluation.stage()
+    _refuse_other_run(stage, out)
+    done = finished_keys(out)
+    jobs = [job for job in evaluation.jobs() if (job.task.task_id, job.sample_idx) not in _ids(done, stage)]
+    on_start(evaluation.samples * len(evaluation.tasks) - len(jobs), evaluation.samples * len(evaluation.tasks))
+    with EpisodeStore(out) as store, _marked(stage, out):
+
+        def keep(episode: Episode) -> None:
+            store.append(episode)
+            on_episode(episode)
+
+        run_episodes(evaluation.bench, jobs, keep)
+    return write_metrics(evaluation, stage, out)
+
+
+def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, Any]:
+    """Summarise the run folder into `metrics.json` and close its card."""
+    tasks = {task.task_id: task for task in evaluation.tasks}
+    metrics = summarise(latest_episodes(out).values(), tasks, evaluation.config, evaluation.seed)
+    data = msgspec.json.format(msgspec.json.encode(metrics), indent=2) + b"\n"
+    write_atomically(out / METRICS, data)
+    gates = {"missing": metrics["missing"], "failures": metrics["failures"]}
+    stage.write(out, status="finished", gates=gates)
+    return metrics
+
+
+@contextmanager
+def _marked(stage: Stage, out: Path) -> Iterator[None]:
+    """The card says `running` meanwhile, and `interrupted` if the work is cut short."""
+    stage.write(out)
+    try:
+        yield
+    except BaseException:
+        stage.write(out, status="interrupted")
+        raise
+
+
+def _refuse_other_run(stage: Stage, out: Path) -> None:
+    found = read_stage(out)
+    if found is not None and (found.verb, found.inputs) != (stage.verb, stage.inputs):
+        names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]] or ["verb"]
+        raise UsageError(
+            f"{out} holds another run (it differs in {', '.join(names)}): choose another --out, or --force"
+        )
+
+
+def _ids(done: set[Any], stage: Stage) -> set[tuple[str, int]]:
+    """Finished (task, sample) pairs that belong to this very environment, policy and index."""
+    mine = (stage.inputs["env"], stage.inputs["policy"], stage.inputs["index"])
+    return {(key.task_id, key.sample_idx) for key in done if (key.env_hash, key.policy_hash, key.index_hash) == mine}

@@ -1,0 +1,82 @@
+"""The named metrics of a scored episode. Adding one is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from harness1.config import Env
+from harness1.errors import UsageError
+from harness1.eval.outcome import DEPTHS, Outcome
+from harness1.records import Episode
+
+Metric = Callable[[Outcome, Episode], float]
+
+
+def reward(_: Outcome, episode: Episode) -> float:
+    """The total of the recorded reward.
+
+    Raises:
+        UsageError: the episode has not been scored.
+    """
+    if episode.reward is None:
+        raise UsageError(f"episode {episode.episode_id!r} has no reward: score it first")
+    return episode.reward.total
+
+
+def auto_populated_kept(_: Outcome, episode: Episode) -> float:
+    """Delivered units that the environment, not the policy, put into the curated set."""
+    observations = (turn.observation for turn in episode.turns if turn.observation is not None)
+    populated = {unit for observation in observations for unit in observation.delta.auto_populated}
+    return float(len(populated & {entry.unit_id for entry in episode.curated}))
+
+
+def _recall_at(depth: int) -> Metric:
+    return lambda outcome, _: outcome.recall_at[depth]
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "curated_recall": lambda outcome, _: outcome.recall,
+        "curated_precision": lambda outcome, _: outcome.precision,
+        "curated_f1": lambda outcome, _: outcome.f1,
+        "curated_f2": lambda outcome, _: outcome.f2,
+        "curated_recall_alias": lambda outcome, _: outcome.recall_alias,
+        "curated_precision_alias": lambda outcome, _: outcome.precision_alias,
+        "answer_recall": lambda outcome, _: outcome.answer_recall,
+        "answer_recall_alias": lambda outcome, _: outcome.answer_recall_alias,
+        "trajectory_recall": lambda outcome, _: outcome.trajectory_recall,
+        "trajectory_answer_recall": lambda outcome, _: outcome.trajectory_answer_recall,
+        **{f"recall@{depth}": _recall_at(depth) for depth in DEPTHS},
+        "set_size": lambda outcome, _: float(outcome.set_size),
+        "turns": lambda outcome, _: float(outcome.turns),
+        "reward": reward,
+        "duplicates_hidden": lambda _, episode: float(len(episode.aliases)),
+        "auto_populated_kept": auto_populated_kept,
+        "tool_errors": lambda outcome, _: float(outcome.tool_errors),
+        "format_errors": lambda outcome, _: float(outcome.format_errors),
+    }
+)
+
+_MECHANISM: Mapping[str, Callable[[Env], bool]] = MappingProxyType(
+    {
+        "duplicates_hidden": lambda env: env.dedup.on,
+        "auto_populated_kept": lambda env: env.auto_populate.on,
+    }
+)
+"""Metrics that describe one mechanism: where it is switched off, so are they."""
+
+
+def metric_names(env: Env) -> tuple[str, ...]:
+    """The metrics that exist in an environment, without those of single tools."""
+    return tuple(name for name in METRICS if name not in _MECHANISM or _MECHANISM[name](env))
+
+
+def measure(outcome: Outcome, episode: Episode, env: Env) -> dict[str, float]:
+    """All metrics of one scored episode, and `tool_<name>`: the successful calls of each tool that it used.
+
+    Raises:
+        UsageError: the episode has not been scored.
+    """
+    named = {name: METRICS[name](outcome, episode) for name in metric_names(env)}
+    return named | {f"tool_{name}": float(count) for name, count in outcome.calls.items()}

@@ -1,0 +1,88 @@
+"""Confidence intervals by the percentile bootstrap over tasks (Efron 1979). The task is the unit: samples of one task
+are not independent, so they are averaged first (`task_means`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from harness1.errors import UsageError
+from harness1.records import Record
+
+LEVEL = 0.95
+"""Confidence level of every interval."""
+
+_CELLS = 1 << 20  # draws held in memory at once, whatever the number of tasks and resamples
+
+
+class Interval(Record):
+    """A mean over tasks with its bootstrap confidence interval. One task gives three equal numbers, which say nothing
+    about its uncertainty; no task gives three NaN."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def bootstrap_mean(values: Sequence[float] | NDArray[np.float64], resamples: int, seed: int = 0) -> Interval:
+    """The mean of one value per task. Equal values in equal order and an equal seed give an equal interval."""
+    return bootstrap_means(np.asarray(values, dtype=np.float64).reshape(-1, 1), resamples, seed)[0]
+
+
+def bootstrap_means(values: ArrayLike, resamples: int, seed: int = 0) -> list[Interval]:
+    """The means of the columns of `values` (tasks, columns), all from the same resamples of the tasks.
+
+    Raises:
+        UsageError: fewer than one resample is asked for.
+    """
+    if resamples < 1:
+        raise UsageError(f"a bootstrap needs at least one resample, not {resamples}")
+    table = np.asarray(values, dtype=np.float64)
+    if len(table) == 0:
+        return [Interval(np.nan, np.nan, np.nan)] * table.shape[1]
+    # Measured from the first task, a constant column stays exact: its interval has no width.
+    origin = table[0]
+    shifted = table - origin
+    low, high = np.quantile(_resampled_means(shifted, resamples, seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    bounds = np.stack([shifted.mean(axis=0), low, high], axis=1) + origin[:, None]
+    return [Interval(*map(float, row)) for row in bounds]
+
+
+def paired_difference(a: Mapping[str, float], b: Mapping[str, float], resamples: int, seed: int = 0) -> Interval:
+    """The mean over tasks of `a[task] - b[task]`: both runs face the same tasks, so the spread between tasks cancels.
+
+    Raises:
+        UsageError: the two runs are not of the same tasks.
+    """
+    if unpaired := sorted(a.keys() ^ b.keys()):
+        shown = ", ".join(unpaired[:5]) + (", ..." if len(unpaired) > 5 else "")
+        raise UsageError(f"a paired comparison needs the same tasks on both sides; {len(unpaired)} are not: {shown}")
+    return bootstrap_mean([a[task] - b[task] for task in sorted(a)], resamples, seed)
+
+
+def task_means(samples: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The mean over the samples of each task, from pairs of task id and value."""
+    groups: defaultdict[str, list[float]] = defaultdict(list)
+    for task_id, value in samples:
+        groups[task_id].append(value)
+    return {task_id: sum(group) / len(group) for task_id, group in groups.items()}
+
+
+def _resampled_means(values: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
+    """Column means of each resample (resamples, columns), drawn in blocks of bounded size."""
+    rng = np.random.default_rng(seed)
+    block = max(1, _CELLS // len(values))
+    sizes = [min(block, resamples - start) for start in range(0, resamples, block)]
+    return np.concatenate([_block_of_means(values, size, rng) for size in sizes])
+
+
+def _block_of_means(values: NDArray[np.float64], size: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """How often each resample draws each task, times the values: one matrix product for all columns."""
+    tasks = len(values)
+    draws = rng.integers(tasks, size=(size, tasks)) + tasks * np.arange(size)[:, None]
+    counts = np.bincount(draws.ravel(), minlength=size * tasks).reshape(size, tasks)
+    means: NDArray[np.float64] = counts.astype(np.float64) @ values / tasks
+    return means

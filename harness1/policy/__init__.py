@@ -1,0 +1,1 @@
+"""Policies: whatever decides the next action from a context."""

@@ -1,0 +1,116 @@
+"""The oracle: sight of the gold, and the same tools as everyone. It shows what can be reached, and checks scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness1.env.entities import extract
+from harness1.env.render import Context
+from harness1.env.view import View
+from harness1.errors import UsageError
+from harness1.hashing import digest
+from harness1.policy.actions import curate_call
+from harness1.policy.policy import Decision
+from harness1.records import Gold, Task, ToolCall, UnitId
+from harness1.tools.end_search import END_SEARCH
+from harness1.tools.tool import ToolSpec
+
+SPARE_TURNS = 3
+"""Turns kept back for the last curation and the end."""
+SCANNED_CHARACTERS = 8000
+
+
+class OraclePolicy:
+    """Curates gold and nothing else. Its queries come from the question and from gold documents that it has found.
+
+    Raises:
+        UsageError: on opening, if the task's gold was not given.
+    """
+
+    name = "oracle"
+    hash = digest(["oracle"])
+
+    def __init__(self, golds: Mapping[str, Gold]) -> None:
+        self._golds = golds
+
+    def open(self, task: Task, seed: int) -> OracleSession:  # noqa: ARG002
+        if task.task_id not in self._golds:
+            raise UsageError(f"the oracle needs the gold of task {task.task_id}")
+        return OracleSession(wanted(self._golds[task.task_id]))
+
+
+def wanted(gold: Gold) -> tuple[frozenset[UnitId], ...]:
+    """What must be curated: for each fact, or each relevant document, the units any one of which will do."""
+    if gold.facts is not None:
+        return tuple(frozenset(UnitId(chunk_id) for chunk_id in fact) for fact in gold.facts)
+    return tuple(frozenset({UnitId(doc_id)}) for doc_id, grade in gold.relevant.items() if grade > 0)
+
+
+class OracleSession:
+    def __init__(self, needs: tuple[frozenset[UnitId], ...]) -> None:
+        self._needs = needs
+        self._handles: dict[UnitId, str] = {}
+        self._read: set[str] = set()
+        self._asked: dict[str, None] = {}
+        self._queue: list[str] = []
+
+    async def act(self, context: Context) -> Decision:
+        view = context.view
+        self._note(view)
+        return Decision((self._next(view, context.tools),), "The gold decides.")
+
+    def fork(self) -> OracleSession:
+        twin = OracleSession(self._needs)
+        twin._handles, twin._read = dict(self._handles), set(self._read)
+        twin._asked, twin._queue = dict(self._asked), list(self._queue)
+        return twin
+
+    def _next(self, view: View, tools: Sequence[ToolSpec]) -> ToolCall:
+        names = {spec.name for spec in tools}
+        gold = {unit_id: self._handles[unit_id] for need in self._needs for unit_id in need if unit_id in self._handles}
+        missing = [need for need in self._needs if not need & gold.keys()]
+        late = view.budget.max_turns - view.budget.turn <= SPARE_TURNS
+        if (not missing or late) and (edit := self._edit(view, tools, gold)) is not None:
+            return edit
+        if not missing or late:
+            return ToolCall(END_SEARCH, {"reasoning": "All gold is curated, or no turn is left."})
+        unread = [handle for handle in gold.values() if handle not in self._read]
+        if unread and "read_document" in names:
+            self._read.add(unread[0])
+            return ToolCall("read_document", {"doc_id": unread[0]})
+        return self._search(view, names)
+
+    def _edit(self, view: View, tools: Sequence[ToolSpec], gold: dict[UnitId, str]) -> ToolCall | None:
+        """Curate what is gold and drop what is not, if there is a difference."""
+        held = {entry.unit_id: entry for entry in view.curated}
+        add = [handle for unit_id, handle in gold.items() if unit_id not in held]
+        remove = [entry.handle for unit_id, entry in held.items() if unit_id not in gold]
+        if not add and not remove:
+            return None
+        return curate_call(tools, dict.fromkeys(add, "very_high"), remove)
+
+    def _search(self, view: View, names: set[str]) -> ToolCall:
+        for query in self._candidates(view):
+            if query not in self._asked and query not in self._queue:
+                self._queue.append(query)
+        batch, self._queue = self._queue[:5], self._queue[5:]
+        if "fan_out_search" in names and len(batch) > 1:
+            self._asked |= dict.fromkeys(batch)
+            return ToolCall("fan_out_search", {"queries": batch})
+        # With nothing new to ask, the question again returns its next page.
+        query = batch[0] if batch else view.query
+        self._queue = batch[1:] + self._queue
+        self._asked[query] = None
+        return ToolCall("search_corpus", {"query": query})
+
+    def _candidates(self, view: View) -> Iterator[str]:
+        yield view.query
+        yield from extract(view.query, SCANNED_CHARACTERS)
+        for unit_id, handle in self._handles.items():
+            if any(unit_id in need for need in self._needs) and handle in view.documents:
+                document = view.documents[handle]
+                yield from extract(f"{document.title}. {document.text}", SCANNED_CHARACTERS)
+
+    def _note(self, view: View) -> None:
+        for document in view.documents.values():
+            self._handles.setdefault(document.unit_id, document.handle)

@@ -1,0 +1,43 @@
+"""The protocol of a policy (design section 5)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from harness1.env.render import Context
+from harness1.records import ModelCall, Record, Task, ToolCall
+
+
+class Decision(Record):
+    """What a policy decided at one turn: its actions in the order emitted, or why there is none.
+
+    More than one action is allowed to be emitted, and only one is carried out. `calls` holds every model call behind
+    the decision, failed attempts included.
+    """
+
+    actions: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    calls: tuple[ModelCall, ...] = ()
+    parse_error: str | None = None
+
+
+class Session(Protocol):
+    """A policy at work on one episode."""
+
+    async def act(self, context: Context) -> Decision: ...
+
+    def fork(self) -> Session:
+        """A second session that goes on from here; neither sees what the other does."""
+        ...
+
+
+class Policy(Protocol):
+    """Opens sessions; `hash` names everything that decides its behaviour, `name` is what a user typed."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def hash(self) -> str: ...
+
+    def open(self, task: Task, seed: int) -> Session: ...

@@ -1,0 +1,56 @@
+"""A policy that repeats the actions of a recorded run, task by task: `replay:FILE`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness1.env.render import Context
+from harness1.errors import UsageError
+from harness1.hashing import digest
+from harness1.policy.policy import Decision
+from harness1.records import Episode, Task, ToolCall
+from harness1.store import read_episodes
+from harness1.tools.end_search import END_SEARCH
+
+
+class RecordedPolicy:
+    """Emits what was recorded, end of search included; ends the search where the record ends.
+
+    Raises:
+        UsageError: on opening, if no recorded episode has the task's query.
+    """
+
+    def __init__(self, episodes: list[Episode], name: str = "replay") -> None:
+        self.name = name
+        self._episodes = {episode.task.query: episode for episode in episodes}
+        actions = [[query, [turn.action for turn in episode.turns]] for query, episode in self._episodes.items()]
+        self.hash = digest(["replay", sorted(actions, key=lambda pair: str(pair[0]))])
+
+    @classmethod
+    def load(cls, path: Path) -> RecordedPolicy:
+        """Read a run folder, or its `episodes.jsonl`."""
+        folder = path.parent if path.is_file() else path
+        return cls(list(read_episodes(folder)), f"replay:{path}")
+
+    def open(self, task: Task, seed: int) -> RecordedSession:  # noqa: ARG002
+        if task.query not in self._episodes:
+            raise UsageError(f"no recorded episode for the query {task.query[:80]!r}")
+        return RecordedSession(self._episodes[task.query], 0)
+
+
+class RecordedSession:
+    def __init__(self, episode: Episode, at: int) -> None:
+        self._episode, self._at = episode, at
+
+    async def act(self, context: Context) -> Decision:  # noqa: ARG002
+        turns = self._episode.turns
+        if self._at >= len(turns):
+            return Decision((ToolCall(END_SEARCH, {"reasoning": "The record ends here."}),))
+        turn = turns[self._at]
+        self._at += 1
+        if turn.action is None:
+            return Decision(parse_error=turn.parse_error or "no action", reasoning=turn.reasoning)
+        return Decision((turn.action, *turn.ignored), turn.reasoning)
+
+    def fork(self) -> RecordedSession:
+        return RecordedSession(self._episode, self._at)

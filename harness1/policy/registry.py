@@ -1,0 +1,40 @@
+"""Making a policy by what a user typed after `--policy`. Adding one is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from harness1.errors import UsageError
+from harness1.policy.oracle import OraclePolicy
+from harness1.policy.policy import Policy
+from harness1.policy.random_walk import RandomPolicy
+from harness1.policy.recorded import RecordedPolicy
+from harness1.policy.scripted import ScriptedPolicy
+from harness1.policy.single_shot import SingleShotPolicy
+from harness1.records import Gold
+
+PLAIN: dict[str, Callable[[], Policy]] = {
+    "scripted": ScriptedPolicy,
+    "single-shot": SingleShotPolicy,
+    "random": RandomPolicy,
+}
+"""Policies that need nothing but their name."""
+
+NAMES = (*PLAIN, "oracle", "replay:RUN")
+
+
+def make_policy(spec: str, golds: Mapping[str, Gold]) -> Policy:
+    """A policy from its name; the oracle alone is given the gold, by task id.
+
+    Raises:
+        UsageError: there is no such policy.
+    """
+    kind, _, argument = spec.partition(":")
+    if kind == "replay" and argument:
+        return RecordedPolicy.load(Path(argument))
+    if spec == "oracle":
+        return OraclePolicy(golds)
+    if spec in PLAIN:
+        return PLAIN[spec]()
+    raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(NAMES)}")

@@ -1,0 +1,126 @@
+"""Replay: a recorded episode goes through the pure core again, and every hash must come out equal.
+
+Offline, the recorded answers stand in for the world: no index, model or network is needed. Live, the recorded actions
+are carried out against an index, and the first difference is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from harness1.config import Env, Run
+from harness1.env.environment import SearchEnv
+from harness1.env.memory import WorkingMemory
+from harness1.env.pieces import ApproximateCounter, TokenCounter
+from harness1.errors import ConfigError
+from harness1.records import Chunk, ChunkId, DocId, Episode, Observation, Record, Turn, Unit
+from harness1.retrieval.retriever import IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
+
+
+class ReplayReport(Record):
+    """`turns` were replayed, `equal` of them with all hashes equal; `difference` says where the first one was not."""
+
+    turns: int
+    equal: int
+    difference: str | None = None
+
+
+class Nowhere:
+    """A retriever that finds nothing and says so: replay must not need one."""
+
+    def __init__(self, index_hash: str, unit: Unit) -> None:
+        self.info = IndexInfo(index_hash, unit, 0, 0)
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        return [_ABSENT for _ in requests]
+
+    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | RetrievalFault:  # noqa: ARG002
+        return _ABSENT
+
+    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:  # noqa: ARG002
+        return _ABSENT
+
+    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:  # noqa: ARG002
+        return _ABSENT
+
+
+_ABSENT = RetrievalFault("a replay has no index")
+
+
+def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) -> SearchEnv:
+    """An environment at the start of a recorded episode, ready for `env.replay(turn)`.
+
+    Raises:
+        ConfigError: the episode was recorded under another environment configuration.
+    """
+    twin = SearchEnv(env, Nowhere(episode.hashes.index, episode.unit), counter=counter)
+    if twin.hash != episode.hashes.env:
+        raise ConfigError("the episode was recorded under another environment: give the configuration of its run")
+    twin.begin(WorkingMemory.empty(episode.task.query, episode.unit))
+    return twin
+
+
+def replay_episode(episode: Episode, env: Env, counter: TokenCounter | None = None) -> ReplayReport:
+    """Replay offline and compare memory and context hashes at every turn.
+
+    Context hashes are compared where the counter is the one that the episode was rendered with.
+    """
+    twin = replay_env(episode, env, counter)
+    same_counter = twin.counter.hash == episode.hashes.counter
+    equal, difference = 0, None
+    played = [turn for turn in episode.turns if turn.action is not None]
+    for turn in played:
+        again = twin.replay(turn).turn
+        found = difference_between(turn, again, contexts=same_counter)
+        equal += found is None
+        difference = difference or found
+    return ReplayReport(len(played), equal, difference)
+
+
+async def replay_live(episode: Episode, env: Env, retriever: Retriever, run: Run | None = None) -> ReplayReport:
+    """Carry out the recorded actions against an index and compare observations and hashes at every turn.
+
+    Raises:
+        ConfigError: the index is not the one that the episode was recorded with.
+        InfrastructureFault: the index failed.
+    """
+    if retriever.info.index_hash != episode.hashes.index:
+        raise ConfigError("the index differs from the one that the episode was recorded with")
+    twin = SearchEnv(env, retriever, counter=ApproximateCounter(), run=run)
+    await twin.reset(episode.task)
+    equal, difference = 0, None
+    played = [turn for turn in episode.turns if turn.action is not None]
+    for turn in played:
+        actions = [turn.action, *turn.ignored] if turn.action else []
+        again = (await twin.step(actions, turn.reasoning)).turn
+        found = difference_between(turn, again, contexts=twin.counter.hash == episode.hashes.counter, answers=True)
+        equal += found is None
+        difference = difference or found
+    return ReplayReport(len(played), equal, difference)
+
+
+def difference_between(turn: Turn, again: Turn, *, contexts: bool, answers: bool = False) -> str | None:
+    """What differs between a recorded turn and its replay, in one line."""
+    if answers and (found := _answer_difference(turn.observation, again.observation)):
+        return f"turn {turn.index}: {found}"
+    if turn.memory_hash != again.memory_hash:
+        return f"turn {turn.index}: memory hash {again.memory_hash[:12]}, recorded {turn.memory_hash[:12]}"
+    if contexts and turn.context_hash != again.context_hash:
+        return f"turn {turn.index}: context hash {again.context_hash[:12]}, recorded {turn.context_hash[:12]}"
+    return None
+
+
+def _answer_difference(recorded: Observation | None, again: Observation | None) -> str | None:
+    """The first field in which two observations differ; hits are compared by id and text, not by score."""
+    if recorded is None or again is None:
+        return None if recorded is again else "one observation is missing"
+    for name in Observation.__struct_fields__:
+        before, after = getattr(recorded, name), getattr(again, name)
+        if name == "hits":
+            before = [msgspec.structs.replace(hit, score=0.0) for hit in before]
+            after = [msgspec.structs.replace(hit, score=0.0) for hit in after]
+        if before != after:
+            return f"{name} of the observation differ"
+    return None

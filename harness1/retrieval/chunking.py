@@ -1,0 +1,67 @@
+"""Cutting long documents into chunks at sentence borders."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from harness1.records import Chunk, ChunkId
+from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN, Document, approximate_tokens
+
+_BORDER = re.compile(r"(?<=[.!?])\s+(?=(\w))|\n")
+"""Where a sentence may end; the captured first letter of the next one decides, if there is one."""
+
+
+def chunk(document: Document, max_tokens: int) -> list[Chunk]:
+    """The document whole, if it has at most `max_tokens` approximate tokens, else cut into chunks of at most so many.
+
+    A cut lies at the last sentence border that fits (white space between `.`, `!` or `?` and an upper-case letter or a
+    digit, or a line break), else at the last white space, else where the limit is reached. White space at the cuts is
+    dropped, nothing else. The only chunk of a document has the document's id, others `doc_id#index`.
+    """
+    if approximate_tokens(document.text) <= max_tokens:
+        texts = [document.text]
+    else:
+        texts = list(_cut(document.text, max_tokens * CHARACTERS_PER_TOKEN)) or [""]
+    return [
+        Chunk(
+            chunk_id=ChunkId(document.doc_id if len(texts) == 1 else f"{document.doc_id}#{index}"),
+            doc_id=document.doc_id,
+            index=index,
+            title=document.title,
+            text=text,
+        )
+        for index, text in enumerate(texts)
+    ]
+
+
+def _cut(text: str, limit: int) -> Iterator[str]:
+    """Stretches of at most `limit` characters, none of them empty, without white space at their ends."""
+    ends = [border.start() for border in _BORDER.finditer(text) if _starts_sentence(border.group(1))]
+    start, stop = _skip_space(text, 0), len(text.rstrip())
+    while start < stop:
+        end = _next_cut(text, start, stop, limit, ends)
+        yield text[start:end].rstrip()
+        start = _skip_space(text, end)
+
+
+def _next_cut(text: str, start: int, stop: int, limit: int, ends: list[int]) -> int:
+    """Where the chunk from `start` ends: after it, and at most `limit` characters further."""
+    furthest = start + limit
+    if stop <= furthest:
+        return stop
+    last = bisect_right(ends, furthest) - 1
+    if last >= 0 and ends[last] > start:
+        return ends[last]
+    return next((at for at in range(furthest, start, -1) if text[at].isspace()), furthest)
+
+
+def _starts_sentence(first: str | None) -> bool:
+    return first is None or first.isupper() or first.isdigit()
+
+
+def _skip_space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at

@@ -1,0 +1,108 @@
+"""Lists of strings on disk that open at once, whatever their size: memory-mapped, with lookup by value.
+
+A list NAME is a file of all bytes, `NAME.bin`, and the ends of its strings, `NAME.ends.npy`. `Keys` adds the CRC-32 of
+every string, sorted, in `NAME.sums.npy`, and the positions of the strings in that order, in `NAME.slots.npy`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class StringWriter:
+    """Appends strings to a new list; leaving the context completes it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._ends_path = folder / f"{name}.ends.npy"
+        self._ends = array("q", [0])
+        self._file = (folder / f"{name}.bin").open("wb")
+
+    def add(self, value: bytes) -> None:
+        self._file.write(value)
+        self._ends.append(self._ends[-1] + len(value))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if error is None:
+            np.save(self._ends_path, np.frombuffer(self._ends, dtype=np.int64))
+
+
+def write_keys(folder: Path, name: str, values: Sequence[str]) -> None:
+    """Write distinct strings as a list that `Keys` can search."""
+    sums = np.empty(len(values), dtype=np.uint32)
+    with StringWriter(folder, name) as writer:
+        for position, value in enumerate(values):
+            encoded = value.encode()
+            sums[position] = zlib.crc32(encoded)
+            writer.add(encoded)
+    slots = np.argsort(sums, kind="stable").astype(np.int32)
+    np.save(folder / f"{name}.sums.npy", sums[slots])
+    np.save(folder / f"{name}.slots.npy", slots)
+
+
+class Strings:
+    """A list of UTF-8 strings on disk; one copy in memory serves all processes."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._ends = load_array(folder / f"{name}.ends.npy")
+        with (folder / f"{name}.bin").open("rb") as file:
+            # An empty file cannot be mapped.
+            self._bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self._ends[-1] else b"")
+        if len(self._bytes) != self._ends[-1]:
+            raise ValueError(f"{name}.bin has {len(self._bytes)} bytes instead of {self._ends[-1]}")
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def view(self, position: int) -> memoryview:
+        """The bytes of one string, not copied."""
+        return self._bytes[self._ends[position] : self._ends[position + 1]]
+
+    def __getitem__(self, position: int) -> str:
+        return str(self.view(position), "utf-8")
+
+
+class Keys(Strings):
+    """A list of distinct strings that finds them again."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder, name)
+        self._sums = load_array(folder / f"{name}.sums.npy")
+        self._slots = load_array(folder / f"{name}.slots.npy")
+
+    def find(self, values: Iterable[str]) -> list[int]:
+        """The position of each string, -1 where the list does not have it."""
+        encoded = [value.encode("utf-8", "surrogatepass") for value in values]
+        sums = np.array([zlib.crc32(value) for value in encoded], dtype=np.uint32)
+        starts = np.searchsorted(self._sums, sums).tolist()
+        return [
+            self._match(value, sum_, start) for value, sum_, start in zip(encoded, sums.tolist(), starts, strict=True)
+        ]
+
+    def _match(self, value: bytes, sum_: int, at: int) -> int:
+        """Try all strings that share a sum, from the first of them on."""
+        while at < len(self._sums) and self._sums[at] == sum_:
+            position = int(self._slots[at])
+            if self.view(position) == value:
+                return position
+            at += 1
+        return -1
+
+
+def load_array(path: Path) -> NDArray[Any]:
+    """An array from a `.npy` file, memory-mapped, read-only, as a plain `ndarray` (slices of a memmap are slow)."""
+    return np.asarray(np.load(path, mmap_mode="r"))

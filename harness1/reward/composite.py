@@ -1,0 +1,79 @@
+"""The terminal reward of an episode (Harness-1, arXiv 2606.02373, Table 5): capped components, weighed and summed.
+
+total = override, where there is one, else max(floor, sum of weight * value)
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from harness1.config import Config, Reward
+from harness1.eval import outcome as outcomes
+from harness1.eval.outcome import Outcome
+from harness1.records import Episode, Gold, RewardRecord, Status, StopReason
+from harness1.reward.answer import answer
+from harness1.reward.answer_found import answer_found
+from harness1.reward.answer_missed import answer_missed
+from harness1.reward.component import Case
+from harness1.reward.curation import curation
+from harness1.reward.diversity import diversity, diversity_shortfall
+from harness1.reward.outcome import outcome
+from harness1.reward.recall_gap import recall_gap
+from harness1.reward.trajectory import trajectory
+from harness1.reward.trajectory_answer import trajectory_answer
+from harness1.reward.turn_penalty import turn_penalty
+
+COMPONENTS = (
+    outcome,
+    trajectory,
+    answer_found,
+    answer,
+    trajectory_answer,
+    answer_missed,
+    recall_gap,
+    diversity,
+    diversity_shortfall,
+    curation,
+    turn_penalty,
+)
+"""Every component there is, in the order of their sum. Adding one is one file and one line here."""
+
+
+def composite(outcome: Outcome, episode: Episode, config: Config) -> RewardRecord | None:
+    """The reward of an episode with a known outcome; none for an infrastructure fault, which is never rewarded.
+
+    Terms of weight 0 are left out. They are recorded beside an override too, though they do not count then.
+    """
+    if episode.status is Status.INFRA_ERROR:
+        return None
+    case = Case(outcome, episode, config)
+    weighed = {component.name: component.term(case) for component in COMPONENTS}
+    terms = {name: term for name, term in weighed.items() if term.weight != 0.0}
+    override = _override(outcome, episode, config.reward)
+    if override is not None:
+        name, total = override
+        return RewardRecord(total, terms, name)
+    # An exact sum makes the total independent of the order of the components.
+    total = math.fsum(term.weight * term.value for term in terms.values())
+    return RewardRecord(max(config.reward.floor, total), terms)
+
+
+def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
+    """The episode with its reward filled in, and the hash of the weights that gave it.
+
+    Raises:
+        UsageError: the gold of the task is missing or names nothing to find.
+    """
+    reward = composite(outcomes.outcome(episode, gold), episode, config)
+    hashes = msgspec.structs.replace(episode.hashes, reward=config.reward_hash)
+    return msgspec.structs.replace(episode, reward=reward, hashes=hashes)
+
+
+def _override(outcome: Outcome, episode: Episode, settings: Reward) -> tuple[str, float] | None:
+    if episode.stop_reason is StopReason.FORMAT_LIMIT:
+        return "format_failure", settings.format_failure
+    if outcome.set_size == 0:
+        return "empty", settings.empty
+    return None

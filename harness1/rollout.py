@@ -1,0 +1,129 @@
+"""The one loop in which a policy meets an environment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from harness1.env.environment import SearchEnv, Step
+from harness1.env.render import Context
+from harness1.errors import InfrastructureFault
+from harness1.hashing import digest
+from harness1.policy.policy import Decision, Policy, Session
+from harness1.records import (
+    STATUS_OF,
+    Episode,
+    Hashes,
+    ModelCall,
+    StopReason,
+    Task,
+    Turn,
+)
+
+Watcher = Callable[[Step], None]
+
+
+async def rollout(
+    env: SearchEnv,
+    policy: Policy,
+    task: Task,
+    *,
+    seed: int = 0,
+    sample_idx: int = 0,
+    group_id: str | None = None,
+    watch: Watcher | None = None,
+) -> Episode:
+    """Run one episode to its end.
+
+    An infrastructure fault does not raise: it makes the episode invalid (`Status.INFRA_ERROR`), with what was recorded
+    until then. `watch` is called after every step.
+    """
+    public = task.public()
+    hashes = Hashes(env.hash, policy.hash, env.retriever.info.index_hash, env.counter.hash)
+    turns: list[Turn] = []
+    clock = _Clock()
+    error = None
+    try:
+        async with asyncio.timeout(env.edge.run.episode_deadline_s):
+            context = await env.reset(public)
+            session = policy.open(public, seed)
+            stop = await _play(env, session, context, turns, clock, watch)
+    except TimeoutError:
+        stop, error = StopReason.FAULT, f"the episode took more than {env.edge.run.episode_deadline_s:g} s"
+    except InfrastructureFault as fault:
+        stop, error = StopReason.FAULT, str(fault)
+    memory = env.state.memory
+    versions = [version for turn in turns for call in turn.calls for version in _versions(call)]
+    return Episode(
+        episode_id=digest([public, sample_idx, seed, hashes.env, hashes.policy, hashes.index])[:16],
+        task=public,
+        sample_idx=sample_idx,
+        group_id=group_id,
+        seed=seed,
+        turns=tuple(turns),
+        stop_reason=stop,
+        status=STATUS_OF[stop],
+        curated=tuple(memory.curated.ranked()),
+        pool=tuple(memory.pool.entries),
+        aliases=dict(memory.pool.aliases),
+        hashes=hashes,
+        unit=memory.pool.unit,
+        policy_versions=(min(versions, default=0), max(versions, default=0)),
+        stage_ms=clock.spent,
+        error=error,
+    )
+
+
+async def _play(
+    env: SearchEnv,
+    session: Session,
+    context: Context | None,
+    turns: list[Turn],
+    clock: _Clock,
+    watch: Watcher | None,
+) -> StopReason:
+    """Act and step until something ends the episode; finished turns are appended as they come."""
+    while context is not None:
+        decision = await session.act(context)
+        clock.lap("policy")
+        if decision.parse_error is not None or not decision.actions:
+            turns.append(_failed_turn(env, decision, context))
+            return StopReason.FORMAT_LIMIT
+        step = await env.step(decision.actions, decision.reasoning, decision.calls)
+        clock.lap("environment")
+        turns.append(step.turn)
+        if watch is not None:
+            watch(step)
+        if step.done is not None:
+            return step.done
+        context = step.context
+    return StopReason.CONTEXT_LIMIT
+
+
+def _failed_turn(env: SearchEnv, decision: Decision, context: Context) -> Turn:
+    return Turn(
+        index=env.state.memory.turn + 1,
+        calls=decision.calls,
+        reasoning=decision.reasoning,
+        parse_error=decision.parse_error or "no action",
+        memory_hash=env.state.memory.hash(),
+        context_hash=context.hash,
+    )
+
+
+def _versions(call: ModelCall) -> tuple[int, int]:
+    return call.policy_version_start, call.policy_version_end
+
+
+class _Clock:
+    """Adds up where the time of an episode went, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.spent[stage] = round(self.spent.get(stage, 0.0) + (now - self._last) * 1000, 3)
+        self._last = now

@@ -1,0 +1,138 @@
+"""Many episodes: over worker processes for policies without a model, in one loop otherwise, always bounded.
+
+Threads gain nothing here, because an episode is Python work; processes share the memory-mapped index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache
+
+from harness1.config import Config
+from harness1.env.environment import SearchEnv
+from harness1.errors import InfrastructureFault
+from harness1.policy.policy import Policy
+from harness1.policy.registry import make_policy
+from harness1.records import Episode, Gold, Record, Task, decode_episode, encode_episode
+from harness1.retrieval.engines import open_retriever
+from harness1.retrieval.retriever import Retriever
+from harness1.reward.composite import score
+from harness1.rollout import rollout
+
+CHUNK = 4
+"""Episodes that a worker takes at a time: few, so that an interrupt need not wait long."""
+
+
+class Job(Record):
+    """One episode to run; the task carries its gold, which only scoring and the oracle see."""
+
+    task: Task
+    sample_idx: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a worker process needs to run episodes: all of it plain, so that it can be sent there."""
+
+    config: Config
+    retriever: str
+    policy: str
+
+    def environment(self, retriever: Retriever) -> SearchEnv:
+        return SearchEnv(self.config.env, retriever, run=self.config.run)
+
+    def policy_for(self, jobs: Sequence[Job]) -> Policy:
+        golds: dict[str, Gold] = {job.task.task_id: job.task.gold for job in jobs if job.task.gold is not None}
+        return make_policy(self.policy, golds)
+
+
+def run_episodes(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episode], None]) -> None:
+    """Run all jobs; `on_episode` receives each scored episode as it finishes, in no fixed order.
+
+    Raises:
+        InfrastructureFault: a worker process died; what had finished was handed over, and a resumed run goes on.
+        KeyboardInterrupt: passed on after the running chunks were handed over.
+    """
+    workers = min(bench.config.run.workers or os.cpu_count() or 1, max(1, len(jobs) // CHUNK))
+    chunks = batched_jobs(jobs)
+    if workers == 1:
+        for chunk in chunks:
+            for episode in run_chunk(bench, chunk):
+                on_episode(episode)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_interrupts_to_parent) as pool:
+        try:
+            _drain(pool, bench, chunks, workers, on_episode)
+        except BrokenProcessPool as error:
+            raise InfrastructureFault("a worker process died; run the same command again to go on") from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def batched_jobs(jobs: Sequence[Job]) -> Iterator[tuple[Job, ...]]:
+    """The jobs in chunks."""
+    for start in range(0, len(jobs), CHUNK):
+        yield tuple(jobs[start : start + CHUNK])
+
+
+def run_chunk(bench: Bench, jobs: Sequence[Job]) -> list[Episode]:
+    """Run a few jobs concurrently in this process and score them."""
+    return asyncio.run(_gather(bench, jobs))
+
+
+async def _gather(bench: Bench, jobs: Sequence[Job]) -> list[Episode]:
+    retriever = _retriever(bench.retriever)
+    policy = bench.policy_for(jobs)
+    gate = asyncio.Semaphore(bench.config.run.concurrency)
+
+    async def one(job: Job) -> Episode:
+        async with gate:
+            env = bench.environment(retriever)
+            episode = await rollout(env, policy, job.task, seed=job.seed, sample_idx=job.sample_idx)
+        return score(episode, job.task.gold, bench.config) if job.task.gold is not None else episode
+
+    return list(await asyncio.gather(*(one(job) for job in jobs)))
+
+
+def _drain(
+    pool: ProcessPoolExecutor,
+    bench: Bench,
+    chunks: Iterator[tuple[Job, ...]],
+    workers: int,
+    on_episode: Callable[[Episode], None],
+) -> None:
+    """Keep two chunks per worker in flight, so that memory stays bounded however many jobs there are."""
+    running = {pool.submit(_encoded_chunk, bench, chunk) for chunk in _take(chunks, 2 * workers)}
+    while running:
+        done, running = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            for line in future.result():
+                on_episode(decode_episode(line))
+        running |= {pool.submit(_encoded_chunk, bench, chunk) for chunk in _take(chunks, len(done))}
+
+
+def _take(chunks: Iterator[tuple[Job, ...]], count: int) -> Iterator[tuple[Job, ...]]:
+    return (chunk for _, chunk in zip(range(count), chunks, strict=False))
+
+
+def _encoded_chunk(bench: Bench, jobs: Sequence[Job]) -> list[bytes]:
+    return [encode_episode(episode) for episode in run_chunk(bench, jobs)]
+
+
+@lru_cache(maxsize=2)
+def _retriever(spec: str) -> Retriever:
+    """An index is opened once for each process, not once for each chunk."""
+    return open_retriever(spec)
+
+
+def _leave_interrupts_to_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

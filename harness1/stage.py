@@ -1,0 +1,63 @@
+"""`stage.json`: what a verb wrote into a folder, from what, and whether it finished (design section 8)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from harness1.errors import SchemaError
+
+STAGE = "stage.json"
+
+
+class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The card of a folder. `inputs` decide what the verb does: equal inputs and a finished status mean done."""
+
+    verb: str
+    inputs: dict[str, Any]
+    status: Literal["running", "finished", "interrupted"] = "running"
+    hashes: dict[str, str] = {}
+    gates: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
+
+    def is_done(self, folder: Path) -> bool:
+        """Whether the folder already holds this very work, finished."""
+        found = read_stage(folder)
+        return (
+            found is not None and found.status == "finished" and (found.verb, found.inputs) == (self.verb, self.inputs)
+        )
+
+    def write(self, folder: Path, **changes: Any) -> Stage:
+        """Write the card, with changes, in one atomic step; returns the card as written."""
+        stage = msgspec.structs.replace(self, **changes)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / STAGE, msgspec.json.format(msgspec.json.encode(stage), indent=2) + b"\n")
+        return stage
+
+
+def read_stage(folder: Path) -> Stage | None:
+    """The card of a folder, or None if it has none.
+
+    Raises:
+        SchemaError: the card is not readable as one.
+    """
+    path = folder / STAGE
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Stage)
+    except msgspec.MsgspecError as error:
+        raise SchemaError(f"{path} is not a stage card: {error}") from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file so that a reader, or a crash, finds the old bytes or the new ones and nothing between."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,70 @@
+"""curate: edit the set of documents that will be delivered."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from harness1.config import Env
+from harness1.env.memory import WorkingMemory
+from harness1.records import TAGS, Delta, Note, Observation, Tag, UnitId
+from harness1.tools.handles import resolve_all, unknown_handles
+from harness1.tools.read_document import Handle
+from harness1.tools.tool import Needs
+
+DEFAULT_TAG: Tag = "fair"
+Importance = Annotated[
+    dict[str, str],
+    Meta(description="Tag for each handle: very_high, high, fair or low; fair where none is given.", max_length=256),
+    Needs(lambda env: env.curation.tags),
+]
+
+
+def curate(
+    memory: WorkingMemory,
+    env: Env,
+    add_ids: Annotated[list[Handle], Meta(description="Handles to add, best first.", max_length=256)] = [],  # noqa: B006
+    remove_ids: Annotated[list[Handle], Meta(description="Handles to remove.", max_length=256)] = [],  # noqa: B006
+    importance: Importance = {},  # noqa: B006
+) -> Observation:
+    """Add documents to the curated set, remove them, or change their importance. Removals come first. The set in its
+    final state is your result."""
+    added, unknown = resolve_all(memory, add_ids)
+    removed, missing = resolve_all(memory, remove_ids)
+    tags, tag_notes = tags_by_unit(memory, importance)
+    additions = {unit_id: tags.get(unit_id, held(memory, unit_id)) for unit_id in added.values()}
+    for unit_id, tag in tags.items():
+        if unit_id in memory.curated:
+            additions.setdefault(unit_id, tag)
+    change = memory.curated.edit(additions, list(dict.fromkeys(removed.values())), env.curation)
+    notes = tag_notes + ([unknown_handles(unknown + missing)] if unknown or missing else [])
+    if not additions and not removed:
+        return Observation("curate", error=notes[0] if notes else Note("nothing_to_curate"))
+    delta = Delta(
+        added=change.added,
+        retagged=change.retagged,
+        removed=tuple(change.removed),
+        evicted=tuple(change.evicted),
+        refused=tuple(change.refused),
+    )
+    return Observation("curate", resolved={**removed, **added}, notes=tuple(notes), delta=delta)
+
+
+def held(memory: WorkingMemory, unit_id: UnitId) -> Tag:
+    """The tag of an entry that is named again without one, or the default of a new one."""
+    return memory.curated.tags.get(unit_id, DEFAULT_TAG)
+
+
+def tags_by_unit(memory: WorkingMemory, importance: dict[str, str]) -> tuple[dict[UnitId, Tag], list[Note]]:
+    """The valid tags by unit; an unknown tag counts as the default one and is told."""
+    tags: dict[UnitId, Tag] = {}
+    invalid: list[str] = []
+    for reference, word in importance.items():
+        unit_id = memory.pool.resolve(reference)
+        if unit_id is None:
+            continue
+        if word not in TAGS:
+            invalid.append(word[:20])
+        tags[unit_id] = next((tag for tag in TAGS if tag == word), DEFAULT_TAG)
+    return tags, [Note("invalid_tags", {"tags": invalid[:5]})] if invalid else []

@@ -1,0 +1,76 @@
+"""What all discovery tools share: fuse, fit whole hits into the token allowance, absorb, auto-populate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness1.config import Env
+from harness1.env.compress import compress
+from harness1.env.exchange import Answer
+from harness1.env.memory import WorkingMemory
+from harness1.records import Delta, Hit, Note, Observation, UnitId
+from harness1.retrieval.corpus import approximate_tokens
+from harness1.retrieval.fusion import rrf
+
+HEADER_TOKENS = 24
+"""What a hit's handle, title and query marks cost beside its text."""
+
+
+def discover(
+    tool: str, memory: WorkingMemory, env: Env, answer: Answer, notes: Sequence[Note] = (), *, seed: bool = True
+) -> Observation:
+    """Turn an answer into an observation and take its hits into the memory.
+
+    Hits that do not fit the allowance are not absorbed: what was not shown can be found again. With `seed`, the first
+    search that finds something fills an empty curated set from the fused order.
+    """
+    found = fused(answer, env)
+    hits = fitting(found, answer, env)
+    new, aliases = memory.absorb(hits, env)
+    seeded = auto_populate(memory, env, hits) if seed else ()
+    told = list(notes)
+    if not found:
+        told.append(Note("nothing_found"))
+    if len(hits) < len(found):
+        told.append(Note("hits_left_out", {"count": len(found) - len(hits)}))
+    delta = Delta(new=tuple(new), aliases=aliases, auto_populated=seeded)
+    return Observation(tool, hits, answer.rankings, notes=tuple(told), delta=delta)
+
+
+def fused(answer: Answer, env: Env) -> list[Hit]:
+    """The hits of all queries in one order, by reciprocal rank fusion; the order of a single query is its own."""
+    if len(answer.rankings) < 2:
+        return list(answer.hits)
+    by_id = {hit.chunk_id: hit for hit in answer.hits}
+    order = rrf([ranking.chunk_ids for ranking in answer.rankings], env.fan_out.rrf_k)
+    return [by_id[chunk_id] for chunk_id, _ in order if chunk_id in by_id]
+
+
+def fitting(hits: list[Hit], answer: Answer, env: Env) -> tuple[Hit, ...]:
+    """The hits whose shown text fits the allowance, whole, skipping what does not fit; the first always does."""
+    allowance = env.observation_limit(env.search.tokens * max(1, len(answer.rankings)))
+    kept: list[Hit] = []
+    for hit in hits:
+        cost = HEADER_TOKENS + approximate_tokens(shown_text(hit, answer, env))
+        if cost <= allowance or not kept:
+            kept.append(hit)
+            allowance -= cost
+    return tuple(kept)
+
+
+def shown_text(hit: Hit, answer: Answer | Observation, env: Env) -> str:
+    """The text of a hit as an observation shows it: compressed with the queries, or whole."""
+    if not env.compression.on:
+        return hit.text.strip()
+    return compress(hit.text, " ".join(ranking.query for ranking in answer.rankings), env.compression.sentences)
+
+
+def auto_populate(memory: WorkingMemory, env: Env, hits: Sequence[Hit]) -> tuple[UnitId, ...]:
+    """Curate the first units of the first successful search, once, and only into an empty set (paper: auto-seed)."""
+    if not env.auto_populate.on or memory.auto_populated or len(memory.curated) or not hits:
+        return ()
+    memory.auto_populated = True
+    pooled = [unit for unit in (memory.pool.unit_of(hit) for hit in hits) if unit in memory.pool.entries]
+    chosen = list(dict.fromkeys(pooled))[: env.auto_populate.documents]
+    change = memory.curated.edit(dict.fromkeys(chosen, env.auto_populate.tag), [], env.curation)
+    return tuple(change.added)

@@ -1,0 +1,34 @@
+"""fan_out_search: several queries at once, fused by reciprocal rank."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from harness1.config import Env
+from harness1.env.exchange import SearchFor
+from harness1.env.memory import WorkingMemory
+from harness1.records import Note, Observation
+from harness1.tools.discovery import discover
+from harness1.tools.search_corpus import Query
+from harness1.tools.tool import Steps
+
+
+def fan_out_search(
+    memory: WorkingMemory,
+    env: Env,
+    queries: Annotated[
+        list[Query], Meta(description="Different queries, one for each facet of the question.", max_length=64)
+    ],
+) -> Steps:
+    """Run several different queries at once and fuse their results: a document found by several queries comes first,
+    and each hit says which queries found it."""
+    words = list(dict.fromkeys(" ".join(query.split()) for query in queries))
+    words = [query for query in words if query]
+    if not words:
+        return Observation("fan_out_search", error=Note("empty_query"))
+    kept, left = words[: env.fan_out.queries], words[env.fan_out.queries :]
+    answer = yield SearchFor(tuple(kept), env.search.hits)
+    notes = (Note("queries_left_out", {"count": len(left), "limit": env.fan_out.queries}),) if left else ()
+    return discover("fan_out_search", memory, env, answer, notes)

@@ -1,0 +1,30 @@
+"""Turning the handles that a policy writes into pooled units, with a note for those that name nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness1.env.memory import WorkingMemory
+from harness1.records import Note, UnitId
+
+SHOWN_CHARACTERS = 40
+SHOWN_HANDLES = 5
+
+
+def resolve_all(memory: WorkingMemory, references: Iterable[str]) -> tuple[dict[str, UnitId], list[str]]:
+    """The units that references name, in order, and the references that name nothing."""
+    resolved: dict[str, UnitId] = {}
+    unknown: list[str] = []
+    for reference in dict.fromkeys(references):
+        unit_id = memory.pool.resolve(reference)
+        if unit_id is None:
+            unknown.append(reference)
+        else:
+            resolved[reference] = unit_id
+    return resolved, unknown
+
+
+def unknown_handles(references: list[str]) -> Note:
+    """Tells the policy that it named documents which no search has returned."""
+    shown = [reference[:SHOWN_CHARACTERS] for reference in references[:SHOWN_HANDLES]]
+    return Note("unknown_handles", {"handles": shown, "count": len(references)})

@@ -1,0 +1,61 @@
+"""All tools, and those that a configuration leaves enabled. Adding a tool is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness1.config import Env
+from harness1.env.memory import WorkingMemory
+from harness1.records import Note, Observation, ToolCall
+from harness1.tools.curate import curate
+from harness1.tools.end_search import end_search
+from harness1.tools.fan_out_search import fan_out_search
+from harness1.tools.grep_corpus import grep_corpus
+from harness1.tools.read_document import read_document
+from harness1.tools.review_docs import review_docs
+from harness1.tools.search_corpus import search_corpus
+from harness1.tools.tool import Steps, Tool, ToolFunction, ToolSpec, build_tool
+from harness1.tools.verify import verify
+
+
+def always(env: Env) -> bool:  # noqa: ARG001
+    """The condition of a tool that no configuration removes."""
+    return True
+
+
+TOOLS: tuple[tuple[ToolFunction, Callable[[Env], bool]], ...] = (
+    (fan_out_search, lambda env: env.fan_out.on),
+    (search_corpus, always),
+    (grep_corpus, lambda env: env.grep.on),
+    (read_document, lambda env: env.read.on),
+    (review_docs, lambda env: env.review.on),
+    (curate, always),
+    (verify, lambda env: env.verification.on),
+    (end_search, always),
+)
+"""Each tool with the condition under which it exists."""
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """The tools of one configuration, by name, in a fixed order."""
+
+    tools: dict[str, Tool]
+
+    @classmethod
+    def of(cls, env: Env) -> Toolbox:
+        built = [build_tool(function, env) for function, enabled in TOOLS if enabled(env)]
+        return cls({tool.spec.name: tool for tool in built})
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return tuple(tool.spec for tool in self.tools.values())
+
+    def run(self, memory: WorkingMemory, env: Env, call: ToolCall) -> Steps:
+        """Run a call; a tool that does not exist is an observation that names those that do."""
+        tool = self.tools.get(call.name)
+        if tool is None:
+            data = {"name": call.name[:40], "tools": list(self.tools)}
+            return Observation(call.name[:40], error=Note("unknown_tool", data))
+        return (yield from tool.run(memory, env, call))

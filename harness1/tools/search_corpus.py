@@ -1,0 +1,31 @@
+"""search_corpus: one query, ranked chunks that were not seen before."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from harness1.config import Env
+from harness1.env.exchange import SearchFor
+from harness1.env.memory import WorkingMemory
+from harness1.records import Note, Observation
+from harness1.tools.discovery import discover
+from harness1.tools.tool import Steps
+
+Query = Annotated[
+    str,
+    Meta(
+        description="What to look for: 5 to 12 words, names and terms as the documents would write them.",
+        max_length=2000,
+    ),
+]
+
+
+def search_corpus(memory: WorkingMemory, env: Env, query: Query) -> Steps:
+    """Search the corpus with one query. Returns the best documents that you have not seen yet."""
+    words = " ".join(query.split())
+    if not words:
+        return Observation("search_corpus", error=Note("empty_query"))
+    answer = yield SearchFor((words,), env.search.hits)
+    return discover("search_corpus", memory, env, answer)

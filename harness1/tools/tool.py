@@ -1,0 +1,90 @@
+"""What a tool is: a typed generator function over the working memory.
+
+A tool may yield one `Request` to the world outside, receives the `Answer`, changes the memory, and returns an
+`Observation`. Arguments after `memory` and `env` are what the policy may pass; their annotations are the schema.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from harness1.config import Env
+from harness1.env.exchange import Answer, Request
+from harness1.env.memory import WorkingMemory
+from harness1.records import Note, Observation, Record, ToolCall
+
+Steps = Generator[Request, Answer, Observation]
+ToolFunction = Callable[..., Steps | Observation]
+"""A generator where the tool asks the world something, a plain function where it does not."""
+
+
+class ToolSpec(Record):
+    """A tool as it is shown to a model; `parameters` is a JSON schema of type object."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Marks a parameter that exists only under a configuration, as `Annotated[T, Needs(condition)]`."""
+
+    condition: Callable[[Env], bool]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool under one configuration: its schema, and how to run it."""
+
+    spec: ToolSpec
+    arguments: type[msgspec.Struct]
+    function: ToolFunction
+
+    def run(self, memory: WorkingMemory, env: Env, call: ToolCall) -> Steps:
+        """Validate the arguments and run; bad arguments are an observation, never an exception."""
+        try:
+            arguments = msgspec.convert(call.arguments, self.arguments)
+        except msgspec.ValidationError as error:
+            data = {"reason": str(error)[:300], "parameters": ", ".join(self.spec.parameters["properties"])}
+            return Observation(self.spec.name, error=Note("bad_arguments", data))
+        result = self.function(memory, env, **msgspec.structs.asdict(arguments))
+        return result if isinstance(result, Observation) else (yield from result)
+
+
+def build_tool(function: ToolFunction, env: Env) -> Tool:
+    """Derive a tool from its function: the name, the docstring's first paragraph, and the annotated parameters."""
+    fields = list(_fields(function, env))
+    arguments = msgspec.defstruct(f"{function.__name__}_arguments", fields, forbid_unknown_fields=True, kw_only=True)
+    description = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+    return Tool(ToolSpec(function.__name__, description, _schema(arguments)), arguments, function)
+
+
+def _fields(function: ToolFunction, env: Env) -> typing.Iterator[tuple[str, Any, Any]]:
+    hints = typing.get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in ("memory", "env"):
+            continue
+        hint = hints[name]
+        needs = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Needs)]
+        if all(need.condition(env) for need in needs):
+            default = msgspec.NODEFAULT if parameter.default is inspect.Parameter.empty else parameter.default
+            yield name, hint, default
+
+
+def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
+    """The JSON schema of an argument struct, without titles and references."""
+    (_,), components = msgspec.json.schema_components([arguments])
+    schema = components[arguments.__name__]
+    return {
+        "type": "object",
+        "properties": schema["properties"],
+        "required": schema["required"],
+        "additionalProperties": False,
+    }

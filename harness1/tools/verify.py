@@ -1,0 +1,64 @@
+"""verify: does a document support a claim?"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from harness1.config import Env
+from harness1.env.exchange import Judge
+from harness1.env.memory import WorkingMemory
+from harness1.records import Note, Observation, UnitId, Verdict
+from harness1.tools.handles import resolve_all, unknown_handles
+from harness1.tools.read_document import Handle
+from harness1.tools.tool import Steps
+
+MIN_CLAIM_CHARACTERS = 6
+Claim = Annotated[str, Meta(description="One statement that a document can support or contradict.", max_length=2000)]
+
+
+def verify(
+    memory: WorkingMemory,
+    env: Env,
+    doc_ids: Annotated[list[Handle], Meta(description="Handles of the documents to check.", max_length=256)],
+    claim: Claim,
+) -> Steps:
+    """Check a claim against documents that were found before. Verdicts are yes, no or unclear, with the sentence they
+    rest on; they are remembered."""
+    words = " ".join(claim.split())
+    if len(words) < MIN_CLAIM_CHARACTERS:
+        return Observation("verify", error=Note("claim_too_short", {"characters": MIN_CLAIM_CHARACTERS}))
+    resolved, unknown = resolve_all(memory, doc_ids)
+    if not resolved:
+        return Observation("verify", error=unknown_handles(unknown) if unknown else Note("no_handles"))
+    units = list(dict.fromkeys(resolved.values()))
+    limit = env.verification.documents
+    notes = [unknown_handles(unknown)] if unknown else []
+    if len(units) > limit:
+        notes.append(Note("documents_left_out", {"count": len(units) - limit, "limit": limit}))
+    known = {unit_id: memory.verification.get(words, unit_id) for unit_id in units[:limit]}
+    verdicts = {unit_id: verdict for unit_id, verdict in known.items() if verdict is not None}
+    open_units = [unit_id for unit_id in known if unit_id not in verdicts]
+    if open_units:
+        texts = tuple((unit_id, memory.text_of(unit_id)[: env.verification.characters]) for unit_id in open_units)
+        answer = yield Judge(words, texts)
+        for verdict in answer.verdicts:
+            memory.verification.put(verdict)
+    return Observation(
+        "verify", verdicts=_in_order(known, verdicts, memory, words), resolved=dict(resolved), notes=tuple(notes)
+    )
+
+
+def _in_order(
+    asked: Iterable[UnitId], cached: Container[UnitId], memory: WorkingMemory, claim: str
+) -> tuple[Verdict, ...]:
+    """The verdicts in the order asked; those that the memory already had are marked so."""
+    found = []
+    for unit_id in asked:
+        verdict = memory.verification.get(claim, unit_id)
+        if verdict is not None:
+            found.append(msgspec.structs.replace(verdict, cached=unit_id in cached))
+    return tuple(found)

@@ -1,0 +1,231 @@
+"""A synthetic world is the same everywhere, its questions have one answer, and their evidence can be found."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations
+
+import bm25s
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness1.data.world import World, build_world, world_source
+from harness1.data.world.facts import Entity
+from harness1.data.world.names import fold
+from harness1.data.world.prose import STATEMENTS, SWAPS
+from harness1.data.world.questions import WORDINGS
+from harness1.errors import UsageError
+from harness1.hashing import digest
+from harness1.records import Task
+
+NEGATIONS = {"not", "no", "never", "without", "none", "nor"}
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return build_world(500, seed=1)
+
+
+def all_tasks(world: World) -> Iterator[Task]:
+    for split in ("train", "dev", "test"):
+        yield from world.tasks[split]
+
+
+def outcomes(world: World, task: Task) -> tuple[set[int | str], set[int]]:
+    """Brute force over the whole fact table: everything that a chain leads to, and whose documents state it."""
+    at: set[int | str] = {e.index for e in world.entities if e.name == task.metadata["start"]}
+    assert len(at) == 1
+    documents: set[int] = set()
+    for relation, direction, period in task.metadata["chain"]:
+        reached: set[int | str] = set()
+        for entity in world.entities:
+            target = entity.facts.get(relation)
+            if direction == "forward" and entity.index in at and target is not None:
+                reached.add(target)
+                documents.add(entity.index)
+            elif direction == "inverse" and target in at and period in ("", entity.facts.get("period")):
+                reached.add(entity.index)
+                documents.add(entity.index)
+        at = reached
+        assert len(at) == 1, f"{task.query}: {relation} leads to {len(at)}"
+    return at, documents
+
+
+def check_tasks(world: World) -> None:
+    texts = {document.doc_id: document.text for document in world.documents()}
+    for task in all_tasks(world):
+        found, stated = outcomes(world, task)
+        answer = next(iter(found))
+        name = world.entities[answer].name if isinstance(answer, int) else answer
+        assert task.gold is not None
+        assert task.gold.answers == (name,)
+        assert set(task.gold.relevant) == {world.doc_id(index) for index in stated}
+        assert len(task.gold.relevant) == task.metadata["hops"]
+        assert all(name in texts[doc_id] for doc_id in task.gold.answer_docs)
+        assert name not in task.query
+        assert task.metadata["start"] in task.query
+
+
+def test_same_arguments_give_the_same_bytes_on_every_machine() -> None:
+    source = world_source(60, seed=3)
+    everything = [list(source.documents()), [source.tasks(split) for split in source.splits]]
+    assert digest(everything)[:16] == "c31d42cd12d21642"  # change it only with the generator
+
+
+def test_documents_can_be_read_twice_and_seeds_differ() -> None:
+    source, other = world_source(40, seed=3), world_source(40, seed=4)
+    assert list(source.documents()) == list(source.documents())
+    assert {d.title for d in source.documents()}.isdisjoint({d.title for d in other.documents()})
+
+
+def test_every_question_has_exactly_one_chain_and_one_answer(world: World) -> None:
+    check_tasks(world)
+    assert {task.metadata["hops"] for task in world.tasks["test"]} == {1, 2, 3, 4}
+
+
+@settings(max_examples=15, deadline=None)
+@given(size=st.integers(20, 90), seed=st.integers(0, 10**6))
+def test_small_worlds_keep_all_promises(size: int, seed: int) -> None:
+    world = build_world(size, seed)
+    assert len({document.doc_id for document in world.documents()}) == size
+    check_tasks(world)
+    assert all(world.tasks.values())
+
+
+def test_a_world_too_small_to_link_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least 20"):
+        world_source(19)
+
+
+def test_an_unknown_split_is_refused() -> None:
+    with pytest.raises(UsageError, match="train, dev, test"):
+        world_source(20).tasks("validation")
+
+
+def test_splits_share_no_question(world: World) -> None:
+    splits = list(world.tasks.values())
+    assert [len(world.tasks[split]) for split in ("train", "dev", "test")] == [500, 125, 125]
+    for one, other in combinations(splits, 2):
+        assert {task.query for task in one}.isdisjoint({task.query for task in other})
+    assert len({task.task_id for task in all_tasks(world)}) == 750
+
+
+def test_names_are_unique_even_without_case_and_accents(world: World) -> None:
+    assert len({fold(entity.name) for entity in world.entities}) == len(world.entities)
+
+
+def test_names_have_the_forms_that_break_careless_code(world: World) -> None:
+    everyone = [entity.name for entity in world.entities]
+    for form in (r"[é-öšŁ]", r"\w-\w", r"^[A-Z]{4} ", r" (van|de|von) ", r" [A-Z]\. ", r"&"):
+        assert any(re.search(form, name) for name in everyone), form
+
+
+def test_a_question_is_worded_unlike_the_documents() -> None:
+    for relation, wording in WORDINGS.items():
+        asked = {part for part in (wording.one, wording.other) if part}
+        plain = {part.replace("{x}", "").strip() for part in asked}
+        assert not any(part in statement for part in plain for statement in STATEMENTS[relation])
+
+
+def test_documents_have_between_40_and_200_words(world: World) -> None:
+    assert all(40 <= len(document.text.split()) <= 200 for document in world.documents())
+    assert not any(re.search(r"[{}]|\bNone\b", document.text) for document in world.documents())
+
+
+def shingles(text: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"[a-z0-9]+", text.lower())
+    return {tuple(words[at : at + 5]) for at in range(len(words) - 4)}
+
+
+def jaccard(one: str, other: str) -> float:
+    left, right = shingles(one), shingles(other)
+    return len(left & right) / len(left | right)
+
+
+@cache
+def substance(text: str) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """The numbers, negations and capitalised words of a text."""
+    words = re.findall(r"[\w.,-]*\w", text)
+    return (
+        Counter(word for word in words if re.search(r"\d", word)),
+        Counter(word for word in words if word in NEGATIONS),
+        Counter(word for word in words if word[0].isupper()),
+    )
+
+
+def test_near_duplicates_repeat_a_document_that_is_no_evidence(world: World) -> None:
+    documents = {document.doc_id: document for document in world.documents()}
+    gold = {doc_id for task in all_tasks(world) if task.gold for doc_id in task.gold.relevant}
+    assert len(world.near_duplicates) == 20
+    for copy, original in world.near_duplicates.items():
+        one, other = documents[copy], documents[original]
+        assert not {copy, original} & gold
+        assert one.title == other.title
+        assert jaccard(one.text, other.text) >= 0.85
+        assert substance(one.text) == substance(other.text)
+        changed = [(a, b) for a, b in zip(one.text.split(), other.text.split(), strict=True) if a != b]
+        assert [SWAPS[b] for _, b in changed] == [a for a, _ in changed]
+        assert 0.01 <= len(changed) / len(other.text.split()) <= 0.02
+
+
+def test_what_resembles_evidence_differs_in_a_number_name_or_negation(world: World) -> None:
+    texts = {document.doc_id: document.text for document in world.documents()}
+    gold = {doc_id for task in all_tasks(world) if task.gold for doc_id in task.gold.relevant}
+    holders: dict[tuple[str, ...], list[str]] = {}
+    for doc_id, text in texts.items():
+        for shingle in shingles(text):
+            holders.setdefault(shingle, []).append(doc_id)
+    shared = Counter(pair for ids in holders.values() for pair in combinations(ids, 2))
+    close = [pair for pair, count in shared.items() if count >= 40 and jaccard(texts[pair[0]], texts[pair[1]]) >= 0.8]
+    of_gold = [pair for pair in close if gold & set(pair)]
+    assert len(of_gold) >= 3
+    assert all(substance(texts[one]) != substance(texts[other]) for one, other in of_gold)
+
+
+def test_look_alikes_of_evidence_exist_with_the_same_title_and_a_negation_turned(world: World) -> None:
+    documents = {document.doc_id: document for document in world.documents()}
+    pairs = [(documents[one], documents[other]) for one, other in world.look_alikes.items()]
+    assert all(substance(one.text) != substance(other.text) for one, other in pairs)
+    assert any(one.title == other.title and jaccard(one.text, other.text) >= 0.85 for one, other in pairs)
+    assert any(substance(one.text)[1] != substance(other.text)[1] for one, other in pairs)
+
+
+def test_distractors_share_surnames_town_names_amounts_and_company_roots(world: World) -> None:
+    def repeated(kind: str, part: int, among: list[Entity]) -> int:
+        counts = Counter(entity.name.split()[part] for entity in among if entity.kind == kind)
+        return max(counts.values())
+
+    assert repeated("person", -1, world.entities) > 1
+    assert repeated("town", 0, world.entities) > 1
+    assert repeated("company", 0, world.entities) > 1
+    amounts = Counter(entity.facts["revenue"] for entity in world.entities if entity.kind == "filing")
+    assert max(amounts.values()) > 1
+
+
+def test_ids_say_nothing_about_the_kind_of_document(world: World) -> None:
+    people = sorted(world.doc_id(entity.index) for entity in world.entities if entity.kind == "person")
+    assert int(people[0][1:]) < 50
+    assert int(people[-1][1:]) > 450
+
+
+def test_a_full_name_finds_its_document_and_one_search_does_not_find_a_whole_chain(world: World) -> None:
+    documents = list(world.documents())
+    engine = bm25s.BM25()
+    engine.index(bm25s.tokenize([d.text for d in documents], stopwords="en", show_progress=False), show_progress=False)
+
+    def search(queries: list[str]) -> list[set[str]]:
+        tokens = bm25s.tokenize(queries, stopwords="en", show_progress=False)
+        found, _ = engine.retrieve(tokens, k=10, show_progress=False)
+        return [{documents[at].doc_id for at in row} for row in found]
+
+    evidence = {doc_id for task in all_tasks(world) if task.gold for doc_id in task.gold.relevant}
+    named = [entity for entity in world.entities if world.doc_id(entity.index) in evidence]
+    hits = search([entity.name for entity in named])
+    assert all(world.doc_id(entity.index) in found for entity, found in zip(named, hits, strict=True))
+
+    chains = [task for task in all_tasks(world) if task.metadata["hops"] > 1]
+    answers = zip(chains, search([task.query for task in chains]), strict=True)
+    whole = [set(task.gold.relevant) <= found for task, found in answers if task.gold]
+    assert sum(whole) < 0.1 * len(chains)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from harness1.config import Env, load_config
+from harness1.errors import UsageError
+from harness1.eval.metrics import METRICS, measure, metric_names
+from harness1.eval.outcome import outcome
+from harness1.records import (
+    Curated,
+    Delta,
+    Episode,
+    Gold,
+    Hashes,
+    Note,
+    Observation,
+    RewardRecord,
+    Status,
+    StopReason,
+    Task,
+    ToolCall,
+    Turn,
+)
+
+SEARCH, GREP, END = ToolCall("search_corpus"), ToolCall("grep_corpus"), ToolCall("end_search")
+EPISODE = Episode(
+    episode_id="e",
+    task=Task("t", "query"),
+    stop_reason=StopReason.END_SEARCH,
+    status=Status.COMPLETED,
+    hashes=Hashes("", "", ""),
+    turns=(
+        Turn(0, action=SEARCH, observation=Observation("search_corpus", delta=Delta(auto_populated=("x", "a", "y")))),
+        Turn(1, action=SEARCH, observation=Observation("search_corpus")),
+        Turn(2, action=GREP, observation=Observation("grep_corpus", error=Note("bad_pattern"))),
+        Turn(3, action=END, observation=Observation("end_search")),
+        Turn(4, parse_error="no call"),
+    ),
+    curated=(Curated("x", "high", 1), Curated("a", "fair", 2), Curated("z", "low", 3)),
+    pool=("x", "a", "z", "y"),
+    aliases={"b": "x"},
+    reward=RewardRecord(0.75),
+)
+GOLD = Gold(relevant={"a": 1, "b": 1, "c": 1}, answer_docs=("b",))
+
+
+def test_every_metric_by_hand() -> None:
+    expected = {
+        "curated_recall": 1 / 3,
+        "curated_precision": 1 / 3,
+        "curated_f1": 1 / 3,
+        "curated_f2": 1 / 3,
+        "curated_recall_alias": 2 / 3,
+        "curated_precision_alias": 2 / 3,
+        "answer_recall": 0.0,
+        "answer_recall_alias": 1.0,
+        "trajectory_recall": 2 / 3,
+        "trajectory_answer_recall": 1.0,
+        "recall@1": 0.0,
+        "recall@3": 1 / 3,
+        "recall@5": 1 / 3,
+        "recall@10": 1 / 3,
+        "recall@15": 1 / 3,
+        "recall@30": 1 / 3,
+        "set_size": 3.0,
+        "turns": 4.0,
+        "reward": 0.75,
+        "duplicates_hidden": 1.0,
+        "auto_populated_kept": 2.0,
+        "tool_errors": 1.0,
+        "format_errors": 1.0,
+        "tool_search_corpus": 2.0,
+    }
+    assert measure(outcome(EPISODE, GOLD), EPISODE, Env()) == pytest.approx(expected)
+    assert METRICS.keys() == expected.keys() - {"tool_search_corpus"}
+
+
+def test_a_mechanism_that_is_off_has_no_metric() -> None:
+    env = load_config(overrides=["env.dedup.on=false", "env.auto_populate.on=false"]).env
+    assert set(metric_names(Env())) - set(metric_names(env)) == {"duplicates_hidden", "auto_populated_kept"}
+    assert "duplicates_hidden" not in measure(outcome(EPISODE, GOLD), EPISODE, env)
+
+
+def test_an_unscored_episode_has_no_reward_to_report() -> None:
+    unscored = msgspec.structs.replace(EPISODE, reward=None)
+    with pytest.raises(UsageError, match="'e' has no reward"):
+        measure(outcome(unscored, GOLD), unscored, Env())

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness1.config import Config, load_config
+from harness1.errors import UsageError
+from harness1.eval.outcome import outcome
+from harness1.eval.statistics import paired_difference
+from harness1.eval.summary import cut, summarise, task_metrics
+from harness1.records import (
+    STATUS_OF,
+    Curated,
+    Episode,
+    Gold,
+    Hashes,
+    Observation,
+    StopReason,
+    Task,
+    ToolCall,
+    Turn,
+)
+from harness1.reward.composite import score
+
+CONFIG = load_config(overrides=["run.bootstrap=100"])
+TASKS = {name: Task(name, "query", gold=Gold(relevant={"a": 1, "b": 1})) for name in ("t1", "t2", "t3", "t4", "t5")}
+
+
+def finished(task: str, curated: str, stop: StopReason = StopReason.END_SEARCH, **more: Any) -> Episode:
+    return Episode(
+        episode_id=f"{task}/{more.get('sample_idx', 0)}",
+        task=TASKS[task].public(),
+        stop_reason=stop,
+        status=STATUS_OF[stop],
+        hashes=Hashes("", "", ""),
+        curated=tuple(Curated(unit, "fair", rank) for rank, unit in enumerate(curated, 1)),
+        pool=tuple(curated),
+        **more,
+    )
+
+
+def calls(*names: str) -> tuple[Turn, ...]:
+    return tuple(Turn(i, action=ToolCall(name), observation=Observation(name)) for i, name in enumerate(names))
+
+
+RUN = [
+    finished("t1", "ab", turns=calls("search_corpus", "search_corpus", "curate")),  # recall 1
+    finished("t1", "", sample_idx=1),  # recall 0
+    finished("t2", "ab", StopReason.FORMAT_LIMIT, turns=calls("search_corpus")),  # recall 0
+    finished("t3", "ab", StopReason.FAULT),  # no recall
+    finished("t4", "ax", StopReason.CONTEXT_LIMIT),  # recall 1/2
+]
+
+
+def test_samples_are_averaged_then_tasks_failures_are_zero_and_faults_are_left_out() -> None:
+    summary = summarise(RUN, TASKS, CONFIG)
+    assert summary["curated_recall"]["mean"] == pytest.approx((0.5 + 0.0 + 0.5) / 3)
+    assert summary["curated_precision"]["mean"] == pytest.approx((0.5 + 0.0 + 0.5) / 3)
+    assert summary["trajectory_recall"]["mean"] == pytest.approx((0.5 + 1.0 + 0.5) / 3)
+    assert summary["curated_recall"]["low"] < summary["curated_recall"]["mean"] < summary["curated_recall"]["high"]
+
+
+def test_every_task_and_episode_is_accounted_for() -> None:
+    summary = summarise(RUN, TASKS, CONFIG)
+    assert (summary["tasks"], summary["scored"], summary["missing"], summary["episodes"]) == (5, 3, 1, 5)
+    assert summary["failures"] == {"policy_error": 1, "infra_error": 1, "truncated": 1}
+    assert summary["stop_reasons"] == {
+        "end_search": 2,
+        "turn_limit": 0,
+        "context_limit": 1,
+        "format_limit": 1,
+        "fault": 1,
+    }
+
+
+def test_tools_are_calls_per_episode_and_the_mix_is_their_share() -> None:
+    summary = summarise(RUN, TASKS, CONFIG)
+    assert summary["tool_search_corpus"]["mean"] == pytest.approx((1.0 + 1.0 + 0.0) / 3)
+    assert summary["tool_curate"]["mean"] == pytest.approx(0.5 / 3)
+    assert summary["tool_mix"] == {"curate": 0.25, "search_corpus": 0.75}
+
+
+def test_rewards_are_those_of_the_given_configuration() -> None:
+    dear = load_config(overrides=["run.bootstrap=10", "reward.format_failure=-9"])
+    failed = [score(RUN[2], TASKS["t2"].gold, CONFIG)]
+    assert summarise(failed, TASKS, CONFIG)["reward"]["mean"] == -0.5
+    assert summarise(failed, TASKS, dear)["reward"]["mean"] == -9.0
+
+
+def test_the_summary_is_json_and_depends_on_no_order() -> None:
+    shuffled = random.Random(0).sample(RUN, len(RUN))
+    first, second = (json.dumps(summarise(iter(run), TASKS, CONFIG), allow_nan=False) for run in (RUN, shuffled))
+    assert first == second
+    assert first != json.dumps(summarise(RUN, TASKS, CONFIG, seed=1))
+
+
+def test_a_run_of_faults_alone_has_null_means() -> None:
+    summary = summarise([RUN[3]], TASKS, CONFIG)
+    assert summary["curated_recall"] == {"mean": None, "low": None, "high": None}
+    assert summary["scored"] == 0
+    assert summarise([], {}, CONFIG)["tool_mix"] == {}
+
+
+def test_an_episode_of_an_unknown_task_or_without_gold_is_refused() -> None:
+    with pytest.raises(UsageError, match="'t1'"):
+        summarise(RUN, {"t2": TASKS["t2"]}, CONFIG)
+    with pytest.raises(UsageError, match="'t1' has no gold"):
+        summarise(RUN, {name: task.public() for name, task in TASKS.items()}, CONFIG)
+
+
+def test_cutting_keeps_the_best_ranked_and_drops_the_reward_of_the_whole() -> None:
+    unsorted = (Curated("x", "low", 3), Curated("a", "high", 1), Curated("b", "fair", 2))
+    whole = score(finished("t1", "", turns=()), TASKS["t1"].gold, CONFIG)
+    episode = cut(msgspec.structs.replace(whole, curated=unsorted), 2)
+    assert [entry.unit_id for entry in episode.curated] == ["a", "b"]
+    assert (episode.reward, episode.hashes.reward) == (None, "")
+    assert outcome(episode, TASKS["t1"].gold).precision == 1.0
+    assert cut(episode, 30).curated == episode.curated
+    with pytest.raises(UsageError, match="-1"):
+        cut(episode, -1)
+
+
+def test_runs_are_paired_by_the_metrics_of_their_tasks() -> None:
+    def recalls(run: list[Episode]) -> dict[str, float]:
+        return {task: row["curated_recall"] for task, row in task_metrics(run, TASKS, Config()).items()}
+
+    full = recalls(RUN)
+    assert full == {"t1": 0.5, "t2": 0.0, "t4": 0.5}
+    assert paired_difference(full, recalls([cut(episode, 1) for episode in RUN]), 10).mean == pytest.approx(0.25 / 3)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness1.config import Config, Env, load_config
+from harness1.eval.outcome import Outcome
+from harness1.records import Episode, Hashes, Status, StopReason, Task
+from harness1.reward.component import Case, Component, component
+from harness1.reward.composite import COMPONENTS
+from harness1.reward.curation import curation
+from harness1.reward.diversity import available_tools, diversity, diversity_shortfall
+from harness1.reward.turn_penalty import turn_penalty
+
+EPISODE = Episode(
+    episode_id="e",
+    task=Task("t", "query"),
+    stop_reason=StopReason.END_SEARCH,
+    status=Status.COMPLETED,
+    hashes=Hashes("", "", ""),
+)
+BY_NAME = {part.name: part for part in COMPONENTS}
+ONLY_SEARCH = [f"env.{tool}.on=false" for tool in ("fan_out", "grep", "read", "review", "verification")]
+
+
+def value(part: Component, *settings: str, **outcome: Any) -> float:
+    return part.term(Case(Outcome(**outcome), EPISODE, load_config(overrides=list(settings)))).value
+
+
+def used(count: int) -> dict[str, int]:
+    return {f"tool{number}": 1 for number in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "expected"),
+    [
+        ("outcome", {"precision": 0.5, "recall": 0.25}, 5 * 0.125 / 2.25),
+        ("trajectory", {"trajectory_recall": 0.4}, 0.4),
+        ("answer_found", {"answer_recall": 0.0}, 0.0),
+        ("answer_found", {"answer_recall": 0.01}, 1.0),
+        ("answer", {"answer_recall": 0.3}, 0.3),
+        ("trajectory_answer", {"trajectory_answer_recall": 0.6}, 0.6),
+        ("answer_missed", {"trajectory_answer_recall": 0.75, "answer_recall": 0.5}, 0.25),
+        ("answer_missed", {"trajectory_answer_recall": 0.5, "answer_recall": 0.75}, 0.0),
+        ("recall_gap", {"trajectory_recall": 0.75, "recall": 0.5}, 0.25),
+        ("recall_gap", {"trajectory_recall": 0.5, "recall": 0.75}, 0.0),
+    ],
+)
+def test_values_by_hand(name: str, outcome: dict[str, float], expected: float) -> None:
+    assert value(BY_NAME[name], **outcome) == pytest.approx(expected)
+
+
+def test_beta_is_the_one_that_is_set() -> None:
+    assert value(BY_NAME["outcome"], "reward.beta=1", precision=0.5, recall=0.25) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("tools", "share", "short"), [(0, 0.0, 6.0), (3, 0.5, 3.0), (6, 1.0, 0.0), (9, 1.0, 0.0)])
+def test_diversity_counts_distinct_tools_up_to_the_target(tools: int, share: float, short: float) -> None:
+    assert value(diversity, calls=used(tools)) == share
+    assert value(diversity_shortfall, calls=used(tools)) == short
+
+
+def test_tools_that_are_off_are_not_missed() -> None:
+    assert available_tools(Env()) == 7
+    assert available_tools(load_config(overrides=ONLY_SEARCH).env) == 2
+    assert value(diversity, *ONLY_SEARCH, calls=used(2)) == 1.0
+    assert value(diversity_shortfall, *ONLY_SEARCH, calls=used(2)) == 0.0
+    assert value(diversity, *ONLY_SEARCH, "reward.diversity_target=1", calls=used(1)) == 1.0
+
+
+@pytest.mark.parametrize(("turns", "expected"), [(0, 0.0), (20, 0.0), (21, 0.05), (30, 0.5), (40, 1.0), (99, 1.0)])
+def test_turns_beyond_the_free_ones_cost_up_to_the_whole_penalty(turns: int, expected: float) -> None:
+    assert value(turn_penalty, turns=turns) == pytest.approx(expected)
+
+
+def test_fewer_turns_allowed_than_free_cost_nothing() -> None:
+    assert value(turn_penalty, "env.max_turns=5", turns=5) == 0.0
+    assert value(turn_penalty, "env.max_turns=5", turns=21) == 1.0
+
+
+def test_curation_is_a_share_of_turns_up_to_its_target() -> None:
+    assert value(curation, turns=10, calls={"curate": 2}) == pytest.approx(0.5)
+    assert value(curation, turns=10, calls={"curate": 8}) == 1.0
+    assert value(curation, turns=0) == 0.0
+    assert value(curation, "reward.curation_target=0.0", turns=10) == 1.0
+
+
+def test_penalties_weigh_negatively_and_nothing_else_does() -> None:
+    overrides = [f"reward.{name}=0.5" for name in ("recall_gap", "diversity_shortfall", "curation")]
+    settings = load_config(overrides=overrides).reward
+    negative = {part.name for part in COMPONENTS if part.weight(settings) < 0.0}
+    assert negative == {"answer_missed", "recall_gap", "diversity_shortfall", "turn_penalty"}
+    assert all(part.weight(settings) != 0.0 for part in COMPONENTS)
+
+
+def test_a_component_that_runs_away_is_capped() -> None:
+    @component("wild", weight=lambda settings: settings.outcome, ceiling=lambda _: 3.0)
+    def wild(case: Case) -> float:
+        return float(case.outcome.turns)
+
+    assert (value(wild, turns=99), value(wild, turns=-99), value(wild, turns=2)) == (3.0, 0.0, 2.0)
+
+
+SHARE = st.floats(0.0, 1.0)
+
+
+@given(SHARE, SHARE, SHARE, SHARE, st.integers(0, 200), st.integers(0, 20))
+def test_every_component_stays_in_its_range(r: float, p: float, t: float, f: float, turns: int, tools: int) -> None:
+    outcome = Outcome(recall=r, precision=p, trajectory_recall=t, answer_recall=f, turns=turns, calls=used(tools))
+    case = Case(outcome, EPISODE, Config())
+    for part in COMPONENTS:
+        assert 0.0 <= part.term(case).value <= part.ceiling(Config().reward)

@@ -1,0 +1,114 @@
+"""Small worlds for tests: an in-memory retriever that counts shared words, and chunks made by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from harness1.config import Env, Run
+from harness1.env.environment import SearchEnv, Step
+from harness1.records import Chunk, ChunkId, DocId, Hit, Task, ToolCall, Unit
+from harness1.retrieval.retriever import (
+    BadPattern,
+    IndexInfo,
+    RetrievalFault,
+    Scored,
+    SearchRequest,
+    SearchResult,
+)
+
+Result = TypeVar("Result")
+
+
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    return asyncio.run(coroutine)
+
+
+def chunk(doc_id: str, text: str, title: str = "", index: int = 0) -> Chunk:
+    return Chunk(ChunkId(f"{doc_id}#{index}"), DocId(doc_id), index, title, text)
+
+
+def hit(doc_id: str, text: str, title: str = "", index: int = 0, rank: int = 0) -> Hit:
+    made = chunk(doc_id, text, title, index)
+    return Hit(made.chunk_id, made.doc_id, index, title, text, 1.0, rank, -(-len(text) // 4))
+
+
+class WordRetriever:
+    """Ranks chunks by the number of query words that they hold. `faults` makes the next calls fail."""
+
+    def __init__(self, chunks: Sequence[Chunk], unit: Unit = "document", faults: int = 0) -> None:
+        self.chunks = list(chunks)
+        self.info = IndexInfo("word-index", unit, len({made.doc_id for made in chunks}), len(self.chunks))
+        self.faults = faults
+        self.calls = 0
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        return [self._search(request) for request in requests]
+
+    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
+        if self._fails():
+            return RetrievalFault("down")
+        try:
+            compiled = re.compile(pattern)
+        except re.error as error:
+            return BadPattern(str(error))
+        return tuple([made for made in self.chunks if compiled.search(made.text)][:limit])
+
+    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
+        if self._fails():
+            return RetrievalFault("down")
+        return tuple(made for made in self.chunks if made.doc_id == doc_id)
+
+    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
+        return tuple(made for made in self.chunks if made.chunk_id in chunk_ids)
+
+    def _search(self, request: SearchRequest) -> SearchResult | RetrievalFault:
+        if self._fails():
+            return RetrievalFault("down")
+        words = set(request.query.lower().split())
+        found = []
+        for made in self.chunks:
+            score = len(words & set(f"{made.title} {made.text}".lower().replace(".", " ").split()))
+            if score and made.chunk_id not in request.exclude:
+                found.append(Scored(made, float(score)))
+        found.sort(key=lambda scored: (-scored.score, scored.chunk.chunk_id))
+        return SearchResult(tuple(found[: request.k]))
+
+    def _fails(self) -> bool:
+        self.calls += 1
+        if self.faults > 0:
+            self.faults -= 1
+            return True
+        return False
+
+
+CORPUS = (
+    chunk("ada", "Ada Lovelace wrote the first program. She was the daughter of Lord Byron.", "Ada Lovelace"),
+    chunk("byron", "Lord Byron was an English poet. He died in Missolonghi in 1824.", "Lord Byron"),
+    chunk("babbage", "Charles Babbage designed the Analytical Engine. Ada Lovelace described it.", "Charles Babbage"),
+    chunk("miss", "Missolonghi is a town in western Greece. It was besieged in 1825.", "Missolonghi"),
+    chunk("noise", "Rain fell on the town for days.", "Weather"),
+)
+
+QUICK = Run(attempts=3, backoff_s=0.0, workers=1)
+
+
+def make_env(config: Env | None = None, chunks: Sequence[Chunk] = CORPUS, **options: Any) -> SearchEnv:
+    retriever = options.pop("retriever", None) or WordRetriever(chunks, options.pop("unit", "document"))
+    return SearchEnv(config or Env(), retriever, run=QUICK, **options)
+
+
+def play(env: SearchEnv, *actions: ToolCall, query: str = "Where did the father of Ada Lovelace die?") -> list[Step]:
+    """Reset and take the actions one after the other."""
+
+    async def steps() -> list[Step]:
+        await env.reset(Task("task", query))
+        return [await env.step([action], "because") for action in actions]
+
+    return run(steps())
+
+
+def search(query: str) -> ToolCall:
+    return ToolCall("search_corpus", {"query": query})
