@@ -36,13 +36,13 @@ class Nowhere:
     async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
         return [_ABSENT for _ in requests]
 
-    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | RetrievalFault:  # noqa: ARG002
+    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | RetrievalFault:
         return _ABSENT
 
-    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:  # noqa: ARG002
+    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
         return _ABSENT
 
-    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:  # noqa: ARG002
+    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
         return _ABSENT
 
 

@@ -110,7 +110,7 @@ def _run(evaluation: Evaluation, out: Path) -> dict[str, Any]:
         def start(finished: int, total: int) -> None:
             progress.update(bar, completed=finished, total=total)
 
-        def advance(episode: Episode) -> None:  # noqa: ARG001
+        def advance(episode: Episode) -> None:
             progress.advance(bar)
 
         return run_evaluation(evaluation, out, start, advance)

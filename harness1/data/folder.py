@@ -81,7 +81,7 @@ def _read_text(file: Path) -> tuple[str, str]:
 
 
 def _read_pdf(file: Path) -> tuple[str, str]:
-    """Title and text of a PDF. Its reader fails on broken files in many ways, each of which concerns this file alone."""
+    """Title and text of a PDF. Its reader fails on broken files in many ways; each concerns this file alone."""
     import pypdf
     import pypdf.errors
 

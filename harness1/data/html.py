@@ -6,10 +6,12 @@ import re
 from html.parser import HTMLParser
 
 HIDDEN = frozenset({"script", "style"})
-BLOCKS = frozenset(
-    "address article aside blockquote br caption dd details div dl dt fieldset figcaption figure footer form h1 h2 h3 "
-    "h4 h5 h6 header hr li main nav ol option p pre section summary table tbody td tfoot th thead tr ul".split()
-)
+BLOCKS = frozenset({
+    "address", "article", "aside", "blockquote", "br", "caption", "dd", "details", "div", "dl", "dt",
+    "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr",
+    "li", "main", "nav", "ol", "option", "p", "pre", "section", "summary", "table", "tbody", "td", "tfoot",
+    "th", "thead", "tr", "ul",
+})  # fmt: skip
 
 
 def read_html(page: str) -> tuple[str, str]:
@@ -29,7 +31,7 @@ class _Reader(HTMLParser):
         self._hidden = self._verbatim = 0
         self._in_title = False
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in HIDDEN:
             self._hidden += 1
         elif tag == "title":

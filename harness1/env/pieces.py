@@ -78,5 +78,5 @@ class ApproximateCounter:
             approximate_tokens(f"{spec.name} {spec.description} {json.dumps(spec.parameters)}") for spec in specs
         )
 
-    def overhead(self, role: Role) -> int:  # noqa: ARG002
+    def overhead(self, role: Role) -> int:
         return 4

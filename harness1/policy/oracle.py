@@ -33,7 +33,7 @@ class OraclePolicy:
     def __init__(self, golds: Mapping[str, Gold]) -> None:
         self._golds = golds
 
-    def open(self, task: Task, seed: int) -> OracleSession:  # noqa: ARG002
+    def open(self, task: Task, seed: int) -> OracleSession:
         if task.task_id not in self._golds:
             raise UsageError(f"the oracle needs the gold of task {task.task_id}")
         return OracleSession(wanted(self._golds[task.task_id]))

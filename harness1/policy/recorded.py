@@ -32,7 +32,7 @@ class RecordedPolicy:
         folder = path.parent if path.is_file() else path
         return cls(list(read_episodes(folder)), f"replay:{path}")
 
-    def open(self, task: Task, seed: int) -> RecordedSession:  # noqa: ARG002
+    def open(self, task: Task, seed: int) -> RecordedSession:
         if task.query not in self._episodes:
             raise UsageError(f"no recorded episode for the query {task.query[:80]!r}")
         return RecordedSession(self._episodes[task.query], 0)
@@ -42,7 +42,7 @@ class RecordedSession:
     def __init__(self, episode: Episode, at: int) -> None:
         self._episode, self._at = episode, at
 
-    async def act(self, context: Context) -> Decision:  # noqa: ARG002
+    async def act(self, context: Context) -> Decision:
         turns = self._episode.turns
         if self._at >= len(turns):
             return Decision((ToolCall(END_SEARCH, {"reasoning": "The record ends here."}),))

@@ -23,10 +23,11 @@ from harness1.retrieval.strings import Keys, load_array, write_keys
 ANALYSER = "words of 2 or more letters, lower case, Lucene's English stop words, Snowball English stemmer"
 """Names what `Analyser` does, for the hash of an index: whoever changes one changes the other."""
 
-STOP_WORDS = frozenset(
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
-    "to was will with".split()
-)
+STOP_WORDS = frozenset({
+    "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no",
+    "not", "of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to",
+    "was", "will", "with",
+})  # fmt: skip
 _WORD = re.compile(r"\b\w\w+\b")
 
 

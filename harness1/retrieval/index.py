@@ -1,44 +1,29 @@
-"""An index on disk: a folder of immutable generations, of which the file CURRENT names one.
-
-    DIR/CURRENT              the name of the generation that readers open
-    DIR/gen-000001/          one whole index: index.json, chunks, ids, BM25
-    DIR/.build-*/            a build at work, or what an interrupted one left
-
-A generation is written in full, then renamed into place, then CURRENT is replaced. Whoever opens the folder sees the
-earlier generation or the new one, never a part of one. A reader that holds an older generation keeps it: its files
-stay mapped even when a later build deletes them.
-"""
+"""An index on disk: one pass over a corpus makes it, opening it maps it. Its generations: `retrieval.generations`."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
-import shutil
-import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from harness1 import config
-from harness1.errors import CorpusError, SchemaError, UsageError
+from harness1.errors import CorpusError, SchemaError
 from harness1.hashing import canonical, digest
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.bm25 import ANALYSER, BM25, BM25Builder
 from harness1.retrieval.chunking import chunk
 from harness1.retrieval.corpus import Document
+from harness1.retrieval.generations import current_generation, new_generation
 from harness1.retrieval.retriever import IndexInfo
 from harness1.retrieval.strings import Keys, Strings, StringWriter, load_array, write_keys
 
 FORMAT = 1
-CURRENT = "CURRENT"
-KEPT = 2
-"""Generations that a build leaves: its own, and the one that readers may be about to open."""
 CACHED_CHUNKS = 4096
 REPORT_EVERY = 256
 """Documents between two reports of progress."""
@@ -69,22 +54,8 @@ def build_index(
             or the folder cannot be written. The earlier generation stays as it was.
         UsageError: another build is at work in the folder.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with _sole_builder(out):
-            number = _current_number(out) + 1
-            _remove_leftovers(out, number)
-            work = Path(tempfile.mkdtemp(prefix=".build-", dir=out))
-            try:
-                info = _write_generation(documents, work, settings, progress)
-                _publish(out, work, number)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
-            for old in range(number - KEPT, 0, -1):
-                shutil.rmtree(out / _name(old), ignore_errors=True)
-    except OSError as error:
-        raise CorpusError(f"cannot build an index at {out}: {error}") from error
-    return info
+    with new_generation(out) as work:
+        return _write_generation(documents, work, settings, progress)
 
 
 def open_index(path: Path) -> EmbeddedIndex:
@@ -94,12 +65,9 @@ def open_index(path: Path) -> EmbeddedIndex:
         CorpusError: the folder is no index, or is damaged.
         SchemaError: it was built by a newer version of the package.
     """
+    generation = current_generation(path)
     try:
-        generation = path / (path / CURRENT).read_text(encoding="utf-8").strip()
         manifest = (generation / "index.json").read_bytes()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path} is not an index; build one there with: harness1 index") from error
-    try:
         newest = msgspec.json.decode(manifest, type=_Format).format
         if newest > FORMAT:
             raise SchemaError(f"{path} is an index of format {newest}; this harness1 reads up to {FORMAT}: upgrade it")
@@ -202,8 +170,7 @@ def _checked_ranks(doc_ids: Sequence[DocId], chunk_ids: Sequence[ChunkId]) -> li
     """The place of every chunk id in lexicographic order, once it is sure that no two are equal."""
     if not doc_ids:
         raise CorpusError("the corpus holds no documents")
-    ordered = sorted(doc_ids)
-    for one, other in zip(ordered, ordered[1:], strict=False):
+    for one, other in pairwise(sorted(doc_ids)):
         if one == other:
             raise CorpusError(f"two documents have the id {one!r}")
     order = sorted(range(len(chunk_ids)), key=chunk_ids.__getitem__)
@@ -216,57 +183,3 @@ def _checked_ranks(doc_ids: Sequence[DocId], chunk_ids: Sequence[ChunkId]) -> li
                 f"{chunk_ids[position].rpartition('#')[0]!r}; rename one of the two, or raise index.chunk_tokens"
             )
     return ranks
-
-
-@contextmanager
-def _sole_builder(out: Path) -> Iterator[None]:
-    """Hold the lock of an index folder; the system frees it when the process dies, however it dies."""
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(f"another build is at work in {out}") from error
-        yield
-
-
-def _name(number: int) -> str:
-    return f"gen-{number:06d}"
-
-
-def _current_number(out: Path) -> int:
-    """The number of the current generation; 0 where there is none."""
-    try:
-        return int((out / CURRENT).read_text(encoding="utf-8").strip().removeprefix("gen-"))
-    except FileNotFoundError:
-        return 0
-    except ValueError as error:
-        raise CorpusError(f"{out / CURRENT} does not name a generation; delete the folder and build anew") from error
-
-
-def _remove_leftovers(out: Path, number: int) -> None:
-    """Delete what interrupted builds left: work folders, and a generation that never became current."""
-    for folder in (*out.glob(".build-*"), out / _name(number)):
-        if folder.exists():
-            shutil.rmtree(folder)
-
-
-def _publish(out: Path, work: Path, number: int) -> None:
-    """Make a complete work folder the current generation. Every step is on the disk before the next begins."""
-    for path in (*work.iterdir(), work):
-        _sync(path)
-    work.chmod(0o755)
-    work.rename(out / _name(number))
-    _sync(out)
-    pointer = out / f"{CURRENT}.new"
-    pointer.write_text(f"{_name(number)}\n", encoding="utf-8")
-    _sync(pointer)
-    pointer.replace(out / CURRENT)
-    _sync(out)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

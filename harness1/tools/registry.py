@@ -19,7 +19,7 @@ from harness1.tools.tool import Steps, Tool, ToolFunction, ToolSpec, build_tool
 from harness1.tools.verify import verify
 
 
-def always(env: Env) -> bool:  # noqa: ARG001
+def always(env: Env) -> bool:
     """The condition of a tool that no configuration removes."""
     return True
 
