@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness1.data import beir, folder, jsonl
 from harness1.errors import CorpusError, UsageError
+from harness1.hashing import digest
 from harness1.records import Task
 from harness1.retrieval.corpus import Document
 
@@ -25,6 +27,20 @@ class Source:
     """The tasks of one split; a `UsageError` names those that exist."""
     problems: list[str] = field(default_factory=list)
     """What could not be read in the last pass over the documents, one line each; it was left out."""
+    root: Path | None = None
+    """Where it lies on disk; None for what is generated."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the corpus may have changed: names, sizes and times of its files, without reading them.
+
+        A generated corpus is decided by its name and by the running Python.
+        """
+        if self.root is None:
+            return digest([self.name, sys.version])
+        files = sorted(self.root.rglob("*")) if self.root.is_dir() else [self.root]
+        found = [(str(file), file.stat()) for file in files if file.is_file()]
+        return digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found])
 
 
 def open_source(spec: str) -> Source:
@@ -89,4 +105,4 @@ def _checked(
             raise UsageError(f"{path} has no split {split!r}; it has: {', '.join(splits) or 'none'}")
         return beir.read_tasks(path, split)
 
-    return Source(path.resolve().name, kind, documents, splits, tasks, problems)
+    return Source(path.resolve().name, kind, documents, splits, tasks, problems, path.resolve())

@@ -12,11 +12,13 @@ from harness1.env.sentences import split
 
 K1, B, EPSILON = 1.5, 0.75, 0.25
 
+_split = lru_cache(maxsize=1024)(split)
+
 
 def compress(text: str, query: str, k: int) -> str:
     """The `k` sentences of a text that match a query best, in their order, joined by a space.
 
-    A text of at most `k` sentences is returned whole, stripped; so is nothing ever shown that the text does not hold.
+    A text of at most `k` sentences is returned whole, stripped.
     """
     sentences = _split(text)
     if len(sentences) <= k:
@@ -30,9 +32,6 @@ def select(sentences: Sequence[str], query: str, k: int) -> tuple[int, ...]:
     scores = _okapi([sentence.lower().split() for sentence in sentences], query.lower().split())
     best = sorted(range(len(sentences)), key=lambda position: -scores[position])
     return tuple(sorted(best[: max(k, 0)]))
-
-
-_split = lru_cache(maxsize=1024)(split)
 
 
 def _okapi(documents: list[list[str]], query: list[str]) -> list[float]:

@@ -83,8 +83,8 @@ def guard(title: str, text: str) -> Guard:
     """What must be equal for two texts to say the same: (title, numbers, dates, negations).
 
     The title is compared without case and spacing, the others as multisets (sorted tuples). Numbers hold their sign,
-    currency, percent and ordinal marks, and include number words; a date is a
-    month or weekday with the numbers beside it.
+    currency, percent and ordinal marks, and include number words; a date is a month or weekday with the
+    numbers beside it.
     """
     lowered = text.lower()
     tokens = _TOKEN.findall(lowered)

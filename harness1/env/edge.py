@@ -75,7 +75,9 @@ class Edge:
             return await self.retriever.grep(pattern, limit, self.run.call_deadline_s)
 
         found = await self._retried(once)
-        return Answer(bad_pattern=found.reason) if isinstance(found, BadPattern) else _unranked(found)
+        if isinstance(found, BadPattern):
+            return Answer(bad_pattern=found.reason)
+        return Answer(_unranked(found).hits, (Ranking(pattern, tuple(chunk.chunk_id for chunk in found)),))
 
     async def _read(self, doc_id: DocId) -> Answer:
         async def once() -> tuple[Chunk, ...] | RetrievalFault:

@@ -1,4 +1,4 @@
-"""Programmatic guidance: facts about the search so far, and in prescriptive mode what to do next (no model behind it)."""
+"""Programmatic guidance, without a model: facts about the search so far, and in prescriptive mode what to do next."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Pool(msgspec.Struct):
 
     def _only_chunk_of(self, name: str) -> UnitId | None:
         """Where chunks are curated, `D12` means the chunk of document 12 if just one is pooled."""
-        if self.unit == "document" or not name[:1].upper() == "D" or not name[1:].isdecimal():
+        if self.unit == "document" or name[:1].upper() != "D" or not name[1:].isdecimal():
             return None
         wanted = {doc_id for doc_id, number in self.numbers.items() if number == int(name[1:7])}
         units = [entry.unit_id for entry in self.entries.values() if entry.doc_id in wanted]

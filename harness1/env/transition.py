@@ -1,4 +1,4 @@
-"""The pure core: (memory, action, answers) -> (memory, observation). It never waits, and it asks only through yields."""
+"""The pure core: (memory, action, answers) -> (memory, observation). It never waits and asks only through yields."""
 
 from __future__ import annotations
 

@@ -108,24 +108,31 @@ class HistoryView(Record):
     earlier: int
 
 
+NO_BUDGET = BudgetView(0, 0, 0, 0)
+NO_POOL = PoolSizeView(0, 0, 0)
+NO_OLDER = OlderView((), 0)
+NO_BRIDGES = BridgesView((), 0)
+NO_HISTORY = HistoryView((), 0)
+
+
 @dataclass
 class View:
     """Everything visible now. Where several pieces show the same thing (orders that append), the last one holds."""
 
     query: str = ""
-    budget: BudgetView = BudgetView(0, 0, 0, 0)
+    budget: BudgetView = NO_BUDGET
     curated: tuple[CuratedView, ...] = ()
     cap: int = 0
-    pool: PoolSizeView = PoolSizeView(0, 0, 0)
+    pool: PoolSizeView = NO_POOL
     documents: dict[str, DocumentView] = field(default_factory=dict)
     """By handle; the longest text that is shown."""
-    older: OlderView = OlderView((), 0)
+    older: OlderView = NO_OLDER
     turns: dict[int, TurnView] = field(default_factory=dict)
     hits: dict[int, list[HitView]] = field(default_factory=dict)
     """By turn, in the order shown."""
-    bridges: BridgesView = BridgesView((), 0)
+    bridges: BridgesView = NO_BRIDGES
     verdicts: tuple[VerdictView, ...] = ()
-    history: HistoryView = HistoryView((), 0)
+    history: HistoryView = NO_HISTORY
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> View:

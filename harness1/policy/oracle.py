@@ -15,6 +15,7 @@ from harness1.records import Gold, Task, ToolCall, UnitId
 from harness1.tools.end_search import END_SEARCH
 from harness1.tools.tool import ToolSpec
 
+BATCH = 5
 SPARE_TURNS = 3
 """Turns kept back for the last curation and the end."""
 SCANNED_CHARACTERS = 8000
@@ -52,7 +53,6 @@ class OracleSession:
         self._handles: dict[UnitId, str] = {}
         self._read: set[str] = set()
         self._asked: dict[str, None] = {}
-        self._queue: list[str] = []
 
     async def act(self, context: Context) -> Decision:
         view = context.view
@@ -62,7 +62,7 @@ class OracleSession:
     def fork(self) -> OracleSession:
         twin = OracleSession(self._needs)
         twin._handles, twin._read = dict(self._handles), set(self._read)
-        twin._asked, twin._queue = dict(self._asked), list(self._queue)
+        twin._asked = dict(self._asked)
         return twin
 
     def _next(self, view: View, tools: Sequence[ToolSpec]) -> ToolCall:
@@ -90,18 +90,15 @@ class OracleSession:
         return curate_call(tools, dict.fromkeys(add, "very_high"), remove)
 
     def _search(self, view: View, names: set[str]) -> ToolCall:
-        for query in self._candidates(view):
-            if query not in self._asked and query not in self._queue:
-                self._queue.append(query)
-        batch, self._queue = self._queue[:5], self._queue[5:]
-        if "fan_out_search" in names and len(batch) > 1:
-            self._asked |= dict.fromkeys(batch)
-            return ToolCall("fan_out_search", {"queries": batch})
-        # With nothing new to ask, the question again returns its next page.
-        query = batch[0] if batch else view.query
-        self._queue = batch[1:] + self._queue
-        self._asked[query] = None
-        return ToolCall("search_corpus", {"query": query})
+        fresh = [query for query in self._candidates(view) if query not in self._asked]
+        # With nothing new to ask, every query in turn is asked again for its next page.
+        chosen = list(dict.fromkeys(fresh or self._asked))[: BATCH if "fan_out_search" in names else 1]
+        for query in chosen:
+            self._asked.pop(query, None)
+            self._asked[query] = None
+        if len(chosen) > 1:
+            return ToolCall("fan_out_search", {"queries": chosen})
+        return ToolCall("search_corpus", {"query": chosen[0]})
 
     def _candidates(self, view: View) -> Iterator[str]:
         yield view.query
@@ -109,7 +106,9 @@ class OracleSession:
         for unit_id, handle in self._handles.items():
             if any(unit_id in need for need in self._needs) and handle in view.documents:
                 document = view.documents[handle]
-                yield from extract(f"{document.title}. {document.text}", SCANNED_CHARACTERS)
+                names = extract(f"{document.title}. {document.text}", SCANNED_CHARACTERS)
+                yield from names
+                yield from (f"{name} {view.query}" for name in names)
 
     def _note(self, view: View) -> None:
         for document in view.documents.values():

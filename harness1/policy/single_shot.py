@@ -12,7 +12,7 @@ TOP = 30
 
 
 class SingleShotPolicy:
-    """Searches once, curates the hits best first (at most `TOP`), ends. Give it `env.search.hits=30` for a deep ranking.
+    """Searches once, curates the hits best first (at most `TOP`), ends. `env.search.hits=30` gives a deep ranking.
 
     What the first search populated is the head of the same ranking, so the delivered order is the ranking's.
     """

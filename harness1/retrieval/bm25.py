@@ -106,10 +106,11 @@ class BM25:
         score, which the order is relative to, is that of the others.
         """
         scores = np.zeros(len(self._ranks), dtype=np.float32)
-        for term in self._terms.find(self._analyser.terms(query)):
-            if term >= 0:
-                column = slice(self._starts[term], self._starts[term + 1])
-                scores[self._chunks[column]] += self._scores[column]
+        terms = [term for term in self._terms.find(self._analyser.terms(query)) if term >= 0]
+        if terms:
+            columns = [slice(self._starts[term], self._starts[term + 1]) for term in terms]
+            chunks = np.concatenate([self._chunks[column] for column in columns])
+            np.add.at(scores, chunks, np.concatenate([self._scores[column] for column in columns]))
         if exclude:
             scores[list(exclude)] = 0.0
         best = best_positions(scores, self._ranks, k)

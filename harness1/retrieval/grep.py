@@ -30,13 +30,12 @@ def grep(
         return compiled
     end = time.monotonic() + deadline
     found: list[int] = []
-    for position, text in enumerate(texts):
-        if len(found) >= limit:
-            break
+    numbered = enumerate(texts)
+    while len(found) < limit and (item := next(numbered, None)):
         if time.monotonic() > end:
             return RetrievalFault(message="deadline")
-        if compiled.search(text):
-            found.append(position)
+        if compiled.search(item[1]):
+            found.append(item[0])
     return found
 
 

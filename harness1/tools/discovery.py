@@ -24,15 +24,16 @@ def discover(
     Hits that do not fit the allowance are not absorbed: what was not shown can be found again. With `seed`, the first
     search that finds something fills an empty curated set from the fused order.
     """
-    found = fused(answer, env)
-    hits = fitting(found, answer, env)
+    hits = fitting(fused(answer, env), answer, env)
     new, aliases = memory.absorb(hits, env)
     seeded = auto_populate(memory, env, hits) if seed else ()
     told = list(notes)
-    if not found:
+    # Counted from the rankings, which a record keeps whole, so that replay says the same.
+    total = len({chunk_id for ranking in answer.rankings for chunk_id in ranking.chunk_ids})
+    if not total:
         told.append(Note("nothing_found"))
-    if len(hits) < len(found):
-        told.append(Note("hits_left_out", {"count": len(found) - len(hits)}))
+    if len(hits) < total:
+        told.append(Note("hits_left_out", {"count": total - len(hits)}))
     delta = Delta(new=tuple(new), aliases=aliases, auto_populated=seeded)
     return Observation(tool, hits, answer.rankings, notes=tuple(told), delta=delta)
 

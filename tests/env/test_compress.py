@@ -33,6 +33,7 @@ def test_the_matching_sentence_survives_and_the_order_is_the_original() -> None:
     text = "Alpha is first. Beta is second. Gamma is third. Kites fly high. Delta is last."
     assert compress(text, "kites", 2) == "Alpha is first. Kites fly high."
     assert compress(f"  {text}\n", "kites", 5) == text
+    assert compress("Alpha\nBeta", "beta", 2) == "Alpha\nBeta"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_names_of_every_shape_are_whole(text: str, entities: tuple[str, ...]) ->
         ("Section 3 and Table 4 in Part II.", ()),
         ("made in the U.S. The firm grew; vitamin C. However, no.", ("U.S.",)),
         ("priced 3.1415 or 1,2345 or 12345", ()),
-        ("Ask WHO. Who knows?", ("Ask WHO",)),
+        ("US staff left. WHO met. Who knows? Us.", ("US", "WHO")),
     ],
 )
 def test_what_grammar_capitalises_is_no_name(text: str, entities: tuple[str, ...]) -> None:
@@ -54,6 +54,7 @@ def test_what_grammar_capitalises_is_no_name(text: str, entities: tuple[str, ...
 def test_a_common_word_that_starts_a_sentence_needs_support_from_inside_one() -> None:
     assert found("Scientists left. Company men came.") == ()
     assert found("Company men came to the Company.") == ("Company",)
+    assert found("to the Company. Company men came.") == ("Company",)
     assert found("Casablanca is old.") == ("Casablanca",)
 
 

@@ -26,7 +26,7 @@ def test_yes_rests_on_the_passage_and_the_title_stands_for_the_pronoun() -> None
 
 
 def test_a_passage_may_reach_over_three_sentences() -> None:
-    text = "Marie Curie was there. It was the Nobel Prize that she won. Physics, 1903. Unrelated words follow."
+    text = "Marie Curie was there. The Nobel Prize was new. She won it. Physics, 1903. Unrelated words follow."
     assert judge(CLAIM, text)[0].label == "yes"
     assert judge(CLAIM, text.replace(" Physics", " Then it rained. It snowed. Physics"))[0].label == "unclear"
 
@@ -50,7 +50,9 @@ def test_no_needs_a_conflict_of_number_date_or_polarity(claim: str, text: str) -
     ("claim", "text"),
     [
         (CLAIM, DOCUMENT.replace("Marie Curie", "Pierre Janet")),
+        (f"{CLAIM[:-1]} for careful long patient work.", f"Janet. {DOCUMENT[16:-1]} for careful long patient work."),
         (CLAIM, DOCUMENT.replace(" in 1903", "")),
+        ("Zinc helps maize roots grow deeper into sandy soil.", "Zinc is a metal."),
         (CLAIM, "Marie Curie was born in Warsaw. The city is large."),
         ("Sales of Acme rose 5% in total.", "Sales of Acme rose by 6 units in total."),
         (CLAIM, ""),

@@ -1,0 +1,34 @@
+# Each target makes its own virtual environment; nothing else needs to be set up. PYTHON chooses the interpreter.
+PYTHON ?= python3
+DEMO := .venv/demo
+TEST := .venv/test
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-all lint clean
+
+demo: $(DEMO)/ready
+	$(DEMO)/bin/harness1 demo
+
+test: $(TEST)/ready lint
+	$(TEST)/bin/python -m pytest -m "not service" -n 2
+
+test-all: test
+	$(TEST)/bin/python -m pytest -m service -rs || [ $$? -eq 5 ]
+
+lint: $(TEST)/ready
+	$(TEST)/bin/ruff check .
+	$(TEST)/bin/ruff format --check .
+	$(TEST)/bin/mypy
+
+$(DEMO)/ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(DEMO)
+	$(DEMO)/bin/pip install --quiet --editable .
+	touch $@
+
+$(TEST)/ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(TEST)
+	$(TEST)/bin/pip install --quiet --editable ".[test]"
+	touch $@
+
+clean:
+	rm -rf .venv runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

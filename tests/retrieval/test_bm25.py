@@ -1,0 +1,108 @@
+import math
+import random
+from collections import Counter
+
+import bm25s
+import numpy as np
+import pytest
+from bm25s.stopwords import STOPWORDS_EN
+
+from harness1.records import ChunkId
+from harness1.retrieval.bm25 import BM25, STOP_WORDS, Analyser, BM25Builder
+from harness1.retrieval.ordering import total_order
+
+WORDS = "river bridge stone castle market harbour engine garden winter silver running runners paper".split()
+RNG = random.Random(7)
+TEXTS = [" ".join(RNG.choices(WORDS, k=RNG.randint(3, 30))) for _ in range(120)] + ["", "the of", "river"]
+QUERIES = ["silver bridge", "run", "stone castle castle market", "winter the river engine paper garden"]
+
+
+def build(folder, texts: list[str], k1: float = 1.2, b: float = 0.75) -> BM25:
+    builder = BM25Builder()
+    for text in texts:
+        builder.add(text)
+    builder.write(folder, k1, b)
+    return BM25(folder, np.arange(len(texts), dtype=np.int32))
+
+
+@pytest.fixture(scope="module")
+def bm25(tmp_path_factory) -> BM25:
+    return build(tmp_path_factory.mktemp("bm25"), TEXTS)
+
+
+def by_formula(query: str, k1: float = 1.2, b: float = 0.75) -> list[float]:
+    """The Lucene formula, one chunk and one term at a time."""
+    chunks = [Counter(Analyser().terms(text)) for text in TEXTS]
+    mean = sum(chunk.total() for chunk in chunks) / len(chunks)
+    scores = [0.0] * len(chunks)
+    for term in Analyser().terms(query):
+        holders = sum(term in chunk for chunk in chunks)
+        idf = math.log(1 + (len(chunks) - holders + 0.5) / (holders + 0.5))
+        for at, chunk in enumerate(chunks):
+            scores[at] += idf * chunk[term] / (chunk[term] + k1 * (1 - b + b * chunk.total() / mean))
+    return scores
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_scores_are_those_of_the_formula(bm25: BM25, query: str) -> None:
+    expected = {at: score for at, score in enumerate(by_formula(query)) if score > 0}
+    assert dict(bm25.search(query, len(TEXTS))) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_scores_are_those_of_bm25s(bm25: BM25, query: str) -> None:
+    peer = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
+    peer.index([Analyser().terms(text) for text in TEXTS], show_progress=False)
+    _, scores = peer.retrieve([Analyser().terms(query)], k=20, show_progress=False)
+    assert [score for _, score in bm25.search(query, 20)] == pytest.approx(scores[0].tolist(), rel=1e-4)
+
+
+def test_settings_reach_the_scores(tmp_path) -> None:
+    flat = build(tmp_path, TEXTS, k1=2.0, b=0.0)
+    expected = {at: score for at, score in enumerate(by_formula("river", 2.0, 0.0)) if score > 0}
+    assert dict(flat.search("river", len(TEXTS))) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 3, 10, 50, 1000])
+@pytest.mark.parametrize("query", QUERIES)
+def test_exclusion_equals_filtering_before_ordering(bm25: BM25, query: str, k: int) -> None:
+    everything = bm25.search(query, len(TEXTS))
+    for excluded in ([at for at, _ in everything[:7]], [at for at, _ in everything[::2]], list(range(len(TEXTS)))):
+        rest = [(ChunkId(f"{at:03d}"), score) for at, score in everything if at not in excluded]
+        expected = [(int(name), score) for name, score in total_order(rest, k)]
+        assert bm25.search(query, k, excluded) == expected
+
+
+def test_ties_at_the_cut_go_by_rank_of_the_id(tmp_path) -> None:
+    build(tmp_path, ["same words"] * 50 + ["words"])
+    ranks = np.arange(51, dtype=np.int32)[::-1].copy()
+    assert [at for at, _ in BM25(tmp_path, ranks).search("same", 5)] == [49, 48, 47, 46, 45]
+
+
+@pytest.mark.parametrize("query", ["", "   ", "the of and", "zzz unknown", "?!", "x", "\ud800", "a\0b"])
+def test_a_query_without_a_known_term_finds_nothing(bm25: BM25, query: str) -> None:
+    assert bm25.search(query, 10) == []
+
+
+def test_k_of_nothing_finds_nothing(bm25: BM25) -> None:
+    assert bm25.search("river", 0) == []
+
+
+def test_chunks_without_the_terms_are_no_hits(bm25: BM25) -> None:
+    found = {at for at, _ in bm25.search("castle", len(TEXTS))}
+    assert found == {at for at, text in enumerate(TEXTS) if "castle" in text}
+
+
+def test_queries_and_chunks_are_analysed_alike(tmp_path) -> None:
+    bm25 = build(tmp_path, ["The RUNNERS are running", "Straße ÉCOLE", "x y z", "don't"])
+    assert [at for at, _ in bm25.search("runs", 5)] == [0]
+    assert [at for at, _ in bm25.search("école", 5)] == [1]
+    assert Analyser().terms("The RUNNERS are running, a b") == ["runner", "run"]
+
+
+def test_stop_words_are_those_of_lucene() -> None:
+    assert frozenset(STOPWORDS_EN) == STOP_WORDS
+
+
+def test_a_corpus_without_any_term_can_be_searched(tmp_path) -> None:
+    assert build(tmp_path, ["", "the", "? !"]).search("the river", 5) == []

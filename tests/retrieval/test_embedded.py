@@ -1,0 +1,109 @@
+import asyncio
+
+import pytest
+
+from harness1 import config
+from harness1.records import ChunkId, DocId
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.embedded import EmbeddedRetriever
+from harness1.retrieval.index import build_index, open_index
+from harness1.retrieval.ordering import total_order
+from harness1.retrieval.retriever import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
+
+DOCUMENTS = [
+    Document(doc_id=DocId("b"), title="River", text="The river has a bridge."),
+    Document(doc_id=DocId("a"), title="River", text="The river has a bridge."),
+    Document(doc_id=DocId("c"), title="Castle", text="The castle is old. It has a moat. A river fills it."),
+    Document(doc_id=DocId("d"), title="Market", text="Fish and bread."),
+]
+
+
+@pytest.fixture(scope="module")
+def retriever(tmp_path_factory) -> Retriever:
+    folder = tmp_path_factory.mktemp("index")
+    build_index(DOCUMENTS, folder, config.Index(chunk_tokens=8))
+    return EmbeddedRetriever(open_index(folder))
+
+
+def search(retriever: Retriever, query: str, k: int = 10, *exclude: str) -> SearchResult:
+    request = SearchRequest(query=query, k=k, exclude=frozenset(ChunkId(name) for name in exclude))
+    (result,) = asyncio.run(retriever.search([request]))
+    assert isinstance(result, SearchResult)
+    return result
+
+
+def found(result: SearchResult) -> list[str]:
+    return [hit.chunk.chunk_id for hit in result.hits]
+
+
+def test_hits_are_totally_ordered_whole_chunks(retriever) -> None:
+    result = search(retriever, "river")
+    assert found(result) == ["a", "b", "c#2"]
+    assert result.hits[2].chunk.text == "A river fills it."
+    assert list(result.pre_rerank_ids) == found(result)
+    assert set(result.stage_ms) == {"bm25"}
+    scored = [(hit.chunk.chunk_id, hit.score) for hit in result.hits]
+    assert total_order(scored[::-1]) == scored
+
+
+def test_excluded_chunks_never_come_back(retriever) -> None:
+    assert found(search(retriever, "river", 1)) == ["a"]
+    assert found(search(retriever, "river", 1, "a")) == ["b"]
+    assert found(search(retriever, "river", 10, "a", "b", "c#2", "unknown")) == []
+
+
+def test_the_same_chunk_is_the_same_object(retriever) -> None:
+    (chunk,) = asyncio.run(retriever.read(DocId("a")))
+    assert search(retriever, "river").hits[0].chunk is chunk
+
+
+def test_requests_are_answered_in_order_and_a_late_one_alone_fails(retriever) -> None:
+    requests = [SearchRequest(query="castle", k=3), SearchRequest(query="river", k=3, deadline=-1.0)]
+    answers = asyncio.run(retriever.search([*requests, SearchRequest(query="unknownword", k=3)]))
+    assert [type(answer) for answer in answers] == [SearchResult, RetrievalFault, SearchResult]
+    assert answers[1] == RetrievalFault(message="deadline")
+    assert answers[2].hits == ()
+
+
+def test_a_document_is_read_whole_and_chunks_are_got_in_the_order_asked(retriever) -> None:
+    assert [chunk.chunk_id for chunk in asyncio.run(retriever.read(DocId("c")))] == ["c#0", "c#1", "c#2"]
+    assert asyncio.run(retriever.read(DocId("c#0"))) == ()
+    got = asyncio.run(retriever.get([ChunkId("d"), ChunkId("no"), ChunkId("c#1"), ChunkId("\ud800")]))
+    assert [chunk.chunk_id for chunk in got] == ["d", "c#1"]
+
+
+def test_grep_sees_titles_and_texts_in_corpus_order(retriever) -> None:
+    def grep(pattern: str, limit: int = 5, deadline: float = 5.0):
+        answer = asyncio.run(retriever.grep(pattern, limit, deadline))
+        return [chunk.chunk_id for chunk in answer] if isinstance(answer, tuple) else answer
+
+    assert grep("(?i)river") == ["b", "a", "c#2"]
+    assert grep("(?i)river", 2) == ["b", "a"]
+    assert grep(r"^Castle\nIt") == ["c#1"]
+    assert grep("absent") == []
+    assert isinstance(grep("("), BadPattern)
+    assert grep("river", 5, -1.0) == RetrievalFault(message="deadline")
+
+
+def test_grep_looks_beyond_its_first_stretch(tmp_path) -> None:
+    documents = [Document(doc_id=DocId(f"{n:03d}"), title="t", text="even" if n % 2 else "odd") for n in range(300)]
+    build_index(documents, tmp_path, config.Index())
+    answer = asyncio.run(EmbeddedRetriever(open_index(tmp_path)).grep("even", 140, 5.0))
+    assert [chunk.chunk_id for chunk in answer] == [f"{n:03d}" for n in range(1, 280, 2)]
+
+
+def test_a_failing_engine_is_a_fault_of_its_request_alone(retriever, tmp_path, monkeypatch) -> None:
+    build_index(DOCUMENTS, tmp_path, config.Index())
+    index = open_index(tmp_path)
+    real = index.bm25.search
+
+    def failing(query: str, *rest):
+        if query == "castle":
+            raise OSError("stale file handle")
+        return real(query, *rest)
+
+    monkeypatch.setattr(index.bm25, "search", failing)
+    requests = [SearchRequest(query="castle", k=1), SearchRequest(query="river", k=1)]
+    first, second = asyncio.run(EmbeddedRetriever(index).search(requests))
+    assert first == RetrievalFault(message="OSError: stale file handle")
+    assert found(second) == ["a"]

@@ -1,0 +1,231 @@
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness1 import config
+from harness1.errors import CorpusError, SchemaError, UsageError
+from harness1.records import ChunkId, DocId
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.index import build_index, open_index
+
+SETTINGS = config.Index(chunk_tokens=8)
+LONG = "The first sentence is here. The second one is there. The third is last."
+
+
+def corpus(*words: str) -> list[Document]:
+    return [Document(doc_id=DocId(f"id-{word}"), title=word.title(), text=f"About {word}.") for word in words]
+
+
+def contents(path: Path) -> list[tuple[str, str, str, int, str]]:
+    index = open_index(path)
+    chunks = [index.chunk(position) for position in range(len(index))]
+    return [(chunk.chunk_id, chunk.doc_id, chunk.title, chunk.index, chunk.text) for chunk in chunks]
+
+
+def test_chunks_come_back_as_they_were(tmp_path) -> None:
+    documents = [
+        Document(doc_id=DocId("a"), title="Ä\ntitle", text="short – ok"),
+        Document(doc_id=DocId("b#1"), title="", text=LONG),
+        Document(doc_id=DocId("c"), title="only a title", text=""),
+    ]
+    info = build_index(documents, tmp_path, SETTINGS)
+    assert (info.documents, info.chunks, info.unit) == (3, 5, "document")
+    assert contents(tmp_path) == [
+        ("a", "a", "Ä\ntitle", 0, "short – ok"),
+        ("b#1#0", "b#1", "", 0, "The first sentence is here."),
+        ("b#1#1", "b#1", "", 1, "The second one is there."),
+        ("b#1#2", "b#1", "", 2, "The third is last."),
+        ("c", "c", "only a title", 0, ""),
+    ]
+    index = open_index(tmp_path)
+    assert index.info == info
+    assert index.positions([ChunkId("c"), ChunkId("no"), ChunkId("b#1#0")]) == [4, 1]
+    assert list(index.positions_of(DocId("b#1"))) == [1, 2, 3]
+    assert list(index.positions_of(DocId("b#1#0"))) == []
+    assert [bytes(text) for text in index.contents(range(4, 5))] == [b"only a title\n"]
+    assert index.chunk(2) is index.chunk(2)
+
+
+def test_the_hash_ignores_the_order_and_notices_everything_else(tmp_path) -> None:
+    def index_hash(documents: list[Document], settings: config.Index = SETTINGS) -> str:
+        return build_index(documents, tmp_path, settings).index_hash
+
+    documents = corpus("sun", "moon")
+    base = index_hash(documents)
+    assert base == index_hash(documents[::-1]) == open_index(tmp_path).info.index_hash
+    moved = [
+        Document(doc_id=DocId("id-sun"), title="Moon", text="About sun."),
+        Document(doc_id=DocId("id-moon"), title="Sun", text="About moon."),
+    ]
+    others = [index_hash(documents[:1]), index_hash(corpus("sun", "mood")), index_hash(moved)]
+    others += [index_hash(documents, config.Index(chunk_tokens=9)), index_hash(documents, config.Index(k1=1.3))]
+    assert len({base, *others}) == 6
+
+
+def test_equal_builds_are_equal_bytes_in_every_process(tmp_path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from harness1 import config\n"
+        "from harness1.retrieval.index import build_index; from harness1.retrieval.corpus import Document\n"
+        "build_index([Document(str(n), f'T{n % 5}', f'winter stone word{n % 7} river') for n in range(40)],"
+        " Path(sys.argv[1]), config.Index())\n"
+    )
+    found = []
+    for seed in ("1", "2"):
+        out = tmp_path / seed
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[2])}
+        subprocess.run([sys.executable, "-c", script, str(out)], check=True, env=environment)
+        found.append({file.name: file.read_bytes() for file in (out / "gen-000001").iterdir()})
+        best = open_index(out).bm25.search("winter stone word3", 12)
+        assert [position for position, _ in best] == [10, 17, 24, 3, 31, 38, 0, 1, 11, 12, 13, 14]
+    assert found[0] == found[1]
+
+
+def test_progress_ends_with_the_number_of_documents(tmp_path) -> None:
+    seen: list[int] = []
+    build_index(corpus(*(f"w{number}" for number in range(300))), tmp_path, SETTINGS, seen.append)
+    assert seen == [256, 300]
+
+
+def test_a_reader_keeps_its_generation_while_later_ones_replace_it(tmp_path) -> None:
+    build_index(corpus("sun"), tmp_path, SETTINGS)
+    reader = open_index(tmp_path)
+    for word in ("moon", "star", "comet"):
+        build_index(corpus(word), tmp_path, SETTINGS)
+    assert reader.chunk(0).text == "About sun."
+    assert reader.bm25.search("sun", 3)
+    assert [row[4] for row in contents(tmp_path)] == ["About comet."]
+    assert sorted(path.name for path in tmp_path.glob("gen-*")) == ["gen-000003", "gen-000004"]
+
+
+def build_and_die(path: Path, fsyncs: int | None) -> int:
+    """Build in another process that is killed at its n-th fsync, or (None) while it reads the corpus."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    left = [fsyncs]
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+        real(handle)
+
+    def documents():
+        yield from corpus("moon")
+        if fsyncs is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.fsync = fsync
+    try:
+        build_index(documents(), path, SETTINGS)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_killed_build_leaves_the_earlier_index_or_the_new_one_or_none(tmp_path, earlier: bool) -> None:
+    outcomes = []
+    for number, fsyncs in enumerate([None, *range(40)]):
+        path = tmp_path / str(number)
+        if earlier:
+            build_index(corpus("sun"), path, SETTINGS)
+        status = build_and_die(path, fsyncs)
+        if earlier or (path / "CURRENT").exists():
+            outcomes.append(contents(path)[0][4])
+        else:
+            outcomes.append("")
+            with pytest.raises(CorpusError, match="is not an index"):
+                open_index(path)
+        build_index(corpus("star"), path, SETTINGS)
+        assert contents(path)[0][4] == "About star."
+        left = {file.name for file in path.iterdir()} - {"CURRENT", ".lock"}
+        assert len(left) <= 2
+        assert all(name.startswith("gen-") for name in left)
+        if not os.WIFSIGNALED(status):
+            break
+    before = "About sun." if earlier else ""
+    assert outcomes[:10] == [before] * 10
+    assert outcomes[-1] == "About moon."
+    assert set(outcomes) == {before, "About moon."}
+
+
+def test_a_failing_corpus_leaves_the_earlier_index_and_no_litter(tmp_path) -> None:
+    def documents():
+        yield from corpus("moon")
+        raise CorpusError("line 2 is broken")
+
+    build_index(corpus("sun"), tmp_path, SETTINGS)
+    with pytest.raises(CorpusError, match="line 2 is broken"):
+        build_index(documents(), tmp_path, SETTINGS)
+    assert contents(tmp_path)[0][4] == "About sun."
+    assert {path.name for path in tmp_path.iterdir()} == {"CURRENT", ".lock", "gen-000001"}
+
+
+def test_two_builds_in_one_folder_do_not_meet(tmp_path) -> None:
+    def documents():
+        yield from corpus("moon")
+        with pytest.raises(UsageError, match="another build is at work"):
+            build_index(corpus("sun"), tmp_path, SETTINGS)
+
+    build_index(documents(), tmp_path, SETTINGS)
+    assert contents(tmp_path)[0][4] == "About moon."
+
+
+def test_ids_that_would_collide_are_refused(tmp_path) -> None:
+    clash = [Document(doc_id=DocId("a"), title="", text=LONG), Document(doc_id=DocId("a#1"), title="", text="x")]
+    with pytest.raises(CorpusError, match=r"'a#1' is the id of a document, and of a chunk of the longer document 'a'"):
+        build_index(clash, tmp_path, SETTINGS)
+    with pytest.raises(CorpusError, match="two documents have the id 'id-sun'"):
+        build_index(corpus("sun", "moon", "sun"), tmp_path, SETTINGS)
+    with pytest.raises(CorpusError, match="no documents"):
+        build_index([], tmp_path, SETTINGS)
+
+
+def test_a_full_disk_is_a_clear_error(tmp_path, monkeypatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CorpusError, match=r"cannot build an index at .*No space left on device"):
+        build_index(corpus("sun"), tmp_path / "index", SETTINGS)
+    assert {path.name for path in (tmp_path / "index").iterdir()} == {".lock"}
+
+
+def test_a_path_that_cannot_be_a_folder_is_a_clear_error(tmp_path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CorpusError, match="cannot build an index"):
+            build_index(corpus("sun"), path, SETTINGS)
+        with pytest.raises(CorpusError, match="is not an index; build one"):
+            open_index(path)
+
+
+def test_what_is_no_index_says_what_to_run(tmp_path) -> None:
+    with pytest.raises(CorpusError, match=r"is not an index; build one there with: harness1 index"):
+        open_index(tmp_path / "absent")
+
+
+def test_a_newer_index_and_a_damaged_one_are_told_apart(tmp_path) -> None:
+    build_index(corpus("sun"), tmp_path, SETTINGS)
+    manifest = tmp_path / "gen-000001" / "index.json"
+    fields = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(fields | {"format": 99, "unknown": 1}))
+    with pytest.raises(SchemaError, match="format 99"):
+        open_index(tmp_path)
+    manifest.write_text(json.dumps(fields))
+    (tmp_path / "gen-000001" / "contents.bin").write_bytes(b"cut")
+    with pytest.raises(CorpusError, match="damaged"):
+        open_index(tmp_path)
+    (tmp_path / "gen-000001" / "contents.bin").unlink()
+    with pytest.raises(CorpusError, match="damaged"):
+        open_index(tmp_path)
+    (tmp_path / "CURRENT").write_text("../elsewhere")
+    with pytest.raises(CorpusError, match="does not name a generation"):
+        open_index(tmp_path)
