@@ -1,8 +1,9 @@
 """The seeded workload of the benchmarks, and the stub that serves it in place of a search engine.
 
 Each search finds `CHUNKS` new chunks of about `WORDS` words; one in ten repeats an earlier chunk with three words
-changed. Mode `search` searches at every turn, mode `mix` searches and curates in turn. The text is made of sentences
-of a synthetic world: prose with names, dates and numbers that is the same on every machine.
+changed. Mode `search` searches at every turn, mode `mix` searches and curates in turn. The text is the same on every
+machine, and made up so that a chunk has as many sentences, names and years as one of an encyclopaedia: ten sentences,
+thirty entities, most of which no other chunk of the episode names.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from string import ascii_lowercase
 from typing import Literal, get_args
 
 from harness1.data.world import build_world
-from harness1.env.sentences import split
 from harness1.records import TAGS, Chunk, ChunkId, DocId, ToolCall
 from harness1.retrieval.retriever import (
     BadPattern,
@@ -31,7 +32,11 @@ CHUNKS = 10
 WORDS = 165
 NEAR_DUPLICATES = 0.1
 CHANGED_WORDS = 3
-WORLD_SIZE = 2000
+WORLD_SIZE = 500
+SENTENCE_WORDS = (10, 20)
+NAMES, YEARS = 0.15, 0.02
+"""The shares of names and years among words."""
+SYLLABLES = tuple(a + b + c for b in "aeiou" for a in "bdfgklmnprstv" for c in ("", "n", "r", "l", "s"))
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,8 @@ def _new_text(rng: random.Random, seen: list[str]) -> str:
     if seen and rng.random() < NEAR_DUPLICATES:
         words = rng.choice(seen).split()
         for _ in range(CHANGED_WORDS):
-            words[rng.randrange(len(words))] = f"x{rng.randrange(999)}"
+            # Without a digit: a number that changes would make it another text, not a copy.
+            words[rng.randrange(len(words))] = "x" + "".join(rng.choices(ascii_lowercase, k=3))
         seen.append(" ".join(words))
     else:
         seen.append(_text(rng))
@@ -112,12 +118,31 @@ def _text(rng: random.Random) -> str:
     sentences: list[str] = []
     size = 0
     while size < WORDS:
-        sentences.append(rng.choice(_sentences()))
+        words = [_word(rng) for _ in range(rng.randint(*SENTENCE_WORDS))]
+        words[0] = words[0][:1].upper() + words[0][1:]
+        sentences.append(" ".join(words) + ".")
         size += len(sentences[-1].split())
     return " ".join(sentences)
 
 
+def _word(rng: random.Random) -> str:
+    """A common word, or a name of one to three words, or a year."""
+    draw = rng.random()
+    if draw < YEARS:
+        return str(rng.randint(1800, 2025))
+    if draw < YEARS + NAMES:
+        return " ".join(_name(rng) for _ in range(rng.choices((1, 2, 3), (5, 4, 1))[0]))
+    return rng.choice(_common_words())
+
+
+def _name(rng: random.Random) -> str:
+    """A made-up name; those made of early syllables are common, as real names are of very unequal frequency."""
+    places = (int(len(SYLLABLES) * rng.random() ** 2) for _ in range(rng.choice((2, 3))))
+    return "".join(SYLLABLES[place] for place in places).capitalize()
+
+
 @lru_cache(maxsize=1)
-def _sentences() -> tuple[str, ...]:
-    documents = build_world(WORLD_SIZE).documents()
-    return tuple(dict.fromkeys(sentence for document in documents for sentence in split(document.text)))
+def _common_words() -> tuple[str, ...]:
+    """Lower-case words of a synthetic world, as often as they occur."""
+    words = (word for document in build_world(WORLD_SIZE).documents() for word in document.text.split())
+    return tuple(word for word in words if word.isalpha() and word.islower())

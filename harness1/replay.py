@@ -56,8 +56,7 @@ def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) 
         ConfigError: the episode was recorded under another environment configuration.
     """
     twin = SearchEnv(env, Nowhere(episode.hashes.index, episode.unit), counter=counter)
-    if twin.hash != episode.hashes.env:
-        raise ConfigError("the episode was recorded under another environment: give the configuration of its run")
+    _same_environment(twin, episode)
     twin.begin(WorkingMemory.empty(episode.task.query, episode.unit))
     return twin
 
@@ -83,12 +82,13 @@ async def replay_live(episode: Episode, env: Env, retriever: Retriever, run: Run
     """Carry out the recorded actions against an index and compare observations and hashes at every turn.
 
     Raises:
-        ConfigError: the index is not the one that the episode was recorded with.
+        ConfigError: the index or the configuration is not the one that the episode was recorded with.
         InfrastructureFault: the index failed.
     """
     if retriever.info.index_hash != episode.hashes.index:
         raise ConfigError("the index differs from the one that the episode was recorded with")
     twin = SearchEnv(env, retriever, counter=ApproximateCounter(), run=run)
+    _same_environment(twin, episode)
     await twin.reset(episode.task)
     equal, difference = 0, None
     played = [turn for turn in episode.turns if turn.action is not None]
@@ -99,6 +99,11 @@ async def replay_live(episode: Episode, env: Env, retriever: Retriever, run: Run
         equal += found is None
         difference = difference or found
     return ReplayReport(len(played), equal, difference)
+
+
+def _same_environment(twin: SearchEnv, episode: Episode) -> None:
+    if twin.hash != episode.hashes.env:
+        raise ConfigError("the episode was recorded under another environment: give the configuration of its run")
 
 
 def difference_between(turn: Turn, again: Turn, *, contexts: bool, answers: bool = False) -> str | None:

@@ -10,6 +10,7 @@ from harness1.env.environment import SearchEnv, Step
 from harness1.env.render import Context
 from harness1.errors import InfrastructureFault
 from harness1.hashing import digest
+from harness1.plain import plain_text
 from harness1.policy.policy import Decision, Policy, Session
 from harness1.records import (
     STATUS_OF,
@@ -105,8 +106,8 @@ def _failed_turn(env: SearchEnv, decision: Decision, context: Context) -> Turn:
     return Turn(
         index=env.state.memory.turn + 1,
         calls=decision.calls,
-        reasoning=decision.reasoning,
-        parse_error=decision.parse_error or "no action",
+        reasoning=plain_text(decision.reasoning),
+        parse_error=plain_text(decision.parse_error or "no action"),
         memory_hash=env.state.memory.hash(),
         context_hash=context.hash,
     )

@@ -142,6 +142,8 @@ def _attach(episode: Episode, folder: Path) -> Episode:
     """The opposite of `_detach`: token arrays read back from the side file."""
     if episode.tokens is None:
         return episode
+    if not (folder / TOKENS).is_file():
+        raise SchemaError(f"{TOKENS}, which holds its tokens, is missing")
     with (folder / TOKENS).open("rb") as tokens:
         tokens.seek(episode.tokens.offset)
         blob = tokens.read(episode.tokens.size)

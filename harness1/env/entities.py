@@ -161,7 +161,8 @@ def _names_nothing(words: list[str]) -> bool:
     if len(words) == 1 and (len(words[0]) < 2 or _is_initial(words[0])):
         return True
     numbered = words[0].lower().rstrip(".") in _CALENDAR
-    return all(word.isdigit() for word in words[numbered:])
+    rest = "".join(words[numbered:])
+    return not rest or rest.isdigit()
 
 
 def _leads(word: str) -> bool:

@@ -15,6 +15,7 @@ from harness1.env.turn_pieces import TurnPieces, turn_pieces
 from harness1.env.verification import LexicalVerifier, Verifier
 from harness1.errors import HarnessError
 from harness1.hashing import digest
+from harness1.plain import plain_call, plain_text
 from harness1.records import ModelCall, Observation, StopReason, Task, ToolCall, Turn
 from harness1.retrieval.retriever import Retriever
 from harness1.tools.end_search import END_SEARCH
@@ -108,12 +109,12 @@ class SearchEnv:
             InfrastructureFault: retriever or verifier failed after all attempts; the episode is invalid.
             ValueError: there is no action.
         """
-        call, ignored = choose(actions)
+        call, ignored = choose([plain_call(action) for action in actions])
         memory = self.state.memory
         steps = transition(memory, self.config, self.toolbox, call, ignored)
         asked = begin(steps)
         observation = asked if isinstance(asked, Observation) else resume(steps, await self.edge.answer(asked, memory))
-        return self._finish(call, ignored, observation, reasoning, calls)
+        return self._finish(call, ignored, observation, plain_text(reasoning), calls)
 
     def replay(self, turn: Turn) -> Step:
         """Carry out a recorded turn with its recorded answers; asks nothing of the world."""

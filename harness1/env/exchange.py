@@ -38,6 +38,8 @@ class Answer(Record):
     rankings: tuple[Ranking, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     bad_pattern: str | None = None
+    unshown: int = 0
+    """In a recorded answer: parts of a document that the observation had no room for."""
 
 
 def recorded_answer(observation: Observation) -> Answer:
@@ -46,4 +48,5 @@ def recorded_answer(observation: Observation) -> Answer:
         observation.error.data.get("reason") if observation.error and observation.error.code == "bad_pattern" else None
     )
     fresh = tuple(verdict for verdict in observation.verdicts if not verdict.cached)
-    return Answer(observation.hits, observation.rankings, fresh, bad)
+    unshown = sum(note.data["parts"] for note in observation.notes if note.code == "continues")
+    return Answer(observation.hits, observation.rankings, fresh, bad, unshown)

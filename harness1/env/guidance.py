@@ -30,7 +30,12 @@ def _facts(memory: WorkingMemory, env: Env, observation: Observation) -> list[No
         notes.append(Note("result", {**counts, "curated": len(memory.curated), "cap": env.curation.cap}))
     if observation.delta.auto_populated:
         seeded = len(observation.delta.auto_populated)
-        notes.append(Note("seeded", {"count": seeded, "tag": env.auto_populate.tag}))
+        tagged = env.curation.tags
+        notes.append(
+            Note("seeded", {"count": seeded, "tag": env.auto_populate.tag})
+            if tagged
+            else Note("seeded_untagged", {"count": seeded})
+        )
     if memory.pool.entries and not len(memory.curated):
         notes.append(Note("curated_empty"))
     tools = {line.tool for line in memory.history}
@@ -51,7 +56,7 @@ def _prescriptions(memory: WorkingMemory, env: Env, observation: Observation) ->
         notes.append(Note("curate_overdue", {"turns": since, "uncurated": uncurated}))
     elif since and observation.delta.new:
         notes.append(Note("curate_now"))
-    unverified = env.verification.on and not any(line.tool == "verify" for line in memory.history)
+    unverified = env.verification.on and not memory.verification.verdicts
     if unverified and memory.turn >= VERIFY_FROM and len(memory.curated) >= 3:
         notes.append(Note("verify_now"))
     if env.max_turns - memory.turn <= FINISH_WITHIN:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from harness1.records import Delta, Observation, Record, ToolCall
+from harness1.env.pool import Pool
+from harness1.records import Observation, Record, ToolCall
 
 SUBJECT_CHARACTERS = 60
 
@@ -18,17 +19,17 @@ class HistoryLine(Record):
     curated: int = 0
 
 
-def history_line(turn: int, call: ToolCall, observation: Observation) -> HistoryLine:
+def history_line(turn: int, pool: Pool, call: ToolCall, observation: Observation) -> HistoryLine:
     """Sum up an action and its observation in one line."""
-    delta: Delta = observation.delta
-    returned = len({hit.doc_id for hit in observation.hits}) or len(observation.verdicts)
+    delta = observation.delta
+    returned = len({pool.unit_of(hit) for hit in observation.hits}) or len(observation.verdicts)
     curated = len(delta.added) + len(delta.auto_populated)
-    return HistoryLine(turn, call.name, subject(call), returned, len(delta.new), curated)
+    return HistoryLine(turn, observation.tool, subject(call), returned, len(delta.new), curated)
 
 
 def subject(call: ToolCall) -> str:
     """The argument that says what a call was about, cut to one short line."""
-    for key in ("query", "queries", "pattern", "claim", "doc_id", "doc_ids", "add_ids", "reasoning"):
+    for key in ("query", "queries", "pattern", "claim", "doc_id", "doc_ids", "add_ids", "remove_ids", "reasoning"):
         value = call.arguments.get(key)
         if not value:
             continue

@@ -59,12 +59,11 @@ class WorkingMemory(msgspec.Struct):
             if twin is not None:
                 self.pool.aliases[unit_id] = aliases[unit_id] = twin
                 continue
-            if self.pool.add(hit, self.turn):
-                new.append(unit_id)
-            if env.dedup.on:
-                self.fingerprints.add(hit.chunk_id, hit.title, hit.text, env.dedup)
-            if env.evidence.on:
-                self.evidence.add(unit_id, extract(hit.text, env.evidence.characters))
+            aliases.pop(unit_id, None)
+            for part in (*self._hidden_chunks(unit_id), hit):
+                if self.pool.add(part, self.turn):
+                    new.append(unit_id)
+                self._index(part, unit_id, env)
         return new, aliases
 
     def text_of(self, unit_id: UnitId) -> str:
@@ -117,6 +116,18 @@ class WorkingMemory(msgspec.Struct):
 
     def _verdicts(self) -> list[Any]:
         return [[verdict.unit_id, verdict.claim, verdict.label] for verdict in self.verification.verdicts.values()]
+
+    def _hidden_chunks(self, unit_id: UnitId) -> list[Hit]:
+        """What is stored of a unit that was a near duplicate until now; it becomes visible with all its chunks."""
+        if unit_id not in self.pool.aliases:
+            return []
+        return [stored for stored in list(self.store.values())[:-1] if self.pool.unit_of(stored) == unit_id]
+
+    def _index(self, hit: Hit, unit_id: UnitId, env: Env) -> None:
+        if env.dedup.on:
+            self.fingerprints.add(hit.chunk_id, hit.title, hit.text, env.dedup)
+        if env.evidence.on:
+            self.evidence.add(unit_id, extract(hit.text, env.evidence.characters))
 
     def _representative(self, hit: Hit, unit_id: UnitId, env: Env) -> UnitId | None:
         """The pooled unit that says the same as this hit, if its own unit is not pooled already."""

@@ -22,7 +22,7 @@ from harness1.env.view import (
     VerdictsView,
     VerdictView,
 )
-from harness1.records import UnitId
+from harness1.records import ChunkId, UnitId
 
 
 class Drop(IntEnum):
@@ -47,7 +47,7 @@ class MemoryPieces:
 
     def __init__(self, env: Env) -> None:
         self.env = env
-        self._lines: dict[tuple[str, UnitId, str], Piece] = {}
+        self._lines: dict[tuple[str, str, ChunkId, str], Piece] = {}
 
     def of(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Placed]:
         """All sections in order. Documents in `visible` stand in a shown turn, so that they need no pool line."""
@@ -73,7 +73,8 @@ class MemoryPieces:
         hidden = len(memory.pool.aliases)
         uncurated = [unit_id for unit_id in reversed(memory.pool.entries) if unit_id not in memory.curated]
         size = PoolSizeView(len(memory.pool.entries), len(uncurated), hidden)
-        text = f"Pool: {size.total} documents, {size.uncurated} not curated, {hidden} near duplicates hidden."
+        copies = f", {hidden} near duplicates hidden" if self.env.dedup.on else ""
+        text = f"Pool: {size.total} documents, {size.uncurated} not curated{copies}."
         placed: list[Placed] = [(Drop.NEVER, piece("pool", "user", text, size))]
         rest = [unit_id for unit_id in uncurated if unit_id not in visible]
         shown, older = rest[: self.env.pool.lines], rest[self.env.pool.lines :]
@@ -83,9 +84,11 @@ class MemoryPieces:
         return placed
 
     def _line(self, section: str, memory: WorkingMemory, unit_id: UnitId, tag: str) -> Piece:
-        key = (section, unit_id, tag)
+        # In another episode or branch a unit has another handle or another first chunk.
+        entry = memory.pool.entries[unit_id]
+        key = (section, entry.handle, entry.chunk_ids[0], tag)
         if key not in self._lines:
-            self._lines[key] = _document_line(section, memory.pool.entries[unit_id], memory, tag, self.env)
+            self._lines[key] = _document_line(section, entry, memory, tag, self.env)
         return self._lines[key]
 
 

@@ -64,9 +64,13 @@ class Pool(msgspec.Struct):
             return exact
         return self.aliases.get(exact) or self._only_chunk_of(name)
 
-    def copies(self, unit_id: UnitId) -> int:
-        """How many near duplicates this unit represents."""
-        return sum(1 for representative in self.aliases.values() if representative == unit_id)
+    def document_of(self, reference: str) -> DocId | None:
+        """The document that a handle or an exact id belongs to, whichever of its parts are pooled."""
+        unit_id = self.resolve(reference)
+        if unit_id is not None:
+            return self.entries[unit_id].doc_id
+        head = reference.strip().strip("[]").upper().partition(".")[0]
+        return next((doc_id for doc_id, number in self.numbers.items() if head == f"D{number}"), None)
 
     def fork(self) -> Pool:
         """A copy that shares the immutable entries and nothing else."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from harness1.config import Env
-from harness1.env.budget import MARKER_TOKENS, Block, Budget, Measure, fit, marker
+from harness1.env.budget import Block, Budget, Measure, fit, marker, marker_room
 from harness1.env.memory import WorkingMemory
 from harness1.env.memory_pieces import Drop, MemoryPieces, curated_piece
 from harness1.env.pieces import Piece, TokenCounter, piece
@@ -57,7 +57,7 @@ class Renderer:
         self.static = static_piece(env, toolbox)
         self.memory_pieces = MemoryPieces(env)
         self.measure = Measure(counter)
-        self.limit = env.prompt_limit - counter.tools(toolbox.specs) - (MARKER_TOKENS if env.budget_marker.on else 0)
+        self.limit = env.prompt_limit - counter.tools(toolbox.specs) - marker_room(env, counter)
 
     def render(
         self, memory: WorkingMemory, turns: Sequence[TurnPieces], epoch: EpochState | None

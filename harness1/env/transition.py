@@ -23,7 +23,7 @@ def transition(
     memory.turn += 1
     observation = yield from toolbox.run(memory, env, call)
     if env.history.on:
-        memory.history.append(history_line(memory.turn, call, observation))
+        memory.history.append(history_line(memory.turn, memory.pool, call, observation))
     notes = (*observation.notes, *guidance(memory, env, observation))
     if ignored:
         notes += (Note("not_executed", {"tools": [other.name[:40] for other in ignored[:5]]}),)

@@ -12,7 +12,7 @@ from harness1.env.memory import WorkingMemory
 from harness1.env.pieces import Piece, action_text, piece
 from harness1.env.prose import sentence
 from harness1.env.view import DocumentView, HitView, TurnView
-from harness1.records import Hit, Observation, Turn, UnitId, Verdict
+from harness1.records import Hit, Observation, Tag, Turn, UnitId, Verdict
 from harness1.tools.discovery import shown_text
 
 COMPRESSED = ("search_corpus", "fan_out_search", "grep_corpus")
@@ -32,10 +32,10 @@ def turn_pieces(memory: WorkingMemory, env: Env, turn: Turn) -> TurnPieces:
     assert turn.observation is not None
     action = piece(f"action/{turn.index}", "assistant", action_text(turn.reasoning, turn.action), None, turn.index)
     hits = _hits(memory, env, turn.index, turn.observation)
-    return TurnPieces(turn.index, action, _head(memory, turn, turn.observation), hits)
+    return TurnPieces(turn.index, action, _head(memory, env, turn, turn.observation), hits)
 
 
-def _head(memory: WorkingMemory, turn: Turn, observation: Observation) -> Piece:
+def _head(memory: WorkingMemory, env: Env, turn: Turn, observation: Observation) -> Piece:
     shown = TurnView(
         turn=turn.index,
         action=turn.action,
@@ -53,7 +53,7 @@ def _head(memory: WorkingMemory, turn: Turn, observation: Observation) -> Piece:
     if len(observation.rankings) > 1:
         lines += [f"q{number}: {ranking.query}" for number, ranking in enumerate(observation.rankings, start=1)]
     lines += [_verdict(memory, verdict) for verdict in observation.verdicts]
-    lines += _changes(memory, observation)
+    lines += _changes(memory, env, observation)
     return piece(f"turn/{turn.index}", "tool", "\n".join(lines), shown)
 
 
@@ -63,20 +63,30 @@ def _verdict(memory: WorkingMemory, verdict: Verdict) -> str:
     return f"{handle_of(memory, verdict.unit_id)} {verdict.label}{known}{reason}"
 
 
-def _changes(memory: WorkingMemory, observation: Observation) -> list[str]:
+def _changes(memory: WorkingMemory, env: Env, observation: Observation) -> list[str]:
     """What the action did to the curated set and which duplicates it hid, by handle."""
     delta = observation.delta
-    added = [f"{handle_of(memory, unit_id)} {tag}" for unit_id, tag in delta.added.items()]
-    retagged = [f"{handle_of(memory, unit_id)} {tag}" for unit_id, tag in delta.retagged.items()]
     groups = (
-        ("Added", added),
-        ("Re-tagged", retagged),
+        ("Added", _tagged(memory, env, delta.added)),
+        ("Re-tagged", _tagged(memory, env, delta.retagged)),
         ("Removed", [handle_of(memory, unit_id) for unit_id in delta.removed]),
-        ("Evicted for more important ones", [handle_of(memory, unit_id) for unit_id in delta.evicted]),
+        (
+            "Evicted for more important ones" if env.curation.eviction == "rank" else "Evicted",
+            [handle_of(memory, unit_id) for unit_id in delta.evicted],
+        ),
         ("Refused, the set is full", [handle_of(memory, unit_id) for unit_id in delta.refused]),
         ("Hidden copies of", sorted({handle_of(memory, unit_id) for unit_id in delta.aliases.values()})),
     )
     return [f"{label}: {', '.join(names)}." for label, names in groups if names]
+
+
+def _tagged(memory: WorkingMemory, env: Env, tags: dict[UnitId, Tag]) -> list[str]:
+    handles = [handle_of(memory, unit_id) for unit_id in tags]
+    return (
+        [f"{handle} {tag}" for handle, tag in zip(handles, tags.values(), strict=True)]
+        if env.curation.tags
+        else handles
+    )
 
 
 def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation) -> tuple[Piece, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from harness1.env.entities import extract
 from harness1.env.render import Context
@@ -108,6 +109,8 @@ class OracleSession:
                 document = view.documents[handle]
                 names = extract(f"{document.title}. {document.text}", SCANNED_CHARACTERS)
                 yield from names
+                # "Paris, Texas" is two names that find their place together.
+                yield from (f"{name} {follower}" for name, follower in pairwise(names))
                 yield from (f"{name} {view.query}" for name in names)
 
     def _note(self, view: View) -> None:

@@ -21,7 +21,7 @@ PLAIN: dict[str, Callable[[], Policy]] = {
 }
 """Policies that need nothing but their name."""
 
-NAMES = (*PLAIN, "oracle", "replay:RUN")
+NAMES = (*PLAIN, "scripted:SIZE (1 to 30)", "oracle", "replay:RUN")
 
 
 def make_policy(spec: str, golds: Mapping[str, Gold]) -> Policy:
@@ -33,6 +33,8 @@ def make_policy(spec: str, golds: Mapping[str, Gold]) -> Policy:
     kind, _, argument = spec.partition(":")
     if kind == "replay" and argument:
         return RecordedPolicy.load(Path(argument))
+    if kind == "scripted" and argument.isdecimal() and 1 <= int(argument[:3]) <= 30:
+        return ScriptedPolicy(int(argument))
     if spec == "oracle":
         return OraclePolicy(golds)
     if spec in PLAIN:

@@ -1,2 +1,161 @@
-"""The scripted policy."""
-from harness1.policy.single_shot import SingleShotPolicy as ScriptedPolicy
+"""The scripted policy: ask the question, then follow names. No model, and nothing is read but the view.
+
+1. Search the whole question, page by page, so that its plain ranking is known as far as the answer may reach.
+2. Fan out over the names in the question, then over names that strong documents write, best first, in three waves.
+3. A document is worth its plain rank, its title in the question, and its title in strong documents (two hops).
+4. Verify the best, curate with tags, drop what was populated and is not worth it, stop.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+from harness1.env.render import Context
+from harness1.env.view import View
+from harness1.hashing import digest
+from harness1.policy.actions import curate_call
+from harness1.policy.evidence_score import Candidate, EvidenceScore
+from harness1.policy.policy import Decision
+from harness1.policy.question import head, mentions, plain
+from harness1.records import Tag, Task, ToolCall
+from harness1.tools.end_search import END_SEARCH
+
+LIMIT = 15
+"""Documents delivered when nothing but the plain ranking speaks."""
+WAVES = 3
+FAN = 5
+LEAD = 0.08
+"""A name worth less than this is not searched."""
+TRIM = 0.8
+"""Share of the limit that is delivered when two documents or more have evidence beyond the plain ranking."""
+VERIFIED = 5
+SPARE_TURNS = 3
+"""Turns kept back for verification, curation and the end."""
+
+
+class ScriptedPolicy:
+    """The baseline to beat. `limit` bounds the delivered set: 15 by default, up to 30."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
+        self.name = "scripted" if limit == LIMIT else f"scripted:{limit}"
+        self.hash = digest(["scripted", limit, WAVES, FAN, LEAD, TRIM])
+
+    def open(self, task: Task, seed: int) -> ScriptedSession:
+        return ScriptedSession(self.limit)
+
+
+class ScriptedSession:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._score: EvidenceScore | None = None
+        self._asked: set[str] = set()
+        self._ranked = 0
+        self._waves = 0
+        self._read_turn = 0
+        self._verified: dict[str, str] | None = None
+        self._curated = False
+
+    async def act(self, context: Context) -> Decision:
+        view = context.view
+        names = {spec.name for spec in context.tools}
+        if self._score is None:
+            self._score = EvidenceScore(view.query)
+            self._asked.add(plain(view.query))
+            return Decision((ToolCall("search_corpus", {"query": view.query}),), "Rank documents for the whole question.")
+        self._read(self._score, view)
+        late = view.budget.max_turns - view.budget.turn <= SPARE_TURNS
+        if not late and (search := self._search(self._score, view, names)) is not None:
+            return search
+        return self._deliver(self._score, context, names)
+
+    def fork(self) -> ScriptedSession:
+        return copy.deepcopy(self)
+
+    def _read(self, score: EvidenceScore, view: View) -> None:
+        """Take in the hits of the turn that was just finished."""
+        turn = view.budget.turn
+        if turn <= self._read_turn or turn not in view.turns:
+            return
+        self._read_turn = turn
+        queries = view.turns[turn].queries
+        for hit in view.hits.get(turn, ()):
+            score.read(hit, queries, self._ranked)
+        if view.query in queries:
+            self._ranked += max(1, sum(1 for hit in view.hits.get(turn, ()) if _ranks(hit.found_by, queries, view.query)))
+
+    def _search(self, score: EvidenceScore, view: View, names: set[str]) -> Decision | None:
+        """The next search, or None when the waves are spent or nothing is worth a query."""
+        missing = self._limit - self._ranked
+        page = len(view.hits.get(1, ()))
+        if missing > page > 0 and self._waves == 0 and self._ranked % page == 0:
+            return Decision((ToolCall("search_corpus", {"query": view.query}),), "The ranking must reach further down.")
+        if self._waves >= WAVES:
+            return None
+        self._waves += 1
+        fan = FAN if "fan_out_search" in names else 1
+        queries = self._leads(score, fan, [view.query] if 0 < missing <= page and self._waves == 1 else [])
+        if not queries:
+            self._waves = WAVES
+            return None
+        reason = f"Follow {', '.join(queries)[:200]}."
+        if len(queries) == 1:
+            return Decision((ToolCall("search_corpus", {"query": queries[0]}),), reason)
+        return Decision((ToolCall("fan_out_search", {"queries": queries}),), reason)
+
+    def _leads(self, score: EvidenceScore, fan: int, first: list[str]) -> list[str]:
+        """What to ask next: names in the question, then names of strong documents, unless their document is here."""
+        score.update()
+        known = {candidate.head for candidate in score.candidates.values()}
+        leads = [(1.0, name) for name in mentions(score.question)]
+        leads += sorted(score.leads.values(), key=lambda lead: -lead[0])
+        queries = list(first)
+        for value, name in leads:
+            if len(queries) < fan and value > LEAD and head(name) not in known and plain(name) not in self._asked:
+                queries.append(name)
+                self._asked.add(plain(name))
+        return queries
+
+    def _deliver(self, score: EvidenceScore, context: Context, names: set[str]) -> Decision:
+        """Verify, curate, end: one turn each."""
+        view = context.view
+        best = score.update()
+        proven = [candidate for candidate in best if candidate.proven]
+        size = round(TRIM * self._limit) if len(proven) >= 2 else self._limit
+        chosen = best[: min(size, view.cap)]
+        left = view.budget.max_turns - view.budget.turn
+        if self._verified is None and "verify" in names and chosen and left >= SPARE_TURNS:
+            self._verified = {}
+            handles = [candidate.handle for candidate in chosen[:VERIFIED]]
+            call = ToolCall("verify", {"doc_ids": handles, "claim": claim(view.query)})
+            return Decision((call,), "Check the best documents before they are called certain.")
+        if not self._curated and chosen:
+            self._curated = True
+            verdicts = {verdict.handle for verdict in view.verdicts if verdict.label == "yes"}
+            tags = {candidate.handle: _tag(candidate, verdicts) for candidate in chosen}
+            # What is held is taken out first, so that the delivered order is the order of the scores.
+            drop = [entry.handle for entry in view.curated]
+            return Decision((curate_call(context.tools, tags, drop),), f"Keep the best {len(tags)} of {len(best)} documents.")
+        return Decision((ToolCall(END_SEARCH, {"reasoning": "The names are followed and the best is curated."}),))
+
+
+def claim(question: str) -> str:
+    """The question as a statement that a document can support: without its question mark and question word."""
+    words = question.strip().rstrip("?").split()
+    while len(words) > 3 and words[0].lower() in QUESTION_WORDS:
+        words.pop(0)
+    return " ".join(words)
+
+
+QUESTION_WORDS = frozenset("who whom whose what which when where why how is are was were do does did in of".split())
+
+
+def _tag(candidate: Candidate, verified: set[str]) -> Tag:
+    if candidate.handle in verified and candidate.proven:
+        return "very_high"
+    return "high" if candidate.proven else "fair"
+
+
+def _ranks(found_by: tuple[tuple[int, int], ...], queries: tuple[str, ...], question: str) -> bool:
+    return any(queries[query] == question for query, _ in found_by)

@@ -7,13 +7,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from harness1.config import Env
+from harness1.env.curated import DEFAULT_TAG
 from harness1.env.memory import WorkingMemory
 from harness1.records import TAGS, Delta, Note, Observation, Tag, UnitId
 from harness1.tools.handles import resolve_all, unknown_handles
 from harness1.tools.read_document import Handle
 from harness1.tools.tool import Needs
 
-DEFAULT_TAG: Tag = "fair"
 Importance = Annotated[
     dict[str, str],
     Meta(description="Tag for each handle: very_high, high, fair or low; fair where none is given.", max_length=256),
@@ -32,13 +32,15 @@ def curate(
     final state is your result."""
     added, unknown = resolve_all(memory, add_ids)
     removed, missing = resolve_all(memory, remove_ids)
-    tags, tag_notes = tags_by_unit(memory, importance)
+    tagged, untaggable = resolve_all(memory, importance)
+    tags, notes = valid_tags(tagged, importance)
     additions = {unit_id: tags.get(unit_id, held(memory, unit_id)) for unit_id in added.values()}
     for unit_id, tag in tags.items():
         if unit_id in memory.curated:
             additions.setdefault(unit_id, tag)
     change = memory.curated.edit(additions, list(dict.fromkeys(removed.values())), env.curation)
-    notes = tag_notes + ([unknown_handles(unknown + missing)] if unknown or missing else [])
+    strange = list(dict.fromkeys([*unknown, *missing, *untaggable]))
+    notes += [unknown_handles(strange)] if strange else []
     if not additions and not removed:
         return Observation("curate", error=notes[0] if notes else Note("nothing_to_curate"))
     delta = Delta(
@@ -48,7 +50,7 @@ def curate(
         evicted=tuple(change.evicted),
         refused=tuple(change.refused),
     )
-    return Observation("curate", resolved={**removed, **added}, notes=tuple(notes), delta=delta)
+    return Observation("curate", resolved={**tagged, **removed, **added}, notes=tuple(notes), delta=delta)
 
 
 def held(memory: WorkingMemory, unit_id: UnitId) -> Tag:
@@ -56,14 +58,12 @@ def held(memory: WorkingMemory, unit_id: UnitId) -> Tag:
     return memory.curated.tags.get(unit_id, DEFAULT_TAG)
 
 
-def tags_by_unit(memory: WorkingMemory, importance: dict[str, str]) -> tuple[dict[UnitId, Tag], list[Note]]:
+def valid_tags(tagged: dict[str, UnitId], importance: dict[str, str]) -> tuple[dict[UnitId, Tag], list[Note]]:
     """The valid tags by unit; an unknown tag counts as the default one and is told."""
     tags: dict[UnitId, Tag] = {}
     invalid: list[str] = []
-    for reference, word in importance.items():
-        unit_id = memory.pool.resolve(reference)
-        if unit_id is None:
-            continue
+    for reference, unit_id in tagged.items():
+        word = importance[reference]
         if word not in TAGS:
             invalid.append(word[:20])
         tags[unit_id] = next((tag for tag in TAGS if tag == word), DEFAULT_TAG)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from harness1.config import Env
 from harness1.env.compress import compress
+from harness1.env.curated import DEFAULT_TAG
 from harness1.env.exchange import Answer
 from harness1.env.memory import WorkingMemory
 from harness1.records import Delta, Hit, Note, Observation, UnitId
@@ -63,7 +65,11 @@ def shown_text(hit: Hit, answer: Answer | Observation, env: Env) -> str:
     """The text of a hit as an observation shows it: compressed with the queries, or whole."""
     if not env.compression.on:
         return hit.text.strip()
-    return compress(hit.text, " ".join(ranking.query for ranking in answer.rankings), env.compression.sentences)
+    return _compressed(hit.text, " ".join(ranking.query for ranking in answer.rankings), env.compression.sentences)
+
+
+_compressed = lru_cache(maxsize=256)(compress)
+"""A text is compressed to see whether it fits, and once more to be shown."""
 
 
 def auto_populate(memory: WorkingMemory, env: Env, hits: Sequence[Hit]) -> tuple[UnitId, ...]:
@@ -73,5 +79,6 @@ def auto_populate(memory: WorkingMemory, env: Env, hits: Sequence[Hit]) -> tuple
     memory.auto_populated = True
     pooled = [unit for unit in (memory.pool.unit_of(hit) for hit in hits) if unit in memory.pool.entries]
     chosen = list(dict.fromkeys(pooled))[: env.auto_populate.documents]
-    change = memory.curated.edit(dict.fromkeys(chosen, env.auto_populate.tag), [], env.curation)
+    tag = env.auto_populate.tag if env.curation.tags else DEFAULT_TAG
+    change = memory.curated.edit(dict.fromkeys(chosen, tag), [], env.curation)
     return tuple(change.added)

@@ -18,22 +18,22 @@ Handle = Annotated[str, Meta(description="A handle such as D12; D12.3 reads from
 
 def read_document(memory: WorkingMemory, env: Env, doc_id: Handle) -> Steps:
     """Read one document from the corpus in full, as far as the allowance goes."""
-    unit_id = memory.pool.resolve(doc_id)
-    if unit_id is None:
+    document = memory.pool.document_of(doc_id)
+    if document is None:
         return Observation("read_document", error=unknown_handles([doc_id]))
-    answer = yield ReadDocument(memory.pool.entries[unit_id].doc_id)
+    answer = yield ReadDocument(document)
     parts = [part for part in answer.hits if part.index >= first_part(doc_id)]
     hits = within(parts, env.observation_limit(env.read.tokens))
     new, aliases = memory.absorb(hits, env)
     notes = []
-    if len(hits) < len(parts):
-        number = memory.pool.numbers[hits[-1].doc_id]
-        left = len(parts) - len(hits)
+    left = len(parts) - len(hits) + answer.unshown
+    if left:
+        number = memory.pool.numbers[document]
         notes.append(Note("continues", {"handle": f"D{number}.{hits[-1].index + 2}", "parts": left}))
     if not hits:
         notes.append(Note("no_such_part"))
     delta = Delta(new=tuple(new), aliases=aliases)
-    return Observation("read_document", tuple(hits), resolved={doc_id: unit_id}, notes=tuple(notes), delta=delta)
+    return Observation("read_document", tuple(hits), resolved={doc_id: document}, notes=tuple(notes), delta=delta)
 
 
 def first_part(handle: str) -> int:

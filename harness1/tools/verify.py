@@ -46,7 +46,8 @@ def verify(
         texts = tuple((unit_id, memory.text_of(unit_id)[: env.verification.characters]) for unit_id in open_units)
         answer = yield Judge(words, texts)
         for verdict in answer.verdicts:
-            memory.verification.put(verdict)
+            if verdict.unit_id in known:
+                memory.verification.put(verdict)
     return Observation(
         "verify", verdicts=_in_order(known, verdicts, memory, words), resolved=dict(resolved), notes=tuple(notes)
     )

@@ -53,6 +53,7 @@ def test_a_point_before_a_small_letter_is_no_border() -> None:
 
 def test_a_long_sentence_is_cut_at_white_space_and_a_long_word_anywhere() -> None:
     assert texts("alpha beta gamma delta", 3) == ["alpha beta", "gamma delta"]
+    assert texts("ab cdefg hijk", 2) == ["ab cdefg", "hijk"]
     assert texts("x" * 10, 1) == ["xxxx", "xxxx", "xx"]
 
 

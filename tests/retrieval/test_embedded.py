@@ -13,7 +13,7 @@ from harness1.retrieval.retriever import BadPattern, RetrievalFault, Retriever, 
 DOCUMENTS = [
     Document(doc_id=DocId("b"), title="River", text="The river has a bridge."),
     Document(doc_id=DocId("a"), title="River", text="The river has a bridge."),
-    Document(doc_id=DocId("c"), title="Castle", text="The castle is old. It has a moat. A river fills it."),
+    Document(doc_id=DocId("c"), title="Castle", text="The castle is old. It has a deep moat. A river fills it."),
     Document(doc_id=DocId("d"), title="Market", text="Fish and bread."),
 ]
 

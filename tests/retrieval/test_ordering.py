@@ -1,6 +1,7 @@
 from itertools import permutations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +42,12 @@ def test_the_vector_form_gives_the_same_order(values, k, random) -> None:
     ranks = np.array([int(name) for name in names], dtype=np.int32)
     expected = total_order([(names[at], float(scores[at])) for at in np.flatnonzero(scores > 0)], k)
     assert [names[at] for at in best_positions(scores, ranks, k)] == [name for name, _ in expected]
+
+
+@pytest.mark.parametrize("share", [0.9, 0.8, 0.65, 0.5, 0.25, 0.1])
+def test_ties_across_a_round_share_of_the_top_are_not_torn(share: float) -> None:
+    scores = np.array([1.0, share + 2e-5, share - 2e-5], dtype=np.float32)
+    assert best_positions(scores, np.array([0, 2, 1], dtype=np.int32), 2).tolist() == [0, 2]
 
 
 def test_fusion_adds_reciprocal_ranks_and_nothing_for_a_missing_id() -> None:

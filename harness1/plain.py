@@ -1,0 +1,44 @@
+"""What a policy emitted, as plain JSON that can be recorded: whatever it was, it is storable afterwards."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from harness1.records import ToolCall
+
+DEEPEST = 16
+"""Levels of nesting that are kept; no tool has arguments of more than two."""
+
+
+def plain_call(call: ToolCall) -> ToolCall:
+    """The call with plain arguments; arguments that are no mapping stand under the name `arguments`."""
+    arguments = call.arguments if isinstance(call.arguments, dict) else {"arguments": call.arguments}
+    return ToolCall(plain_text(str(call.name)), plain(arguments))
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A value as JSON knows it: text without lone surrogates, finite numbers, text as keys, bounded nesting.
+
+    What is none of these is replaced by the name of its type.
+    """
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return plain_text(value)
+        case int() if abs(value) < 2**63:
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case dict() if depth < DEEPEST:
+            return {plain_text(str(key)): plain(item, depth + 1) for key, item in value.items()}
+        case list() | tuple() if depth < DEEPEST:
+            return [plain(item, depth + 1) for item in value]
+        case _:
+            return f"<{type(value).__name__}>"
+
+
+def plain_text(text: str) -> str:
+    """The text with each lone surrogate, which UTF-8 cannot hold, replaced by a question mark."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

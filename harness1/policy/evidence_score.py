@@ -1,0 +1,141 @@
+"""What a document is worth to a question: its plain rank, its title in the question, its title in strong documents."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from harness1.env.entities import FUNCTION_WORDS, extract
+from harness1.env.view import HitView
+from harness1.policy.question import SCANNED_CHARACTERS, head, plain, relatedness, relation_stems
+
+SOURCE = 0.1
+"""A document weaker than this (about rank 10 of the plain ranking) lends no names."""
+PROOF = 0.3
+"""A link this strong counts as evidence beyond the plain ranking."""
+HOPS = 2
+DECAY = 0.7
+"""What is left of a link's strength when the linked document lends names itself."""
+
+
+@dataclass
+class Candidate:
+    """A document as the policy has seen it. `rank` is its place in the ranking of the plain question, from 0."""
+
+    handle: str
+    title: str
+    head: str
+    rank: int | None = None
+    via: dict[str, int] = field(default_factory=dict)
+    """By normalised query: the rank at which that query found it."""
+    names: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By normalised name: relation words near it, and its spelling."""
+    base: float = 0.0
+    match: float = 0.0
+    link: float = 0.0
+
+    @property
+    def score(self) -> float:
+        return self.base + self.match + self.link
+
+    @property
+    def proven(self) -> bool:
+        """Whether something beyond the plain ranking speaks for it."""
+        return self.match >= 0.5 or self.link >= PROOF
+
+
+class EvidenceScore:
+    """Collects candidates from hits and scores them all against each other."""
+
+    def __init__(self, question: str) -> None:
+        self.question = question
+        self.flat = f" {plain(question)} "
+        self.relations = relation_stems(question)
+        self.candidates: dict[str, Candidate] = {}
+        self.leads: dict[str, tuple[float, str]] = {}
+        """Names worth a search: by normalised name, the value and the spelling."""
+
+    def read(self, hit: HitView, queries: tuple[str, ...], pages: int) -> None:
+        """Take a hit in. Ranks of the question itself continue over `pages` earlier pages of ten."""
+        document = hit.document
+        candidate = self.candidates.setdefault(
+            document.handle, Candidate(document.handle, document.title, head(document.title))
+        )
+        for query, rank in hit.found_by:
+            if queries[query] == self.question:
+                candidate.rank = rank + pages if candidate.rank is None else candidate.rank
+            else:
+                candidate.via.setdefault(head(queries[query]), rank)
+        for name in extract(document.text, SCANNED_CHARACTERS):
+            key = head(name)
+            if len(key) > 2 and not key.isdecimal() and f" {key} " not in f" {candidate.head} ":
+                near = relatedness(document.text, name, self.relations)
+                if near >= candidate.names.get(key, (0, ""))[0]:
+                    candidate.names[key] = (near, name)
+
+    def update(self) -> list[Candidate]:
+        """Score everything anew; the candidates come back best first, equal ones in the order found."""
+        candidates = list(self.candidates.values())
+        by_head = self._by_head()
+        named = {key for key in by_head if key not in FUNCTION_WORDS and f" {key} " in self.flat}
+        for candidate in candidates:
+            candidate.base = 0.0 if candidate.rank is None else 1 / (2 + candidate.rank)
+            candidate.match = self._match(candidate, named, len(by_head.get(candidate.head, ())))
+            candidate.link = 0.0
+        self._follow(candidates, self._targets(by_head))
+        return sorted(candidates, key=lambda candidate: -candidate.score)
+
+    def _by_head(self) -> dict[str, list[Candidate]]:
+        groups: dict[str, list[Candidate]] = {}
+        for candidate in self.candidates.values():
+            if candidate.head:
+                groups.setdefault(candidate.head, []).append(candidate)
+        return groups
+
+    def _match(self, candidate: Candidate, named: set[str], namesakes: int) -> float:
+        """How surely the question names this document; less for a part of a longer name, shared among namesakes."""
+        if candidate.head not in named:
+            return 0.0
+        detail = re.search(r"\(([^)]*)\)\s*$", candidate.title)
+        if detail and f" {plain(detail.group(1))} " in self.flat:
+            return 1.0
+        part = any(key != candidate.head and f" {candidate.head} " in f" {key} " for key in named)
+        return (0.25 if part else 1.0) / namesakes
+
+    def _targets(self, by_head: Mapping[str, list[Candidate]]) -> dict[str, list[tuple[Candidate, float]]]:
+        """Which documents a name stands for, each with its share: an equal title, or a near one that the name found."""
+        targets = {key: [(found, 1 / len(group)) for found in group] for key, group in by_head.items()}
+        for candidate in self.candidates.values():
+            title = set(candidate.head.split())
+            for query, rank in candidate.via.items():
+                words = set(query.split())
+                nested = title and title != words and (title <= words or words <= title)
+                if rank < 3 and nested and len(title & words) >= 0.4 * len(title | words):
+                    targets.setdefault(query, []).append((candidate, 0.5 / len(by_head[candidate.head])))
+        return targets
+
+    def _follow(
+        self, candidates: Iterable[Candidate], targets: Mapping[str, list[tuple[Candidate, float]]]
+    ) -> None:
+        """Let strong documents lend their strength to those that they name, over two hops."""
+        candidates = list(candidates)
+        counts = Counter(key for candidate in candidates for key in candidate.names)
+        strength = {candidate.handle: max(candidate.base, candidate.match) for candidate in candidates}
+        self.leads = {}
+        for _ in range(HOPS):
+            for candidate in candidates:
+                if strength[candidate.handle] < SOURCE:
+                    continue
+                for key, (near, spelling) in candidate.names.items():
+                    value = strength[candidate.handle] * (0.4 + 0.2 * near) * (1.5 if " " in key else 1.0)
+                    value /= 1 + math.log(counts[key])
+                    if value > self.leads.get(key, (0.0, ""))[0]:
+                        self.leads[key] = (value, spelling)
+                    for target, share in targets.get(key, ()):
+                        if target is not candidate:
+                            target.link = max(target.link, value * share)
+            for candidate in candidates:
+                strength[candidate.handle] = max(strength[candidate.handle], DECAY * min(1.0, candidate.link))

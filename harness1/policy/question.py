@@ -1,0 +1,90 @@
+"""Reading a question: the names it mentions, and the words that say which relation it asks for."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+from harness1.env.entities import FUNCTION_WORDS, extract
+
+SCANNED_CHARACTERS = 8000
+STEM = 5
+"""Letters that stand for a word: director, directed and directing begin alike."""
+
+RELATIONS = tuple(
+    frozenset(group.split())
+    for group in (
+        "director directors directed directing film films movie movies filmmaker",
+        "father mother parent parents son sons daughter child children grandfather grandmother grandson granddaughter"
+        " grandchild uncle aunt nephew niece brother sister sibling siblings stepfather stepmother family",
+        "husband wife spouse married marriage widow consort",
+        "composer composed composition music score soundtrack songwriter",
+        "performer performed song sung singer recorded band single album",
+        "author wrote written writer writers screenplay novel book novelist",
+        "founder founded established created creator",
+        "producer produced production",
+        "actor actress starred starring stars star cast played plays role character",
+        "president chairman leader led head coach coached manager captain",
+        "born birth birthplace native hometown",
+        "died death killed buried",
+    )
+)
+"""Words that speak of the same relation: one of them in the question makes all of them relevant beside a name."""
+
+_JOINED = re.compile(r"\b[A-Z][\w'’.-]*(?:,? (?:(?:of|the|and|or|in|on|to|for|at|with|a|an|my|de|la|&) )*[A-Z0-9][\w'’.-]*)+")
+_QUOTED = re.compile(r'["“]([^"”]{2,80})["”]')
+_SIDES = re.compile(
+    r"(?:[,:]|\b[a-z]+) ([A-Z0-9][^,]*?),? (?:or|and) (?:[a-z]+ of [a-z]+ )?([A-Z0-9].*?)(?:,? [a-z]+[a-z ]*)?\?"
+)
+
+
+@lru_cache(maxsize=16384)
+def plain(text: str) -> str:
+    """Lower case, no accents, no punctuation, no possessive s: how names are compared."""
+    text = re.sub(r"['’][sS]\b", "", text.replace("&amp;", "&"))
+    bare = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
+    return " ".join(re.findall(r"[^\W_]+", bare.lower().replace("'", "").replace("’", "")))
+
+
+@lru_cache(maxsize=16384)
+def head(title: str) -> str:
+    """What a title names: without its bracketed detail, the section after a dash, and a leading article."""
+    bare = re.sub(r"\s*\([^)]*\)\s*$", "", title)
+    return re.sub(r"^(the|a|an) ", "", plain(re.split(r"\s+[-–|]\s+", bare)[0]))
+
+
+def stems(words: list[str] | frozenset[str]) -> set[str]:
+    """The crude stems of the words that carry meaning."""
+    return {word[:STEM] for word in words if word not in FUNCTION_WORDS}
+
+
+def relation_stems(question: str) -> set[str]:
+    """Stems of the question's words, and of all words that speak of the relations it names."""
+    words = plain(question).split()
+    found = stems(words)
+    for group in RELATIONS:
+        if not group.isdisjoint(words):
+            found |= stems(group)
+    return found
+
+
+def mentions(question: str) -> list[str]:
+    """What a question names, most telling first: quotations, names, the two sides of a comparison, long titles."""
+    sides = _SIDES.search(question)
+    found = [
+        *_QUOTED.findall(question),
+        *extract(question, SCANNED_CHARACTERS),
+        *(sides.groups() if sides else ()),
+        *_JOINED.findall(question),
+    ]
+    distinct = {head(name): name.strip(" ,.'’") for name in reversed(found)}
+    return [name for key, name in reversed(distinct.items()) if key and key not in FUNCTION_WORDS]
+
+
+def relatedness(text: str, name: str, relations: set[str]) -> int:
+    """How many relation words stand within a clause of a name, at most 3."""
+    start = max(0, text.find(name))
+    before = plain(text[max(0, start - 60) : start]).split()[-8:]
+    after = plain(text[start + len(name) : start + len(name) + 40]).split()[:4]
+    return min(3, len(stems(before + after) & relations))

@@ -1,0 +1,100 @@
+"""The edge retries, waits no longer than allowed, and never turns a fault into an empty result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from harness1.config import Run
+from harness1.env.edge import Edge
+from harness1.env.exchange import Answer, GrepFor, Judge, ReadDocument, Request, SearchFor
+from harness1.env.memory import WorkingMemory
+from harness1.env.verification import Judgement, LexicalVerifier, VerifierFault
+from harness1.errors import InfrastructureFault
+from harness1.records import DocId, Ranking, UnitId
+from harness1.retrieval.retriever import RetrievalFault, SearchRequest, SearchResult
+from tests.support import CORPUS, QUICK, WordRetriever, hit, run
+
+ASKED: tuple[Request, ...] = (
+    SearchFor(("Ada Lovelace",), 5),
+    GrepFor("Byron", 5),
+    ReadDocument(DocId("ada")),
+    Judge("Ada wrote programs.", ((UnitId("ada"), CORPUS[0].text),)),
+)
+
+
+class FailingVerifier(LexicalVerifier):
+    def __init__(self, faults: int) -> None:
+        super().__init__()
+        self.faults = faults
+
+    async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
+        self.faults -= 1
+        return [VerifierFault("down")] if self.faults >= 0 else await super().judge(claim, documents)
+
+
+class Slow(WordRetriever):
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        await asyncio.sleep(60)
+        return await super().search(requests)
+
+
+def answer(request: Request, faults: int = 0, settings: Run = QUICK) -> Answer:
+    edge = Edge(WordRetriever(CORPUS, faults=faults), FailingVerifier(faults), settings)
+    return run(edge.answer(request, WorkingMemory.empty("q", "document")))
+
+
+@pytest.mark.parametrize("request_", ASKED)
+@pytest.mark.parametrize("faults", [1, 2])
+def test_a_fault_that_is_retried_away_leaves_no_trace(request_: Request, faults: int) -> None:
+    assert answer(request_, faults) == answer(request_)
+    assert answer(request_) != Answer()
+
+
+@pytest.mark.parametrize("request_", ASKED)
+def test_a_fault_that_stays_is_raised_and_is_no_empty_result(request_: Request) -> None:
+    with pytest.raises(InfrastructureFault, match=r"down \(3 attempts\)"):
+        answer(request_, faults=3)
+
+
+def test_no_answer_in_time_is_a_fault() -> None:
+    edge = Edge(Slow(CORPUS), LexicalVerifier(), Run(attempts=2, backoff_s=0.0, call_deadline_s=0.02))
+    with pytest.raises(InfrastructureFault, match=r"no answer within 0.02 s \(2 attempts\)"):
+        run(edge.answer(SearchFor(("Ada",), 5), WorkingMemory.empty("q", "document")))
+
+
+def test_only_the_queries_that_failed_are_asked_again() -> None:
+    retriever = WordRetriever(CORPUS, faults=1)
+    edge = Edge(retriever, LexicalVerifier(), QUICK)
+    found = run(edge.answer(SearchFor(("Ada", "Byron", "town"), 5), WorkingMemory.empty("q", "document")))
+    assert retriever.calls == 4
+    assert [ranking.query for ranking in found.rankings] == ["Ada", "Byron", "town"]
+    assert all(ranking.chunk_ids for ranking in found.rankings)
+
+
+def test_each_chunk_comes_once_and_each_query_keeps_its_ranking() -> None:
+    found = answer(SearchFor(("Lord Byron", "Byron Ada"), 5))
+    ids = [each.chunk_id for each in found.hits]
+    assert len(ids) == len(set(ids))
+    assert found.rankings[0] == Ranking("Lord Byron", ("byron#0", "ada#0"))  # type: ignore[arg-type]
+    assert set(found.rankings[1].chunk_ids) == {"ada#0", "byron#0", "babbage#0"}
+    assert all(each.tokens == -(-len(each.text) // 4) for each in found.hits)
+
+
+def test_what_is_stored_is_not_asked_for_again() -> None:
+    memory = WorkingMemory.empty("q", "document")
+    memory.store[CORPUS[0].chunk_id] = hit("ada", "text")
+    edge = Edge(WordRetriever(CORPUS), LexicalVerifier(), QUICK)
+    found = run(edge.answer(SearchFor(("Ada Byron",), 5), memory))
+    assert "ada" not in {each.doc_id for each in found.hits}
+
+
+def test_a_bad_pattern_is_the_policys_mistake_and_is_not_retried() -> None:
+    retriever = WordRetriever(CORPUS)
+    found = run(
+        Edge(retriever, LexicalVerifier(), QUICK).answer(GrepFor("(", 5), WorkingMemory.empty("q", "document"))
+    )
+    assert found.bad_pattern
+    assert retriever.calls == 1

@@ -1,0 +1,276 @@
+"""One episode: one action a turn, isolated forks, and no argument that a policy can think of breaks it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from harness1.config import Curation, Env, Rendering
+from harness1.env.environment import SearchEnv, choose
+from harness1.env.memory import WorkingMemory
+from harness1.errors import HarnessError
+from harness1.records import Gold, Observation, StopReason, Task, ToolCall, Turn
+from tests.support import (
+    CORPUS,
+    END,
+    WordRetriever,
+    call,
+    curate,
+    make_env,
+    play,
+    recount,
+    run,
+    search,
+    text_of,
+    wide_corpus,
+)
+
+PLAN = (
+    search("river castle"),
+    curate(add_ids=["D3"], importance={"D3": "high"}),
+    call("fan_out_search", queries=["Paris", "London"]),
+    call("read_document", doc_id="D2"),
+    call("verify", doc_ids=["D1"], claim="The river has a castle."),
+    search("engine"),
+)
+ASIDE = (call("grep_corpus", pattern="rain"), curate(add_ids=["D1"], remove_ids=["D2"]), search("war"), END)
+
+JUNK_NAME = st.one_of(st.sampled_from(["", "end_search ", "functions.curate", "\x00", "x" * 10_000]), st.text(max_size=9))
+NAME = st.sampled_from(
+    ["fan_out_search", "search_corpus", "grep_corpus", "read_document", "review_docs", "curate", "verify", "end_search"]
+)
+HANDLE = st.sampled_from(["D1", "d2", "[D3]", "D1.1", "D99", "doc_1", "copy_3", "D-1", "D1e9", "", "D" + "9" * 600])
+TEXT = st.one_of(
+    HANDLE,
+    st.sampled_from(["river", "castle war", "a\x00b\x1b[2J", "\ud800", "x\udfff\n", "{name}", "(", "(?=x)", "<|end|>"]),
+    st.text(st.characters(codec=None), max_size=20),  # type: ignore[arg-type]
+)
+SCALAR = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXT)
+VALUE = st.recursive(
+    SCALAR, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=6
+)
+KEY = st.sampled_from(["query", "queries", "pattern", "doc_id", "doc_ids", "add_ids", "remove_ids", "importance", "claim"])
+LIKELY = st.fixed_dictionaries(
+    {},
+    optional={
+        "query": TEXT,
+        "queries": st.lists(TEXT, max_size=7),
+        "pattern": TEXT,
+        "doc_id": HANDLE,
+        "doc_ids": st.lists(HANDLE, max_size=7),
+        "add_ids": st.lists(HANDLE, max_size=9),
+        "remove_ids": st.lists(HANDLE, max_size=3),
+        "importance": st.dictionaries(HANDLE, TEXT | st.sampled_from(["high", "low"]), max_size=4),
+        "claim": TEXT,
+    },
+)
+FITTING = st.sampled_from([*PLAN, *ASIDE[:3], call("review_docs", doc_ids=["D1", "D4"])])
+ACTION = st.one_of(
+    FITTING, st.builds(ToolCall, NAME | JUNK_NAME, st.one_of(LIKELY, st.dictionaries(KEY | TEXT, VALUE, max_size=4)))
+)
+
+
+def small_env(order: str = "paper", **options: object) -> SearchEnv:
+    config = Env(context_window=6000, generation_reserve=500, rendering=Rendering(order))  # type: ignore[arg-type]
+    return make_env(msgspec.structs.replace(config, **options), wide_corpus(25))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])
+@given(st.lists(st.tuples(st.lists(ACTION, min_size=1, max_size=3), TEXT), max_size=10))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_action_breaks_an_episode(order: str, decisions: list[tuple[list[ToolCall], str]]) -> None:
+    env = small_env(order)
+    turns: list[Turn] = []
+
+    async def steps() -> None:
+        context = await env.reset(Task("t", "Which castle?"))
+        for actions, reasoning in decisions:
+            assert context is not None
+            assert recount(env, context) <= context.budget.used <= context.budget.limit
+            step = await env.step(actions, reasoning)
+            turns.append(step.turn)
+            assert len(env.state.memory.curated) <= 30
+            assert env.state.memory.curated.tags.keys() <= env.state.memory.pool.entries.keys()
+            if step.done is not None:
+                return
+            context = step.context
+
+    run(steps())
+    recorded = [msgspec.json.decode(msgspec.json.encode(turn), type=Turn) for turn in turns]
+    twin = small_env(order)
+    twin.begin(WorkingMemory.empty("Which castle?", "document"))
+    for turn in recorded:
+        again = twin.replay(turn).turn
+        assert (again.memory_hash, again.context_hash) == (turn.memory_hash, turn.context_hash)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        search("x" * 10_000_000),
+        curate(add_ids=["D" + "1" * 10_000_000], importance={"x" * 10_000_000: "high"}),
+        ToolCall("x" * 10_000_000),
+        call("grep_corpus", pattern="(" * 10_000_000),
+        call("verify", doc_ids=["D1"] * 1_000_000, claim="claim " * 1_000_000),
+    ],
+)
+def test_ten_megabytes_of_arguments_end_in_an_error_or_the_context_limit(action: ToolCall) -> None:
+    step = play(small_env(), action)[0]
+    assert step.done in (None, StopReason.CONTEXT_LIMIT)
+    assert step.observation is not None
+    assert step.observation.error is not None
+    assert len(msgspec.json.encode(step.observation)) < 2000
+
+
+def test_deep_nesting_and_odd_types_are_recorded_in_plain_form() -> None:
+    nested: object = "deep"
+    for _ in range(500):
+        nested = [nested]
+    action = ToolCall("search_corpus", {"query": nested, "big": 10**400, "odd": b"bytes", "nan": float("nan")})
+    step = play(small_env(), action)[0]
+    assert msgspec.json.decode(msgspec.json.encode(step.turn), type=Turn) == step.turn
+    odd = ToolCall("search_corpus", ["no", "mapping"])  # type: ignore[arg-type]
+    assert play(small_env(), odd)[0].turn.action == ToolCall("search_corpus", {"arguments": ["no", "mapping"]})
+
+
+@given(st.lists(st.one_of(st.text(max_size=8), HANDLE.filter(lambda handle: len(handle) < 9)), max_size=6), st.dictionaries(st.text(max_size=5), st.text()))
+@example(["D1", "D4", "D5", "byron "], {"D9": "high"})
+@settings(max_examples=60, deadline=None)
+def test_no_invented_id_is_ever_curated(add_ids: list[str], importance: dict[str, str]) -> None:
+    env = make_env()
+    step = play(env, search("Ada Lovelace Byron"), curate(add_ids=add_ids, importance=importance))[1]
+    memory = env.state.memory
+    assert memory.curated.tags.keys() <= {"ada", "byron", "babbage"}
+    assert step.observation is not None
+    invented = [reference for reference in (*add_ids, *importance) if memory.pool.resolve(reference) is None]
+    told = [*step.observation.notes, step.observation.error]
+    assert any(note is not None and note.code == "unknown_handles" for note in told) == bool(invented)
+
+
+@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])
+def test_a_fork_at_any_turn_is_isolated(order: str) -> None:
+    for turn in range(len(PLAN)):
+        env = small_env(order)
+        steps = play(env, *PLAN[: turn + 1])
+        memory, context = env.state.memory.hash(), steps[-1].context
+        assert context is not None
+        text, curated = text_of(context), context.view.curated
+        twin = env.fork()
+        run(twin.step([ASIDE[turn % 4]], "aside"))
+        run(twin.step([ASIDE[(turn + 1) % 4]], "aside"))
+        assert env.state.memory.hash() == memory
+        assert env.state.memory == env.snapshot().memory
+        assert env.state.context is context
+        assert (text_of(env.state.context), env.state.context.view.curated) == (text, curated)
+        straight = play(small_env(order), *PLAN, END)
+        rest = [run(env.step([action], "because")) for action in (*PLAN[turn + 1 :], END)]
+        assert [step.turn for step in rest] == [step.turn for step in straight[turn + 1 :]]
+
+
+@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])
+def test_a_snapshot_can_be_restored_any_number_of_times(order: str) -> None:
+    env = small_env(order)
+    play(env, *PLAN[:3])
+    saved = env.snapshot()
+    name = saved.memory.hash()
+    seen = []
+    for action in ASIDE[:3]:
+        context = env.restore(saved)
+        assert context is saved.context
+        run(env.step([action]))
+        assert saved.memory.hash() == name
+        env.restore(saved)
+        step = run(env.step([PLAN[3]], "because"))
+        seen.append((step.turn.memory_hash, text_of(step.context)))
+    assert len(set(seen)) == 1
+
+
+def test_handles_of_one_branch_do_not_leak_into_another() -> None:
+    env = small_env()
+    play(env, search("river"))
+    saved = env.snapshot()
+    run(env.step([call("grep_corpus", pattern="rain")]))
+    for _ in range(5):
+        run(env.step([curate(add_ids=["D1"])]))
+    env.restore(saved)
+    steps = [run(env.step([action])) for action in (search("war"), *[curate(add_ids=["D1"])] * 5)]
+    context = steps[-1].context
+    assert context is not None
+    entries = env.state.memory.pool.entries
+    shown = context.view.documents
+    assert len(shown) > 10
+    for handle, document in shown.items():
+        assert entries[document.unit_id].handle == handle
+
+
+def test_an_environment_can_run_one_episode_after_another() -> None:
+    env = make_env(chunks=wide_corpus(25))
+    plans = [(search("Rome"), *PLAN), (search("Paris"), *PLAN)]
+    again = [[step.turn for step in play(env, *plan)] for plan in (*plans, plans[0])]
+    fresh = [[step.turn for step in play(make_env(chunks=wide_corpus(25)), *plan)] for plan in plans]
+    assert again == [*fresh, fresh[0]]
+
+
+def test_one_action_is_carried_out_and_the_others_are_told() -> None:
+    env = make_env()
+    run(env.reset(Task("t", "q")))
+    step = run(env.step([END, search("Ada"), curate(add_ids=["D1"])]))
+    assert step.turn.action == search("Ada")
+    assert step.turn.ignored == (END, curate(add_ids=["D1"]))
+    assert step.done is None
+    assert "Not executed: end_search, curate; one action per turn." in text_of(step.context)
+
+
+@pytest.mark.parametrize(
+    ("names", "executed"),
+    [(["e"], "e"), (["a"], "a"), (["e", "a"], "a"), (["a", "e"], "a"), (["e", "e"], "e"), (["a", "b"], "a")],
+)
+def test_the_first_action_that_does_not_end_is_chosen(names: list[str], executed: str) -> None:
+    actions = [END if name == "e" else ToolCall(name) for name in names]
+    chosen, ignored = choose(actions)
+    assert chosen.name == ("end_search" if executed == "e" else executed)
+    assert len(ignored) == len(actions) - 1
+
+
+def test_an_episode_ends_on_end_search_alone_or_on_its_last_turn() -> None:
+    assert [step.done for step in play(make_env(), search("Ada"), END)] == [None, StopReason.END_SEARCH]
+    assert [step.done for step in play(make_env(Env(max_turns=2)), search("Ada"), search("Byron"))] == [
+        None,
+        StopReason.TURN_LIMIT,
+    ]
+    bad_end = play(make_env(), ToolCall("end_search", {"why": 1}))[0]
+    assert bad_end.done is None
+    assert bad_end.observation is not None
+    assert bad_end.observation.error is not None
+
+
+def test_the_result_of_the_last_turn_is_recorded() -> None:
+    step = play(make_env(Env(max_turns=1)), search("Ada Byron"))[0]
+    assert isinstance(step.observation, Observation)
+    assert step.observation.hits
+
+
+def test_an_environment_refuses_gold_and_needs_a_reset() -> None:
+    env = make_env()
+    with pytest.raises(HarnessError, match="reset"):
+        run(env.step([END]))
+    with pytest.raises(HarnessError, match="gold"):
+        run(env.reset(Task("t", "q", gold=Gold({}))))
+    with pytest.raises(HarnessError, match="gold"):
+        run(env.reset(Task("t", "q", metadata={"answer": "x"})))
+    run(env.reset(Task("t", "q")))
+    with pytest.raises(ValueError, match="parse error"):
+        run(env.step([]))
+
+
+def test_two_configurations_live_in_one_process() -> None:
+    retriever = WordRetriever(CORPUS)
+    tagged, plain = (make_env(Env(curation=Curation(tags=tags)), retriever=retriever) for tags in (True, False))
+    actions = (search("Ada Byron"), curate(add_ids=["D1"]))
+    one, other = play(tagged, *actions), play(plain, *actions)
+    assert tagged.hash != plain.hash
+    assert "fair" in text_of(one[-1].context)
+    assert "fair" not in text_of(other[-1].context)
+    assert [step.turn.memory_hash for step in play(tagged, *actions)] == [step.turn.memory_hash for step in one]

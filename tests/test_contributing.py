@@ -1,0 +1,78 @@
+"""The examples of CONTRIBUTING.md are code that works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from support import make_env, play, search
+
+from harness1.config import Config, Env, load_config
+from harness1.env.transition import begin
+from harness1.eval.evaluate import Evaluation, evaluate
+from harness1.eval.outcome import outcome
+from harness1.records import DocId, Episode, Gold, Hashes, Observation, Status, StopReason, Task, ToolCall
+from harness1.retrieval.index import build_index
+from harness1.reward.component import Case
+from harness1.tools.tool import build_tool
+
+TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
+
+
+def example(heading: str) -> dict[str, Any]:
+    """The names that the first code block under a heading defines."""
+    block = re.search(rf"## {heading}\n.*?```python\n(.*?)```", TEXT, re.DOTALL)
+    assert block is not None
+    names: dict[str, Any] = {}
+    exec(block.group(1), names)
+    return names
+
+
+def test_the_example_tool_runs_and_has_a_schema() -> None:
+    tool = build_tool(example("Add a tool")["drop_docs"], Env())
+    assert tool.spec.parameters["required"] == ["doc_ids"]
+    assert tool.spec.description == "Take documents out of the curated set."
+    env = make_env()
+    play(env, search("Ada Lovelace"))
+    before = list(env.state.memory.curated.tags)
+    steps = tool.run(env.state.memory, env.config, ToolCall("drop_docs", {"doc_ids": ["D1", "D99"]}))
+    observation = begin(steps)
+    assert isinstance(observation, Observation)
+    assert observation.notes[0].code == "unknown_handles"
+    assert list(env.state.memory.curated.tags) == before[1:]
+
+
+def test_the_example_reward_component_is_weighed_and_capped() -> None:
+    brevity = example("Add a reward component")["brevity"]
+    episode = Episode(
+        episode_id="e",
+        task=Task("t", "q"),
+        stop_reason=StopReason.END_SEARCH,
+        status=Status.COMPLETED,
+        hashes=Hashes("", "", ""),
+    )
+    case = Case(outcome(episode, Gold({DocId("a"): 1})), episode, Config())
+    assert brevity.term(case).value == 1.0
+
+
+def test_the_example_benchmark_is_evaluated(tmp_path: Path) -> None:
+    source = example("Add a benchmark")["capitals_source"]()
+    config = load_config(None, ["run.workers=1"])
+    build_index(source.documents(), tmp_path / "index", config.index)
+    tasks = source.tasks("test")
+    evaluation = Evaluation("capitals", "test", tasks, str(tmp_path / "index"), "single-shot", config)
+    metrics = evaluate(evaluation, tmp_path / "run", lambda *_: None, lambda _: None)
+    assert metrics["curated_recall"]["mean"] == 1.0
+
+
+def test_the_example_of_the_readme_runs_on_its_own_index(tmp_path: Path) -> None:
+    source = example("Add a benchmark")["capitals_source"]()
+    build_index(source.documents(), tmp_path / "index", Config().index)
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    block = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert block is not None
+    names: dict[str, Any] = {}
+    exec(block.group(1).replace("runs/demo/index", str(tmp_path / "index")), names)
+    assert msgspec.to_builtins(names["episode"])["status"] == "completed"
