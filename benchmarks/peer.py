@@ -140,8 +140,8 @@ class Peer:
         for doc_id in arguments["add_ids"]:
             tag = arguments["importance"][doc_id]
             if doc_id not in self.curated and len(self.curated) >= self.env.curation.cap:
-                worst = max(self.curated, key=lambda held: TAGS.index(self.curated[held]))  # type: ignore[arg-type]
-                if TAGS.index(self.curated[worst]) <= TAGS.index(tag):  # type: ignore[arg-type]
+                worst = max(self.curated, key=lambda held: TAGS.index(self.curated[held]))
+                if TAGS.index(self.curated[worst]) <= TAGS.index(tag):
                     refused.append(doc_id)
                     continue
                 del self.curated[worst]

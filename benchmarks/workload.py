@@ -2,7 +2,7 @@
 
 Each search finds `CHUNKS` new chunks of about `WORDS` words; one in ten repeats an earlier chunk with three words
 changed. Mode `search` searches at every turn, mode `mix` searches and curates in turn. The text is the same on every
-machine, and made up so that a chunk has as many sentences, names and years as one of an encyclopaedia: ten sentences,
+machine, and made up so that a chunk has as many sentences, names and years as one of an encyclopaedia: nine sentences,
 thirty entities, most of which no other chunk of the episode names.
 """
 
@@ -33,7 +33,7 @@ WORDS = 165
 NEAR_DUPLICATES = 0.1
 CHANGED_WORDS = 3
 WORLD_SIZE = 500
-SENTENCE_WORDS = (10, 20)
+SENTENCE_WORDS = (11, 21)
 NAMES, YEARS = 0.15, 0.02
 """The shares of names and years among words."""
 SYLLABLES = tuple(a + b + c for b in "aeiou" for a in "bdfgklmnprstv" for c in ("", "n", "r", "l", "s"))

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from harness1.config import Env, Run
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render import Context
+from harness1.hashing import digest
+from harness1.policy.policy import Decision
 from harness1.records import Chunk, ChunkId, DocId, Hit, Task, ToolCall, Unit
 from harness1.retrieval.retriever import (
     BadPattern,
@@ -160,3 +162,32 @@ def wide_corpus(documents: int, seed: int = 0) -> list[Chunk]:
             twin = rng.choice(chunks)
             chunks.append(chunk(f"copy_{number}", twin.text, twin.title))
     return chunks
+
+
+class Script:
+    """A policy that takes the given actions; a string stands for an answer that could not be parsed."""
+
+    name = "script"
+
+    def __init__(self, *actions: ToolCall | Sequence[ToolCall] | str) -> None:
+        self.actions = actions
+        self.hash = digest(["script", actions])
+
+    def open(self, task: Task, seed: int) -> ScriptSession:
+        return ScriptSession(self.actions)
+
+
+class ScriptSession:
+    def __init__(self, actions: Sequence[ToolCall | Sequence[ToolCall] | str]) -> None:
+        self.actions = list(actions)
+
+    async def act(self, context: Context) -> Decision:
+        if not self.actions:
+            return Decision((END,))
+        action = self.actions.pop(0)
+        if isinstance(action, str):
+            return Decision(parse_error=action, reasoning="confused")
+        return Decision((action,) if isinstance(action, ToolCall) else tuple(action), "because")
+
+    def fork(self) -> ScriptSession:
+        return ScriptSession(self.actions)

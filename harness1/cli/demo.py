@@ -29,7 +29,11 @@ def demo(
     console = Console(highlight=False)
     info = ensure_index(source, out / "index", settings)
     console.print(f"{info.documents} documents of the standard library, index {info.index_hash[:12]}")
-    question = source.tasks("demo")[0].query
-    episode, env = run_one(question, str(out / "index"), "scripted", settings, out / "run", console)
+    task = source.tasks("demo")[0]
+    episode, env = run_one(task, str(out / "index"), "scripted", settings, out / "run", console)
     show_result(env, episode, console)
+    needed = task.gold.relevant if task.gold else {}
+    held = {str(place.unit_id) for place in episode.curated}
+    found = [doc_id for doc_id in needed if doc_id in held]
+    console.print(f"\nThe question needs {', '.join(needed)}: {len(found)} of {len(needed)} were found.")
     console.print(f"recorded in {out / 'run'}; check it with: harness1 replay {out / 'run'} --live")

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, TypedDict
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.history import subject
 from harness1.env.prose import sentence
-from harness1.records import Delta, Episode, Observation
+from harness1.records import Delta, Episode, Observation, UnitId
 
 STYLES = {"very_high": "bold green", "high": "green", "fair": "yellow", "low": "dim"}
 SHOWN_HITS = 5
-SNIPPET_CHARACTERS = 160
+SNIPPET_CHARACTERS = 200
+
+
+class _OneLine(TypedDict):
+    overflow: Literal["ellipsis"]
+    no_wrap: bool
+
+
+ONE_LINE: _OneLine = {"overflow": "ellipsis", "no_wrap": True}
 
 
 def watcher(env: SearchEnv, console: Console) -> Callable[[Step], None]:
@@ -45,7 +53,7 @@ def _show_answer(env: SearchEnv, observation: Observation, console: Console) -> 
         unit_id = env.state.memory.pool.unit_of(hit)
         entry = env.state.memory.pool.entries.get(unit_id)
         label = entry.handle if entry else "copy"
-        console.print(f"  [blue]{label:>5}[/] {escape(hit.title or hit.text[:60])}", overflow="ellipsis", no_wrap=True)
+        console.print(f"  [blue]{label:>5}[/] {escape(hit.title or hit.text[:60])}", **ONE_LINE)
     if len(observation.hits) > SHOWN_HITS:
         console.print(f"        [dim]and {len(observation.hits) - SHOWN_HITS} more[/]")
     for verdict in observation.verdicts:
@@ -71,16 +79,16 @@ def _show_delta(env: SearchEnv, delta: Delta, console: Console) -> None:
 
 def show_result(env: SearchEnv, episode: Episode, console: Console) -> None:
     """The delivered set, ranked, with a snippet of each document."""
-    table = Table(title=f"{len(episode.curated)} documents ({episode.stop_reason})", title_justify="left")
-    for column in ("#", "tag", "document", "text"):
-        table.add_column(column, overflow="ellipsis", no_wrap=column != "text")
+    console.print(f"\n[bold]{len(episode.curated)} documents[/] [dim]({episode.stop_reason})[/]")
     for place in episode.curated:
         entry = env.state.memory.pool.entries[place.unit_id]
-        snippet = " ".join(env.state.memory.text_of(place.unit_id)[: 4 * SNIPPET_CHARACTERS].split())
-        name = escape(entry.title or str(place.unit_id))[:60]
-        table.add_row(
-            str(place.rank), f"[{STYLES[place.tag]}]{place.tag}[/]", name, escape(snippet[:SNIPPET_CHARACTERS])
-        )
-    console.print(table)
+        name = escape(entry.title or str(place.unit_id))
+        console.print(f"{place.rank:>3} [{STYLES[place.tag]}]{place.tag:<9}[/] [bold]{name}[/]", **ONE_LINE)
+        console.print(f"              [dim]{escape(snippet(env, place.unit_id))}[/]", **ONE_LINE)
     if episode.error:
         console.print(f"[red]The episode is invalid: {escape(episode.error)}[/]")
+
+
+def snippet(env: SearchEnv, unit_id: UnitId) -> str:
+    """The beginning of a document's text, on one line."""
+    return " ".join(env.state.memory.text_of(unit_id)[: 4 * SNIPPET_CHARACTERS].split())[:SNIPPET_CHARACTERS]

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from harness1.cli.live import show_result, watcher
+from harness1.cli.live import show_result, snippet, watcher
 from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
@@ -20,10 +21,9 @@ from harness1.hashing import digest
 from harness1.policy.registry import make_policy
 from harness1.records import Episode, Task
 from harness1.retrieval.engines import open_retriever
+from harness1.reward.composite import score
 from harness1.rollout import rollout
 from harness1.store import EpisodeStore
-
-SNIPPET_CHARACTERS = 200
 
 
 def search(
@@ -45,7 +45,8 @@ def search(
     if policy == "oracle":
         raise UsageError("the oracle needs gold: use it with `harness1 eval`")
     console = Console(stderr=as_json, quiet=as_json, highlight=False)
-    episode, env = run_one(question, str(index), policy, resolve(config, overrides), out, console, seed)
+    task = Task(f"query-{digest(question)[:12]}", question, "search")
+    episode, env = run_one(task, str(index), policy, resolve(config, overrides), out, console, seed)
     if as_json:
         print(msgspec.json.encode(as_result(env, episode, out)).decode())
     else:
@@ -56,15 +57,15 @@ def search(
 
 
 def run_one(
-    question: str, index: str, policy: str, config: Config, out: Path, console: Console, seed: int = 0
+    task: Task, index: str, policy: str, config: Config, out: Path, console: Console, seed: int = 0
 ) -> tuple[Episode, SearchEnv]:
-    """Run one episode, print its steps, and append it to a run folder."""
+    """Run one episode, print its steps, score it where there is gold, and append it to a run folder."""
     env = SearchEnv(config.env, open_retriever(index), run=config.run)
-    task = Task(f"query-{digest(question)[:12]}", question, "search")
     chosen = make_policy(policy, {})
-    console.print(f"[bold]{question}[/]", markup=True)
+    console.print(f"[bold]{escape(task.query)}[/]\n")
     with EpisodeStore(out) as store:
         episode = asyncio.run(rollout(env, chosen, task, seed=seed, watch=watcher(env, console)))
+        episode = score(episode, task.gold, config) if task.gold is not None else episode
         store.append(episode)
     run_stage(config, {"policy": policy, "env": env.hash}, index).write(out, status="finished")
     return episode, env
@@ -79,9 +80,7 @@ def as_result(env: SearchEnv, episode: Episode, out: Path) -> dict[str, Any]:
             "id": place.unit_id,
             "tag": place.tag,
             "title": entries[place.unit_id].title,
-            "snippet": " ".join(env.state.memory.text_of(place.unit_id)[: 4 * SNIPPET_CHARACTERS].split())[
-                :SNIPPET_CHARACTERS
-            ],
+            "snippet": snippet(env, place.unit_id),
         }
         for place in episode.curated
     ]

@@ -74,7 +74,7 @@ class Edge:
         async def once() -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
             return await self.retriever.grep(pattern, limit, self.run.call_deadline_s)
 
-        found = await self._retried(once)
+        found: tuple[Chunk, ...] | BadPattern = await self._retried(once)
         if isinstance(found, BadPattern):
             return Answer(bad_pattern=found.reason)
         return Answer(_unranked(found).hits, (Ranking(pattern, tuple(chunk.chunk_id for chunk in found)),))

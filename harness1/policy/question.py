@@ -32,7 +32,8 @@ RELATIONS = tuple(
 )
 """Words that speak of the same relation: one of them in the question makes all of them relevant beside a name."""
 
-_JOINED = re.compile(r"\b[A-Z][\w'’.-]*(?:,? (?:(?:of|the|and|or|in|on|to|for|at|with|a|an|my|de|la|&) )*[A-Z0-9][\w'’.-]*)+")
+_LINK = "(?:of|the|and|or|in|on|to|for|at|with|a|an|my|de|la|&) "
+_JOINED = re.compile(rf"\b[A-Z][\w'’.-]*(?:,? (?:{_LINK})*[A-Z0-9][\w'’.-]*)+")
 _QUOTED = re.compile(r'["“]([^"”]{2,80})["”]')
 _SIDES = re.compile(
     r"(?:[,:]|\b[a-z]+) ([A-Z0-9][^,]*?),? (?:or|and) (?:[a-z]+ of [a-z]+ )?([A-Z0-9].*?)(?:,? [a-z]+[a-z ]*)?\?"

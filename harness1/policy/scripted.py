@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 from harness1.env.render import Context
 from harness1.env.view import View
@@ -63,7 +62,7 @@ class ScriptedSession:
         if self._score is None:
             self._score = EvidenceScore(view.query)
             self._asked.add(plain(view.query))
-            return Decision((ToolCall("search_corpus", {"query": view.query}),), "Rank documents for the whole question.")
+            return Decision((ToolCall("search_corpus", {"query": view.query}),), "Rank for the whole question first.")
         self._read(self._score, view)
         late = view.budget.max_turns - view.budget.turn <= SPARE_TURNS
         if not late and (search := self._search(self._score, view, names)) is not None:
@@ -83,7 +82,8 @@ class ScriptedSession:
         for hit in view.hits.get(turn, ()):
             score.read(hit, queries, self._ranked)
         if view.query in queries:
-            self._ranked += max(1, sum(1 for hit in view.hits.get(turn, ()) if _ranks(hit.found_by, queries, view.query)))
+            found = [hit for hit in view.hits.get(turn, ()) if _ranks(hit.found_by, queries, view.query)]
+            self._ranked += max(1, len(found))
 
     def _search(self, score: EvidenceScore, view: View, names: set[str]) -> Decision | None:
         """The next search, or None when the waves are spent or nothing is worth a query."""
@@ -136,8 +136,13 @@ class ScriptedSession:
             tags = {candidate.handle: _tag(candidate, verdicts) for candidate in chosen}
             # What is held is taken out first, so that the delivered order is the order of the scores.
             drop = [entry.handle for entry in view.curated]
-            return Decision((curate_call(context.tools, tags, drop),), f"Keep the best {len(tags)} of {len(best)} documents.")
+            reason = f"Keep the best {len(tags)} of {len(best)} documents."
+            return Decision((curate_call(context.tools, tags, drop),), reason)
         return Decision((ToolCall(END_SEARCH, {"reasoning": "The names are followed and the best is curated."}),))
+
+
+_OPENING = "who whom whose what which when where why how is are was were do does did in of"
+QUESTION_WORDS = frozenset(_OPENING.split())
 
 
 def claim(question: str) -> str:
@@ -148,7 +153,6 @@ def claim(question: str) -> str:
     return " ".join(words)
 
 
-QUESTION_WORDS = frozenset("who whom whose what which when where why how is are was were do does did in of".split())
 
 
 def _tag(candidate: Candidate, verified: set[str]) -> Tag:

@@ -1,0 +1,143 @@
+"""Configuration: one frozen value, strict about keys, and every field of it counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from harness1.cli.config import config_hashes
+from harness1.config import Config, Env, Reward, Settings, load_config
+from harness1.errors import ConfigError
+from tests.support import make_env
+
+ROOT = Path(__file__).parent.parent
+PAPER = ROOT / "configs" / "paper.toml"
+
+
+def leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every scalar setting with its dotted path."""
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        if isinstance(value, Settings):
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def changed(settings: Settings, path: str) -> str:
+    """An override that gives a setting another value that is allowed."""
+    *groups, name = path.split(".")
+    owner: Any = settings
+    for group in groups:
+        owner = getattr(owner, group)
+    value = getattr(owner, name)
+    field = next(field for field in msgspec.structs.fields(owner) if field.name == name)
+    if isinstance(value, bool):
+        new: Any = str(not value).lower()
+    elif isinstance(value, str):
+        new = next(choice for choice in get_args(field.type) if choice != value)
+    elif isinstance(value, int):
+        new = value - 1 if path.endswith("cap") else value + 1
+    else:
+        new = value / 2 + 0.01
+    return f"env.{path}={new}"
+
+
+def test_the_published_constants_are_the_defaults() -> None:
+    assert load_config(PAPER) == Config()
+
+
+def test_the_file_of_published_constants_spells_out_every_setting() -> None:
+    tree = msgspec.toml.decode(PAPER.read_bytes())
+    full = msgspec.to_builtins(Config())
+    full.pop("run")
+    assert tree == full
+
+
+@pytest.mark.parametrize("path", [path for path, _ in leaves(Env())])
+def test_every_setting_of_the_environment_is_in_its_hash(path: str) -> None:
+    config = load_config(None, [changed(Env(), path)])
+    assert config != Config()
+    assert make_env(config.env).hash != make_env().hash
+
+
+@pytest.mark.parametrize("path", [path for path, _ in leaves(Reward())])
+def test_every_weight_is_in_the_reward_hash(path: str) -> None:
+    value = getattr(Reward(), path)
+    assert load_config(None, [f"reward.{path}={value + 0.01 if isinstance(value, float) else 3}"]).reward_hash != (
+        Config().reward_hash
+    )
+
+
+def test_how_work_is_carried_out_is_in_no_hash() -> None:
+    overrides = ["run.workers=3", "run.attempts=9", "run.call_deadline_s=1.5", "run.bootstrap=10", "run.concurrency=1"]
+    assert config_hashes(load_config(None, overrides)) == config_hashes(Config())
+
+
+def test_every_setting_is_read_somewhere() -> None:
+    source = "\n".join(
+        path.read_text() for path in (ROOT / "harness1").rglob("*.py") if path != ROOT / "harness1" / "config.py"
+    )
+    config = (ROOT / "harness1" / "config.py").read_text()
+    unread = {path for path, _ in leaves(Config()) if not re.search(rf"\.{path.split('.')[-1]}\b", source + config)}
+    assert not unread - {"env.format_retries"}
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("env.max_turn=3", "max_turn"),
+        ("envy.max_turns=3", "envy"),
+        ("env.max_turns=many", "int"),
+        ("env.max_turns=0", ">= 1"),
+        ("env.curation.cap=31", "<= 30"),
+        ("env.curation.eviction=lru", "lru"),
+        ("env.dedup.threshold=1.5", "<= 1.0"),
+        ("env.dedup.on=1", "bool"),
+        ("env.grep=false", "object"),
+        ("env.max_turns", "a.b=value"),
+        ("env..max_turns=1", "a.b=value"),
+        ("env.generation_reserve=32768", "smaller than env.context_window"),
+        ("env.rendering.recent_max=4", "recent_max"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_its_name(override: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        load_config(None, [override])
+
+
+def test_a_value_is_no_group() -> None:
+    with pytest.raises(ConfigError, match="not a group"):
+        load_config(None, ["env.max_turns=3", "env.max_turns.x=1"])
+
+
+def test_a_file_overlays_defaults_and_overrides_overlay_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text('[env]\nmax_turns = 7\nguidance = "none"\n[env.search]\nhits = 3\n')
+    config = load_config(path, ["env.max_turns=8", "env.search.tokens = 99", "env.rendering.order=epoch"])
+    assert (config.env.max_turns, config.env.guidance, config.env.search.hits) == (8, "none", 3)
+    assert (config.env.search.tokens, config.env.rendering.order) == (99, "epoch")
+    assert config.env.max_turns != Config().env.max_turns
+
+
+def test_later_overrides_win() -> None:
+    assert load_config(None, ["env.max_turns=8", "env.max_turns=9"]).env.max_turns == 9
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path / "absent.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[env\n")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_config(broken)
+
+
+def test_the_prompt_limit_is_the_window_without_the_reserve() -> None:
+    assert Env().prompt_limit == 30_720
+    assert Env(context_window=1000, generation_reserve=100).observation_limit(4096) == 360

@@ -1,0 +1,102 @@
+"""Records are frozen, strict and readable for good; gold does not leave through a public task."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from harness1.errors import SchemaError
+from harness1.hashing import digest, text_digest
+from harness1.records import (
+    SCHEMA_VERSION,
+    STATUS_OF,
+    DocId,
+    Episode,
+    Gold,
+    Hashes,
+    Observation,
+    Status,
+    StopReason,
+    Task,
+    ToolCall,
+    decode_episode,
+    encode_episode,
+)
+from harness1.rollout import rollout
+from tests.support import END, Script, curate, make_env, run, search
+
+TASK = Task("t", "Where did Byron die?", gold=Gold({DocId("byron"): 1}), metadata={"answer": "Missolonghi"})
+
+
+def episode() -> Episode:
+    return run(rollout(make_env(), Script(search("Byron"), curate(add_ids=["D1"]), END), TASK))
+
+
+def test_an_episode_survives_its_line() -> None:
+    made = episode()
+    line = encode_episode(made)
+    assert b"\n" not in line
+    assert decode_episode(line) == made
+    assert encode_episode(decode_episode(line)) == line
+
+
+def test_gold_and_metadata_never_reach_an_episode() -> None:
+    assert TASK.public() == Task("t", "Where did Byron die?")
+    line = encode_episode(episode())
+    assert b"gold" not in line
+    assert b"metadata" not in line
+
+
+def test_a_newer_record_is_refused_with_a_clear_error() -> None:
+    tree = msgspec.json.decode(encode_episode(episode()))
+    tree |= {"schema_version": SCHEMA_VERSION + 1, "invented_later": True}
+    with pytest.raises(SchemaError, match=f"an episode of schema {SCHEMA_VERSION + 1}.*upgrade"):
+        decode_episode(msgspec.json.encode(tree))
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"{}", b"[]", b'{"episode_id":"x"}', b'{"schema_version":"x"}', b"\xff"])
+def test_what_is_no_episode_is_refused(line: bytes) -> None:
+    with pytest.raises(SchemaError, match="not an episode"):
+        decode_episode(line)
+
+
+def test_unknown_fields_are_refused() -> None:
+    tree = msgspec.json.decode(encode_episode(episode())) | {"extra": 1}
+    with pytest.raises(SchemaError, match="extra"):
+        decode_episode(msgspec.json.encode(tree))
+
+
+def test_records_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        TASK.query = "other"  # type: ignore[misc]
+    assert Observation("a").resolved is not Observation("b").resolved
+
+
+def test_every_end_has_an_owner() -> None:
+    assert STATUS_OF == {
+        StopReason.END_SEARCH: Status.COMPLETED,
+        StopReason.TURN_LIMIT: Status.COMPLETED,
+        StopReason.CONTEXT_LIMIT: Status.TRUNCATED,
+        StopReason.FORMAT_LIMIT: Status.POLICY_ERROR,
+        StopReason.FAULT: Status.INFRA_ERROR,
+    }
+
+
+def test_a_key_names_the_work_and_not_the_run() -> None:
+    made = episode()
+    again = msgspec.structs.replace(made, seed=made.seed, stage_ms={"policy": 9.0}, group_id="g")
+    assert again.key == made.key
+    for other in (
+        msgspec.structs.replace(made, sample_idx=1),
+        msgspec.structs.replace(made, hashes=msgspec.structs.replace(made.hashes, env="x")),
+        msgspec.structs.replace(made, hashes=msgspec.structs.replace(made.hashes, policy="x")),
+        msgspec.structs.replace(made, hashes=msgspec.structs.replace(made.hashes, index="x")),
+    ):
+        assert other.key != made.key
+
+
+def test_hashes_do_not_depend_on_the_order_of_keys() -> None:
+    assert digest({"a": 1, "b": [1, 2]}) == digest({"b": [1, 2], "a": 1}) != digest({"a": 1, "b": [2, 1]})
+    assert digest(Hashes("e", "p", "i")) != digest(Hashes("e", "p", "j"))
+    assert len(text_digest("\ud800")) == 16
+    assert digest(ToolCall("x", {"b": 1, "a": 2})) == digest(ToolCall("x", {"a": 2, "b": 1}))

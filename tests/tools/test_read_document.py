@@ -1,0 +1,85 @@
+"""read_document: a document part by part, into the same memory as everything else."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness1.config import Env, Read
+from harness1.env.environment import SearchEnv
+from harness1.records import Note, Observation, ToolCall, Unit
+from harness1.tools.read_document import first_part, within
+from tests.support import WordRetriever, call, chunk, hit, make_env, play, search, text_of
+
+PARTS = [chunk("long", f"alpha{n} " + f"word{n} " * 60, "Long", n) for n in range(6)]
+CHUNKS = [*PARTS, chunk("a_b_c", "alpha9 short", "Short")]
+
+
+def read(handle: str, tokens: int = 250, unit: Unit = "document") -> tuple[SearchEnv, Observation, str]:
+    env = make_env(Env(read=Read(tokens=tokens)), retriever=WordRetriever(CHUNKS, unit))
+    step = play(env, search("alpha0 alpha9"), call("read_document", doc_id=handle))[1]
+    assert step.observation is not None
+    return env, step.observation, text_of(step.context)
+
+
+def test_a_document_is_read_from_the_start_as_far_as_the_allowance_goes() -> None:
+    env, found, text = read("D2")
+    assert [part.index for part in found.hits] == [0, 1]
+    assert found.notes[0] == Note("continues", {"handle": "D2.3", "parts": 4})
+    assert all(part.text.strip() in text for part in found.hits)
+    assert "4 more parts: read D2.3 to go on." in text
+    assert [part.index for part in env.state.memory.hits_of(found.hits[0].doc_id)] == [0, 1]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("unit", ["document", "chunk"])
+def test_following_the_handles_reads_the_whole_document(unit: Unit) -> None:
+    env = make_env(Env(read=Read(tokens=250)), retriever=WordRetriever(CHUNKS, unit))
+    handle, seen = "D2", []
+    actions: list[ToolCall] = [search("alpha0 alpha9")]
+    for _ in range(3):
+        actions.append(call("read_document", doc_id=handle))
+        found = play(env, *actions)[-1].observation
+        assert found is not None
+        assert found.error is None
+        seen += [part.index for part in found.hits]
+        handle = next((note.data["handle"] for note in found.notes if note.code == "continues"), "")
+    assert (seen, handle) == ([0, 1, 2, 3, 4, 5], "")
+
+
+def test_an_id_is_used_whole_however_it_is_spelled() -> None:
+    env, found, _ = read("a_b_c")
+    assert [part.doc_id for part in found.hits] == ["a_b_c"]
+    assert found.resolved == {"a_b_c": "a_b_c"}
+
+
+def test_a_part_that_does_not_exist_is_told() -> None:
+    _, found, text = read("D2.9")
+    assert found.hits == ()
+    assert "The document has no such part." in text
+
+
+@pytest.mark.parametrize("handle", ["D7", "long#3", "", "http://x"])
+def test_a_document_that_was_never_found_is_not_read(handle: str) -> None:
+    _, found, _ = read(handle)
+    assert found.error is not None
+    assert found.error.code == "unknown_handles"
+
+
+def test_what_was_read_is_not_searched_again() -> None:
+    env = make_env(retriever=WordRetriever(CHUNKS))
+    steps = play(env, search("alpha0"), call("read_document", doc_id="D1"), search("alpha3"))
+    assert steps[2].observation is not None
+    assert steps[2].observation.hits == ()
+
+
+@pytest.mark.parametrize(
+    ("handle", "part"), [("D12", 0), ("D12.3", 2), (" d12.1 ", 0), ("a.3", 0), ("D1.x", 0), ("D1.0", 0), ("v1.2", 0)]
+)
+def test_a_handle_names_its_first_part(handle: str, part: int) -> None:
+    assert first_part(handle) == part
+
+
+def test_parts_are_taken_whole_and_at_least_one() -> None:
+    parts = [hit("a", "x" * size, index=n) for n, size in enumerate((400, 40, 40))]
+    assert [part.index for part in within(parts, 10)] == [0]
+    assert [part.index for part in within(parts, 110)] == [0, 1]
+    assert within([], 10) == []

@@ -1,0 +1,114 @@
+"""Schemas and validation come from the typed functions; a mechanism that is off is in no schema."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated, Any
+
+import pytest
+from msgspec import Meta
+
+from harness1.config import Curation, Env, FanOut, Grep, Read, Review, Verification
+from harness1.env.memory import WorkingMemory
+from harness1.records import Observation, ToolCall
+from harness1.tools.registry import TOOLS, Toolbox
+from harness1.tools.tool import Needs, build_tool
+from tests.support import make_env, play, text_of
+
+BOX = Toolbox.of(Env())
+
+
+def example(
+    memory: WorkingMemory,
+    env: Env,
+    word: Annotated[str, Meta(description="A word.", max_length=5)],
+    count: Annotated[int, Meta(description="How often.")] = 2,
+    extra: Annotated[str, Meta(description="Only with tags."), Needs(lambda env: env.curation.tags)] = "",
+) -> Observation:
+    """Say a word.
+
+    This paragraph is for programmers.
+    """
+    return Observation(f"{word}*{count}{extra}")
+
+
+def outcome(arguments: Any) -> Observation:
+    tool = build_tool(example, Env())
+    with pytest.raises(StopIteration) as stop:
+        next(tool.run(WorkingMemory.empty("q", "document"), Env(), ToolCall("example", arguments)))
+    result: Observation = stop.value.value
+    return result
+
+
+def test_name_description_and_parameters_are_those_of_the_function() -> None:
+    spec = build_tool(example, Env()).spec
+    assert (spec.name, spec.description) == ("example", "Say a word.")
+    assert spec.parameters["required"] == ["word"]
+    assert spec.parameters["additionalProperties"] is False
+    assert spec.parameters["properties"]["word"] == {"type": "string", "maxLength": 5, "description": "A word."}
+    assert spec.parameters["properties"]["count"]["default"] == 2
+
+
+def test_a_parameter_exists_only_where_its_condition_holds() -> None:
+    without = build_tool(example, Env(curation=Curation(tags=False))).spec
+    assert list(without.parameters["properties"]) == ["word", "count"]
+
+
+def test_defaults_fill_what_is_not_given() -> None:
+    assert outcome({"word": "hi"}).tool == "hi*2"
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"word": 3}, {"word": "toolong"}, {"word": "a", "x": 1}, {"word": "a", "count": "2"}, {"word": None}]
+)
+def test_bad_arguments_are_an_observation_that_names_the_parameters(arguments: dict[str, Any]) -> None:
+    error = outcome(arguments).error
+    assert error is not None
+    assert error.code == "bad_arguments"
+    assert error.data["parameters"] == "word, count, extra"
+
+
+@pytest.mark.parametrize("tool", [function for function, _ in TOOLS], ids=lambda function: function.__name__)
+def test_every_tool_is_described_with_all_its_parameters(tool: Any) -> None:
+    spec = BOX.tools[tool.__name__].spec
+    assert inspect.getdoc(tool)
+    assert len(spec.description) > 20
+    parameters = [name for name in inspect.signature(tool).parameters if name not in ("memory", "env")]
+    assert list(spec.parameters["properties"]) == parameters
+    for schema in spec.parameters["properties"].values():
+        assert schema.get("description"), spec.name
+        assert "$ref" not in str(schema)
+
+
+def test_the_tools_are_the_published_ones_and_what_they_require() -> None:
+    assert {name: tool.spec.parameters["required"] for name, tool in BOX.tools.items()} == {
+        "fan_out_search": ["queries"],
+        "search_corpus": ["query"],
+        "grep_corpus": ["pattern"],
+        "read_document": ["doc_id"],
+        "review_docs": ["doc_ids"],
+        "curate": [],
+        "verify": ["doc_ids", "claim"],
+        "end_search": [],
+    }
+
+
+def test_importance_is_missing_where_tags_are_off() -> None:
+    without = Toolbox.of(Env(curation=Curation(tags=False))).tools["curate"].spec
+    assert list(without.parameters["properties"]) == ["add_ids", "remove_ids"]
+
+
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        ("fan_out_search", Env(fan_out=FanOut(on=False))),
+        ("grep_corpus", Env(grep=Grep(on=False))),
+        ("read_document", Env(read=Read(on=False))),
+        ("review_docs", Env(review=Review(on=False))),
+        ("verify", Env(verification=Verification(on=False))),
+    ],
+)
+def test_a_tool_that_is_off_does_not_exist(name: str, env: Env) -> None:
+    assert [spec.name for spec in Toolbox.of(env).specs] == [tool for tool in BOX.tools if tool != name]
+    step = play(make_env(env), ToolCall(name, {}))[0]
+    assert f"there is no tool {name!r}. Use one of: " in text_of(step.context)
