@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from harness1.config import Env, Run
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render import Context
-from harness1.hashing import digest
+from harness1.hashing import text_digest
 from harness1.policy.policy import Decision
 from harness1.records import Chunk, ChunkId, DocId, Hit, Task, ToolCall, Unit
 from harness1.retrieval.retriever import (
@@ -171,7 +171,7 @@ class Script:
 
     def __init__(self, *actions: ToolCall | Sequence[ToolCall] | str) -> None:
         self.actions = actions
-        self.hash = digest(["script", actions])
+        self.hash = text_digest(repr(actions))
 
     def open(self, task: Task, seed: int) -> ScriptSession:
         return ScriptSession(self.actions)

@@ -73,9 +73,8 @@ def read_documents(library: Library) -> dict[DocId, Document]:
             kept[key] = (name, entry.kind)
     documents = {}
     for (_, signature, doc), (name, kind) in sorted(kept.items(), key=lambda item: item[1]):
-        brief = signature if len(signature) <= 60 else "(...)"
         text = f"{name}{signature}\n\n{doc}"
-        documents[DocId(name)] = Document(doc_id=DocId(name), title=f"{name}{brief} - {kind}", text=text)
+        documents[DocId(name)] = Document(doc_id=DocId(name), title=f"{name} ({kind})", text=text)
     return documents
 
 
@@ -250,20 +249,20 @@ def _task(number: int, query: str, *evidence: str) -> Task:
 
 
 DEMO = (
-    _task(1, "How do I read a gzip-compressed JSON file so that its numbers become exact decimals, not floats?",
+    _task(1, "How do gzip.open, json.load and its JSONDecoder work together, and where does parse_float come in?",
+          "gzip.open", "json.load", "json.JSONDecoder"),
+    _task(2, "How do I read a gzip-compressed JSON file so that its numbers become exact decimals, not floats?",
           "gzip.open", "json.load", "decimal.Decimal"),
-    _task(2, "Check that a program is installed, run it with a time limit, and keep its output in a temporary file "
+    _task(3, "Check that a program is installed, run it with a time limit, and keep its output in a temporary file "
           "that disappears afterwards", "shutil.which", "subprocess.run", "tempfile.NamedTemporaryFile"),
-    _task(3, "Derive a key from a password with a random salt, and later compare keys without leaking timing",
+    _task(4, "Derive a key from a password with a random salt, and later compare keys without leaking timing",
           "secrets.token_bytes", "hashlib.pbkdf2_hmac", "hmac.compare_digest"),
-    _task(4, "Collect every log file below a folder into a ZIP archive together with a checksum of each",
+    _task(5, "Collect every log file below a folder into a ZIP archive together with a checksum of each",
           "pathlib.Path.rglob", "zipfile.ZipFile.write", "hashlib.file_digest"),
-    _task(5, "Cache the results of an expensive function and measure precisely how much time that saves",
+    _task(6, "Cache the results of an expensive function and measure precisely how much time that saves",
           "functools.lru_cache", "time.perf_counter"),
-    _task(6, "Run several coroutines concurrently from ordinary code and give up on them after some seconds",
+    _task(7, "Run several coroutines concurrently from ordinary code and give up on them after some seconds",
           "asyncio.run", "asyncio.gather", "asyncio.wait_for"),
-    _task(7, "Sort records by a field, group them by it, and take the median of every group",
+    _task(8, "Sort records by a field, group them by it, and take the median of every group",
           "operator.itemgetter", "itertools.groupby", "statistics.median"),
-    _task(8, "Fetch many URLs in threads, handle each answer as soon as it is there, and split the address into parts",
-          "urllib.request.urlopen", "concurrent.futures.as_completed", "urllib.parse.urlsplit"),
 )  # fmt: skip

@@ -54,20 +54,24 @@ class Measure:
         return count
 
 
-def fit(blocks: Sequence[Block], limit: int, measure: Measure) -> tuple[list[Piece], int, int] | None:
+def fit(blocks: Sequence[Block], limit: int, measure: Measure, room: int = 0) -> tuple[list[Piece], int, int] | None:
     """Drop whole blocks by class and order until the rest fits.
+
+    Args:
+        room: tokens that should stay free below the limit; only lines of uncurated documents give way to that.
 
     Returns:
         The kept pieces, their tokens and the number of dropped pieces; None if what must stay is too large.
     """
     kept = [piece for block in blocks for piece in block.pieces]
     used = measure.total(kept)
-    if used <= limit:
+    if used <= limit - room:
         return kept, used, 0
     gone: set[int] = set()
     excess = used - limit
     for place in sorted(range(len(blocks)), key=lambda at: (blocks[at].drop, blocks[at].order)):
-        if excess <= 0 or blocks[place].drop is Drop.NEVER:
+        wanted = excess + room if blocks[place].drop <= Drop.POOL else excess
+        if wanted <= 0 or blocks[place].drop is Drop.NEVER:
             break
         gone.add(place)
         # What a message adds may stay behind with its neighbours, so only the pieces themselves count as saved.

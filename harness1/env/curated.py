@@ -50,6 +50,8 @@ class CuratedSet(msgspec.Struct):
                 self.tags[unit_id] = change.added[unit_id] = tag
             else:
                 change.refused.append(unit_id)
+        # Taken out and put back in one call is a new place in the order, not a removal.
+        change.removed = [unit_id for unit_id in change.removed if unit_id not in change.added]
         return change
 
     def ranked(self) -> list[Curated]:

@@ -89,12 +89,18 @@ class Renderer:
         shown = turns[-1:]
         blocks = [Block((self.static,)), Block((self._query(memory),)), *self._memory(memory, shown)]
         blocks += [Block((last.head, *last.hits)) for last in shown]
-        fitted = fit(blocks, self.limit, self.measure)
+        fitted = fit(blocks, self.limit, self.measure, self._turn_room(turns))
         if fitted is None:
             return None
         kept, used, dropped = fitted
         context = self._context(kept, used, dropped, memory.turn)
         return context, EpochState(memory.turn, context.pieces, dropped)
+
+    def _turn_room(self, turns: Sequence[TurnPieces]) -> int:
+        """Tokens of a turn as the last ones were: a new epoch keeps so much free, or it would end with the next turn.
+        As in the other orders, lines of uncurated documents give way to turns."""
+        sizes = [self.measure.total((turn.action, turn.head, *turn.hits)) for turn in turns]
+        return sum(sizes) // max(1, len(sizes))
 
     def _delta(self, memory: WorkingMemory, epoch: EpochState) -> list[Piece]:
         """What the last action changed in the memory, as far as its observation does not say it."""

@@ -49,6 +49,8 @@ def wanted(gold: Gold) -> tuple[frozenset[UnitId], ...]:
 
 
 class OracleSession:
+    """One episode with the gold in sight: it keeps the handles that it has seen, and what it has read and asked."""
+
     def __init__(self, needs: tuple[frozenset[UnitId], ...]) -> None:
         self._needs = needs
         self._handles: dict[UnitId, str] = {}

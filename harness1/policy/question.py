@@ -34,6 +34,7 @@ RELATIONS = tuple(
 
 _LINK = "(?:of|the|and|or|in|on|to|for|at|with|a|an|my|de|la|&) "
 _JOINED = re.compile(rf"\b[A-Z][\w'’.-]*(?:,? (?:{_LINK})*[A-Z0-9][\w'’.-]*)+")
+_IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w+)+\b")
 _QUOTED = re.compile(r'["“]([^"”]{2,80})["”]')
 _SIDES = re.compile(
     r"(?:[,:]|\b[a-z]+) ([A-Z0-9][^,]*?),? (?:or|and) (?:[a-z]+ of [a-z]+ )?([A-Z0-9].*?)(?:,? [a-z]+[a-z ]*)?\?"
@@ -71,10 +72,11 @@ def relation_stems(question: str) -> set[str]:
 
 
 def mentions(question: str) -> list[str]:
-    """What a question names, most telling first: quotations, names, the two sides of a comparison, long titles."""
+    """What a question names, most telling first: quotations, dotted names, names, the two sides of a comparison, long titles."""
     sides = _SIDES.search(question)
     found = [
         *_QUOTED.findall(question),
+        *_IDENTIFIER.findall(question),
         *extract(question, SCANNED_CHARACTERS),
         *(sides.groups() if sides else ()),
         *_JOINED.findall(question),

@@ -25,6 +25,8 @@ class RandomPolicy:
 
 
 class RandomSession:
+    """One episode; every choice comes from its own generator."""
+
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 

@@ -39,6 +39,8 @@ class RecordedPolicy:
 
 
 class RecordedSession:
+    """One episode, repeated turn by turn."""
+
     def __init__(self, episode: Episode, at: int) -> None:
         self._episode, self._at = episode, at
 

@@ -46,6 +46,8 @@ class ScriptedPolicy:
 
 
 class ScriptedSession:
+    """One episode of the script."""
+
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._score: EvidenceScore | None = None

@@ -25,6 +25,8 @@ class SingleShotPolicy:
 
 
 class SingleShotSession:
+    """One episode: search, curate, end."""
+
     def __init__(self, turn: int) -> None:
         self._turn = turn
 

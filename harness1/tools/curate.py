@@ -16,7 +16,7 @@ from harness1.tools.tool import Needs
 
 Importance = Annotated[
     dict[str, str],
-    Meta(description="Tag for each handle: very_high, high, fair or low; fair where none is given.", max_length=256),
+    Meta(description="Tag for each handle, also of curated documents: very_high, high, fair or low.", max_length=256),
     Needs(lambda env: env.curation.tags),
 ]
 
@@ -28,8 +28,8 @@ def curate(
     remove_ids: Annotated[list[Handle], Meta(description="Handles to remove.", max_length=256)] = [],  # noqa: B006
     importance: Importance = {},  # noqa: B006
 ) -> Observation:
-    """Add documents to the curated set, remove them, or change their importance. Removals come first. The set in its
-    final state is your result."""
+    """Add documents to the curated set and remove them; removals come first. The set in its final state is your
+    result."""
     added, unknown = resolve_all(memory, add_ids)
     removed, missing = resolve_all(memory, remove_ids)
     tagged, untaggable = resolve_all(memory, importance)

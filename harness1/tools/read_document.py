@@ -27,7 +27,7 @@ def read_document(memory: WorkingMemory, env: Env, doc_id: Handle) -> Steps:
     new, aliases = memory.absorb(hits, env)
     notes = []
     left = len(parts) - len(hits) + answer.unshown
-    if left:
+    if hits and left:
         number = memory.pool.numbers[document]
         notes.append(Note("continues", {"handle": f"D{number}.{hits[-1].index + 2}", "parts": left}))
     if not hits:

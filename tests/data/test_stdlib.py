@@ -101,7 +101,7 @@ def test_sources_are_parsed_and_never_run(tmp_path: Path) -> None:
     library = write(tmp_path, {"boom.py": '"""About boom."""\nraise SystemExit(1)\ndef f(a, b=2):\n    """F."""\n'})
     documents = read_documents(library)
     assert documents[DocId("boom")].text == "boom\n\nAbout boom."
-    assert documents[DocId("boom.f")].title == "boom.f(a, b=2) - function"
+    assert documents[DocId("boom.f")].title == "boom.f (function)"
 
 
 def test_methods_lose_their_receiver_and_private_ones_are_left_out(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def stem(rng: random.Random) -> str:
 
 
 def first_name(rng: random.Random, female: bool) -> str:
+    """An invented given name."""
     return pick(rng, ONSETS) + pick(rng, VOWELS) + pick(rng, CODAS) + pick(rng, FEMALE if female else MALE)
 
 
@@ -68,6 +69,7 @@ def person(rng: random.Random, first: str, surnames: Sequence[str]) -> str:
 
 
 def company(rng: random.Random) -> str:
+    """A company name: an invented word, now and then an acronym, and a trade."""
     root = "".join(pick(rng, LETTERS) for _ in range(4)) if rng.random() < 0.1 else stem(rng)
     return f"{root} {pick(rng, TRADES)}"
 
@@ -83,6 +85,7 @@ def resembling(rng: random.Random, name: str) -> str:
 
 
 def institute(rng: random.Random) -> str:
+    """The name of an institute, academy or university."""
     root, field = stem(rng), pick(rng, FIELDS)
     return pick(rng, (f"{root} Institute of {field}", f"{root} Academy of {field}", f"University of {root}"))
 

@@ -1,0 +1,104 @@
+"""What keeps the code readable: short files and functions, public docstrings, no hidden state, few dependencies."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = sorted((ROOT / "harness1").rglob("*.py"))
+SOURCES = PACKAGE + sorted((ROOT / "benchmarks").rglob("*.py"))
+FILE_LINES, FUNCTION_LINES, DEPENDENCIES = 400, 60, 10
+HEAVY = ("torch", "transformers", "vllm", "openai", "httpx", "requests", "tiktoken", "tokenizers", "datasketch", "typer")
+PROTOCOL_METHODS = {"act", "fork", "open", "search", "grep", "read", "get", "judge", "piece", "tools", "overhead"}
+FREE_STATEMENTS = 3
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def undocumented(body: list[ast.stmt], in_class: bool = False) -> Iterator[str]:
+    """Public functions and classes without a docstring. Methods of a protocol, which documents them once, and methods
+    of three statements at most may go without; so may groups of settings, whose fields say what they are."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if ast.get_docstring(node) is None and "Settings" not in [ast.unparse(base) for base in node.bases]:
+                yield node.name
+            yield from (f"{node.name}.{method}" for method in undocumented(node.body, in_class=True))
+        elif isinstance(node, Function) and not node.name.startswith("_") and ast.get_docstring(node) is None:
+            if not in_class or (node.name not in PROTOCOL_METHODS and len(node.body) > FREE_STATEMENTS):
+                yield node.name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_files_and_functions_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= FILE_LINES
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, Function):
+            assert (node.end_lineno or 0) - node.lineno < FUNCTION_LINES, node.name
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=name_of)
+def test_what_is_public_is_documented(path: Path) -> None:
+    tree = tree_of(path)
+    assert ast.get_docstring(tree), "the module"
+    assert list(undocumented(tree.body)) == []
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=name_of)
+def test_no_environment_variable_and_no_broad_except(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ExceptHandler):
+            caught = node.type
+            assert caught is not None, node.lineno
+            names = {each.id for each in ast.walk(caught) if isinstance(each, ast.Name)}
+            passed_on = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+            assert passed_on or not names & {"Exception", "BaseException"}, node.lineno
+        if "cli" not in path.parts:
+            assert not (isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv")), node.lineno
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=name_of)
+def test_no_module_keeps_mutable_state(path: Path) -> None:
+    """Module values are constants: no `global`, and no lower-case name bound to a literal list, dict or set."""
+    tree = tree_of(path)
+    assert not any(isinstance(node, ast.Global | ast.Nonlocal) for node in ast.walk(tree))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Dict | ast.Set):
+            names = [each.id for each in node.targets if isinstance(each, ast.Name)]
+            assert all(name.isupper() or name.startswith("__") for name in names), names
+
+
+def test_the_package_is_one() -> None:
+    """No module or package beside it at the top level, and none that shadows a common name."""
+    tops = {path.name for path in ROOT.iterdir() if path.is_dir() and list(path.glob("*.py"))}
+    assert tops <= {"harness1", "benchmarks", "tests"}
+    assert not list(ROOT.glob("*.py"))
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["tool"]["setuptools"]["packages"]["find"]["include"] == ["harness1*"]
+    assert all((folder / "__init__.py").is_file() for folder in {path.parent for path in PACKAGE})
+
+
+def test_the_core_needs_few_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert len(project["dependencies"]) <= DEPENDENCIES
+
+
+@pytest.mark.parametrize("module", ["harness1.env.environment", "harness1.rollout", "harness1.replay", "harness1.store"])
+def test_importing_the_core_loads_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert not set(HEAVY) & set(done.stdout.split())
