@@ -13,11 +13,15 @@ class SearchFor(Record):
 
 
 class GrepFor(Record):
+    """Find at most `limit` chunks, in corpus order, whose text matches an RE2 pattern."""
+
     pattern: str
     limit: int
 
 
 class ReadDocument(Record):
+    """All chunks of one document, in order."""
+
     doc_id: DocId
 
 

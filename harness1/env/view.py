@@ -11,6 +11,8 @@ from harness1.records import Delta, Note, Record, Tag, ToolCall, UnitId, Verdict
 
 
 class QueryView(Record):
+    """The question, as the task has it."""
+
     query: str
 
 
@@ -34,6 +36,8 @@ class DocumentView(Record):
 
 
 class CuratedView(Record):
+    """One entry of the curated set."""
+
     handle: str
     unit_id: UnitId
     tag: Tag
@@ -47,6 +51,8 @@ class CuratedSetView(Record):
 
 
 class PoolSizeView(Record):
+    """How many units are pooled, how many of them are not curated, and how many near duplicates are hidden."""
+
     total: int
     uncurated: int
     hidden: int
@@ -83,27 +89,37 @@ class TurnView(Record):
 
 
 class BridgeView(Record):
+    """An entity in at least two documents; `handles` may be cut, `total` counts them all."""
+
     entity: str
     handles: tuple[str, ...]
     total: int
 
 
 class BridgesView(Record):
+    """The shared entities, and how many entities are in one document only."""
+
     bridges: tuple[BridgeView, ...]
     singletons: int
 
 
 class VerdictView(Record):
+    """A remembered verdict; the claim may be cut."""
+
     handle: str
     claim: str
     label: str
 
 
 class VerdictsView(Record):
+    """The newest verdicts, newest first."""
+
     verdicts: tuple[VerdictView, ...]
 
 
 class HistoryView(Record):
+    """The last actions, oldest first, and how many came before them."""
+
     lines: tuple[HistoryLine, ...]
     earlier: int
 

@@ -1,0 +1,52 @@
+"""One search, and its ranking as it is."""
+
+from __future__ import annotations
+
+from harness1.config import AutoPopulate, Curation, Env, Search
+from harness1.policy.single_shot import SingleShotPolicy
+from harness1.records import Episode, Task
+from harness1.rollout import rollout
+from tests.support import CORPUS, chunk, make_env, run
+
+TASK = Task("t", "common words 3")
+WORLD = [chunk(f"d{n:02}", f"common words {n}", f"T{n}") for n in range(40)]
+
+
+def episode(env: Env, task: Task = TASK) -> Episode:
+    return run(rollout(make_env(env, WORLD), SingleShotPolicy(), task))
+
+
+def test_the_ranking_is_delivered_in_its_order() -> None:
+    for populate in (True, False):
+        made = episode(Env(auto_populate=AutoPopulate(on=populate), search=Search(hits=30)))
+        ranking = made.turns[0].observation.rankings[0] if made.turns[0].observation else None
+        assert ranking is not None
+        assert [f"{entry.unit_id}#0" for entry in made.curated] == list(ranking.chunk_ids)
+        assert len(made.curated) == 30
+        assert [turn.action and turn.action.name for turn in made.turns] == ["search_corpus", "curate", "end_search"]
+
+
+def test_a_smaller_set_holds_the_head_of_the_ranking() -> None:
+    made = episode(Env(curation=Curation(cap=3), search=Search(hits=30)))
+    assert [entry.unit_id for entry in made.curated] == ["d03", "d00", "d01"]
+
+
+def test_tags_are_not_needed() -> None:
+    made = episode(Env(curation=Curation(tags=False)))
+    assert len(made.curated) == 10
+
+
+def test_where_nothing_is_found_it_ends() -> None:
+    made = episode(Env(), Task("t", "zzz"))
+    assert len(made.turns) == 2
+    assert made.curated == ()
+
+
+def test_a_fork_goes_on_from_here() -> None:
+    session = SingleShotPolicy().open(TASK, 0)
+    env = make_env(None, CORPUS)
+    context = run(env.reset(TASK))
+    assert context is not None
+    run(session.act(context))
+    twin = session.fork()
+    assert run(twin.act(context)) == run(session.act(context))

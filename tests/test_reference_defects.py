@@ -1,0 +1,329 @@
+"""The public reference of this method has known defects. Each is a requirement here, the other way round; the number
+in a docstring is that of the defect."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from harness1.config import Compression, Curation, Env, Review, Run, Verification
+from harness1.env.compress import compress
+from harness1.env.environment import SearchEnv
+from harness1.env.memory import WorkingMemory
+from harness1.eval.outcome import outcome
+from harness1.records import Chunk, DocId, Episode, Gold, Hit, Status, StopReason, Task, UnitId
+from harness1.retrieval.fusion import rrf
+from harness1.retrieval.retriever import RetrievalFault, SearchRequest, SearchResult
+from harness1.reward.composite import score
+from harness1.rollout import rollout
+from harness1.tools.end_search import END_SEARCH
+from tests.support import (
+    CORPUS,
+    END,
+    Script,
+    WordRetriever,
+    call,
+    chunk,
+    curate,
+    hit,
+    make_env,
+    play,
+    recount,
+    run,
+    search,
+    text_of,
+    wide_corpus,
+)
+
+ROOT = Path(__file__).parent.parent
+LONG = " ".join(f"Sentence number {n} says little about it." for n in range(30))
+NEEDLE = "Lord Byron died in Missolonghi of a fever in April 1824."
+
+
+def memory_after(env: SearchEnv, *actions: object) -> WorkingMemory:
+    play(env, *actions)  # type: ignore[arg-type]
+    return env.state.memory
+
+
+def test_compression_and_deduplication_need_no_optional_package() -> None:
+    """1: the packages behind them were missing, and both silently did nothing."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = " ".join(project["dependencies"])
+    assert "datasketch" not in needed
+    assert "rank-bm25" not in needed
+    assert compress(f"{LONG} {NEEDLE}", "Byron died fever", 1) == NEEDLE
+    twin = LONG.replace("number 29 says", "number 29 tells")
+    memory = WorkingMemory.empty("q", "document")
+    assert memory.absorb([hit("a", LONG, "T"), hit("b", twin, "T")], Env())[1] == {"b": "a"}
+
+
+def test_results_are_compressed_whatever_their_header_looks_like() -> None:
+    """2: compression looked for a header that search results never had."""
+    for title in ("Plain", "Title (123 tokens)", "# DOCUMENT ID: x_1 (9 tokens) "):
+        env = make_env(Env(compression=Compression(sentences=1)), [chunk("x_1", f"{LONG} {NEEDLE}", title)])
+        shown = text_of(play(env, search("Byron died fever"))[0].context)
+        assert NEEDLE in shown
+        assert "Sentence number 5" not in shown
+
+
+def test_structured_hits_need_no_text_parsing() -> None:
+    """3: ids were parsed back out of text, so that store, graph and verification stayed empty."""
+    odd = "# DOCUMENT ID: other_1 (12 tokens)\nD9 very_high (99 tokens): \n[D2] Ada Lovelace wrote it."
+    chunks = [chunk("id with spaces (5 tokens)", f"Ada Lovelace. {odd}", "T (3 tokens)"), CORPUS[2]]
+    env = make_env(chunks=chunks)
+    memory = memory_after(env, search("Ada Lovelace"))
+    assert set(memory.pool.entries) == {"id with spaces (5 tokens)", "babbage"}
+    assert memory.text_of(UnitId("id with spaces (5 tokens)")) == chunks[0].text
+    assert "id with spaces (5 tokens)" in memory.evidence.units_of("Ada Lovelace")
+    verdicts = play(env, search("Ada Lovelace"), call("verify", doc_ids=["D1"], claim="Ada Lovelace wrote it."))[1]
+    assert verdicts.observation is not None
+    assert verdicts.observation.verdicts[0].label == "yes"
+
+
+def test_what_is_read_enters_store_graph_and_pool() -> None:
+    """4: a document that was read left no trace in the memory."""
+    chunks = [chunk("a", "Ada Lovelace wrote.", "A"), chunk("a", "Charles Babbage built an engine.", "A", 1)]
+    memory = memory_after(make_env(chunks=chunks), search("Ada"), call("read_document", doc_id="D1"))
+    assert memory.pool.entries[UnitId("a")].chunk_ids == ("a#0", "a#1")
+    assert "engine" in memory.text_of(UnitId("a"))
+    assert memory.evidence.units_of("Charles Babbage") == ("a",)
+
+
+@pytest.mark.parametrize("doc_id", ["under_score_12", "http://x.org/a_b/c_1#d_2", "_", "a/b\\c", "漢字_3", "D_1"])
+def test_ids_with_underscores_and_slashes_stay_whole(doc_id: str) -> None:
+    """6: tools cut ids at the first or the last underscore, each in its own way."""
+    env = make_env(chunks=[chunk(doc_id, "Ada Lovelace wrote."), chunk("under", "Ada Ada.")])
+    for reference in (doc_id, env_handle(env, doc_id)):
+        actions = (
+            call("read_document", doc_id=reference),
+            call("review_docs", doc_ids=[reference]),
+            call("verify", doc_ids=[reference], claim="Ada wrote."),
+            curate(add_ids=[reference], importance={reference: "high"}),
+        )
+        for step in play(env, search("Ada Lovelace"), *actions)[1:]:
+            assert step.observation is not None
+            assert step.observation.error is None
+            assert step.observation.resolved == {reference: doc_id}
+        assert env.state.memory.curated.tags[UnitId(doc_id)] == "high"
+
+
+def env_handle(env: SearchEnv, doc_id: str) -> str:
+    return memory_after(env, search("Ada Lovelace")).pool.entries[UnitId(doc_id)].handle
+
+
+def test_the_memory_of_an_episode_is_made_once() -> None:
+    """7: the memory was made anew for the first observation, and lost what it held."""
+    env = make_env()
+    run(env.reset(Task("t", "q")))
+    memory = env.state.memory
+    run(env.step([search("Ada")]))
+    assert env.state.memory is memory
+
+
+@pytest.mark.parametrize("tool", ["grep_corpus", "read_document"])
+def test_grep_and_read_exclude_what_they_found_from_later_searches(tool: str) -> None:
+    """9: only searches updated the list of seen chunks."""
+    chunks = [*CORPUS, chunk("byron", "Byron wrote Don Juan.", "Lord Byron", 1)]
+    arguments = {"pattern": "Don Juan"} if tool == "grep_corpus" else {"doc_id": "byron"}
+    steps = play(make_env(chunks=chunks), search("Lord"), call(tool, **arguments), search("Don Juan"))
+    assert steps[1].observation is not None
+    assert "byron#1" in {found.chunk_id for found in steps[1].observation.hits}
+    assert steps[2].observation is not None
+    assert steps[2].observation.hits == ()
+
+
+def test_teacher_and_policy_share_one_executor() -> None:
+    """9, 10: the teacher's first search and memory were not those of the student: here both read one context."""
+    env = make_env()
+    step = play(env, search("Ada"))[0]
+    assert step.context is not None
+    assert [entry.unit_id for entry in step.context.view.curated] == list(env.state.memory.curated.tags)
+    assert all(document.text in text_of(step.context) for document in step.context.view.documents.values())
+
+
+@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])
+def test_the_memory_that_is_shown_is_the_live_one(order: str) -> None:
+    """10: the memory shown was five turns old, and none at all was shown in the first turns."""
+    config = Env(rendering=Env().rendering.__class__(order=order))  # type: ignore[arg-type]
+    env = make_env(config, wide_corpus(20))
+    for turn, tag in enumerate(("high", "low", "very_high", "fair", "high", "low", "fair"), start=2):
+        actions = [search("river castle"), *[curate(importance={"D1": tag})] * (turn - 1)]
+        context = play(env, *actions)[-1].context
+        assert context is not None
+        assert {entry.handle: entry.tag for entry in context.view.curated}["D1"] == tag
+        lines = [line for line in text_of(context).splitlines() if line.startswith("Curated ")]
+        assert f"{tag}: D1" in lines[-1] or f"{tag}: " in lines[-1]
+
+
+def test_verdicts_are_remembered_and_shown_after_the_turns_are_gone() -> None:
+    """11: there was no cache of verdicts: they were paid for again, and vanished after five turns."""
+    actions = (search("Byron"), call("verify", doc_ids=["D2"], claim="Lord Byron was a poet."), *[search("x")] * 9)
+    context = play(make_env(), *actions)[-1].context
+    assert context is not None
+    assert 2 not in context.view.turns
+    assert "D2 yes: Lord Byron was a poet." in text_of(context)
+
+
+def test_a_full_set_without_tags_gives_up_its_oldest_entry_where_fifo_is_asked_for() -> None:
+    """12: first-in-first-out eviction was described, and the set refused instead."""
+    env = make_env(Env(curation=Curation(cap=2, tags=False, eviction="fifo")))
+    memory = memory_after(env, search("Ada Byron"), curate(add_ids=["D3"]))
+    assert list(memory.curated.tags) == ["babbage", "byron"]
+
+
+def test_an_id_outside_the_pool_is_refused_and_told() -> None:
+    """13: invented ids entered the set and counted against its precision."""
+    step = play(make_env(), search("Ada"), curate(add_ids=["miss", "D77", "invented"]))[1]
+    assert step.observation is not None
+    assert step.observation.delta.added == {}
+    assert "Unknown: miss, D77, invented (3)." in text_of(step.context)
+
+
+def test_a_hidden_duplicate_counts_as_seen() -> None:
+    """14: a near duplicate that was hidden could hide gold from trajectory recall."""
+    chunks = [chunk("first", LONG, "T"), chunk("second", LONG, "T")]
+    gold = Gold({DocId("second"): 1})
+    episode = run(rollout(make_env(chunks=chunks), Script(search("Sentence"), END), Task("t", "q")))
+    assert episode.aliases == {"second": "first"}
+    assert outcome(episode, gold).trajectory_recall == 1.0
+
+
+def test_end_search_beside_a_curation_does_not_lose_it() -> None:
+    """15: end_search in an action with several calls discarded the others."""
+    for actions in ([END, curate(add_ids=["D2"], importance={"D2": "high"})], [curate(importance={"D2": "high"}), END]):
+        episode = run(rollout(make_env(), Script(search("Ada"), actions, END), Task("t", "q")))
+        assert episode.curated[0].tag == "high"
+        assert [turn.action and turn.action.name for turn in episode.turns] == ["search_corpus", "curate", END_SEARCH]
+
+
+def test_budget_marker_survives_long_observations() -> None:
+    """16: results were cut at a number of characters, and the marker at their end with them."""
+    env = make_env(Env(compression=Compression(on=False)), [chunk(f"d{n}", f"common {LONG * 3}", f"T{n}") for n in range(40)])
+    step = play(env, call("fan_out_search", queries=[f"common Sentence {n}" for n in range(5)]))[0]
+    text = text_of(step.context)
+    assert len(text) > 15_000
+    assert text.rstrip().splitlines()[-1].startswith("Budget: ")
+    assert step.context is not None
+    assert recount(env, step.context) <= step.context.budget.limit
+    assert "curated with tag fair" in text
+
+
+def test_no_document_is_pooled_without_being_shown() -> None:
+    """16: documents beyond the cut entered the pool, and nobody saw them."""
+    env = make_env(Env(compression=Compression(on=False)), wide_corpus(60))
+    for words in (["river", "castle", "Paris", "war", "Ada"], ["Rome", "king"]):
+        step = play(env, call("fan_out_search", queries=words))[0]
+        assert step.context is not None
+        assert {document.unit_id for document in step.context.view.documents.values()} == set(env.state.memory.pool.entries)
+
+
+def test_a_verification_returns_no_documents() -> None:
+    """17: the summary read verdicts as search results."""
+    step = play(make_env(), search("Ada"), call("verify", doc_ids=["D1"], claim="Ada wrote programs."))[1]
+    assert "Returned" not in "".join(
+        piece.text for piece in (step.context.pieces if step.context else ()) if piece.key.startswith("turn/2")
+    )
+    assert step.observation is not None
+    assert (step.observation.hits, step.observation.delta.new) == ((), ())
+
+
+def test_rrf_gives_nothing_for_a_missing_document() -> None:
+    """18: a document that a list did not hold counted as its rank 20, better than those really ranked 21 to 25."""
+    names = [chunk(f"d{n:02}", "x").chunk_id for n in range(30)]
+    scores = dict(rrf([names[:25], names[25:]], 60))
+    assert scores[names[24]] == pytest.approx(1 / 85)
+    assert scores[names[25]] == pytest.approx(1 / 61)
+    assert rrf([names, []], 60) == rrf([names], 60)
+
+
+def test_what_each_query_ranked_is_recorded_before_fusion() -> None:
+    """19: the ids before reranking were never recorded."""
+    step = play(make_env(), call("fan_out_search", queries=["Byron", "town"]))[0]
+    assert step.observation is not None
+    assert [(ranking.query, len(ranking.chunk_ids)) for ranking in step.observation.rankings] == [("Byron", 2), ("town", 2)]
+    assert SearchResult(pre_rerank_ids=(CORPUS[0].chunk_id,)).pre_rerank_ids == ("ada#0",)
+
+
+def test_infrastructure_faults_are_never_punished() -> None:
+    """20: a crashed tool and a faulty format shared one reward, -0.5."""
+    gold = Gold({DocId("ada"): 1})
+    broken = run(rollout(make_env(retriever=WordRetriever(CORPUS, faults=99)), Script(search("Ada")), Task("t", "q")))
+    faulty = run(rollout(make_env(), Script("no call"), Task("t", "q")))
+    assert (broken.status, faulty.status) == (Status.INFRA_ERROR, Status.POLICY_ERROR)
+    scored_broken, scored_faulty = score(broken, gold), score(faulty, gold)
+    assert scored_broken.reward is None
+    assert scored_faulty.reward is not None
+    assert scored_faulty.reward.total == -0.5
+    assert scored_faulty.reward.override is not None
+
+
+def test_a_tool_that_is_off_is_no_stub() -> None:
+    """23: in the ablation the schemas stayed, and tools answered that they are unavailable."""
+    env = make_env(Env(review=Review(on=False), verification=Verification(on=False), guidance="none"))
+    assert not {"review_docs", "verify"} & {spec.name for spec in env.toolbox.specs}
+    static = env.renderer.static.text.lower()
+    assert "review_docs" not in static
+    assert "verif" not in static
+    step = play(env, search("Ada"))[0]
+    assert step.observation is not None
+    assert step.observation.notes == ()
+
+
+def test_gold_never_reaches_the_environment() -> None:
+    """24: queries of training and test met; here an environment cannot even be given the answer."""
+    seen: list[str] = []
+    task = Task("t", "Where did Byron die?", gold=Gold({DocId("secret_gold"): 1}), metadata={"answer": "secret_gold"})
+    episode = run(
+        rollout(make_env(), Script(search("Byron"), END), task, watch=lambda step: seen.append(str(step)))
+    )
+    assert "secret_gold" not in str(episode) + "".join(seen)
+
+
+def test_every_failure_of_a_policy_is_scored_and_none_of_the_infrastructure() -> None:
+    """25: failures counted as 0 for one system and were skipped for the others: here the status alone decides."""
+    gold = Gold({DocId("ada"): 1})
+
+    def scored(env: SearchEnv, *script: object) -> Episode:
+        return score(run(rollout(env, Script(*script), Task("t", "q"))), gold)  # type: ignore[arg-type]
+
+    truncated = scored(make_env(Env(context_window=600, generation_reserve=100)), search("Ada"))
+    assert (truncated.stop_reason, truncated.reward is not None) == (StopReason.CONTEXT_LIMIT, True)
+    limited = scored(make_env(Env(max_turns=1)), search("Ada"))
+    assert limited.reward is not None
+    assert limited.reward.total > 0
+    assert scored(make_env(), "no call").reward is not None
+    assert scored(make_env(retriever=WordRetriever(CORPUS, faults=99)), search("Ada")).reward is None
+
+
+class Together(WordRetriever):
+    """Answers a query after a moment, and remembers how many it was given at once."""
+
+    batches: list[int] = []
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        self.batches = [*self.batches, len(requests)]
+        await asyncio.sleep(0.02)
+        return await super().search(requests)
+
+
+def test_queries_of_a_fan_out_are_asked_at_once() -> None:
+    """The prompt promised parallel queries, and they ran one after the other."""
+    retriever = Together(CORPUS)
+    started = time.perf_counter()
+    play(SearchEnv(Env(), retriever, run=Run()), call("fan_out_search", queries=["Ada", "Byron", "town", "Rain", "Lord"]))  # type: ignore[arg-type]
+    assert retriever.batches == [5]
+    assert time.perf_counter() - started < 5
+
+
+def test_texts_are_stored_whole_whatever_is_shown() -> None:
+    """5: replays of the training data had snippets of 120 characters in place of texts."""
+    chunks: list[Chunk] = [chunk("a", f"{LONG} {NEEDLE}", "T")]
+    step = play(make_env(chunks=chunks), search("Byron"))[0]
+    assert step.observation is not None
+    recorded: Hit = step.observation.hits[0]
+    assert recorded.text == chunks[0].text
