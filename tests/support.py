@@ -96,6 +96,8 @@ CORPUS = (
     chunk("noise", "Rain fell on the town for days.", "Weather"),
 )
 
+WORDS = "river castle bridge king Paris London Rome Ada Byron engine program poet town war 1824 1900 rain".split()  # noqa: SIM905
+
 QUICK = Run(attempts=3, backoff_s=0.0, workers=1)
 
 
@@ -151,12 +153,11 @@ def recount(env: SearchEnv, context: Context) -> int:
 def wide_corpus(documents: int, seed: int = 0) -> list[Chunk]:
     """Documents of one to four chunks with shared names, numbers, and now and then a copy of an earlier text."""
     rng = random.Random(seed)
-    words = "river castle bridge king Paris London Rome Ada Byron engine program poet town war 1824 1900 rain".split()
     chunks: list[Chunk] = []
     for number in range(documents):
-        title = f"{rng.choice(words).title()} {number}"
+        title = f"{rng.choice(WORDS).title()} {number}"
         for index in range(rng.choice((1, 1, 2, 4))):
-            sentences = [" ".join(rng.choices(words, k=12)).capitalize() + "." for _ in range(rng.randint(1, 12))]
+            sentences = [" ".join(rng.choices(WORDS, k=12)).capitalize() + "." for _ in range(rng.randint(1, 12))]
             chunks.append(chunk(f"doc_{number}", " ".join(sentences), title, index))
         if number % 7 == 3:
             twin = rng.choice(chunks)

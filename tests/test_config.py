@@ -84,8 +84,13 @@ def test_every_setting_is_read_somewhere() -> None:
     paths = [path for path, _ in leaves(Config())]
     names = [path.split(".")[-1] for path in paths]
     # A name that several groups use must be read through its group.
-    words = [path.split(".")[-2:] if names.count(path.split(".")[-1]) > 1 else ["", name] for path, name in zip(paths, names, strict=True)]
-    unread = [path for path, (group, name) in zip(paths, words, strict=True) if not re.search(rf"{group}\.{name}\b", source)]
+    words = [
+        path.split(".")[-2:] if names.count(path.split(".")[-1]) > 1 else ["", name]
+        for path, name in zip(paths, names, strict=True)
+    ]
+    unread = [
+        path for path, (group, name) in zip(paths, words, strict=True) if not re.search(rf"{group}\.{name}\b", source)
+    ]
     # Retries of a faulty output are made by the chat formats.
     assert [path for path in unread if path != "env.format_retries"] == []
 

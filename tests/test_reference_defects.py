@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.config import Compression, Curation, Env, Review, Run, Verification
+from harness1.config import Compression, Config, Curation, Env, Review, Run, Verification
 from harness1.env.compress import compress
 from harness1.env.environment import SearchEnv
 from harness1.env.memory import WorkingMemory
@@ -80,7 +80,9 @@ def test_structured_hits_need_no_text_parsing() -> None:
     assert set(memory.pool.entries) == {"id with spaces (5 tokens)", "babbage"}
     assert memory.text_of(UnitId("id with spaces (5 tokens)")) == chunks[0].text
     assert "id with spaces (5 tokens)" in memory.evidence.units_of("Ada Lovelace")
-    verdicts = play(env, search("Ada Lovelace"), call("verify", doc_ids=["D1"], claim="Ada Lovelace wrote it."))[1]
+    verdicts = play(
+        env, search("Ada Lovelace"), call("verify", doc_ids=[chunks[0].doc_id], claim="Ada Lovelace wrote it.")
+    )[1]
     assert verdicts.observation is not None
     assert verdicts.observation.verdicts[0].label == "yes"
 
@@ -203,7 +205,9 @@ def test_end_search_beside_a_curation_does_not_lose_it() -> None:
 
 def test_budget_marker_survives_long_observations() -> None:
     """16: results were cut at a number of characters, and the marker at their end with them."""
-    env = make_env(Env(compression=Compression(on=False)), [chunk(f"d{n}", f"common {LONG * 3}", f"T{n}") for n in range(40)])
+    env = make_env(
+        Env(compression=Compression(on=False)), [chunk(f"d{n}", f"common {LONG * 3}", f"T{n}") for n in range(40)]
+    )
     step = play(env, call("fan_out_search", queries=[f"common Sentence {n}" for n in range(5)]))[0]
     text = text_of(step.context)
     assert len(text) > 15_000
@@ -219,7 +223,9 @@ def test_no_document_is_pooled_without_being_shown() -> None:
     for words in (["river", "castle", "Paris", "war", "Ada"], ["Rome", "king"]):
         step = play(env, call("fan_out_search", queries=words))[0]
         assert step.context is not None
-        assert {document.unit_id for document in step.context.view.documents.values()} == set(env.state.memory.pool.entries)
+        assert {document.unit_id for document in step.context.view.documents.values()} == set(
+            env.state.memory.pool.entries
+        )
 
 
 def test_a_verification_returns_no_documents() -> None:
@@ -245,7 +251,10 @@ def test_what_each_query_ranked_is_recorded_before_fusion() -> None:
     """19: the ids before reranking were never recorded."""
     step = play(make_env(), call("fan_out_search", queries=["Byron", "town"]))[0]
     assert step.observation is not None
-    assert [(ranking.query, len(ranking.chunk_ids)) for ranking in step.observation.rankings] == [("Byron", 2), ("town", 2)]
+    assert [(ranking.query, len(ranking.chunk_ids)) for ranking in step.observation.rankings] == [
+        ("Byron", 2),
+        ("town", 2),
+    ]
     assert SearchResult(pre_rerank_ids=(CORPUS[0].chunk_id,)).pre_rerank_ids == ("ada#0",)
 
 
@@ -255,7 +264,7 @@ def test_infrastructure_faults_are_never_punished() -> None:
     broken = run(rollout(make_env(retriever=WordRetriever(CORPUS, faults=99)), Script(search("Ada")), Task("t", "q")))
     faulty = run(rollout(make_env(), Script("no call"), Task("t", "q")))
     assert (broken.status, faulty.status) == (Status.INFRA_ERROR, Status.POLICY_ERROR)
-    scored_broken, scored_faulty = score(broken, gold), score(faulty, gold)
+    scored_broken, scored_faulty = (score(each, gold, Config()) for each in (broken, faulty))
     assert scored_broken.reward is None
     assert scored_faulty.reward is not None
     assert scored_faulty.reward.total == -0.5
@@ -278,9 +287,7 @@ def test_gold_never_reaches_the_environment() -> None:
     """24: queries of training and test met; here an environment cannot even be given the answer."""
     seen: list[str] = []
     task = Task("t", "Where did Byron die?", gold=Gold({DocId("secret_gold"): 1}), metadata={"answer": "secret_gold"})
-    episode = run(
-        rollout(make_env(), Script(search("Byron"), END), task, watch=lambda step: seen.append(str(step)))
-    )
+    episode = run(rollout(make_env(), Script(search("Byron"), END), task, watch=lambda step: seen.append(str(step))))
     assert "secret_gold" not in str(episode) + "".join(seen)
 
 
@@ -289,7 +296,7 @@ def test_every_failure_of_a_policy_is_scored_and_none_of_the_infrastructure() ->
     gold = Gold({DocId("ada"): 1})
 
     def scored(env: SearchEnv, *script: object) -> Episode:
-        return score(run(rollout(env, Script(*script), Task("t", "q"))), gold)  # type: ignore[arg-type]
+        return score(run(rollout(env, Script(*script), Task("t", "q"))), gold, Config())  # type: ignore[arg-type]
 
     truncated = scored(make_env(Env(context_window=600, generation_reserve=100)), search("Ada"))
     assert (truncated.stop_reason, truncated.reward is not None) == (StopReason.CONTEXT_LIMIT, True)
@@ -315,7 +322,9 @@ def test_queries_of_a_fan_out_are_asked_at_once() -> None:
     """The prompt promised parallel queries, and they ran one after the other."""
     retriever = Together(CORPUS)
     started = time.perf_counter()
-    play(SearchEnv(Env(), retriever, run=Run()), call("fan_out_search", queries=["Ada", "Byron", "town", "Rain", "Lord"]))  # type: ignore[arg-type]
+    play(
+        SearchEnv(Env(), retriever, run=Run()), call("fan_out_search", queries=["Ada", "Byron", "town", "Rain", "Lord"])
+    )  # type: ignore[arg-type]
     assert retriever.batches == [5]
     assert time.perf_counter() - started < 5
 

@@ -13,10 +13,34 @@ from harness1.config import Compression, Curation, Env, Read, Rendering, Search
 from harness1.env.pieces import ApproximateCounter
 from harness1.errors import ConfigError
 from harness1.policy.random_walk import RandomPolicy
-from harness1.records import Chunk, Episode, Observation, Task, Turn, decode_episode, encode_episode
+from harness1.records import (
+    Chunk,
+    ChunkId,
+    DocId,
+    Episode,
+    Hit,
+    Observation,
+    Task,
+    Turn,
+    decode_episode,
+    encode_episode,
+)
 from harness1.replay import replay_env, replay_episode, replay_live
 from harness1.rollout import rollout
-from tests.support import CORPUS, END, QUICK, Script, WordRetriever, call, chunk, curate, make_env, run, search, wide_corpus
+from tests.support import (
+    CORPUS,
+    END,
+    QUICK,
+    Script,
+    WordRetriever,
+    call,
+    chunk,
+    curate,
+    make_env,
+    run,
+    search,
+    wide_corpus,
+)
 
 ORDERS = ("paper", "stable_first", "epoch")
 TASK = Task("t", "Which castle stands by the river?")
@@ -103,6 +127,10 @@ async def rollout_texts(env: object) -> list[list[str]]:
     return texts
 
 
+def renamed(hit: Hit) -> Hit:
+    return replace(hit, doc_id=DocId("x"), chunk_id=ChunkId("x#0"))
+
+
 def first_hit_text(seen: Observation) -> Observation:
     return replace(seen, hits=(replace(seen.hits[0], text=seen.hits[0].text.upper()), *seen.hits[1:]))
 
@@ -118,7 +146,7 @@ def test_a_changed_text_changes_the_context_and_not_the_memory() -> None:
     [
         (1, observed(lambda seen: replace(seen, hits=seen.hits[1:]))),
         (1, observed(lambda seen: replace(seen, hits=seen.hits[::-1]))),
-        (1, observed(lambda seen: replace(seen, hits=(replace(seen.hits[0], doc_id="x", chunk_id="x#0"), *seen.hits[1:])))),
+        (1, observed(lambda seen: replace(seen, hits=(renamed(seen.hits[0]), *seen.hits[1:])))),
         (2, observed(lambda seen: replace(seen, rankings=seen.rankings[::-1]))),
         (3, lambda turn: replace(turn, action=curate(add_ids=["D9", "D3"], importance={"D9": "low"}))),
         (3, lambda turn: replace(turn, action=curate(add_ids=["D8"]))),
@@ -178,7 +206,9 @@ def test_a_live_replay_agrees_with_an_unchanged_index() -> None:
 def test_a_live_replay_reports_the_first_difference() -> None:
     found = EPISODE.turns[0].observation
     assert found is not None
-    changed = [replace(each, text=each.text + " New.") if each.doc_id == found.hits[0].doc_id else each for each in WORLD]
+    changed = [
+        replace(each, text=each.text + " New.") if each.doc_id == found.hits[0].doc_id else each for each in WORLD
+    ]
     assert live(changed) == "turn 1: hits of the observation differ"
     assert live([each for each in WORLD if each.doc_id != "miss"]) == "turn 7: hits of the observation differ"
 

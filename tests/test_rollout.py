@@ -30,7 +30,9 @@ def ended(episode: Episode) -> tuple[StopReason, Status]:
 
 
 def test_a_whole_episode_is_recorded() -> None:
-    episode = play_script(search("Ada Byron"), curate(add_ids=["D3"], importance={"D3": "high"}), END, sample_idx=2, group_id="g")
+    episode = play_script(
+        search("Ada Byron"), curate(add_ids=["D3"], importance={"D3": "high"}), END, sample_idx=2, group_id="g"
+    )
     assert ended(episode) == (StopReason.END_SEARCH, Status.COMPLETED)
     assert [turn.index for turn in episode.turns] == [1, 2, 3]
     assert [(entry.unit_id, entry.tag, entry.rank) for entry in episode.curated] == [

@@ -32,7 +32,9 @@ _CALLS = st.lists(
 ).map(tuple)
 
 
-def episode(name: str = "a", calls: tuple[ModelCall, ...] = (), segments: dict[str, tuple[int, ...]] | None = None) -> Episode:
+def episode(
+    name: str = "a", calls: tuple[ModelCall, ...] = (), segments: dict[str, tuple[int, ...]] | None = None
+) -> Episode:
     return Episode(
         episode_id=name,
         task=Task(name, f"Question {name}?"),

@@ -13,6 +13,7 @@ from harness1.cli.live import show_result
 from harness1.cli.options import ConfigFile, Overrides, resolve
 from harness1.cli.search import run_one
 from harness1.data.source import open_source
+from harness1.eval.evaluate import clear_run
 
 
 def demo(
@@ -30,7 +31,8 @@ def demo(
     info = ensure_index(source, out / "index", settings)
     console.print(f"{info.documents} documents of the standard library, index {info.index_hash[:12]}")
     task = source.tasks("demo")[0]
-    episode, env = run_one(task, str(out / "index"), "scripted", settings, out / "run", console)
+    clear_run(out / "run")
+    episode, env, _ = run_one(task, str(out / "index"), "scripted", settings, out / "run", console)
     show_result(env, episode, console)
     needed = task.gold.relevant if task.gold else {}
     held = {str(place.unit_id) for place in episode.curated}

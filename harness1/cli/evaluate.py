@@ -14,13 +14,10 @@ from rich.table import Table
 from harness1.cli.index import ensure_index
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, PolicyName, resolve
 from harness1.data.source import open_source
-from harness1.errors import UsageError
-from harness1.eval.evaluate import METRICS, Evaluation
+from harness1.eval.evaluate import METRICS, Evaluation, clear_run
 from harness1.eval.evaluate import evaluate as run_evaluation
 from harness1.hashing import digest
 from harness1.records import Episode
-from harness1.stage import STAGE
-from harness1.store import EPISODES, TOKENS
 
 HEADLINE = (
     "curated_recall",
@@ -65,7 +62,7 @@ def evaluate(
     out = out or Path("runs") / f"{name}-{split}-{policy.replace(':', '-').replace('/', '-')}"
     evaluation = Evaluation(dataset, split, tasks, str(folder), policy, settings, samples, seed)
     if force:
-        _clear(out)
+        clear_run(out)
     metrics = _finished(evaluation, out) or _run(evaluation, out)
     if as_json:
         print(msgspec.json.encode(metrics).decode())
@@ -114,15 +111,3 @@ def _run(evaluation: Evaluation, out: Path) -> dict[str, Any]:
             progress.advance(bar)
 
         return run_evaluation(evaluation, out, start, advance)
-
-
-def _clear(out: Path) -> None:
-    """Remove an earlier run; nothing else in the folder is touched.
-
-    Raises:
-        UsageError: the folder holds something that is no run.
-    """
-    if out.exists() and any(out.iterdir()) and not (out / STAGE).is_file():
-        raise UsageError(f"{out} is not empty and holds no run: choose another --out")
-    for name in (STAGE, EPISODES, TOKENS, METRICS):
-        (out / name).unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolv
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.eval.evaluate import run_stage
+from harness1.eval.evaluate import refuse_other_run, run_stage
 from harness1.hashing import digest
 from harness1.policy.registry import make_policy
 from harness1.records import Episode, Task
@@ -30,7 +30,9 @@ def search(
     question: Annotated[str, typer.Argument(help="What to find the evidence for.")],
     index: Annotated[Path, typer.Option("--index", help="Folder made by `harness1 index`.", metavar="DIR")],
     policy: PolicyName = "scripted",
-    out: Annotated[Path, typer.Option("--out", help="Run folder for the record.", metavar="RUN")] = Path("runs/search"),
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Run folder for the record; default runs/search-HASH.", metavar="RUN")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="For policies that draw.")] = 0,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -46,7 +48,7 @@ def search(
         raise UsageError("the oracle needs gold: use it with `harness1 eval`")
     console = Console(stderr=as_json, quiet=as_json, highlight=False)
     task = Task(f"query-{digest(question)[:12]}", question, "search")
-    episode, env = run_one(task, str(index), policy, resolve(config, overrides), out, console, seed)
+    episode, env, out = run_one(task, str(index), policy, resolve(config, overrides), out, console, seed)
     if as_json:
         print(msgspec.json.encode(as_result(env, episode, out)).decode())
     else:
@@ -57,18 +59,25 @@ def search(
 
 
 def run_one(
-    task: Task, index: str, policy: str, config: Config, out: Path, console: Console, seed: int = 0
-) -> tuple[Episode, SearchEnv]:
-    """Run one episode, print its steps, score it where there is gold, and append it to a run folder."""
+    task: Task, index: str, policy: str, config: Config, out: Path | None, console: Console, seed: int = 0
+) -> tuple[Episode, SearchEnv, Path]:
+    """Run one episode, print its steps, score it where there is gold, and append it to a run folder.
+
+    Without a folder, searches under the same configuration, policy and index share one.
+    """
     env = SearchEnv(config.env, open_retriever(index), run=config.run)
     chosen = make_policy(policy, {})
+    hashes = {"env": env.hash, "policy": chosen.hash, "index": env.retriever.info.index_hash}
+    stage = run_stage(config, policy, hashes, index, hashes)
+    out = out or Path("runs") / f"search-{digest(hashes)[:8]}"
+    refuse_other_run(stage, out)
     console.print(f"[bold]{escape(task.query)}[/]\n")
     with EpisodeStore(out) as store:
         episode = asyncio.run(rollout(env, chosen, task, seed=seed, watch=watcher(env, console)))
         episode = score(episode, task.gold, config) if task.gold is not None else episode
         store.append(episode)
-    run_stage(config, {"policy": policy, "env": env.hash}, index).write(out, status="finished")
-    return episode, env
+    stage.write(out, status="finished")
+    return episode, env, out
 
 
 def as_result(env: SearchEnv, episode: Episode, out: Path) -> dict[str, Any]:

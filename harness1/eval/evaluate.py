@@ -17,8 +17,8 @@ from harness1.eval.summary import summarise
 from harness1.records import Episode, Task
 from harness1.retrieval.engines import open_retriever
 from harness1.runner import Bench, Job, run_episodes
-from harness1.stage import Stage, read_stage, write_atomically
-from harness1.store import EpisodeStore, finished_keys, latest_episodes
+from harness1.stage import STAGE, Stage, read_stage, write_atomically
+from harness1.store import EPISODES, TOKENS, EpisodeStore, finished_keys, latest_episodes
 
 METRICS = "metrics.json"
 Progress = Callable[[Episode], None]
@@ -50,7 +50,6 @@ class Evaluation:
         env = self.bench.environment(retriever)
         names = {"env": env.hash, "policy": self.bench.policy_for(self.jobs()).hash, "index": retriever.info.index_hash}
         inputs = {
-            "policy": self.policy,
             "dataset": self.dataset,
             "split": self.split,
             "tasks": [task.task_id for task in self.tasks],
@@ -59,13 +58,13 @@ class Evaluation:
             "reward": self.config.reward_hash,
             **names,
         }
-        return run_stage(self.config, inputs, self.index, hashes={**names, "counter": env.counter.hash})
+        return run_stage(self.config, self.policy, inputs, self.index, {**names, "counter": env.counter.hash})
 
 
-def run_stage(config: Config, inputs: dict[str, Any], index: str, hashes: dict[str, str] | None = None) -> Stage:
+def run_stage(config: Config, policy: str, inputs: dict[str, Any], index: str, hashes: dict[str, str]) -> Stage:
     """The card of a run folder: enough to replay it, offline by its configuration and live by its index."""
-    outputs = {"config": msgspec.to_builtins(config), "index": str(Path(index).resolve())}
-    return Stage("run", inputs, hashes=hashes or {}, outputs=outputs)
+    outputs = {"policy": policy, "config": msgspec.to_builtins(config), "index": str(Path(index).resolve())}
+    return Stage("run", inputs, hashes=hashes, outputs=outputs)
 
 
 def run_config(folder: Path) -> tuple[Config, str]:
@@ -98,7 +97,7 @@ def evaluate(
     for task in evaluation.tasks:
         targets(task.task_id, task.gold, evaluation.config.index.unit)
     stage = evaluation.stage()
-    _refuse_other_run(stage, out)
+    refuse_other_run(stage, out)
     done = finished_keys(out)
     jobs = [job for job in evaluation.jobs() if (job.task.task_id, job.sample_idx) not in _ids(done, stage)]
     on_start(evaluation.samples * len(evaluation.tasks) - len(jobs), evaluation.samples * len(evaluation.tasks))
@@ -134,7 +133,24 @@ def _marked(stage: Stage, out: Path) -> Iterator[None]:
         raise
 
 
-def _refuse_other_run(stage: Stage, out: Path) -> None:
+def clear_run(out: Path) -> None:
+    """Remove an earlier run; nothing else in the folder is touched.
+
+    Raises:
+        UsageError: the folder holds something that is no run.
+    """
+    if out.exists() and any(out.iterdir()) and not (out / STAGE).is_file():
+        raise UsageError(f"{out} is not empty and holds no run: choose another --out")
+    for name in (STAGE, EPISODES, TOKENS, METRICS):
+        (out / name).unlink(missing_ok=True)
+
+
+def refuse_other_run(stage: Stage, out: Path) -> None:
+    """Keep runs apart that differ in what decides their episodes.
+
+    Raises:
+        UsageError: the folder holds another run.
+    """
     found = read_stage(out)
     if found is not None and (found.verb, found.inputs) != (stage.verb, stage.inputs):
         names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]] or ["verb"]

@@ -48,6 +48,17 @@ def test_a_live_search_shows_actions_the_set_and_where_the_record_lies(folder: P
     assert "recorded in shown" in shown
 
 
+def test_searches_share_a_folder_only_under_one_configuration(folder: Path) -> None:
+    def run_of(*extra: str) -> str:
+        found = harness1("search", "Who founded it?", "--index", "world", "--json", *extra, cwd=folder)
+        return str(json.loads(found.stdout)["run"]) if found.returncode == 0 else found.stderr
+
+    assert run_of() == run_of() != run_of("--set", "env.max_turns=5")
+    assert harness1("replay", run_of(), cwd=folder).returncode == 0
+    run_of("--out", "fixed")
+    assert "another run" in run_of("--out", "fixed", "--set", "env.max_turns=5")
+
+
 def test_an_evaluation_writes_metrics_and_is_not_done_twice(folder: Path) -> None:
     arguments = ["eval", "world:60", "--policy", "oracle", "--out", "run", "--cache", "cache", "--json"]
     first = harness1(*arguments, "--limit", "6", cwd=folder)
@@ -71,7 +82,9 @@ def test_another_evaluation_into_the_same_folder_is_refused_unless_forced(folder
 
 def test_an_interrupted_evaluation_stops_with_130_and_is_resumed(folder: Path) -> None:
     arguments = ["eval", "world:2000", "--out", "cut", "--cache", "cache", "--json"]
-    process = subprocess.Popen([*COMMAND, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     episodes = folder / "cut" / "episodes.jsonl"
     deadline = time.monotonic() + 60
     while not (episodes.is_file() and episodes.stat().st_size) and time.monotonic() < deadline:
@@ -101,7 +114,9 @@ def test_an_interrupted_evaluation_stops_with_130_and_is_resumed(folder: Path) -
         (["config", "show", "--set", "nonsense"], "a.b=value"),
     ],
 )
-def test_wrong_use_exits_with_2_and_one_line_that_names_the_cause(folder: Path, arguments: list[str], word: str) -> None:
+def test_wrong_use_exits_with_2_and_one_line_that_names_the_cause(
+    folder: Path, arguments: list[str], word: str
+) -> None:
     failed = harness1(*arguments, cwd=folder)
     assert failed.returncode == 2
     assert word in failed.stderr

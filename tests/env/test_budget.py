@@ -34,7 +34,11 @@ class CharacterCounter(ApproximateCounter):
 
 def random_action(rng: random.Random) -> ToolCall:
     handles = [f"D{rng.randint(1, 40)}" for _ in range(rng.randint(1, 8))]
-    words = " ".join(rng.choices("river castle king Paris London Rome Byron engine war 1824 rain".split(), k=3))
+    words = " ".join(
+        rng.choices(
+            ["river", "castle", "king", "Paris", "London", "Rome", "Byron", "engine", "war", "1824", "rain"], k=3
+        )
+    )
     tags = {handle: rng.choice(["very_high", "high", "fair", "low"]) for handle in handles}
     return rng.choice(
         [
@@ -125,7 +129,9 @@ def test_fitting_drops_whole_blocks_in_order(drawn: list[tuple[list[tuple[Role, 
     gone = [block for block in blocks if block.pieces[0] not in kept]
     left = [block for block in blocks if block.pieces[0] in kept]
     assert all(block.drop is not Drop.NEVER for block in gone)
-    assert max([(b.drop, b.order) for b in gone], default=(-1, 0)) < min([(b.drop, b.order) for b in left], default=(9, 0))
+    assert max([(b.drop, b.order) for b in gone], default=(-1, 0)) < min(
+        [(b.drop, b.order) for b in left], default=(9, 0)
+    )
     assert all(set(block.pieces) <= set(kept) for block in left)
 
 

@@ -49,7 +49,7 @@ def test_adding_the_same_again_changes_nothing(additions: dict[UnitId, Tag], set
     again = {unit: tag for unit, tag in additions.items() if unit in kept}
     change = kept.edit(again, [], settings)
     assert list(kept.tags.items()) == before
-    assert not (change.added or change.retagged or change.evicted or change.refused)
+    assert not any((change.added, change.retagged, change.evicted, change.refused))
 
 
 def test_adding_what_is_there_only_changes_its_tag_and_keeps_its_place() -> None:

@@ -93,8 +93,6 @@ def test_what_is_stored_is_not_asked_for_again() -> None:
 
 def test_a_bad_pattern_is_the_policys_mistake_and_is_not_retried() -> None:
     retriever = WordRetriever(CORPUS)
-    found = run(
-        Edge(retriever, LexicalVerifier(), QUICK).answer(GrepFor("(", 5), WorkingMemory.empty("q", "document"))
-    )
+    found = run(Edge(retriever, LexicalVerifier(), QUICK).answer(GrepFor("(", 5), WorkingMemory.empty("q", "document")))
     assert found.bad_pattern
     assert retriever.calls == 1

@@ -37,7 +37,9 @@ PLAN = (
 )
 ASIDE = (call("grep_corpus", pattern="rain"), curate(add_ids=["D1"], remove_ids=["D2"]), search("war"), END)
 
-JUNK_NAME = st.one_of(st.sampled_from(["", "end_search ", "functions.curate", "\x00", "x" * 10_000]), st.text(max_size=9))
+JUNK_NAME = st.one_of(
+    st.sampled_from(["", "end_search ", "functions.curate", "\x00", "x" * 10_000]), st.text(max_size=9)
+)
 NAME = st.sampled_from(
     ["fan_out_search", "search_corpus", "grep_corpus", "read_document", "review_docs", "curate", "verify", "end_search"]
 )
@@ -51,7 +53,9 @@ SCALAR = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXT)
 VALUE = st.recursive(
     SCALAR, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=6
 )
-KEY = st.sampled_from(["query", "queries", "pattern", "doc_id", "doc_ids", "add_ids", "remove_ids", "importance", "claim"])
+KEY = st.sampled_from(
+    ["query", "queries", "pattern", "doc_id", "doc_ids", "add_ids", "remove_ids", "importance", "claim"]
+)
 LIKELY = st.fixed_dictionaries(
     {},
     optional={
@@ -135,7 +139,10 @@ def test_deep_nesting_and_odd_types_are_recorded_in_plain_form() -> None:
     assert play(small_env(), odd)[0].turn.action == ToolCall("search_corpus", {"arguments": ["no", "mapping"]})
 
 
-@given(st.lists(st.one_of(st.text(max_size=8), HANDLE.filter(lambda handle: len(handle) < 9)), max_size=6), st.dictionaries(st.text(max_size=5), st.text()))
+@given(
+    st.lists(st.one_of(st.text(max_size=8), HANDLE.filter(lambda handle: len(handle) < 9)), max_size=6),
+    st.dictionaries(st.text(max_size=5), st.text()),
+)
 @example(["D1", "D4", "D5", "byron "], {"D9": "high"})
 @settings(max_examples=60, deadline=None)
 def test_no_invented_id_is_ever_curated(add_ids: list[str], importance: dict[str, str]) -> None:

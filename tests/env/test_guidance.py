@@ -72,6 +72,6 @@ def test_an_error_is_not_followed_by_guidance() -> None:
 def test_every_sentence_can_be_filled(code: str) -> None:
     gaps = {"reason", "parameters", "name", "tools", "handles", "count", "tags", "characters", "limit", "parts", "tag"}
     gaps |= {"handle", "returned", "new", "pool", "curated", "cap", "tool", "turns", "uncurated", "left"}
-    words = sentence(Note(code, dict.fromkeys(gaps, ["{a}", "b\nc"])))
+    words = sentence(Note(code, {gap: ["{a}", "b\nc"] for gap in gaps}))
     assert words.endswith(".")
     assert "b" in words or "{" not in SENTENCES[code]

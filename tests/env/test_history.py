@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support import call, curate, hit, make_env, play, search
 
 from harness1.config import Env, History
 from harness1.env.history import SUBJECT_CHARACTERS, history_line, subject
 from harness1.env.pool import Pool
 from harness1.records import Observation, ToolCall
+from tests.support import call, curate, hit, make_env, play, search
 
 _JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=4)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support import CORPUS, END, call, curate, hit, make_env, play, search, wide_corpus
 
 from harness1.config import Compression, Env, Evidence, Verification
 from harness1.env.memory import WorkingMemory
 from harness1.env.verification import VerificationCache
 from harness1.records import UnitId, Verdict
+from tests.support import CORPUS, END, call, curate, hit, make_env, play, search, wide_corpus
 
 _ACTIONS = st.lists(
     st.sampled_from(

@@ -98,7 +98,15 @@ def test_paper_shows_the_last_turns_and_stable_first_a_window_that_grows_and_fal
 
     assert [shown(step) for step in steps_in("paper")] == [1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 5, 5]
     assert [shown(step) for step in steps_in("stable_first")] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 5, 6, 7]
-    assert [window(turn, Env(rendering=Rendering("stable_first", 2, 3))) for turn in range(1, 8)] == [1, 2, 3, 2, 3, 2, 3]
+    assert [window(turn, Env(rendering=Rendering("stable_first", 2, 3))) for turn in range(1, 8)] == [
+        1,
+        2,
+        3,
+        2,
+        3,
+        2,
+        3,
+    ]
     assert window(9, Env(rendering=Rendering("stable_first", 5, 5))) == 5
 
 

@@ -17,9 +17,7 @@ from harness1.records import ToolCall
 from tests.support import call, chunk, curate, make_env, play, search
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-CL100K = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-)
+CL100K = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 O200K = "|".join(
@@ -34,7 +32,10 @@ O200K = "|".join(
     ]
 )
 CONTROL = ["<|im_start|>", "<|im_end|>", "<|end|>", "<|start|>assistant", "<|call|>", "<|endoftext|>"]
-TRAINING = "Turn 1: search_corpus\n\n[D1] Ada Lovelace. 1824 is a year;\n\n.\n/usr, end.\n/path\nPool: 12 documents,\n[D2].\n" * 30
+TRAINING = (
+    "Turn 1: search_corpus\n\n[D1] Ada Lovelace. 1824 is a year;\n\n.\n/usr, end.\n/path\nPool: 12 documents,\n[D2].\n"
+    * 30
+)
 
 Encode = Callable[[str], list[int]]
 SPECIALS = 100_000
@@ -94,7 +95,9 @@ def encoders() -> dict[str, Encode]:
 
 _STRETCH = st.one_of(
     st.text(max_size=12),
-    st.sampled_from([*CONTROL, "\n\n", "\r\n", "  ", "\t", "/", "//x", "'s", "漢字かな", "🎉👩‍👩‍👧", "é", "́", " ", "​", "1824"]),
+    st.sampled_from(
+        [*CONTROL, "\n\n", "\r\n", "  ", "\t", "/", "//x", "'s", "漢字かな", "🎉👩‍👩‍👧", "é", "́", " ", "​", "1824"]
+    ),
 )
 _TEXT = st.lists(_STRETCH, max_size=6).map("".join)
 ACTIONS = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support import hit
 
 from harness1.config import Dedup, Env
 from harness1.env.memory import WorkingMemory
 from harness1.env.pool import Pool
 from harness1.records import DocId, UnitId
+from tests.support import hit
 
 _HITS = st.lists(st.tuples(st.sampled_from(["a", "b_1", "D1", "http://x/y_2#z"]), st.integers(0, 3)), max_size=12)
 
@@ -62,7 +62,9 @@ def test_a_document_is_found_by_parts_that_are_not_pooled() -> None:
 def test_an_alias_has_no_handle_and_its_id_names_the_representative() -> None:
     text = "The town of Missolonghi lies in western Greece, on the north shore of the gulf."
     memory = WorkingMemory.empty("q", "document")
-    new, aliases = memory.absorb([hit("a", text, "T"), hit("b", text, "T"), hit("c", "Quite another text.", "T")], Env())
+    new, aliases = memory.absorb(
+        [hit("a", text, "T"), hit("b", text, "T"), hit("c", "Quite another text.", "T")], Env()
+    )
     assert (new, aliases) == (["a", "c"], {"b": "a"})
     assert memory.pool.resolve("b") == "a"
     assert [entry.handle for entry in memory.pool.entries.values()] == ["D1", "D2"]

@@ -103,11 +103,15 @@ def test_shared_entities_are_shown_with_handles() -> None:
 def test_the_curated_list_survives_when_everything_else_is_dropped() -> None:
     env = make_env(Env(context_window=3000, generation_reserve=300), wide_corpus(40))
     tags = {"D1": "very_high", "D2": "low"}
-    steps = play(env, search("river"), curate(add_ids=list(tags), importance=tags), *map(search, ("war", "king", "Rome")))
+    steps = play(
+        env, search("river"), curate(add_ids=list(tags), importance=tags), *map(search, ("war", "king", "Rome"))
+    )
     context = steps[-1].context
     assert context is not None
     assert context.budget.dropped > 0
-    assert context.view.curated[0] == CuratedView("D1", env.state.memory.pool.entries[context.view.curated[0].unit_id].unit_id, "very_high")
+    assert context.view.curated[0] == CuratedView(
+        "D1", env.state.memory.pool.entries[context.view.curated[0].unit_id].unit_id, "very_high"
+    )
     assert len(context.view.curated) == len(env.state.memory.curated)
 
 

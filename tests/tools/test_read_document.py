@@ -46,7 +46,7 @@ def test_following_the_handles_reads_the_whole_document(unit: Unit) -> None:
 
 
 def test_an_id_is_used_whole_however_it_is_spelled() -> None:
-    env, found, _ = read("a_b_c")
+    _, found, _ = read("a_b_c")
     assert [part.doc_id for part in found.hits] == ["a_b_c"]
     assert found.resolved == {"a_b_c": "a_b_c"}
 

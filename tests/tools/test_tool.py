@@ -59,7 +59,8 @@ def test_defaults_fill_what_is_not_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{}, {"word": 3}, {"word": "toolong"}, {"word": "a", "x": 1}, {"word": "a", "count": "2"}, {"word": None}]
+    "arguments",
+    [{}, {"word": 3}, {"word": "toolong"}, {"word": "a", "x": 1}, {"word": "a", "count": "2"}, {"word": None}],
 )
 def test_bad_arguments_are_an_observation_that_names_the_parameters(arguments: dict[str, Any]) -> None:
     error = outcome(arguments).error

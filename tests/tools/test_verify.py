@@ -46,7 +46,9 @@ def test_verdicts_come_in_the_order_asked_with_their_sentence() -> None:
 
 
 def test_a_claim_is_paid_for_once_for_each_document() -> None:
-    seen, recorder, _, text = observed(verify("D1"), verify("D1", "D3", claim=" byron  DIED in 1824 "), verify("D3", "D1"))
+    seen, recorder, _, text = observed(
+        verify("D1"), verify("D1", "D3", claim=" byron  DIED in 1824 "), verify("D3", "D1")
+    )
     assert [units for _, units in recorder.asked] == [("ada",), ("byron",)]
     assert [[verdict.cached for verdict in each.verdicts] for each in seen] == [[False], [True, False], [True, True]]
     assert "D1 unclear (known): Ada Lovela" in text

@@ -1,0 +1,90 @@
+"""Many episodes: the same results however they are spread, bounded, resumable."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness1.config import Config, load_config
+from harness1.data.source import open_source
+from harness1.errors import InfrastructureFault
+from harness1.records import Episode
+from harness1.retrieval.index import build_index
+from harness1.runner import CHUNK, Bench, Job, run_episodes
+
+SOURCE = open_source("world:100")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("runner") / "index"
+    build_index(SOURCE.documents(), folder, Config().index)
+    return str(folder)
+
+
+def jobs(count: int) -> list[Job]:
+    tasks = SOURCE.tasks("train")
+    return [Job(tasks[number % len(tasks)], number // len(tasks)) for number in range(count)]
+
+
+def episodes(index: str, workers: int, count: int, policy: str = "scripted") -> list[Episode]:
+    found: list[Episode] = []
+    config = load_config(None, [f"run.workers={workers}"])
+    run_episodes(Bench(config, index, policy), jobs(count), found.append)
+    return sorted(found, key=lambda episode: episode.key)
+
+
+def timeless(found: list[Episode]) -> list[bytes]:
+    return [msgspec.json.encode(msgspec.structs.replace(episode, stage_ms={})) for episode in found]
+
+
+def test_worker_processes_give_the_same_episodes_as_one_process(index: str) -> None:
+    count = 3 * CHUNK
+    assert timeless(episodes(index, 2, count)) == timeless(episodes(index, 1, count))
+
+
+def test_every_episode_is_scored(index: str) -> None:
+    assert all(episode.reward is not None and episode.hashes.reward for episode in episodes(index, 1, CHUNK))
+
+
+def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most = 0, 0
+    from harness1 import runner
+
+    original = runner.rollout
+
+    async def counted(*arguments: object, **options: object) -> Episode:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        episode: Episode = await original(*arguments, **options)  # type: ignore[arg-type]
+        running -= 1
+        return episode
+
+    monkeypatch.setattr(runner, "rollout", counted)
+    config = load_config(None, ["run.workers=1", "run.concurrency=2"])
+    run_episodes(Bench(config, index, "scripted"), jobs(2 * CHUNK), lambda _: None)
+    assert most == 2
+
+
+def test_a_killed_worker_is_an_infrastructure_fault_and_not_a_hang(index: str) -> None:
+    found: list[Episode] = []
+
+    def kill_a_worker() -> None:
+        while not found:
+            time.sleep(0.01)
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        workers = [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
+        os.kill(workers[-1], signal.SIGKILL)
+
+    threading.Thread(target=kill_a_worker, daemon=True).start()
+    bench = Bench(load_config(None, ["run.workers=2"]), index, "scripted")
+    with pytest.raises(InfrastructureFault, match="worker process died"):
+        run_episodes(bench, jobs(400), found.append)
+    assert found
