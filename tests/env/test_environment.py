@@ -17,6 +17,7 @@ from tests.support import (
     END,
     WordRetriever,
     call,
+    chunk,
     curate,
     make_env,
     play,
@@ -194,22 +195,21 @@ def test_a_snapshot_can_be_restored_any_number_of_times(order: str) -> None:
     assert len(set(seen)) == 1
 
 
-def test_handles_of_one_branch_do_not_leak_into_another() -> None:
-    env = small_env()
-    play(env, search("river"))
+def test_handles_of_one_branch_or_episode_do_not_leak_into_another() -> None:
+    env = make_env(Env(rendering=Rendering(recent=1)), [chunk("a", "alpha text"), chunk("b", "beta text")])
+    run(env.reset(Task("t", "q")))
     saved = env.snapshot()
-    run(env.step([call("grep_corpus", pattern="rain")]))
-    for _ in range(5):
-        run(env.step([curate(add_ids=["D1"])]))
+
+    def lines(*words: str) -> list[tuple[str, str]]:
+        context = [run(env.step([action])) for action in (*map(search, words), curate(add_ids=["D1"]))][-1].context
+        assert context is not None
+        return [(handle, document.unit_id) for handle, document in sorted(context.view.documents.items())]
+
+    assert lines("alpha", "beta") == [("D1", "a"), ("D2", "b")]
     env.restore(saved)
-    steps = [run(env.step([action])) for action in (search("war"), *[curate(add_ids=["D1"])] * 5)]
-    context = steps[-1].context
-    assert context is not None
-    entries = env.state.memory.pool.entries
-    shown = context.view.documents
-    assert len(shown) > 10
-    for handle, document in shown.items():
-        assert entries[document.unit_id].handle == handle
+    assert lines("beta", "alpha") == [("D1", "b"), ("D2", "a")]
+    run(env.reset(Task("t", "q")))
+    assert lines("alpha", "beta") == [("D1", "a"), ("D2", "b")]
 
 
 def test_an_environment_can_run_one_episode_after_another() -> None:
