@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -59,8 +60,7 @@ def signature(text: str, permutations: int, shingle: int) -> bytes:
     a multiply-add-shift hash (Dietzfelbinger 1996) with constants from SplitMix64.
     """
     hashes = _shingle_hashes(text, shingle)
-    constants = _mix(np.arange(1, 2 * permutations + 1, dtype=np.uint64) * _GOLDEN)
-    factor, shift = constants[:permutations, None], constants[permutations:, None]
+    factor, shift = _constants(permutations)
     least = np.full(permutations, 0xFFFFFFFF, np.uint64)
     for start in range(0, len(hashes), _BLOCK):
         permuted = hashes[start : start + _BLOCK] * factor
@@ -92,34 +92,43 @@ def guard(title: str, text: str) -> Guard:
     tokens = _tokens(lowered)
     numbers = [_with_sign(lowered, match) for match in _NUMBER.finditer(lowered)]
     dates, negations = [], ["n't"] * (lowered.count("n't") + lowered.count("n’t"))
-    for position in [position for position, token in enumerate(tokens) if token in _WATCHED]:
-        token = tokens[position]
-        if token in NEGATIONS:
-            negations.append(token)
-        elif token in _NUMBER_WORDS:
-            numbers.append(token)
+    for word in _WATCHED.intersection(tokens):
+        if word in NEGATIONS:
+            negations += [word] * tokens.count(word)
+        elif word in _NUMBER_WORDS:
+            numbers += [word] * tokens.count(word)
         else:
-            dates.append(_date(tokens, position))
+            dates += [_date(tokens, position) for position in _positions(tokens, word)]
     return " ".join(title.casefold().split()), tuple(sorted(numbers)), tuple(sorted(dates)), tuple(sorted(negations))
 
 
+class Text(msgspec.Struct, frozen=True):
+    """A representative; `text` is empty once it has moved into a bucket."""
+
+    identifier: str
+    title: str
+    text: str
+
+
 class Bucket(msgspec.Struct, frozen=True):
-    """The representatives with one guard, in order. Their signatures are computed when there is a second text to
-    compare; until then the first text is kept."""
+    """The representatives with one guard, in order, and their signatures, concatenated."""
 
     ids: tuple[str, ...]
-    first: str
-    signatures: bytes = b""
+    signatures: bytes
 
 
 class Fingerprints(msgspec.Struct):
     """The texts seen in an episode that are no duplicates of each other, as plain data.
 
     Only texts with equal guards are ever compared, and those exactly, signature by signature: locality-sensitive
-    hashing at 64 permutations would miss most pairs near the threshold.
+    hashing at 64 permutations would miss most pairs near the threshold. Most texts share their title and figures with
+    no other, so a guard and a signature are computed only when a second text with the same ones appears.
     """
 
+    firsts: dict[str, Text] = {}
+    """Title and figures -> the first text with them."""
     buckets: dict[str, Bucket] = {}
+    """Guard -> the texts that share title and figures with another."""
 
     def match(self, identifier: str, title: str, text: str, settings: Dedup) -> str | None:
         """The representative that a text repeats: equal guard and similarity of at least the threshold; the most
@@ -127,32 +136,48 @@ class Fingerprints(msgspec.Struct):
         a duplicate of one with its own identifier."""
         if not _comparable(text, settings):
             return None
-        bucket = self.buckets.get(_bucket_key(title, text))
-        if bucket is None:
+        first = self.firsts.get(_figures(title, text))
+        if first is None:
             return None
-        own = signature(text, settings.permutations, settings.shingle)
-        similar = _similarities(_signatures(bucket, settings), own)
-        best: int | None = None
-        for position in np.flatnonzero(similar >= settings.threshold).tolist():
-            if bucket.ids[position] != identifier and (best is None or similar[position] > similar[best]):
-                best = position
-        return None if best is None else bucket.ids[best]
+        if first.text:
+            same = _bucket_key(first.title, first.text) == _bucket_key(title, text)
+            bucket = Bucket((first.identifier,), _signature(first.text, settings)) if same else None
+        else:
+            bucket = self.buckets.get(_bucket_key(title, text))
+        return None if bucket is None else _nearest(bucket, identifier, _signature(text, settings), settings)
 
     def add(self, identifier: str, title: str, text: str, settings: Dedup) -> None:
         """Make a text a representative. Texts that can never match are not kept."""
         if not _comparable(text, settings):
             return
-        key = _bucket_key(title, text)
-        bucket = self.buckets.get(key)
-        if bucket is None:
-            self.buckets[key] = Bucket((identifier,), text)
+        figures = _figures(title, text)
+        own = Text(identifier, title, text)
+        first = self.firsts.get(figures)
+        if first is None:
+            self.firsts[figures] = own
             return
-        own = signature(text, settings.permutations, settings.shingle)
-        self.buckets[key] = Bucket((*bucket.ids, identifier), bucket.first, _signatures(bucket, settings) + own)
+        if first.text:
+            self._file(first, settings)
+            self.firsts[figures] = Text(first.identifier, first.title, "")
+        self._file(own, settings)
 
     def fork(self) -> Fingerprints:
         """An independent copy that shares texts and signatures."""
-        return Fingerprints(dict(self.buckets))
+        return Fingerprints(dict(self.firsts), dict(self.buckets))
+
+    def _file(self, one: Text, settings: Dedup) -> None:
+        key = _bucket_key(one.title, one.text)
+        known = self.buckets.get(key, Bucket((), b""))
+        self.buckets[key] = Bucket((*known.ids, one.identifier), known.signatures + _signature(one.text, settings))
+
+
+def _nearest(bucket: Bucket, identifier: str, own: bytes, settings: Dedup) -> str | None:
+    similar = _similarities(bucket.signatures, own)
+    best: int | None = None
+    for position in np.flatnonzero(similar >= settings.threshold).tolist():
+        if bucket.ids[position] != identifier and (best is None or similar[position] > similar[best]):
+            best = position
+    return None if best is None else bucket.ids[best]
 
 
 def _comparable(text: str, settings: Dedup) -> bool:
@@ -165,8 +190,14 @@ def _bucket_key(title: str, text: str) -> str:
     return text_digest("\n".join([name, *map("\x1f".join, parts)]))
 
 
-def _signatures(bucket: Bucket, settings: Dedup) -> bytes:
-    return bucket.signatures or signature(bucket.first, settings.permutations, settings.shingle)
+@lru_cache(maxsize=1024)
+def _figures(title: str, text: str) -> str:
+    """The part of the guard that costs little: title and numbers without their signs. Equal guards have equal ones."""
+    return "\x1f".join([" ".join(title.casefold().split()), *sorted(_NUMBER.findall(text.lower()))])
+
+
+def _signature(text: str, settings: Dedup) -> bytes:
+    return signature(text, settings.permutations, settings.shingle)
 
 
 def _similarities(signatures: bytes, one: bytes) -> npt.NDArray[np.float64]:
@@ -192,6 +223,13 @@ def _tokens(lowered: str) -> list[str]:
     return lowered.translate(_SPACED).split() if lowered.isascii() else _TOKEN.findall(lowered)
 
 
+@lru_cache(maxsize=8)
+def _constants(permutations: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Factors and shifts of the permutations, each of shape (permutations, 1)."""
+    constants = _mix(np.arange(1, 2 * permutations + 1, dtype=np.uint64) * _GOLDEN)
+    return constants[:permutations, None], constants[permutations:, None]
+
+
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The output function of SplitMix64 (Steele et al. 2014), a bijection that spreads every bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -205,6 +243,13 @@ def _with_sign(text: str, match: re.Match[str]) -> str:
     before = text[max(0, start - 2) : start]
     signed = before[-1:] in _SIGNS and before != "" and not (before[-1] in "-−" and before[:-1].strip())
     return before[-1] + match.group() if signed else match.group()
+
+
+def _positions(tokens: list[str], word: str) -> Iterator[int]:
+    position = -1
+    for _ in range(tokens.count(word)):
+        position = tokens.index(word, position + 1)
+        yield position
 
 
 def _date(tokens: list[str], position: int) -> str:

@@ -78,6 +78,7 @@ _CALENDAR = vocabulary(
     jan feb mar apr jun jul aug sep sept oct nov dec mon tue wed thu fri sat sun spring summer autumn fall winter
     bc ad bce ce am pm"""
 )
+_OPENINGS = FUNCTION_WORDS | _CALENDAR
 _ACRONYMS = frozenset(("US", "WHO"))
 _CONTRACTIONS = frozenset(("t", "s", "m", "d", "ll", "re", "ve"))
 _LONGEST = 100
@@ -85,7 +86,7 @@ _SENTENCE_BREAKS = ".!?:;\n\r\t•*|-–—"
 
 _U = f"[A-Z{UPPER}]"
 _TITLE = r"(?:Mr|Mrs|Ms|Dr|Prof|St|Mt|Ft|Gen|Sen|Gov|Lt|Col|Capt|Sgt)\.(?= )"
-_REST = r"(?:\w|&(?=\w))*+(?:['’](?!s\b)\w++|-\w++)*+"
+_REST = r"\w*+(?:&\w++)*+(?:['’](?!s\b)\w++|-\w++)*+"
 _WORD = rf"(?:{_TITLE}|{_U}\.(?:{_U}\.)*+|{_U}{_REST})"
 _PARTICLE = r"(?:of|the|van|von|der|den|de|del|della|di|da|dos|du|la|le|el|al|bin|ibn|&) "
 _JOIN = rf" (?:{_PARTICLE}){{0,2}}(?:(?:al|el)-|[dl]['’])?"
@@ -143,6 +144,11 @@ def _parts(raw: str) -> list[str]:
 def _name(raw: str) -> tuple[str, bool]:
     """The name in a match, without leading function words, and whether it is a common word. It is empty for a bare
     month, numeral, initial or letter."""
+    head = raw.partition(" ")[0]
+    lowered = head.lower()
+    if head.isalpha() and 1 < len(head) and lowered not in _OPENINGS and head.strip("IVX") and raw[-1] != ".":
+        # Most matches are whole names as they stand.
+        return (raw, len(head) == len(raw) and lowered in _COMMON) if len(raw) <= _LONGEST else ("", False)
     if raw[0].isdigit() and _YEAR.fullmatch(raw):
         return raw, False
     words = raw.split(" ")

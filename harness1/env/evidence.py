@@ -32,30 +32,32 @@ class EvidenceGraph(msgspec.Struct):
     entities: dict[UnitId, tuple[str, ...]] = {}
     """Unit -> the keys of its entities, in order of addition."""
     levels: dict[int, dict[str, None]] = {}
-    """Number of units -> the keys of the entities in so many units."""
+    """Number of units, from 2 -> the keys of the entities in so many units."""
     bridging: dict[UnitId, int] = {}
     """Unit -> how many of its entities are in other units too."""
 
     def add(self, unit_id: UnitId, entities: Iterable[str]) -> None:
         """Record that a unit mentions some entities. It may be called again for more text of the same unit."""
-        known = self.entities.get(unit_id, ())
-        seen = set(known)
-        fresh: list[str] = []
+        keys = dict.fromkeys(self.entities.get(unit_id, ()))
+        alone = (unit_id,)
         for name in entities:
             key = _key(name)
-            if key and key not in seen:
-                seen.add(key)
-                fresh.append(key)
-                self.names.setdefault(key, name)
-                self._link(key, unit_id)
-        self.entities[unit_id] = (*known, *fresh)
+            if not key or key in keys:
+                continue
+            keys[key] = None
+            before = self.units.get(key)
+            if before is None:
+                self.names[key], self.units[key] = name, alone
+            else:
+                self._link(key, before, unit_id)
+        self.entities[unit_id] = tuple(keys)
 
     def bridges(self, limit: int, documents: int | None = None) -> list[Bridge]:
         """The entities in the most units, at least two: by falling number of units, then by name. Each comes with its
         first `documents` units, or all."""
         keys: list[str] = []
         for level in sorted(self.levels, reverse=True):
-            if level < 2 or len(keys) >= limit:
+            if len(keys) >= limit:
                 break
             keys += nsmallest(limit - len(keys), self.levels[level], key=self.names.__getitem__)
         return [Bridge(self.names[key], self.units[key][:documents], len(self.units[key])) for key in keys]
@@ -63,7 +65,7 @@ class EvidenceGraph(msgspec.Struct):
     @property
     def singletons(self) -> int:
         """How many entities are in exactly one unit: possible next hops."""
-        return len(self.levels.get(1, ()))
+        return len(self.units) - sum(map(len, self.levels.values()))
 
     def bridge_documents(self, limit: int) -> list[UnitId]:
         """The units with at least two bridge entities: those with the most first, then in order of addition."""
@@ -83,21 +85,22 @@ class EvidenceGraph(msgspec.Struct):
         levels = {count: dict(keys) for count, keys in self.levels.items()}
         return EvidenceGraph(dict(self.names), dict(self.units), dict(self.entities), levels, dict(self.bridging))
 
-    def _link(self, key: str, unit_id: UnitId) -> None:
+    def _link(self, key: str, before: tuple[UnitId, ...], unit_id: UnitId) -> None:
         """Move an entity to the next level, and count the bridges that this makes."""
-        before = self.units.get(key, ())
         self.units[key] = (*before, unit_id)
-        if before:
+        if len(before) > 1:
             level = self.levels[len(before)]
             del level[key]
             if not level:
                 del self.levels[len(before)]
-            for joined in (unit_id,) if len(before) > 1 else (*before, unit_id):
-                self.bridging[joined] = self.bridging.get(joined, 0) + 1
         self.levels.setdefault(len(before) + 1, {})[key] = None
+        for joined in (unit_id,) if len(before) > 1 else (*before, unit_id):
+            self.bridging[joined] = self.bridging.get(joined, 0) + 1
 
 
 def _key(name: str) -> str:
     """What all forms of an entity share: case, the dots of acronyms and possessive endings are folded."""
-    key = name.casefold().replace(".", "").replace("’", "'").strip()
-    return key.removesuffix("'s").removesuffix("'")
+    key = name.casefold()
+    if "." in key or "'" in key or "’" in key:
+        key = key.replace(".", "").replace("’", "'").strip().removesuffix("'s").removesuffix("'")
+    return key

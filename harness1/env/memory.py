@@ -95,7 +95,10 @@ class WorkingMemory(msgspec.Struct):
         return digest(
             {
                 "turn": self.turn,
-                "pool": [[entry.handle, entry.unit_id, entry.chunk_ids] for entry in self.pool.entries.values()],
+                # Handles follow from the order in which documents and units came.
+                "documents": list(self.pool.numbers),
+                "pool": list(self.pool.entries),
+                "chunks": list(self.store),
                 "curated": list(self.curated.tags.items()),
                 "aliases": list(self.pool.aliases.items()),
                 "verdicts": self._verdicts(),

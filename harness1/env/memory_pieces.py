@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Set
 from enum import IntEnum
+from itertools import islice
 
 from harness1.config import Env
+from harness1.env.history import HistoryLine
 from harness1.env.memory import WorkingMemory
 from harness1.env.pieces import Piece, piece
 from harness1.env.pool import Entry
@@ -48,6 +50,7 @@ class MemoryPieces:
     def __init__(self, env: Env) -> None:
         self.env = env
         self._lines: dict[tuple[str, str, ChunkId, str], Piece] = {}
+        self._turns: dict[HistoryLine, Piece] = {}
 
     def of(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Placed]:
         """All sections in order. Documents in `visible` stand in a shown turn, so that they need no pool line."""
@@ -59,7 +62,7 @@ class MemoryPieces:
         if self.env.verification.on:
             placed += _verdicts(memory, self.env)
         if self.env.history.on:
-            placed += _history(memory, self.env)
+            placed += self._history(memory)
         return placed
 
     def _curated_lines(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Placed]:
@@ -71,16 +74,31 @@ class MemoryPieces:
 
     def _pool(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Placed]:
         hidden = len(memory.pool.aliases)
-        uncurated = [unit_id for unit_id in reversed(memory.pool.entries) if unit_id not in memory.curated]
-        size = PoolSizeView(len(memory.pool.entries), len(uncurated), hidden)
+        entries, tags = memory.pool.entries, memory.curated.tags
+        size = PoolSizeView(len(entries), len(entries) - len(tags), hidden)
         copies = f", {hidden} near duplicates hidden" if self.env.dedup.on else ""
         text = f"Pool: {size.total} documents, {size.uncurated} not curated{copies}."
         placed: list[Placed] = [(Drop.NEVER, piece("pool", "user", text, size))]
-        rest = [unit_id for unit_id in uncurated if unit_id not in visible]
-        shown, older = rest[: self.env.pool.lines], rest[self.env.pool.lines :]
+        rest = (unit_id for unit_id in reversed(entries) if unit_id not in visible and unit_id not in tags)
+        shown = list(islice(rest, self.env.pool.lines))
+        older = list(islice(rest, self.env.pool.older))
         placed += [(Drop.POOL, self._line("pool", memory, unit_id, "")) for unit_id in shown]
-        if older:
-            placed.append((Drop.OLDER, _older(memory, older, self.env.pool.older)))
+        left = size.uncurated - sum(unit_id in entries and unit_id not in tags for unit_id in visible) - len(shown)
+        if left:
+            placed.append((Drop.OLDER, _older(memory, older, left - len(older))))
+        return placed
+
+    def _history(self, memory: WorkingMemory) -> list[Placed]:
+        lines = memory.history[-self.env.history.lines :]
+        if not lines:
+            return []
+        earlier = len(memory.history) - len(lines)
+        head = f"History, {earlier} earlier turns left out:" if earlier else "History:"
+        placed = [(Drop.HISTORY, piece("history", "user", head, HistoryView((), earlier)))]
+        for line in lines:
+            if line not in self._turns:
+                self._turns[line] = _history_line(line)
+            placed.append((Drop.HISTORY, self._turns[line]))
         return placed
 
     def _line(self, section: str, memory: WorkingMemory, unit_id: UnitId, tag: str) -> Piece:
@@ -114,9 +132,8 @@ def _document_line(section: str, entry: Entry, memory: WorkingMemory, tag: str, 
     return piece(f"{section}/{entry.handle}", "user", line, shown)
 
 
-def _older(memory: WorkingMemory, units: list[UnitId], limit: int) -> Piece:
-    handles = tuple(handle_of(memory, unit_id) for unit_id in units[:limit])
-    more = len(units) - len(handles)
+def _older(memory: WorkingMemory, units: list[UnitId], more: int) -> Piece:
+    handles = tuple(handle_of(memory, unit_id) for unit_id in units)
     text = f"Older: {', '.join(handles)}" + (f" (+{more} more)" if more else "")
     return piece("older", "user", text, OlderView(handles, more))
 
@@ -150,16 +167,6 @@ def _verdicts(memory: WorkingMemory, env: Env) -> list[Placed]:
     return [(Drop.EVIDENCE, piece("verdicts", "user", "Verified:\n" + "\n".join(lines), VerdictsView(shown)))]
 
 
-def _history(memory: WorkingMemory, env: Env) -> list[Placed]:
-    lines = memory.history[-env.history.lines :]
-    if not lines:
-        return []
-    earlier = len(memory.history) - len(lines)
-    words = [
-        f"T{line.turn} {line.tool} ({line.subject}): returned {line.returned}, new {line.new}"
-        + (f", curated {line.curated}" if line.curated else "")
-        for line in lines
-    ]
-    head = f"History ({earlier} earlier turns):" if earlier else "History:"
-    shown = HistoryView(tuple(lines), earlier)
-    return [(Drop.HISTORY, piece("history", "user", "\n".join([head, *words]), shown))]
+def _history_line(line: HistoryLine) -> Piece:
+    text = f"T{line.turn} {line.tool} ({line.subject}): returned {line.returned}, new {line.new}"
+    return piece("history", "user", text + (f", curated {line.curated}" if line.curated else ""), line)

@@ -55,8 +55,8 @@ def _abbreviates(line: str, end: int, following: int) -> bool:
     """Whether the word that ends at `end` is an abbreviation, given where the next word starts."""
     if line[end - 1] != ".":
         return False
-    words = line[max(0, end - _LONGEST_ABBREVIATION) : end].split()
-    word = words[-1].lstrip(_OPENING)
-    if _INITIALS.fullmatch(word) or word.lower() in _ABBREVIATIONS:
+    word = line[max(0, end - _LONGEST_ABBREVIATION) : end].split()[-1].lstrip(_OPENING)
+    lowered = word.lower()
+    if lowered in _ABBREVIATIONS or (word[1:2] == "." and _INITIALS.fullmatch(word)):
         return True
-    return word.lower() in _BEFORE_NUMBERS and line[following].isdigit()
+    return lowered in _BEFORE_NUMBERS and line[following].isdigit()

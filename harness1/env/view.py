@@ -188,6 +188,8 @@ class View:
                 self.bridges = shown
             case HistoryView():
                 self.history = shown
+            case HistoryLine():
+                self.history = HistoryView((*self.history.lines, shown), self.history.earlier)
 
     def _document(self, document: DocumentView) -> None:
         known = self.documents.get(document.handle)

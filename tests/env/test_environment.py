@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from harness1.config import Curation, Env, Rendering
+from harness1.config import AutoPopulate, Curation, Env, Rendering
 from harness1.env.environment import SearchEnv, choose
 from harness1.env.memory import WorkingMemory
 from harness1.errors import HarnessError
@@ -196,12 +196,13 @@ def test_a_snapshot_can_be_restored_any_number_of_times(order: str) -> None:
 
 
 def test_handles_of_one_branch_or_episode_do_not_leak_into_another() -> None:
-    env = make_env(Env(rendering=Rendering(recent=1)), [chunk("a", "alpha text"), chunk("b", "beta text")])
+    config = Env(rendering=Rendering(recent=1), auto_populate=AutoPopulate(on=False))
+    env = make_env(config, [chunk("a", "alpha text"), chunk("b", "beta text")])
     run(env.reset(Task("t", "q")))
     saved = env.snapshot()
 
     def lines(*words: str) -> list[tuple[str, str]]:
-        context = [run(env.step([action])) for action in (*map(search, words), curate(add_ids=["D1"]))][-1].context
+        context = [run(env.step([action])) for action in (*map(search, words), curate(remove_ids=["D1"]))][-1].context
         assert context is not None
         return [(handle, document.unit_id) for handle, document in sorted(context.view.documents.items())]
 

@@ -90,7 +90,7 @@ def test_history_shows_its_last_lines_and_counts_the_others() -> None:
     env = make_env(Env(history=History(lines=2)))
     context = play(env, search("Ada"), search("Byron"), search("town"))[-1].context
     text = text_of(context)
-    assert "History (1 earlier turns):\nT2 search_corpus (Byron): returned" in text
+    assert "History, 1 earlier turns left out:\nT2 search_corpus (Byron): returned" in text
     assert context is not None
     assert [line.turn for line in context.view.history.lines] == [2, 3]
 
