@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="env_turn", description="CPU time of an environment turn, ours and a peer's.")
-    parser.add_argument("--episodes", type=int, default=5, help="episodes of each mode; medians are over them")
+    parser.add_argument("--episodes", type=int, default=8, help="episodes of each mode; medians are over them")
     parser.add_argument("--turns", type=int, default=TURNS, help="turns of an episode")
     parser.add_argument("--vocab", type=Path, help="an o200k_base.tiktoken file, in place of a tokenizer trained now")
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")

@@ -141,7 +141,6 @@ class Env(Settings):
     max_turns: Positive = 40
     context_window: Annotated[int, Meta(ge=512)] = 32768
     generation_reserve: Positive = 2048
-    format_retries: Count = 3
     guidance: Literal["none", "facts", "prescriptive"] = "facts"
     search: Search = Search()
     fan_out: FanOut = FanOut()

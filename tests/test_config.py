@@ -91,8 +91,7 @@ def test_every_setting_is_read_somewhere() -> None:
     unread = [
         path for path, (group, name) in zip(paths, words, strict=True) if not re.search(rf"{group}\.{name}\b", source)
     ]
-    # Retries of a faulty output are made by the chat formats.
-    assert [path for path in unread if path != "env.format_retries"] == []
+    assert unread == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from support import make_env, play, search
 
 from harness1.config import Config, Env, load_config
 from harness1.env.transition import begin
@@ -17,6 +16,7 @@ from harness1.records import DocId, Episode, Gold, Hashes, Observation, Status, 
 from harness1.retrieval.index import build_index
 from harness1.reward.component import Case
 from harness1.tools.tool import build_tool
+from tests.support import make_env, play, search
 
 TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
 

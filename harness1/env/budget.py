@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from harness1.config import Env
-from harness1.env.memory_pieces import Drop
+from harness1.env.blocks import Block, Drop
 from harness1.env.pieces import Piece, TokenCounter, piece
 from harness1.env.view import BudgetView
-
-
-class Block(NamedTuple):
-    """Pieces that are kept or dropped together; among equal classes the lower `order` goes first."""
-
-    pieces: tuple[Piece, ...]
-    drop: Drop = Drop.NEVER
-    order: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +60,7 @@ def fit(blocks: Sequence[Block], limit: int, measure: Measure, room: int = 0) ->
         return kept, used, 0
     gone: set[int] = set()
     excess = used - limit
-    for place in sorted(range(len(blocks)), key=lambda at: (blocks[at].drop, blocks[at].order)):
+    for place in sorted(range(len(blocks)), key=lambda at: (blocks[at].drop, blocks[at].turn, -at)):
         wanted = excess + room if blocks[place].drop <= Drop.POOL else excess
         if wanted <= 0 or blocks[place].drop is Drop.NEVER:
             break

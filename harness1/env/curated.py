@@ -52,6 +52,7 @@ class CuratedSet(msgspec.Struct):
                 change.refused.append(unit_id)
         # Taken out and put back in one call is a new place in the order, not a removal.
         change.removed = [unit_id for unit_id in change.removed if unit_id not in change.added]
+        change.evicted = [unit_id for unit_id in change.evicted if unit_id not in change.added]
         return change
 
     def ranked(self) -> list[Curated]:

@@ -111,10 +111,16 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """The representatives with one guard, in order, and their signatures, concatenated."""
+    """The representatives with one guard, in order. Their signatures are computed when there is a second one; until
+    then the first text is kept."""
 
     ids: tuple[str, ...]
-    signatures: bytes
+    first: str
+    signatures: bytes = b""
+
+    def filled(self, settings: Dedup) -> bytes:
+        """The signatures of all members, concatenated."""
+        return self.signatures or _signature(self.first, settings)
 
 
 class Fingerprints(msgspec.Struct):
@@ -141,7 +147,7 @@ class Fingerprints(msgspec.Struct):
             return None
         if first.text:
             same = _bucket_key(first.title, first.text) == _bucket_key(title, text)
-            bucket = Bucket((first.identifier,), _signature(first.text, settings)) if same else None
+            bucket = Bucket((first.identifier,), first.text) if same else None
         else:
             bucket = self.buckets.get(_bucket_key(title, text))
         return None if bucket is None else _nearest(bucket, identifier, _signature(text, settings), settings)
@@ -167,12 +173,16 @@ class Fingerprints(msgspec.Struct):
 
     def _file(self, one: Text, settings: Dedup) -> None:
         key = _bucket_key(one.title, one.text)
-        known = self.buckets.get(key, Bucket((), b""))
-        self.buckets[key] = Bucket((*known.ids, one.identifier), known.signatures + _signature(one.text, settings))
+        known = self.buckets.get(key)
+        if known is None:
+            self.buckets[key] = Bucket((one.identifier,), one.text)
+            return
+        signatures = known.filled(settings) + _signature(one.text, settings)
+        self.buckets[key] = Bucket((*known.ids, one.identifier), known.first, signatures)
 
 
 def _nearest(bucket: Bucket, identifier: str, own: bytes, settings: Dedup) -> str | None:
-    similar = _similarities(bucket.signatures, own)
+    similar = _similarities(bucket.filled(settings), own)
     best: int | None = None
     for position in np.flatnonzero(similar >= settings.threshold).tolist():
         if bucket.ids[position] != identifier and (best is None or similar[position] > similar[best]):

@@ -110,6 +110,9 @@ class Edge:
             except TimeoutError:
                 reason = f"no answer within {self.run.call_deadline_s:g} s"
                 continue
+            except OSError as error:
+                reason = str(error)
+                continue
             if not isinstance(result, RetrievalFault | VerifierFault):
                 return result
             reason = result.message

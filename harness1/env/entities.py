@@ -93,8 +93,8 @@ _JOIN = rf" (?:{_PARTICLE}){{0,2}}(?:(?:al|el)-|[dl]['’])?"
 _NAME = rf"{_WORD}(?:{_JOIN}{_WORD}){{0,5}}(?: [0-9]{{1,3}}(?![\w%]|[.,:/-][0-9]))?"
 _DATE = r"(?<![0-9][.,])(?:[0-9]{4}s?|[0-9]{1,2}/[0-9]{1,2}/[0-9]{2,4})(?![\w/]|[.,][0-9])"
 _ENTITY = re.compile(
-    # The lookahead lets the search skip what can begin no entity; the last branch is the tail of iPhone, eBay, mRNA.
-    rf"(?=[A-Z0-9{UPPER}])(?:(?<!\w)(?:{_DATE}|[0-9]{{0,2}}{_NAME})|(?:(?<=\b[a-z])|(?<=\b[a-z][a-z])){_U}\w+)"
+    # The lookahead lets the search skip what can begin no entity; the group is the tail of iPhone, eBay, mRNA.
+    rf"(?=[A-Z0-9{UPPER}])(?:(?<!\w)(?:{_DATE}|[0-9]{{0,2}}{_NAME})|(?:(?<=\b[a-z])|(?<=\b[a-z][a-z]))({_U}\w+))"
 )
 
 _YEAR = re.compile(_DATE)
@@ -112,15 +112,14 @@ def extract(text: str, limit_characters: int) -> tuple[str, ...]:
     text = text[:limit_characters]
     found: dict[str, bool] = {}
     for match in _ENTITY.finditer(text):
-        start = match.start()
         raw = match.group()
-        if start and text[start - 1].isalpha():
-            found[_head(text, start) + raw] = True
+        if match.lastindex:
+            found[_head(text, match.start()) + raw] = True
             continue
         for part in _parts(raw) if ". " in raw else (raw,):
             name, common = _name(part)
             if name:
-                certain = not common or part != raw or not _starts_sentence(text, start)
+                certain = not common or part != raw or not _starts_sentence(text, match.start())
                 found[name] = certain or found.get(name, False)
     return tuple(name for name, certain in found.items() if certain)
 
@@ -146,7 +145,7 @@ def _name(raw: str) -> tuple[str, bool]:
     month, numeral, initial or letter."""
     head = raw.partition(" ")[0]
     lowered = head.lower()
-    if head.isalpha() and 1 < len(head) and lowered not in _OPENINGS and head.strip("IVX") and raw[-1] != ".":
+    if head.isalpha() and len(head) > 1 and lowered not in _OPENINGS and head.strip("IVX") and raw[-1] != ".":
         # Most matches are whole names as they stand.
         return (raw, len(head) == len(raw) and lowered in _COMMON) if len(raw) <= _LONGEST else ("", False)
     if raw[0].isdigit() and _YEAR.fullmatch(raw):

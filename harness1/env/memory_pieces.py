@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from enum import IntEnum
 from itertools import islice
 
 from harness1.config import Env
+from harness1.env.blocks import Block, Drop
 from harness1.env.history import HistoryLine
 from harness1.env.memory import WorkingMemory
 from harness1.env.pieces import Piece, piece
@@ -26,21 +26,6 @@ from harness1.env.view import (
 )
 from harness1.records import ChunkId, UnitId
 
-
-class Drop(IntEnum):
-    """The order in which pieces are dropped when a context is over its budget; `NEVER` never is."""
-
-    OLDER = 0
-    POOL = 1
-    HISTORY = 2
-    EVIDENCE = 3
-    OLD_HITS = 4
-    CURATED_LINES = 5
-    OLD_TURNS = 6
-    NEVER = 7
-
-
-Placed = tuple[Drop, Piece]
 CLAIM_CHARACTERS = 120
 
 
@@ -49,12 +34,12 @@ class MemoryPieces:
 
     def __init__(self, env: Env) -> None:
         self.env = env
-        self._lines: dict[tuple[str, str, ChunkId, str], Piece] = {}
-        self._turns: dict[HistoryLine, Piece] = {}
+        self._lines: dict[tuple[str, str, ChunkId], Block] = {}
+        self._turns: dict[HistoryLine, Block] = {}
 
-    def of(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Placed]:
+    def of(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Block]:
         """All sections in order. Documents in `visible` stand in a shown turn, so that they need no pool line."""
-        placed: list[Placed] = [(Drop.NEVER, curated_piece(memory, self.env))]
+        placed = [Block((curated_piece(memory, self.env),))]
         placed += self._curated_lines(memory, visible)
         placed += self._pool(memory, visible)
         if self.env.evidence.on:
@@ -65,48 +50,45 @@ class MemoryPieces:
             placed += self._history(memory)
         return placed
 
-    def _curated_lines(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Placed]:
-        lines = []
-        for entry in memory.curated.ranked():
-            if entry.unit_id not in visible:
-                lines.append((Drop.CURATED_LINES, self._line("curated", memory, entry.unit_id, entry.tag)))
-        return lines
+    def _curated_lines(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Block]:
+        hidden = [entry for entry in memory.curated.ranked() if entry.unit_id not in visible]
+        return [self._line(Drop.CURATED_LINES, memory, entry.unit_id, entry.tag) for entry in hidden]
 
-    def _pool(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Placed]:
+    def _pool(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Block]:
         hidden = len(memory.pool.aliases)
         entries, tags = memory.pool.entries, memory.curated.tags
         size = PoolSizeView(len(entries), len(entries) - len(tags), hidden)
         copies = f", {hidden} near duplicates hidden" if self.env.dedup.on else ""
         text = f"Pool: {size.total} documents, {size.uncurated} not curated{copies}."
-        placed: list[Placed] = [(Drop.NEVER, piece("pool", "user", text, size))]
+        placed = [Block((piece("pool", "user", text, size),))]
         rest = (unit_id for unit_id in reversed(entries) if unit_id not in visible and unit_id not in tags)
         shown = list(islice(rest, self.env.pool.lines))
         older = list(islice(rest, self.env.pool.older))
-        placed += [(Drop.POOL, self._line("pool", memory, unit_id, "")) for unit_id in shown]
+        placed += [self._line(Drop.POOL, memory, unit_id, "") for unit_id in shown]
         left = size.uncurated - sum(unit_id in entries and unit_id not in tags for unit_id in visible) - len(shown)
         if left:
-            placed.append((Drop.OLDER, _older(memory, older, left - len(older))))
+            placed.append(Block((_older(memory, older, left - len(older)),), Drop.OLDER))
         return placed
 
-    def _history(self, memory: WorkingMemory) -> list[Placed]:
+    def _history(self, memory: WorkingMemory) -> list[Block]:
         lines = memory.history[-self.env.history.lines :]
         if not lines:
             return []
         earlier = len(memory.history) - len(lines)
         head = f"History, {earlier} earlier turns left out:" if earlier else "History:"
-        placed = [(Drop.HISTORY, piece("history", "user", head, HistoryView((), earlier)))]
+        placed = [Block((piece("history", "user", head, HistoryView((), earlier)),), Drop.HISTORY, memory.turn)]
         for line in lines:
             if line not in self._turns:
                 self._turns[line] = _history_line(line)
-            placed.append((Drop.HISTORY, self._turns[line]))
+            placed.append(self._turns[line])
         return placed
 
-    def _line(self, section: str, memory: WorkingMemory, unit_id: UnitId, tag: str) -> Piece:
+    def _line(self, drop: Drop, memory: WorkingMemory, unit_id: UnitId, tag: str) -> Block:
         # In another episode or branch a unit has another handle or another first chunk.
         entry = memory.pool.entries[unit_id]
-        key = (section, entry.handle, entry.chunk_ids[0], tag)
+        key = (tag, entry.handle, entry.chunk_ids[0])
         if key not in self._lines:
-            self._lines[key] = _document_line(section, entry, memory, tag, self.env)
+            self._lines[key] = Block((_document_line(entry, memory, tag, self.env),), drop)
         return self._lines[key]
 
 
@@ -123,10 +105,11 @@ def curated_piece(memory: WorkingMemory, env: Env) -> Piece:
     return piece("curated", "user", text, CuratedSetView(entries, env.curation.cap))
 
 
-def _document_line(section: str, entry: Entry, memory: WorkingMemory, tag: str, env: Env) -> Piece:
+def _document_line(entry: Entry, memory: WorkingMemory, tag: str, env: Env) -> Piece:
     text = memory.store[entry.chunk_ids[0]].text[: 4 * env.pool.snippet]
     snippet = " ".join(text.split())[: env.pool.snippet]
     shown = DocumentView(entry.handle, entry.unit_id, entry.title, snippet)
+    section = "curated" if tag else "pool"
     mark = f" ({tag})" if tag and env.curation.tags else ""
     line = f"{entry.handle}{mark} {' '.join(entry.title.split())}: {snippet}"
     return piece(f"{section}/{entry.handle}", "user", line, shown)
@@ -138,7 +121,7 @@ def _older(memory: WorkingMemory, units: list[UnitId], more: int) -> Piece:
     return piece("older", "user", text, OlderView(handles, more))
 
 
-def _evidence(memory: WorkingMemory, env: Env) -> list[Placed]:
+def _evidence(memory: WorkingMemory, env: Env) -> list[Block]:
     found = memory.evidence.bridges(env.evidence.entities, env.evidence.documents)
     if not found and not memory.evidence.singletons:
         return []
@@ -153,10 +136,10 @@ def _evidence(memory: WorkingMemory, env: Env) -> list[Placed]:
     ]
     text = "Shared entities: " + ("; ".join(words) or "none") + f". In one document only: {memory.evidence.singletons}."
     shown = BridgesView(tuple(bridges), memory.evidence.singletons)
-    return [(Drop.EVIDENCE, piece("evidence", "user", text, shown))]
+    return [Block((piece("evidence", "user", text, shown),), Drop.EVIDENCE)]
 
 
-def _verdicts(memory: WorkingMemory, env: Env) -> list[Placed]:
+def _verdicts(memory: WorkingMemory, env: Env) -> list[Block]:
     recent = memory.verification.recent(env.verification.lines)
     if not recent:
         return []
@@ -164,9 +147,10 @@ def _verdicts(memory: WorkingMemory, env: Env) -> list[Placed]:
         VerdictView(handle_of(memory, seen.unit_id), seen.claim[:CLAIM_CHARACTERS], seen.label) for seen in recent
     )
     lines = [f"{verdict.handle} {verdict.label}: {verdict.claim}" for verdict in shown]
-    return [(Drop.EVIDENCE, piece("verdicts", "user", "Verified:\n" + "\n".join(lines), VerdictsView(shown)))]
+    return [Block((piece("verdicts", "user", "Verified:\n" + "\n".join(lines), VerdictsView(shown)),), Drop.EVIDENCE)]
 
 
-def _history_line(line: HistoryLine) -> Piece:
+def _history_line(line: HistoryLine) -> Block:
     text = f"T{line.turn} {line.tool} ({line.subject}): returned {line.returned}, new {line.new}"
-    return piece("history", "user", text + (f", curated {line.curated}" if line.curated else ""), line)
+    text += f", curated {line.curated}" if line.curated else ""
+    return Block((piece("history", "user", text, line),), Drop.HISTORY, line.turn)

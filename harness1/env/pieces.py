@@ -16,6 +16,9 @@ from harness1.records import Record, ToolCall
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.tools.tool import ToolSpec
 
+LONGEST_ACTION = 4000
+"""Characters that are shown of a policy's own call or reasoning, where there are no sampled tokens."""
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -43,7 +46,14 @@ def piece(name: str, role: Role, text: str, shows: Record | None = None, turn_re
 def action_text(reasoning: str, action: ToolCall | None) -> str:
     """A policy's output in plain words, where there are no sampled tokens to stand for it."""
     call = "" if action is None else f"{action.name} {json.dumps(action.arguments, ensure_ascii=False)}"
-    return f"Action: {call}\nReasoning: {' '.join(reasoning.split())}" if reasoning else f"Action: {call}"
+    thought = " ".join(reasoning.split())
+    lines = [f"Action: {_abbreviated(call)}", f"Reasoning: {_abbreviated(thought)}" if thought else ""]
+    return "\n".join(line for line in lines if line)
+
+
+def _abbreviated(text: str) -> str:
+    """A script's output of any length in a length that leaves room for the rest of the context."""
+    return text if len(text) <= LONGEST_ACTION else f"{text[:LONGEST_ACTION]} ({len(text)} characters)"
 
 
 class TokenCounter(Protocol):

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from harness1.config import Env
-from harness1.env.budget import Block, Budget, Measure, fit, marker, marker_room
+from harness1.env.blocks import Block, Drop
+from harness1.env.budget import Budget, Measure, fit, marker, marker_room
 from harness1.env.memory import WorkingMemory
-from harness1.env.memory_pieces import Drop, MemoryPieces, curated_piece
+from harness1.env.memory_pieces import MemoryPieces, curated_piece
 from harness1.env.pieces import Piece, TokenCounter, piece
 from harness1.env.prompt import static_piece
 from harness1.env.turn_pieces import TurnPieces
@@ -121,9 +122,7 @@ class Renderer:
         return piece("query", "user", f"Question: {' '.join(memory.query.split())}", QueryView(memory.query))
 
     def _memory(self, memory: WorkingMemory, shown: Sequence[TurnPieces]) -> list[Block]:
-        placed = self.memory_pieces.of(memory, visible_units(shown))
-        # Pool lines come newest first; the oldest, and the least important curated line, go first.
-        return [Block((each,), drop, -place) for place, (drop, each) in enumerate(placed)]
+        return self.memory_pieces.of(memory, visible_units(shown))
 
     def _turns(self, shown: Sequence[TurnPieces]) -> list[Block]:
         blocks = []
@@ -133,8 +132,7 @@ class Renderer:
             if last:
                 blocks.append(Block(turn.hits))
             else:
-                order = [turn.turn * 1000 - place for place in range(len(turn.hits))]
-                blocks += [Block((hit,), Drop.OLD_HITS, at) for hit, at in zip(turn.hits, order, strict=True)]
+                blocks += [Block((hit,), Drop.OLD_HITS, turn.turn) for hit in turn.hits]
         return blocks
 
 

@@ -101,7 +101,11 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation) 
         unit_id = memory.pool.unit_of(hit)
         if unit_id not in memory.pool.entries or unit_id in observation.delta.aliases:
             continue
-        text = shown_text(hit, observation, env) if observation.tool in COMPRESSED else hit.text.strip()
+        text = (
+            shown_text(hit, observation.tool, observation.rankings, env)
+            if observation.tool in COMPRESSED
+            else hit.text.strip()
+        )
         shown = HitView(
             turn=turn,
             document=DocumentView(handle_of(memory, unit_id), unit_id, hit.title, text),

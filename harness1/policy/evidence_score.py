@@ -117,9 +117,7 @@ class EvidenceScore:
                     targets.setdefault(query, []).append((candidate, 0.5 / len(by_head[candidate.head])))
         return targets
 
-    def _follow(
-        self, candidates: Iterable[Candidate], targets: Mapping[str, list[tuple[Candidate, float]]]
-    ) -> None:
+    def _follow(self, candidates: Iterable[Candidate], targets: Mapping[str, list[tuple[Candidate, float]]]) -> None:
         """Let strong documents lend their strength to those that they name, over two hops."""
         candidates = list(candidates)
         counts = Counter(key for candidate in candidates for key in candidate.names)

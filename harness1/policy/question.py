@@ -72,7 +72,7 @@ def relation_stems(question: str) -> set[str]:
 
 
 def mentions(question: str) -> list[str]:
-    """What a question names, most telling first: quotations, dotted names, names, the two sides of a comparison, long titles."""
+    """What a question names, most telling first: quotations, dotted names, names, sides of a choice, long titles."""
     sides = _SIDES.search(question)
     found = [
         *_QUOTED.findall(question),

@@ -155,8 +155,6 @@ def claim(question: str) -> str:
     return " ".join(words)
 
 
-
-
 def _tag(candidate: Candidate, verified: set[str]) -> Tag:
     if candidate.handle in verified and candidate.proven:
         return "very_high"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -10,10 +11,11 @@ from harness1.env.compress import compress
 from harness1.env.curated import DEFAULT_TAG
 from harness1.env.exchange import Answer
 from harness1.env.memory import WorkingMemory
-from harness1.records import Delta, Hit, Note, Observation, UnitId
+from harness1.records import Delta, Hit, Note, Observation, Ranking, UnitId
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.retrieval.fusion import rrf
 
+_PATTERN_WORD = re.compile(r"(?<!\\)[^\W_]{3,}")
 HEADER_TOKENS = 24
 """What a hit's handle, title and query marks cost beside its text."""
 
@@ -26,7 +28,7 @@ def discover(
     Hits that do not fit the allowance are not absorbed: what was not shown can be found again. With `seed`, the first
     search that finds something fills an empty curated set from the fused order.
     """
-    hits = fitting(fused(answer, env), answer, env)
+    hits = fitting(fused(answer, env), tool, answer, env)
     new, aliases = memory.absorb(hits, env)
     seeded = auto_populate(memory, env, hits) if seed else ()
     told = list(notes)
@@ -49,23 +51,29 @@ def fused(answer: Answer, env: Env) -> list[Hit]:
     return [by_id[chunk_id] for chunk_id, _ in order if chunk_id in by_id]
 
 
-def fitting(hits: list[Hit], answer: Answer, env: Env) -> tuple[Hit, ...]:
+def fitting(hits: list[Hit], tool: str, answer: Answer, env: Env) -> tuple[Hit, ...]:
     """The hits whose shown text fits the allowance, whole, skipping what does not fit; the first always does."""
     allowance = env.observation_limit(env.search.tokens * max(1, len(answer.rankings)))
     kept: list[Hit] = []
     for hit in hits:
-        cost = HEADER_TOKENS + approximate_tokens(shown_text(hit, answer, env))
+        cost = HEADER_TOKENS + approximate_tokens(shown_text(hit, tool, answer.rankings, env))
         if cost <= allowance or not kept:
             kept.append(hit)
             allowance -= cost
     return tuple(kept)
 
 
-def shown_text(hit: Hit, answer: Answer | Observation, env: Env) -> str:
-    """The text of a hit as an observation shows it: compressed with the queries, or whole."""
+def shown_text(hit: Hit, tool: str, rankings: Sequence[Ranking], env: Env) -> str:
+    """The text of a hit as an observation shows it: compressed with the queries, or whole.
+
+    Of a pattern its words count, so that the sentence that matches it is shown.
+    """
     if not env.compression.on:
         return hit.text.strip()
-    return _compressed(hit.text, " ".join(ranking.query for ranking in answer.rankings), env.compression.sentences)
+    query = " ".join(ranking.query for ranking in rankings)
+    if tool == "grep_corpus":
+        query = " ".join(_PATTERN_WORD.findall(query))
+    return _compressed(hit.text, query, env.compression.sentences)
 
 
 _compressed = lru_cache(maxsize=256)(compress)

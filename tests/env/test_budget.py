@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.config import BudgetMarker, Dedup, Env, Rendering
-from harness1.env.budget import Block, Measure, fit, marker
-from harness1.env.memory_pieces import Drop
+from harness1.env.blocks import Block, Drop
+from harness1.env.budget import Measure, fit, marker
 from harness1.env.pieces import ApproximateCounter, Piece, Role, piece
 from harness1.env.view import BudgetView
 from harness1.records import StopReason, Task, ToolCall
@@ -129,8 +129,8 @@ def test_fitting_drops_whole_blocks_in_order(drawn: list[tuple[list[tuple[Role, 
     gone = [block for block in blocks if block.pieces[0] not in kept]
     left = [block for block in blocks if block.pieces[0] in kept]
     assert all(block.drop is not Drop.NEVER for block in gone)
-    assert max([(b.drop, b.order) for b in gone], default=(-1, 0)) < min(
-        [(b.drop, b.order) for b in left], default=(9, 0)
+    assert max([(b.drop, b.turn) for b in gone], default=(-1, 0)) < min(
+        [(b.drop, b.turn) for b in left], default=(9, 0)
     )
     assert all(set(block.pieces) <= set(kept) for block in left)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from support import CORPUS, chunk, make_env, run
 
 from harness1.config import Env, load_config
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import ScriptedPolicy, claim
 from harness1.records import Episode, StopReason, Task
 from harness1.rollout import rollout
+from tests.support import CORPUS, chunk, make_env, run
 
 QUESTION = "Where did the father of Ada Lovelace die?"
 FILLER = tuple(chunk(f"filler{number}", f"The father of somebody did die in town {number}.") for number in range(30))

@@ -49,3 +49,13 @@ def test_an_empty_pattern_and_no_match_are_told_apart() -> None:
     assert steps[1].observation is not None
     assert steps[0].observation.error == Note("empty_pattern")
     assert Note("nothing_found") in steps[1].observation.notes
+
+
+def test_the_sentence_that_matches_the_pattern_is_shown() -> None:
+    filler = " ".join(
+        f"Sentence number {word} says nothing." for word in ("one", "two", "three", "four", "five", "six")
+    )
+    corpus = [chunk("k", f"{filler} Lord Kelvin spoke there in 1892. The hall was full.")]
+    env = make_env(chunks=corpus)
+    context = play(env, call("grep_corpus", pattern=r"(?i)\bkelvin\b.{0,20}1892"))[-1].context
+    assert "Lord Kelvin spoke there in 1892." in text_of(context)
