@@ -4,7 +4,7 @@ Ours is the whole environment, every mechanism on, with a real tokenizer, all ha
 record. Times are CPU milliseconds of one process without model and engine: medians over episodes that share no text,
 and in each over the turns beside the one named that do the same.
 
-    python -m benchmarks.env_turn [--vocab o200k_base.tiktoken] [--json]
+    python benchmarks/env_turn.py [--vocab o200k_base.tiktoken] [--json]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,10 @@ from typing import Any
 
 import msgspec
 import tiktoken
+
+if not __package__:
+    # Run as a script: its neighbours are found beside it.
+    sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.peer import Peer
 from benchmarks.tokenizer import EncodingCounter, tokenizer

@@ -4,7 +4,7 @@ Episodes are recorded over a synthetic world, and the same actions and answers a
 *prefilled* tokens are those behind the longest common prefix with the prompt before and its output, which a prefix
 cache holds. A *row* is a chain of turns in which every prompt with its output is a token prefix of the next prompt.
 
-    python -m benchmarks.prefix_reuse [--vocab o200k_base.tiktoken] [--json]
+    python benchmarks/prefix_reuse.py [--vocab o200k_base.tiktoken] [--json]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from typing import Any, Literal
 
 import msgspec
 import tiktoken
+
+if not __package__:
+    # Run as a script: its neighbours are found beside it.
+    sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.tokenizer import MESSAGE_TOKENS, EncodingCounter, tokenizer
 from harness1.config import Env, Index, Rendering
