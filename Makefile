@@ -10,10 +10,10 @@ demo: $(DEMO)/ready
 	$(DEMO)/bin/harness1 demo
 
 test: $(TEST)/ready lint
-	$(TEST)/bin/python -m pytest -m "not service" -n 2
+	$(TEST)/bin/python -m pytest -m "not service and not ray and not browser" -n 2
 
 test-all: test
-	$(TEST)/bin/python -m pytest -m service -rs || [ $$? -eq 5 ]
+	$(TEST)/bin/python tests/tiers.py
 
 lint: $(TEST)/ready
 	$(TEST)/bin/ruff check .
