@@ -30,7 +30,7 @@ def select(sentences: Sequence[str], query: str, k: int) -> tuple[int, ...]:
     """Positions, ascending, of the `k` sentences with the highest Okapi score; ties go to the earlier sentence, so
     that a query which matches nothing selects the first `k`."""
     scores = _okapi([sentence.lower().split() for sentence in sentences], query.lower().split())
-    best = sorted(range(len(sentences)), key=lambda position: -scores[position])
+    best = sorted(range(len(sentences)), key=[-score for score in scores].__getitem__)
     return tuple(sorted(best[: max(k, 0)]))
 
 

@@ -33,6 +33,7 @@ _WATCHED = NEGATIONS | MONTHS | _DAYS | _NUMBER_WORDS
 _TOKEN = re.compile(r"\w+")
 _SPACED = "".join(chr(code) if chr(code).isalnum() or code == ord("_") else " " for code in range(128))
 """ASCII with a space for everything that is not in a token."""
+_DIGITS = re.compile(r"\d+")
 _NUMBER = re.compile(r"\d(?:[\d.,:/\-–]*\d)?(?:%| %|st\b|nd\b|rd\b|th\b|s\b)?")
 _SIGNS = "$€£¥-−"
 
@@ -202,8 +203,8 @@ def _bucket_key(title: str, text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _figures(title: str, text: str) -> str:
-    """The part of the guard that costs little: title and numbers without their signs. Equal guards have equal ones."""
-    return "\x1f".join([" ".join(title.casefold().split()), *sorted(_NUMBER.findall(text.lower()))])
+    """The part of the guard that costs little: the title and the runs of digits. Equal guards have equal ones."""
+    return "\x1f".join([" ".join(title.casefold().split()), *sorted(_DIGITS.findall(text))])
 
 
 def _signature(text: str, settings: Dedup) -> bytes:

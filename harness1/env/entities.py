@@ -118,10 +118,11 @@ def extract(text: str, limit_characters: int) -> tuple[str, ...]:
             continue
         for part in _parts(raw) if ". " in raw else (raw,):
             name, common = _name(part)
-            if name:
-                certain = not common or part != raw or not _starts_sentence(text, match.start())
-                found[name] = certain or found.get(name, False)
-    return tuple(name for name, certain in found.items() if certain)
+            if not common or part != raw or not _starts_sentence(text, match.start()):
+                found[name] = True
+            else:
+                found.setdefault(name, False)
+    return tuple([name for name, certain in found.items() if certain and name])
 
 
 def _head(text: str, start: int) -> str:
@@ -139,7 +140,6 @@ def _parts(raw: str) -> list[str]:
     return [" ".join(part) for part in parts]
 
 
-@lru_cache(maxsize=16384)
 def _name(raw: str) -> tuple[str, bool]:
     """The name in a match, without leading function words, and whether it is a common word. It is empty for a bare
     month, numeral, initial or letter."""

@@ -27,6 +27,8 @@ _ABBREVIATIONS = vocabulary(
 )
 _BEFORE_NUMBERS = vocabulary("no. nos. vol. fig. figs. eq. sec. ch. pp. p. art. ser. op.")
 _LONGEST_ABBREVIATION = 12
+_LONGEST_WORD = 7
+"""A word of so many letters is longer than any abbreviation."""
 
 
 def split(text: str) -> tuple[str, ...]:
@@ -53,9 +55,11 @@ def split(text: str) -> tuple[str, ...]:
 
 def _abbreviates(line: str, end: int, following: int) -> bool:
     """Whether the word that ends at `end` is an abbreviation, given where the next word starts."""
-    if line[end - 1] != ".":
+    letters = end - 1 - _LONGEST_WORD
+    if line[end - 1] != "." or (letters >= 0 and line[letters : end - 1].isalpha()):
         return False
-    word = line[max(0, end - _LONGEST_ABBREVIATION) : end].split()[-1].lstrip(_OPENING)
+    start = max(0, end - _LONGEST_ABBREVIATION)
+    word = line[max(start, line.rfind(" ", start, end) + 1) : end].lstrip(_OPENING)
     lowered = word.lower()
     if lowered in _ABBREVIATIONS or (word[1:2] == "." and _INITIALS.fullmatch(word)):
         return True
