@@ -76,3 +76,10 @@ def test_the_example_of_the_readme_runs_on_its_own_index(tmp_path: Path) -> None
     names: dict[str, Any] = {}
     exec(block.group(1).replace("runs/demo/index", str(tmp_path / "index")), names)
     assert msgspec.to_builtins(names["episode"])["status"] == "completed"
+
+
+def test_links_between_the_documents_lead_somewhere() -> None:
+    root = Path(__file__).parent.parent
+    for document in [*root.glob("*.md"), *root.glob("docs/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 TIERS = {
-    "service": "nothing: no test starts a service yet",
-    "ray": "nothing: no test needs Ray yet",
-    "browser": "nothing: no test opens a page yet",
+    "service": "pip install 'harness1[test]' (no test starts a service so far)",
+    "ray": "pip install ray (no test needs it so far)",
+    "browser": "apt-get install chromium && pip install playwright (no test opens a page so far)",
 }
 """Marker of each tier, and the command that installs what it needs."""
 NO_TESTS = 5
@@ -24,7 +24,7 @@ def main() -> int:
     failed = 0
     for tier, needs in TIERS.items():
         if pytest("-m", tier, "--collect-only", quiet=True) == NO_TESTS:
-            print(f"skipped tier {tier}; to install what it needs: {needs}")
+            print(f"skipped tier {tier}; it is installed by: {needs}")
         else:
             failed |= pytest("-m", tier, "-rs")
     return failed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,15 +28,17 @@ class Source:
     """What could not be read in the last pass over the documents, one line each; it was left out."""
     root: Path | None = None
     """Where it lies on disk; None for what is generated."""
+    edition: str = ""
+    """Of what is generated: changes whenever its documents or tasks do."""
 
     @property
     def fingerprint(self) -> str:
         """Changes when the corpus may have changed: names, sizes and times of its files, without reading them.
 
-        A generated corpus is decided by its name and by the running Python.
+        A generated corpus is decided by its name and edition.
         """
         if self.root is None:
-            return digest([self.name, sys.version])
+            return digest([self.name, self.edition])
         files = sorted(self.root.rglob("*")) if self.root.is_dir() else [self.root]
         found = [(str(file), file.stat()) for file in files if file.is_file()]
         return digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found])

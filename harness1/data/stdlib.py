@@ -55,12 +55,15 @@ def stdlib_source() -> Source:
     documents = read_documents(library)
     tasks = [task for task in DEMO if task.gold and task.gold.relevant.keys() <= documents.keys()]
 
+    # The documents are those of the running Python; the number counts changes in how they are read.
+    edition = f"1 {sys.version}"
+
     def of_split(split: str) -> list[Task]:
         if split != "demo":
             raise UsageError(f"the standard library has no split {split!r}; it has: demo")
         return list(tasks)
 
-    return Source("stdlib", "stdlib", lambda: iter(documents.values()), ("demo",), of_split, library.problems)
+    return Source("stdlib", "stdlib", lambda: iter(documents.values()), ("demo",), of_split, library.problems, None, edition)
 
 
 def read_documents(library: Library) -> dict[DocId, Document]:

@@ -25,6 +25,10 @@ class BudgetView(Record):
     max_turns: int
     level: str = ""
 
+    def turns_left(self) -> int | None:
+        """Turns that remain; None where no budget line is shown."""
+        return self.max_turns - self.turn if self.max_turns else None
+
 
 class DocumentView(Record):
     """A document as some piece shows it; `unit_id` is the id that the handle stands for."""

@@ -10,15 +10,13 @@ from harness1.env.render import Context
 from harness1.env.view import View
 from harness1.errors import UsageError
 from harness1.hashing import digest
-from harness1.policy.actions import curate_call
+from harness1.policy.actions import curate_call, is_late
 from harness1.policy.policy import Decision
 from harness1.records import Gold, Task, ToolCall, UnitId
 from harness1.tools.end_search import END_SEARCH
 from harness1.tools.tool import ToolSpec
 
 BATCH = 5
-SPARE_TURNS = 3
-"""Turns kept back for the last curation and the end."""
 SCANNED_CHARACTERS = 8000
 
 
@@ -72,7 +70,7 @@ class OracleSession:
         names = {spec.name for spec in tools}
         gold = {unit_id: self._handles[unit_id] for need in self._needs for unit_id in need if unit_id in self._handles}
         missing = [need for need in self._needs if not need & gold.keys()]
-        late = view.budget.max_turns - view.budget.turn <= SPARE_TURNS
+        late = is_late(view)
         if (not missing or late) and (edit := self._edit(view, tools, gold)) is not None:
             return edit
         if not missing or late:

@@ -13,7 +13,7 @@ import copy
 from harness1.env.render import Context
 from harness1.env.view import View
 from harness1.hashing import digest
-from harness1.policy.actions import curate_call
+from harness1.policy.actions import SPARE_TURNS, curate_call, is_late
 from harness1.policy.evidence_score import Candidate, EvidenceScore
 from harness1.policy.policy import Decision
 from harness1.policy.question import head, mentions, plain
@@ -29,8 +29,8 @@ LEAD = 0.08
 TRIM = 0.8
 """Share of the limit that is delivered when two documents or more have evidence beyond the plain ranking."""
 VERIFIED = 5
-SPARE_TURNS = 3
-"""Turns kept back for verification, curation and the end."""
+REVISION = 1
+"""Counted up whenever the policy decides differently, here or in what it is made of: it is what the hash names."""
 
 
 class ScriptedPolicy:
@@ -39,7 +39,7 @@ class ScriptedPolicy:
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self.name = "scripted" if limit == LIMIT else f"scripted:{limit}"
-        self.hash = digest(["scripted", limit, WAVES, FAN, LEAD, TRIM])
+        self.hash = digest(["scripted", limit, REVISION])
 
     def open(self, task: Task, seed: int) -> ScriptedSession:
         return ScriptedSession(self.limit)
@@ -55,7 +55,7 @@ class ScriptedSession:
         self._ranked = 0
         self._waves = 0
         self._read_turn = 0
-        self._verified: dict[str, str] | None = None
+        self._verified = False
         self._curated = False
 
     async def act(self, context: Context) -> Decision:
@@ -66,8 +66,7 @@ class ScriptedSession:
             self._asked.add(plain(view.query))
             return Decision((ToolCall("search_corpus", {"query": view.query}),), "Rank for the whole question first.")
         self._read(self._score, view)
-        late = view.budget.max_turns - view.budget.turn <= SPARE_TURNS
-        if not late and (search := self._search(self._score, view, names)) is not None:
+        if not is_late(view) and (search := self._search(self._score, view, names)) is not None:
             return search
         return self._deliver(self._score, context, names)
 
@@ -76,8 +75,8 @@ class ScriptedSession:
 
     def _read(self, score: EvidenceScore, view: View) -> None:
         """Take in the hits of the turn that was just finished."""
-        turn = view.budget.turn
-        if turn <= self._read_turn or turn not in view.turns:
+        turn = max(view.turns, default=0)
+        if turn <= self._read_turn:
             return
         self._read_turn = turn
         queries = view.turns[turn].queries
@@ -126,9 +125,9 @@ class ScriptedSession:
         proven = [candidate for candidate in best if candidate.proven]
         size = round(TRIM * self._limit) if len(proven) >= 2 else self._limit
         chosen = best[: min(size, view.cap)]
-        left = view.budget.max_turns - view.budget.turn
-        if self._verified is None and "verify" in names and chosen and left >= SPARE_TURNS:
-            self._verified = {}
+        left = view.budget.turns_left()
+        if not self._verified and "verify" in names and chosen and (left is None or left >= SPARE_TURNS):
+            self._verified = True
             handles = [candidate.handle for candidate in chosen[:VERIFIED]]
             call = ToolCall("verify", {"doc_ids": handles, "claim": claim(view.query)})
             return Decision((call,), "Check the best documents before they are called certain.")

@@ -58,6 +58,11 @@ def build_index(
         return _write_generation(documents, work, settings, progress)
 
 
+def build_hash(settings: config.Index) -> str:
+    """Names how an index is built, whatever the corpus: layout on disk, analyser and settings."""
+    return digest([FORMAT, ANALYSER, settings])
+
+
 def open_index(path: Path) -> EmbeddedIndex:
     """Open the current generation of an index folder; its data is mapped, not read.
 
@@ -71,6 +76,8 @@ def open_index(path: Path) -> EmbeddedIndex:
         newest = msgspec.json.decode(manifest, type=_Format).format
         if newest > FORMAT:
             raise SchemaError(f"{path} is an index of format {newest}; this harness1 reads up to {FORMAT}: upgrade it")
+        if newest < FORMAT:
+            raise CorpusError(f"{path} is an index of the earlier format {newest}: build it again with harness1 index")
         return EmbeddedIndex(generation, msgspec.json.decode(manifest, type=_Manifest).info)
     except (OSError, ValueError) as error:
         raise CorpusError(f"the index {path} is damaged ({error}); build it again with: harness1 index") from error

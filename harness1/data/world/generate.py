@@ -19,6 +19,8 @@ from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
 
 SMALLEST = 20
+EDITION = "1"
+"""Counted up whenever the same arguments give another world."""
 SPLITS = ("train", "dev", "test")
 HELD_OUT_CAP = 1000
 TRAIN_CAP = 8000
@@ -152,4 +154,4 @@ def world_source(size: int, seed: int = 0) -> Source:
             raise UsageError(f"a synthetic world has no split {split!r}; it has: {', '.join(SPLITS)}")
         return world.tasks[split]
 
-    return Source(f"world-{size}-{seed}", "world", world.documents, SPLITS, tasks)
+    return Source(f"world-{size}-{seed}", "world", world.documents, SPLITS, tasks, edition=EDITION)
