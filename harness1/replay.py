@@ -6,16 +6,28 @@ are carried out against an index, and the first difference is reported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
 from harness1.config import Env, Run
-from harness1.env.environment import SearchEnv
+from harness1.env.environment import SearchEnv, Step
 from harness1.env.memory import WorkingMemory
 from harness1.env.pieces import ApproximateCounter, TokenCounter
 from harness1.errors import ConfigError
-from harness1.records import Chunk, ChunkId, DocId, Episode, Observation, Record, Turn, Unit
+from harness1.records import (
+    STATUS_OF,
+    Chunk,
+    ChunkId,
+    DocId,
+    Episode,
+    Observation,
+    Record,
+    StopReason,
+    Turn,
+    Unit,
+)
 from harness1.retrieval.retriever import IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
 
 
@@ -62,24 +74,23 @@ def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) 
 
 
 def replay_episode(episode: Episode, env: Env, counter: TokenCounter | None = None) -> ReplayReport:
-    """Replay offline and compare memory and context hashes at every turn.
+    """Rebuild an episode offline; compare observations and hashes at every turn, and at the end what was delivered.
 
     Context hashes are compared where the counter is the one that the episode was rendered with.
+
+    Raises:
+        ConfigError: the episode was recorded under another environment configuration.
     """
     twin = replay_env(episode, env, counter)
-    same_counter = twin.counter.hash == episode.hashes.counter
-    equal, difference = 0, None
-    played = [turn for turn in episode.turns if turn.action is not None]
-    for turn in played:
-        again = twin.replay(turn).turn
-        found = difference_between(turn, again, contexts=same_counter)
-        equal += found is None
-        difference = difference or found
-    return ReplayReport(len(played), equal, difference)
+
+    async def again(turn: Turn) -> Step:
+        return twin.replay(turn)
+
+    return asyncio.run(_compare(episode, twin, again))
 
 
 async def replay_live(episode: Episode, env: Env, retriever: Retriever, run: Run | None = None) -> ReplayReport:
-    """Carry out the recorded actions against an index and compare observations and hashes at every turn.
+    """Carry out the recorded actions against an index and compare as `replay_episode` does.
 
     Raises:
         ConfigError: the index or the configuration is not the one that the episode was recorded with.
@@ -90,15 +101,11 @@ async def replay_live(episode: Episode, env: Env, retriever: Retriever, run: Run
     twin = SearchEnv(env, retriever, counter=ApproximateCounter(), run=run)
     _same_environment(twin, episode)
     await twin.reset(episode.task)
-    equal, difference = 0, None
-    played = [turn for turn in episode.turns if turn.action is not None]
-    for turn in played:
-        actions = [turn.action, *turn.ignored] if turn.action else []
-        again = (await twin.step(actions, turn.reasoning)).turn
-        found = difference_between(turn, again, contexts=twin.counter.hash == episode.hashes.counter, answers=True)
-        equal += found is None
-        difference = difference or found
-    return ReplayReport(len(played), equal, difference)
+
+    async def again(turn: Turn) -> Step:
+        return await twin.step([turn.action, *turn.ignored] if turn.action else [], turn.reasoning)
+
+    return await _compare(episode, twin, again)
 
 
 def _same_environment(twin: SearchEnv, episode: Episode) -> None:
@@ -106,15 +113,60 @@ def _same_environment(twin: SearchEnv, episode: Episode) -> None:
         raise ConfigError("the episode was recorded under another environment: give the configuration of its run")
 
 
-def difference_between(turn: Turn, again: Turn, *, contexts: bool, answers: bool = False) -> str | None:
+async def _compare(episode: Episode, twin: SearchEnv, again: Callable[[Turn], Awaitable[Step]]) -> ReplayReport:
+    """Play the recorded turns and report the first difference; after one that cannot be played nothing follows."""
+    contexts = twin.counter.hash == episode.hashes.counter
+    done = None if twin.state.context else StopReason.CONTEXT_LIMIT
+    equal, difference = 0, None
+    for turn in episode.turns:
+        if done is not None:
+            difference = difference or f"turn {turn.index}: the episode had ended by {done}"
+            break
+        if turn.action is None:
+            found, done = _failed_turn(turn, twin, contexts), StopReason.FORMAT_LIMIT
+        elif turn.observation is None:
+            difference = difference or f"turn {turn.index}: its observation is missing"
+            break
+        else:
+            step = await again(turn)
+            found, done = difference_between(turn, step.turn, contexts=contexts), step.done
+        equal += found is None
+        difference = difference or found
+    return ReplayReport(len(episode.turns), equal, difference or _ending(episode, twin.state.memory, done))
+
+
+def difference_between(turn: Turn, again: Turn, *, contexts: bool) -> str | None:
     """What differs between a recorded turn and its replay, in one line."""
-    if answers and (found := _answer_difference(turn.observation, again.observation)):
+    if turn.index != again.index:
+        return f"turn {again.index} is recorded as {turn.index}"
+    if found := _answer_difference(turn.observation, again.observation):
         return f"turn {turn.index}: {found}"
     if turn.memory_hash != again.memory_hash:
         return f"turn {turn.index}: memory hash {again.memory_hash[:12]}, recorded {turn.memory_hash[:12]}"
     if contexts and turn.context_hash != again.context_hash:
         return f"turn {turn.index}: context hash {again.context_hash[:12]}, recorded {turn.context_hash[:12]}"
     return None
+
+
+def _failed_turn(turn: Turn, twin: SearchEnv, contexts: bool) -> str | None:
+    """A turn without an action changes nothing: it must name the state before it."""
+    memory, context = twin.state.memory, twin.state.context
+    again = Turn(memory.turn + 1, memory_hash=memory.hash(), context_hash=context.hash if context else "")
+    return difference_between(msgspec.structs.replace(turn, observation=None), again, contexts=contexts)
+
+
+def _ending(episode: Episode, memory: WorkingMemory, done: StopReason | None) -> str | None:
+    """What differs in how the episode ended and in what it delivered."""
+    ends = {
+        "stop reason": (episode.stop_reason, done),
+        "status": (episode.status, STATUS_OF.get(episode.stop_reason)),
+        "curated set": (episode.curated, tuple(memory.curated.ranked())),
+        "pool": (episode.pool, tuple(memory.pool.entries)),
+        "aliases": (episode.aliases, memory.pool.aliases),
+        "unit": (episode.unit, memory.pool.unit),
+    }
+    wrong = [name for name, (recorded, rebuilt) in ends.items() if recorded != rebuilt]
+    return f"at the end: {', '.join(wrong)} differ" if wrong else None
 
 
 def _answer_difference(recorded: Observation | None, again: Observation | None) -> str | None:

@@ -45,12 +45,15 @@ async def rollout(
     turns: list[Turn] = []
     clock = _Clock()
     error = None
+    deadline = asyncio.timeout(env.edge.run.episode_deadline_s)
     try:
-        async with asyncio.timeout(env.edge.run.episode_deadline_s):
+        async with deadline:
             context = await env.reset(public)
             session = policy.open(public, seed)
             stop = await _play(env, session, context, turns, clock, watch)
     except TimeoutError:
+        if not deadline.expired():
+            raise
         stop, error = StopReason.FAULT, f"the episode took more than {env.edge.run.episode_deadline_s:g} s"
     except InfrastructureFault as fault:
         stop, error = StopReason.FAULT, str(fault)

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +19,7 @@ from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.errors import InfrastructureFault
 from harness1.policy.policy import Policy
-from harness1.policy.registry import make_policy
+from harness1.policy.registry import make_policy, needs_gold
 from harness1.records import Episode, Gold, Record, Task, decode_episode, encode_episode
 from harness1.retrieval.engines import open_retriever
 from harness1.retrieval.retriever import Retriever
@@ -50,6 +50,8 @@ class Bench:
         return SearchEnv(self.config.env, retriever, run=self.config.run)
 
     def policy_for(self, jobs: Sequence[Job]) -> Policy:
+        if not needs_gold(self.policy):
+            return _policy(self.policy)
         golds: dict[str, Gold] = {job.task.task_id: job.task.gold for job in jobs if job.task.gold is not None}
         return make_policy(self.policy, golds)
 
@@ -112,12 +114,21 @@ def _drain(
 ) -> None:
     """Keep two chunks per worker in flight, so that memory stays bounded however many jobs there are."""
     running = {pool.submit(_encoded_chunk, bench, chunk) for chunk in _take(chunks, 2 * workers)}
-    while running:
-        done, running = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            for line in future.result():
-                on_episode(decode_episode(line))
-        running |= {pool.submit(_encoded_chunk, bench, chunk) for chunk in _take(chunks, len(done))}
+    try:
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            _hand_over(done, on_episode)
+            running |= {pool.submit(_encoded_chunk, bench, chunk) for chunk in _take(chunks, len(done))}
+    except KeyboardInterrupt:
+        begun = {future for future in running if not future.cancel()}
+        _hand_over(wait(begun).done, on_episode)
+        raise
+
+
+def _hand_over(done: set[Future[list[bytes]]], on_episode: Callable[[Episode], None]) -> None:
+    for future in done:
+        for line in future.result():
+            on_episode(decode_episode(line))
 
 
 def _take(chunks: Iterator[tuple[Job, ...]], count: int) -> Iterator[tuple[Job, ...]]:
@@ -132,6 +143,12 @@ def _encoded_chunk(bench: Bench, jobs: Sequence[Job]) -> list[bytes]:
 def _retriever(spec: str) -> Retriever:
     """An index is opened once for each process, not once for each chunk."""
     return open_retriever(spec)
+
+
+@lru_cache(maxsize=2)
+def _policy(spec: str) -> Policy:
+    """A policy is made once for each process: a record to repeat may be large."""
+    return make_policy(spec, {})
 
 
 def _leave_interrupts_to_parent() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -73,8 +73,11 @@ class EpisodeStore:
         return len(data) - end
 
 
-def read_episodes(folder: Path) -> Iterator[Episode]:
+def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[Episode]:
     """The episodes of a run in the order written; of one that was run again, every line.
+
+    Args:
+        on_torn: called with its size in bytes if the last line is torn; it is left out.
 
     Raises:
         UsageError: there is no run in the folder.
@@ -86,6 +89,8 @@ def read_episodes(folder: Path) -> Iterator[Episode]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
+                if on_torn is not None:
+                    on_torn(len(line))
                 return
             try:
                 yield _attach(decode_episode(line), folder)

@@ -298,7 +298,7 @@ def test_every_failure_of_a_policy_is_scored_and_none_of_the_infrastructure() ->
     def scored(env: SearchEnv, *script: object) -> Episode:
         return score(run(rollout(env, Script(*script), Task("t", "q"))), gold, Config())  # type: ignore[arg-type]
 
-    truncated = scored(make_env(Env(context_window=600, generation_reserve=100)), search("Ada"))
+    truncated = scored(make_env(Env(context_window=1970, generation_reserve=300)), call("unknown", text="x" * 20_000))
     assert (truncated.stop_reason, truncated.reward is not None) == (StopReason.CONTEXT_LIMIT, True)
     limited = scored(make_env(Env(max_turns=1)), search("Ada"))
     assert limited.reward is not None

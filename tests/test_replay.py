@@ -20,12 +20,14 @@ from harness1.records import (
     Episode,
     Hit,
     Observation,
+    Status,
+    StopReason,
     Task,
     Turn,
     decode_episode,
     encode_episode,
 )
-from harness1.replay import replay_env, replay_episode, replay_live
+from harness1.replay import ReplayReport, replay_env, replay_episode, replay_live
 from harness1.rollout import rollout
 from tests.support import (
     CORPUS,
@@ -171,7 +173,7 @@ def test_contexts_are_compared_only_under_the_counter_of_the_record() -> None:
         hash = "other"
 
     broken = tampered(1, observed(first_hit_text))
-    assert replay_episode(broken, configured(), Other()).difference is None
+    assert "context hash" not in str(replay_episode(broken, configured(), Other()).difference)
 
 
 def test_another_configuration_is_refused() -> None:
@@ -182,9 +184,12 @@ def test_another_configuration_is_refused() -> None:
             run(replay_live(EPISODE, other, WordRetriever(WORLD), QUICK))
 
 
-def test_a_record_without_actions_replays_to_nothing() -> None:
+def test_a_turn_without_an_action_names_the_state_before_it() -> None:
     episode = run(rollout(make_env(configured(), WORLD), Script("no call"), TASK))
-    assert replay_episode(episode, configured()).turns == 0
+    assert replay_episode(episode, configured()) == ReplayReport(1, 1)
+    (turn,) = episode.turns
+    forged = replace(episode, turns=(replace(turn, memory_hash="0" * 64),))
+    assert "memory hash" in str(replay_episode(forged, configured()).difference)
 
 
 def test_replay_needs_no_world_and_says_so_if_asked() -> None:
@@ -231,3 +236,36 @@ def test_a_replay_does_not_touch_the_record() -> None:
     replay_episode(EPISODE, configured())
     asyncio.run(replay_live(EPISODE, configured(), WordRetriever(WORLD), QUICK))
     assert msgspec.json.encode(EPISODE) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda episode: replace(episode, curated=episode.curated[:-1]), "curated"),
+        (lambda episode: replace(episode, pool=(*episode.pool, "faked")), "pool"),
+        (lambda episode: replace(episode, aliases={"a": "b"}), "aliases"),
+        (lambda episode: replace(episode, stop_reason=StopReason.TURN_LIMIT), "stop reason"),
+        (lambda episode: replace(episode, status=Status.TRUNCATED), "status"),
+        (lambda episode: replace(episode, turns=episode.turns[:-1]), "stop reason"),
+        (lambda episode: replace(episode, turns=(*episode.turns, episode.turns[-1])), "had ended"),
+        (
+            lambda episode: replace(episode, turns=(replace(episode.turns[0], index=7), *episode.turns[1:])),
+            "recorded as 7",
+        ),
+        (
+            lambda episode: replace(episode, turns=(replace(episode.turns[0], observation=None), *episode.turns[1:])),
+            "missing",
+        ),
+    ],
+)
+def test_a_forged_episode_is_found_out(change: Callable[[Episode], Episode], word: str) -> None:
+    assert word in str(replay_episode(change(EPISODE), configured()).difference)
+
+
+@pytest.mark.parametrize("field", ["notes", "delta", "resolved"])
+def test_what_the_core_derived_is_derived_again_and_compared(field: str) -> None:
+    empty = Observation("")
+    turns = [
+        replace(turn, observation=replace(turn.observation, **{field: getattr(empty, field)})) for turn in EPISODE.turns
+    ]
+    assert field in str(replay_episode(replace(EPISODE, turns=tuple(turns)), configured()).difference)

@@ -16,7 +16,7 @@ from harness1.policy.policy import Decision
 from harness1.policy.random_walk import RandomPolicy
 from harness1.records import Episode, ModelCall, Observation, Status, StopReason, Task, encode_episode
 from harness1.rollout import rollout
-from tests.support import CORPUS, END, Script, WordRetriever, curate, make_env, run, search, wide_corpus
+from tests.support import CORPUS, END, Script, WordRetriever, call, curate, make_env, run, search, wide_corpus
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")
 
@@ -55,8 +55,9 @@ def test_the_turn_limit_ends_a_complete_episode() -> None:
 
 
 def test_a_context_that_does_not_fit_truncates() -> None:
-    env = make_env(Env(context_window=600, generation_reserve=100))
-    assert ended(play_script(search("Ada"), env=env)) == (StopReason.CONTEXT_LIMIT, Status.TRUNCATED)
+    env = make_env(Env(context_window=1970, generation_reserve=300))
+    huge = call("unknown", text="x" * 20_000)
+    assert ended(play_script(huge, env=env)) == (StopReason.CONTEXT_LIMIT, Status.TRUNCATED)
 
 
 @pytest.mark.parametrize("failure", ["no call found", [], "lone \ud800 surrogate"])

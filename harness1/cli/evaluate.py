@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from harness1.cli.index import ensure_index
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, PolicyName, resolve
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, PolicyName, resolve, say_torn
 from harness1.data.source import open_source
 from harness1.eval.evaluate import METRICS, Evaluation, clear_run
 from harness1.eval.evaluate import evaluate as run_evaluation
@@ -110,4 +111,4 @@ def _run(evaluation: Evaluation, out: Path) -> dict[str, Any]:
         def advance(episode: Episode) -> None:
             progress.advance(bar)
 
-        return run_evaluation(evaluation, out, start, advance)
+        return run_evaluation(evaluation, out, start, advance, partial(say_torn, out))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -23,3 +24,9 @@ PolicyName = Annotated[
 def resolve(path: Path | None, overrides: list[str] | None) -> Config:
     """The configuration that a command line asks for."""
     return load_config(path, overrides)
+
+
+def say_torn(run: Path, size: int) -> None:
+    """Tell the user that a crash had cut off the last line of a record."""
+    if size:
+        print(f"harness1: {run}: a torn last line ({size} bytes) was dropped", file=sys.stderr)

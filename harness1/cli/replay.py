@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from harness1.cli.options import Json
+from harness1.cli.options import Json, say_torn
 from harness1.eval.evaluate import run_config
 from harness1.records import Episode, Status
 from harness1.replay import ReplayReport, replay_episode, replay_live
@@ -30,7 +31,9 @@ def replay(
     Example: harness1 replay runs/search --live
     """
     config, own_index = run_config(run)
-    episodes = [episode for episode in read_episodes(run) if episode.status is not Status.INFRA_ERROR]
+    recorded = list(read_episodes(run, on_torn=partial(say_torn, run)))
+    episodes = [episode for episode in recorded if episode.status is not Status.INFRA_ERROR]
+    skipped = len(recorded) - len(episodes)
     retriever = open_retriever(str(index or own_index)) if live else None
 
     def one(episode: Episode) -> ReplayReport:
@@ -47,10 +50,13 @@ def replay(
         if report.difference
     ]
     if as_json:
-        summary = {"episodes": len(episodes), "turns": turns, "equal": equal, "differences": differences}
+        counts = {"episodes": len(episodes), "skipped": skipped, "turns": turns, "equal": equal}
+        summary = {**counts, "differences": differences}
         print(msgspec.json.encode(summary).decode())
     else:
         print(f"{len(episodes)} episodes, {equal} of {turns} turns equal")
+        if skipped:
+            print(f"{skipped} skipped: the infrastructure had failed")
         for difference in differences[:10]:
             print(f"  {difference}")
     if differences:

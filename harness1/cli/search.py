@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness1.cli.live import show_result, snippet, watcher
-from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve
+from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve, say_torn
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.eval.evaluate import refuse_other_run, run_stage
 from harness1.hashing import digest
-from harness1.policy.registry import make_policy
+from harness1.policy.registry import make_policy, needs_gold
 from harness1.records import Episode, Task
 from harness1.retrieval.engines import open_retriever
 from harness1.reward.composite import score
@@ -44,7 +44,7 @@ def search(
     """
     if not question.strip():
         raise UsageError("the question is empty")
-    if policy == "oracle":
+    if needs_gold(policy):
         raise UsageError("the oracle needs gold: use it with `harness1 eval`")
     console = Console(stderr=as_json, quiet=as_json, highlight=False)
     task = Task(f"query-{digest(question)[:12]}", question, "search")
@@ -73,6 +73,7 @@ def run_one(
     refuse_other_run(stage, out)
     console.print(f"[bold]{escape(task.query)}[/]\n")
     with EpisodeStore(out) as store:
+        say_torn(out, store.torn)
         episode = asyncio.run(rollout(env, chosen, task, seed=seed, watch=watcher(env, console)))
         episode = score(episode, task.gold, config) if task.gold is not None else episode
         store.append(episode)

@@ -63,7 +63,9 @@ def stdlib_source() -> Source:
             raise UsageError(f"the standard library has no split {split!r}; it has: demo")
         return list(tasks)
 
-    return Source("stdlib", "stdlib", lambda: iter(documents.values()), ("demo",), of_split, library.problems, None, edition)
+    return Source(
+        "stdlib", "stdlib", lambda: iter(documents.values()), ("demo",), of_split, library.problems, None, edition
+    )
 
 
 def read_documents(library: Library) -> dict[DocId, Document]:

@@ -84,7 +84,7 @@ def marker_room(env: Env, counter: TokenCounter) -> int:
 def marker(env: Env, used: int, turn: int) -> Piece:
     """The budget line. It is a piece of its own, so that nothing can cut it off."""
     limit = env.prompt_limit
-    share = used / limit
+    share = used / max(1, limit)
     levels = ((env.budget_marker.critical, "critical: end_search now"), (env.budget_marker.warning, "finish soon"))
     level = next((words for bound, words in levels if share >= bound), "")
     if not level and share >= env.budget_marker.halfway:

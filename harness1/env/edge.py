@@ -52,6 +52,8 @@ class Edge:
         async def one_batch() -> list[SearchResult] | RetrievalFault:
             open_places = [place for place in range(len(asked)) if place not in done]
             found = await self.retriever.search([asked[place] for place in open_places])
+            if len(found) != len(open_places):
+                return RetrievalFault(f"{len(found)} results for {len(open_places)} queries")
             fault = None
             for place, result in zip(open_places, found, strict=True):
                 if isinstance(result, RetrievalFault):
@@ -89,6 +91,8 @@ class Edge:
     async def _judge(self, request: Judge) -> Answer:
         async def once() -> list[Verdict] | VerifierFault:
             found = await self.verifier.judge(request.claim, request.texts)
+            if len(found) != len(request.texts):
+                return VerifierFault(f"{len(found)} judgements for {len(request.texts)} documents")
             verdicts = []
             for (unit_id, _), judgement in zip(request.texts, found, strict=True):
                 if isinstance(judgement, VerifierFault):
@@ -110,8 +114,9 @@ class Edge:
             except TimeoutError:
                 reason = f"no answer within {self.run.call_deadline_s:g} s"
                 continue
-            except OSError as error:
-                reason = str(error)
+            except Exception as error:  # noqa: BLE001
+                # Whatever an engine raises is its own fault, and must not end the other episodes of a run.
+                reason = f"{type(error).__name__}: {error}"
                 continue
             if not isinstance(result, RetrievalFault | VerifierFault):
                 return result

@@ -13,7 +13,7 @@ from harness1.env.render import Context, EpochState, Renderer
 from harness1.env.transition import begin, replayed, resume, transition
 from harness1.env.turn_pieces import TurnPieces, turn_pieces
 from harness1.env.verification import LexicalVerifier, Verifier
-from harness1.errors import HarnessError
+from harness1.errors import ConfigError, HarnessError
 from harness1.hashing import digest
 from harness1.plain import plain_call, plain_text
 from harness1.records import ModelCall, Observation, StopReason, Task, ToolCall, Turn
@@ -43,9 +43,10 @@ class State:
     turns: tuple[TurnPieces, ...] = ()
     epoch: EpochState | None = None
     context: Context | None = None
+    done: StopReason | None = None
 
     def fork(self) -> State:
-        return State(self.memory.fork(), self.turns, self.epoch, self.context)
+        return State(self.memory.fork(), self.turns, self.epoch, self.context, self.done)
 
 
 class SearchEnv:
@@ -57,6 +58,9 @@ class SearchEnv:
         verifier: judges claims; the built-in lexical one by default.
         counter: token counts of the policy's format; four characters to a token by default.
         run: attempts and deadlines.
+
+    Raises:
+        ConfigError: the context window cannot hold the static prompt, the tools and one small observation.
     """
 
     def __init__(
@@ -74,6 +78,11 @@ class SearchEnv:
         self.counter = counter or ApproximateCounter()
         self.edge = Edge(retriever, self.verifier, run or Run())
         self.renderer = Renderer(config, self.toolbox, self.counter)
+        if config.context_window < (needed := self.renderer.smallest_window()):
+            raise ConfigError(
+                f"env.context_window={config.context_window} is too small for prompt, tools and one observation beside"
+                f" env.generation_reserve={config.generation_reserve}: it must be at least {needed}"
+            )
         self._state: State | None = None
 
     @property
@@ -105,16 +114,29 @@ class SearchEnv:
     async def step(self, actions: Sequence[ToolCall], reasoning: str = "", calls: Sequence[ModelCall] = ()) -> Step:
         """Carry out one action: the first that is not `end_search`, which counts only when it is alone.
 
+        A step that fails leaves the state as it was.
+
         Raises:
             InfrastructureFault: retriever or verifier failed after all attempts; the episode is invalid.
+            HarnessError: the episode is over, or was never begun.
             ValueError: there is no action.
         """
+        if self.state.done is not None:
+            raise HarnessError(f"the episode has ended ({self.state.done}): reset the environment")
         call, ignored = choose([plain_call(action) for action in actions])
         memory = self.state.memory
+        turn = memory.turn
         steps = transition(memory, self.config, self.toolbox, call, ignored)
         asked = begin(steps)
-        observation = asked if isinstance(asked, Observation) else resume(steps, await self.edge.answer(asked, memory))
-        return self._finish(call, ignored, observation, plain_text(reasoning), calls)
+        if isinstance(asked, Observation):
+            return self._finish(call, ignored, asked, plain_text(reasoning), calls)
+        try:
+            answer = await self.edge.answer(asked, memory)
+        except BaseException:
+            # Before it has its answer, a transition has counted the turn and nothing else.
+            memory.turn = turn
+            raise
+        return self._finish(call, ignored, resume(steps, answer), plain_text(reasoning), calls)
 
     def replay(self, turn: Turn) -> Step:
         """Carry out a recorded turn with its recorded answers; asks nothing of the world."""
@@ -159,18 +181,21 @@ class SearchEnv:
             context_hash=state.context.hash if state.context else "",
         )
         kept = state.turns[-(self.config.rendering.recent_max - 1) :] if self.config.rendering.recent_max > 1 else ()
-        state.turns = (*kept, turn_pieces(state.memory, self.config, turn))
+        traits = self.toolbox.traits(observation.tool)
+        state.turns = (*kept, turn_pieces(state.memory, self.config, turn, traits))
         if call.name == END_SEARCH and observation.error is None:
-            return Step(turn, None, StopReason.END_SEARCH)
-        if state.memory.turn >= self.config.max_turns:
-            return Step(turn, None, StopReason.TURN_LIMIT)
-        context = self._render()
-        return Step(turn, context, None if context else StopReason.CONTEXT_LIMIT)
+            state.done = StopReason.END_SEARCH
+        elif state.memory.turn >= self.config.max_turns:
+            state.done = StopReason.TURN_LIMIT
+        else:
+            return Step(turn, self._render(), state.done)
+        return Step(turn, None, state.done)
 
     def _render(self) -> Context | None:
         state = self.state
         rendered = self.renderer.render(state.memory, state.turns, state.epoch)
         state.context, state.epoch = rendered or (None, None)
+        state.done = None if rendered else StopReason.CONTEXT_LIMIT
         return state.context
 
 

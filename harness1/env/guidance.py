@@ -5,26 +5,26 @@ from __future__ import annotations
 from harness1.config import Env
 from harness1.env.memory import WorkingMemory
 from harness1.records import Note, Observation
+from harness1.tools.tool import Traits
 
 SINGLE_TOOL_FROM = 3
 VERIFY_FROM = 6
 FINISH_WITHIN = 5
-DISCOVERY = ("search_corpus", "fan_out_search", "grep_corpus", "read_document")
 
 
-def guidance(memory: WorkingMemory, env: Env, observation: Observation) -> tuple[Note, ...]:
+def guidance(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> tuple[Note, ...]:
     """The notes that close an observation; the memory already holds the turn."""
     if env.guidance == "none" or observation.error is not None:
         return ()
-    notes = _facts(memory, env, observation)
+    notes = _facts(memory, env, observation, traits)
     if env.guidance == "prescriptive":
         notes += _prescriptions(memory, env, observation)
     return tuple(notes)
 
 
-def _facts(memory: WorkingMemory, env: Env, observation: Observation) -> list[Note]:
+def _facts(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> list[Note]:
     notes = []
-    if observation.tool in DISCOVERY:
+    if traits.discovers:
         units = {memory.pool.unit_of(hit) for hit in observation.hits}
         counts = {"returned": len(units), "new": len(observation.delta.new), "pool": len(memory.pool.entries)}
         notes.append(Note("result", {**counts, "curated": len(memory.curated), "cap": env.curation.cap}))
@@ -38,19 +38,14 @@ def _facts(memory: WorkingMemory, env: Env, observation: Observation) -> list[No
         )
     if memory.pool.entries and not len(memory.curated):
         notes.append(Note("curated_empty"))
-    tools = {line.tool for line in memory.history}
-    if memory.turn >= SINGLE_TOOL_FROM and len(tools) == 1:
-        notes.append(Note("single_tool", {"tool": next(iter(tools))}))
+    if memory.turn >= SINGLE_TOOL_FROM and len(memory.tools_used) == 1:
+        notes.append(Note("single_tool", {"tool": next(iter(memory.tools_used))}))
     return notes
 
 
 def _prescriptions(memory: WorkingMemory, env: Env, observation: Observation) -> list[Note]:
     notes = []
-    since = 0
-    for line in reversed(memory.history):
-        if line.tool == "curate":
-            break
-        since += 1
+    since = memory.since_curation
     uncurated = len(memory.pool.entries) - len(memory.curated)
     if since >= 2 and uncurated > 0:
         notes.append(Note("curate_overdue", {"turns": since, "uncurated": uncurated}))

@@ -37,6 +37,10 @@ class WorkingMemory(msgspec.Struct):
     verification: VerificationCache = msgspec.field(default_factory=VerificationCache)
     history: list[HistoryLine] = []
     auto_populated: bool = False
+    since_curation: int = 0
+    """Turns since the last curation."""
+    tools_used: dict[str, int] = {}
+    """The tools that did something, each with the first such turn."""
 
     @classmethod
     def empty(cls, query: str, unit: Unit) -> WorkingMemory:
@@ -88,6 +92,8 @@ class WorkingMemory(msgspec.Struct):
             self.verification.fork(),
             list(self.history),
             self.auto_populated,
+            self.since_curation,
+            dict(self.tools_used),
         )
 
     def hash(self) -> str:

@@ -95,11 +95,12 @@ class MemoryPieces:
 def curated_piece(memory: WorkingMemory, env: Env) -> Piece:
     """The whole curated set by handle: the smallest form of the memory, which is never dropped."""
     entries = tuple(
-        CuratedView(handle_of(memory, entry.unit_id), entry.unit_id, entry.tag) for entry in memory.curated.ranked()
+        CuratedView(handle_of(memory, entry.unit_id), entry.unit_id, entry.tag if env.curation.tags else None)
+        for entry in memory.curated.ranked()
     )
     groups: dict[str, list[str]] = {}
     for entry in entries:
-        groups.setdefault(entry.tag if env.curation.tags else "all", []).append(entry.handle)
+        groups.setdefault(entry.tag or "all", []).append(entry.handle)
     listed = "; ".join(f"{tag}: {', '.join(handles)}" for tag, handles in groups.items())
     text = f"Curated {len(entries)}/{env.curation.cap}. {listed or 'Nothing yet.'}"
     return piece("curated", "user", text, CuratedSetView(entries, env.curation.cap))
@@ -107,11 +108,11 @@ def curated_piece(memory: WorkingMemory, env: Env) -> Piece:
 
 def _document_line(entry: Entry, memory: WorkingMemory, tag: str, env: Env) -> Piece:
     text = memory.store[entry.chunk_ids[0]].text[: 4 * env.pool.snippet]
-    snippet = " ".join(text.split())[: env.pool.snippet]
-    shown = DocumentView(entry.handle, entry.unit_id, entry.title, snippet)
+    snippet = " ".join(text.split())[: env.pool.snippet].rstrip()
+    shown = DocumentView(entry.handle, entry.unit_id, " ".join(entry.title.split()), snippet)
     section = "curated" if tag else "pool"
     mark = f" ({tag})" if tag and env.curation.tags else ""
-    line = f"{entry.handle}{mark} {' '.join(entry.title.split())}: {snippet}"
+    line = f"{entry.handle}{mark} {shown.title}: {snippet}"
     return piece(f"{section}/{entry.handle}", "user", line, shown)
 
 
@@ -144,7 +145,8 @@ def _verdicts(memory: WorkingMemory, env: Env) -> list[Block]:
     if not recent:
         return []
     shown = tuple(
-        VerdictView(handle_of(memory, seen.unit_id), seen.claim[:CLAIM_CHARACTERS], seen.label) for seen in recent
+        VerdictView(handle_of(memory, seen.unit_id), seen.claim[:CLAIM_CHARACTERS].rstrip(), seen.label)
+        for seen in recent
     )
     lines = [f"{verdict.handle} {verdict.label}: {verdict.claim}" for verdict in shown]
     return [Block((piece("verdicts", "user", "Verified:\n" + "\n".join(lines), VerdictsView(shown)),), Drop.EVIDENCE)]

@@ -14,9 +14,9 @@ from typing import Literal, Protocol
 from harness1.hashing import text_digest
 from harness1.records import Record, ToolCall
 from harness1.retrieval.corpus import approximate_tokens
-from harness1.tools.tool import ToolSpec
+from harness1.tools.tool import ToolSpec, short_name
 
-LONGEST_ACTION = 4000
+LONGEST_ACTION = 1000
 """Characters that are shown of a policy's own call or reasoning, where there are no sampled tokens."""
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -45,10 +45,20 @@ def piece(name: str, role: Role, text: str, shows: Record | None = None, turn_re
 
 def action_text(reasoning: str, action: ToolCall | None) -> str:
     """A policy's output in plain words, where there are no sampled tokens to stand for it."""
-    call = "" if action is None else f"{action.name} {json.dumps(action.arguments, ensure_ascii=False)}"
+    call = "" if action is None else _call_text(action)
     thought = " ".join(reasoning.split())
     lines = [f"Action: {_abbreviated(call)}", f"Reasoning: {_abbreviated(thought)}" if thought else ""]
     return "\n".join(line for line in lines if line)
+
+
+def shown_call(action: ToolCall) -> ToolCall:
+    """The call as `action_text` shows it: what is abbreviated has lost its arguments."""
+    fits = len(_call_text(action)) <= LONGEST_ACTION
+    return ToolCall(short_name(action.name), action.arguments if fits else {})
+
+
+def _call_text(action: ToolCall) -> str:
+    return f"{short_name(action.name)} {json.dumps(action.arguments, ensure_ascii=False)}"
 
 
 def _abbreviated(text: str) -> str:

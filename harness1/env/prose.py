@@ -12,8 +12,9 @@ SENTENCES: dict[str, str] = {
     "empty_query": "Not executed: the query is empty. Write 5 to 12 words.",
     "empty_pattern": "Not executed: the pattern is empty. Write a regular expression with some fixed words.",
     "bad_pattern": "Not executed: the pattern is not usable ({reason}). Write a simpler RE2 pattern.",
-    "unknown_handles": "Unknown: {handles} ({count}). Use handles that a search has returned, such as D1.",
-    "no_handles": "Not executed: no document was named. Use handles that a search has returned, such as D1.",
+    "unknown_handles": "Unknown: {handles} ({count}). Use handles that a search has returned.",
+    "no_handles": "Not executed: no document was named. Use handles that a search has returned.",
+    "not_curated": "Not in the curated set: {handles} ({count}).",
     "nothing_to_curate": "Not executed: name documents to add or to remove.",
     "invalid_tags": "Unknown tags {tags} count as fair; the tags are very_high, high, fair and low.",
     "claim_too_short": "Not executed: write the claim as a whole statement of at least {characters} characters.",
@@ -46,5 +47,5 @@ def sentence(note: Note) -> str:
 def _words(value: Any) -> Any:
     """Lists as words with commas; everything else as it is, on one line."""
     if isinstance(value, list | tuple):
-        return ", ".join(str(part) for part in value)
+        return ", ".join(" ".join(str(part).split()) for part in value)
     return " ".join(value.split()) if isinstance(value, str) else value

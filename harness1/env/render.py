@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from harness1.config import Env
 from harness1.env.blocks import Block, Drop
 from harness1.env.budget import Budget, Measure, fit, marker, marker_room
@@ -24,6 +26,9 @@ from harness1.hashing import digest
 from harness1.records import UnitId
 from harness1.tools.registry import Toolbox
 from harness1.tools.tool import ToolSpec
+
+SMALLEST_TURN = 256
+"""Tokens that must remain for memory and last observation beside static prompt, tools and question."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,16 @@ class Renderer:
         self.memory_pieces = MemoryPieces(env)
         self.measure = Measure(counter)
         self.limit = env.prompt_limit - counter.tools(toolbox.specs) - marker_room(env, counter)
+
+    def smallest_window(self) -> int:
+        """The smallest context window that holds what every context has, and an observation of `SMALLEST_TURN`."""
+        fixed = self.measure.total([self.static, self._query(WorkingMemory(""))])
+        fixed += self.counter.tools(self.toolbox.specs) + SMALLEST_TURN + self.env.generation_reserve
+        window = fixed + 1
+        # The budget line names the window, so that its size depends on it.
+        while window < fixed + marker_room(msgspec.structs.replace(self.env, context_window=window), self.counter):
+            window += 1
+        return window
 
     def render(
         self, memory: WorkingMemory, turns: Sequence[TurnPieces], epoch: EpochState | None
@@ -119,7 +134,8 @@ class Renderer:
         return Context(tuple(pieces), self.toolbox.specs, Budget(used, self.env.prompt_limit, dropped), name)
 
     def _query(self, memory: WorkingMemory) -> Piece:
-        return piece("query", "user", f"Question: {' '.join(memory.query.split())}", QueryView(memory.query))
+        query = " ".join(memory.query.split())
+        return piece("query", "user", f"Question: {query}", QueryView(query))
 
     def _memory(self, memory: WorkingMemory, shown: Sequence[TurnPieces]) -> list[Block]:
         return self.memory_pieces.of(memory, visible_units(shown))

@@ -13,7 +13,7 @@ from harness1.env.history import history_line
 from harness1.env.memory import WorkingMemory
 from harness1.records import Note, Observation, ToolCall
 from harness1.tools.registry import Toolbox
-from harness1.tools.tool import Steps
+from harness1.tools.tool import Steps, Traits, short_name
 
 
 def transition(
@@ -24,10 +24,19 @@ def transition(
     observation = yield from toolbox.run(memory, env, call)
     if env.history.on:
         memory.history.append(history_line(memory.turn, memory.pool, call, observation))
-    notes = (*observation.notes, *guidance(memory, env, observation))
+    traits = toolbox.traits(observation.tool)
+    _count(memory, observation, traits)
+    notes = (*observation.notes, *guidance(memory, env, observation, traits))
     if ignored:
-        notes += (Note("not_executed", {"tools": [other.name[:40] for other in ignored[:5]]}),)
+        notes += (Note("not_executed", {"tools": [short_name(other.name) for other in ignored[:5]]}),)
     return msgspec.structs.replace(observation, notes=notes)
+
+
+def _count(memory: WorkingMemory, observation: Observation, traits: Traits) -> None:
+    """What guidance needs to know of earlier turns, also where no history is kept."""
+    if observation.error is None:
+        memory.tools_used.setdefault(observation.tool, memory.turn)
+    memory.since_curation = 0 if traits.curates and observation.error is None else memory.since_curation + 1
 
 
 def replayed(

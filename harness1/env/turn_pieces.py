@@ -5,17 +5,24 @@ They are made once, when the turn ends, and never change afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import msgspec
 
 from harness1.config import Env
 from harness1.env.memory import WorkingMemory
-from harness1.env.pieces import Piece, action_text, piece
+from harness1.env.pieces import Piece, action_text, piece, shown_call
 from harness1.env.prose import sentence
-from harness1.env.view import DocumentView, HitView, TurnView
-from harness1.records import Hit, Observation, Tag, Turn, UnitId, Verdict
+from harness1.env.view import ActionView, ChangesView, DocumentView, HitView, JudgementView, TurnView
+from harness1.records import Delta, Hit, Observation, Ranking, Tag, Turn, UnitId, Verdict
 from harness1.tools.discovery import shown_text
+from harness1.tools.tool import Traits
 
-COMPRESSED = ("search_corpus", "fan_out_search", "grep_corpus")
+QUERIES_CHARACTERS = 1000
+QUERY_CHARACTERS = 200
+"""Queries that are together longer than the first are shown cut to the second, so that a small window holds them."""
+PASSAGE_CHARACTERS = 300
+"""How much is shown of the passage on which a verdict rests."""
 
 
 class TurnPieces(msgspec.Struct, frozen=True):
@@ -27,93 +34,111 @@ class TurnPieces(msgspec.Struct, frozen=True):
     hits: tuple[Piece, ...]
 
 
-def turn_pieces(memory: WorkingMemory, env: Env, turn: Turn) -> TurnPieces:
-    """Put a finished turn into pieces; the memory is the one after the turn."""
+def turn_pieces(memory: WorkingMemory, env: Env, turn: Turn, traits: Traits) -> TurnPieces:
+    """Put a finished turn into pieces; the memory is the one after the turn, the traits are those of its tool."""
     assert turn.observation is not None
-    action = piece(f"action/{turn.index}", "assistant", action_text(turn.reasoning, turn.action), None, turn.index)
-    hits = _hits(memory, env, turn.index, turn.observation)
-    return TurnPieces(turn.index, action, _head(memory, env, turn, turn.observation), hits)
+    called = ActionView(turn.index, shown_call(turn.action)) if turn.action else None
+    action = piece(f"action/{turn.index}", "assistant", action_text(turn.reasoning, turn.action), called, turn.index)
+    hits = _hits(memory, env, turn.index, turn.observation, traits)
+    return TurnPieces(turn.index, action, _head(memory, env, turn.index, turn.observation), hits)
 
 
-def _head(memory: WorkingMemory, env: Env, turn: Turn, observation: Observation) -> Piece:
+def _head(memory: WorkingMemory, env: Env, turn: int, observation: Observation) -> Piece:
     shown = TurnView(
-        turn=turn.index,
-        action=turn.action,
-        queries=tuple(ranking.query for ranking in observation.rankings),
-        returned=len(observation.hits),
+        turn=turn,
+        tool=observation.tool,
+        queries=shown_queries(observation.rankings),
         notes=observation.notes,
         error=observation.error,
-        verdicts=observation.verdicts,
-        delta=observation.delta,
+        verdicts=tuple(_judgement(memory, verdict) for verdict in observation.verdicts),
+        changes=_changes(memory, env, observation.delta),
     )
-    lines = [f"Turn {turn.index}: {observation.tool}"]
-    if observation.error is not None:
-        lines.append(sentence(observation.error))
-    lines += [sentence(note) for note in observation.notes]
-    if len(observation.rankings) > 1:
-        lines += [f"q{number}: {ranking.query}" for number, ranking in enumerate(observation.rankings, start=1)]
-    lines += [_verdict(memory, verdict) for verdict in observation.verdicts]
-    lines += _changes(memory, env, observation)
-    return piece(f"turn/{turn.index}", "tool", "\n".join(lines), shown)
+    # A single query stands here too, for an epoch opens with the observation and without the action before it.
+    single = f": {shown.queries[0]}" if len(shown.queries) == 1 else ""
+    lines = [f"Turn {turn}: {shown.tool}{single}"]
+    if shown.error is not None:
+        lines.append(sentence(shown.error))
+    lines += [sentence(note) for note in shown.notes]
+    if len(shown.queries) > 1:
+        lines += [f"q{number}: {query}" for number, query in enumerate(shown.queries, start=1)]
+    lines += [_judgement_line(verdict) for verdict in shown.verdicts]
+    lines += _change_lines(env, shown.changes)
+    return piece(f"turn/{turn}", "tool", "\n".join(lines), shown)
 
 
-def _verdict(memory: WorkingMemory, verdict: Verdict) -> str:
-    known = " (known)" if verdict.cached else ""
-    reason = f": {verdict.sentence}" if verdict.sentence else ""
-    return f"{handle_of(memory, verdict.unit_id)} {verdict.label}{known}{reason}"
+def shown_queries(rankings: Sequence[Ranking]) -> tuple[str, ...]:
+    """The queries of an observation as its head shows them, each on one line."""
+    queries = [" ".join(ranking.query.split()) for ranking in rankings]
+    if sum(map(len, queries)) > QUERIES_CHARACTERS:
+        queries = [query[:QUERY_CHARACTERS].rstrip() for query in queries]
+    return tuple(queries)
 
 
-def _changes(memory: WorkingMemory, env: Env, observation: Observation) -> list[str]:
-    """What the action did to the curated set and which duplicates it hid, by handle."""
-    delta = observation.delta
+def _judgement(memory: WorkingMemory, verdict: Verdict) -> JudgementView:
+    passage = " ".join(verdict.sentence.split())[:PASSAGE_CHARACTERS].rstrip()
+    return JudgementView(handle_of(memory, verdict.unit_id), verdict.label, passage, verdict.cached)
+
+
+def _judgement_line(shown: JudgementView) -> str:
+    known = " (known)" if shown.known else ""
+    reason = f": {shown.passage}" if shown.passage else ""
+    return f"{shown.handle} {shown.label}{known}{reason}"
+
+
+def _changes(memory: WorkingMemory, env: Env, delta: Delta) -> ChangesView:
+    def tagged(tags: dict[UnitId, Tag]) -> dict[str, Tag | None]:
+        return {handle_of(memory, unit_id): tag if env.curation.tags else None for unit_id, tag in tags.items()}
+
+    def named(units: Iterable[UnitId]) -> tuple[str, ...]:
+        return tuple(handle_of(memory, unit_id) for unit_id in units)
+
+    return ChangesView(
+        added=tagged(delta.added),
+        retagged=tagged(delta.retagged),
+        removed=named(delta.removed),
+        evicted=named(delta.evicted),
+        refused=named(delta.refused),
+        copied=tuple(sorted(set(named(delta.aliases.values())))),
+    )
+
+
+def _change_lines(env: Env, shown: ChangesView) -> list[str]:
     groups = (
-        ("Added", _tagged(memory, env, delta.added)),
-        ("Re-tagged", _tagged(memory, env, delta.retagged)),
-        ("Removed", [handle_of(memory, unit_id) for unit_id in delta.removed]),
-        (
-            "Evicted for more important ones" if env.curation.eviction == "rank" else "Evicted",
-            [handle_of(memory, unit_id) for unit_id in delta.evicted],
-        ),
-        ("Refused, the set is full", [handle_of(memory, unit_id) for unit_id in delta.refused]),
-        ("Hidden copies of", sorted({handle_of(memory, unit_id) for unit_id in delta.aliases.values()})),
+        ("Added", _tagged(shown.added)),
+        ("Re-tagged", _tagged(shown.retagged)),
+        ("Removed", shown.removed),
+        ("Evicted for more important ones" if env.curation.eviction == "rank" else "Evicted", shown.evicted),
+        ("Refused, the set is full", shown.refused),
+        ("Hidden copies of", shown.copied),
     )
     return [f"{label}: {', '.join(names)}." for label, names in groups if names]
 
 
-def _tagged(memory: WorkingMemory, env: Env, tags: dict[UnitId, Tag]) -> list[str]:
-    handles = [handle_of(memory, unit_id) for unit_id in tags]
-    return (
-        [f"{handle} {tag}" for handle, tag in zip(handles, tags.values(), strict=True)]
-        if env.curation.tags
-        else handles
-    )
+def _tagged(tags: dict[str, Tag | None]) -> list[str]:
+    return [f"{handle} {tag}" if tag else handle for handle, tag in tags.items()]
 
 
-def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation) -> tuple[Piece, ...]:
+def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, traits: Traits) -> tuple[Piece, ...]:
     places: dict[str, list[tuple[int, int]]] = {}
+    queries = len(observation.rankings)
     for query, ranking in enumerate(observation.rankings):
         for rank, chunk_id in enumerate(ranking.chunk_ids):
             places.setdefault(chunk_id, []).append((query, rank))
-    new = set(observation.delta.new)
     copies = list(observation.delta.aliases.values())
-    pieces = []
+    pieces: list[Piece] = []
     for hit in observation.hits:
         unit_id = memory.pool.unit_of(hit)
         if unit_id not in memory.pool.entries or unit_id in observation.delta.aliases:
             continue
-        text = (
-            shown_text(hit, observation.tool, observation.rankings, env)
-            if observation.tool in COMPRESSED
-            else hit.text.strip()
-        )
+        text = shown_text(hit, traits, observation.rankings, env)
+        title = " ".join(hit.title.split())
         shown = HitView(
             turn=turn,
-            document=DocumentView(handle_of(memory, unit_id), unit_id, hit.title, text),
-            found_by=tuple(places.get(hit.chunk_id, ())),
-            new=unit_id in new,
+            document=DocumentView(handle_of(memory, unit_id), unit_id, title, text),
+            found_by=((0, len(pieces)),) if queries == 1 else tuple(places.get(hit.chunk_id, ())),
             copies=copies.count(unit_id),
         )
-        pieces.append(piece(f"hit/{turn}", "tool", _hit_text(memory, hit, shown, len(observation.rankings)), shown))
+        pieces.append(piece(f"hit/{turn}", "tool", _hit_text(memory, hit, shown, queries), shown))
     return tuple(pieces)
 
 
@@ -125,7 +150,7 @@ def _hit_text(memory: WorkingMemory, hit: Hit, shown: HitView, queries: int) -> 
     marks = [f"q{query + 1}#{rank + 1}" for query, rank in shown.found_by] if queries > 1 else []
     if shown.copies:
         marks.append(f"also: {shown.copies} copies" if shown.copies > 1 else "also: 1 copy")
-    header = " ".join(part for part in (f"[{label}]", " ".join(hit.title.split()), *marks) if part)
+    header = " ".join(part for part in (f"[{label}]", shown.document.title, *marks) if part)
     return f"{header}\n{shown.document.text}"
 
 

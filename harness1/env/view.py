@@ -1,4 +1,7 @@
-"""The view: what the kept pieces of a context show, as typed values. Scripted policies read it and nothing else."""
+"""The view: what the kept pieces of a context show, as typed values. Scripted policies read it and nothing else.
+
+Every value stands in the text, as it stands there; the one exception is `unit_id`, the id that a shown handle names.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from dataclasses import dataclass, field
 
 from harness1.env.history import HistoryLine
 from harness1.env.pieces import Piece
-from harness1.records import Delta, Note, Record, Tag, ToolCall, UnitId, Verdict
+from harness1.records import Note, Record, Tag, ToolCall, UnitId
 
 
 class QueryView(Record):
-    """The question, as the task has it."""
+    """The question, on one line."""
 
     query: str
 
@@ -40,11 +43,11 @@ class DocumentView(Record):
 
 
 class CuratedView(Record):
-    """One entry of the curated set."""
+    """One entry of the curated set; without a tag where tags are off."""
 
     handle: str
     unit_id: UnitId
-    tag: Tag
+    tag: Tag | None
 
 
 class CuratedSetView(Record):
@@ -70,26 +73,52 @@ class OlderView(Record):
 
 
 class HitView(Record):
-    """A hit of one turn. `found_by` holds (query number, rank), both from 0."""
+    """A hit of one turn. `found_by` holds (query number, rank), both from 0: the marks of a fan-out, and of a single
+    query the place among the hits as they stand."""
 
     turn: int
     document: DocumentView
     found_by: tuple[tuple[int, int], ...] = ()
-    new: bool = True
     copies: int = 0
 
 
-class TurnView(Record):
-    """What one turn did and was told, without its hits."""
+class ActionView(Record):
+    """The call of a turn; without arguments where it was too long to be shown whole."""
 
     turn: int
-    action: ToolCall | None
+    call: ToolCall
+
+
+class JudgementView(Record):
+    """A verdict as the turn that asked for it was told; `known` if it had been given before. The passage may be cut."""
+
+    handle: str
+    label: str
+    passage: str = ""
+    known: bool = False
+
+
+class ChangesView(Record):
+    """What an action did to the curated set, and of which documents it hid copies, all by handle."""
+
+    added: dict[str, Tag | None] = {}
+    retagged: dict[str, Tag | None] = {}
+    removed: tuple[str, ...] = ()
+    evicted: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
+
+
+class TurnView(Record):
+    """What one turn was told, without its hits; queries may be cut."""
+
+    turn: int
+    tool: str
     queries: tuple[str, ...] = ()
-    returned: int = 0
     notes: tuple[Note, ...] = ()
     error: Note | None = None
-    verdicts: tuple[Verdict, ...] = ()
-    delta: Delta = Delta()
+    verdicts: tuple[JudgementView, ...] = ()
+    changes: ChangesView = ChangesView()
 
 
 class BridgeView(Record):
@@ -147,6 +176,7 @@ class View:
     documents: dict[str, DocumentView] = field(default_factory=dict)
     """By handle; the longest text that is shown."""
     older: OlderView = NO_OLDER
+    actions: dict[int, ToolCall] = field(default_factory=dict)
     turns: dict[int, TurnView] = field(default_factory=dict)
     hits: dict[int, list[HitView]] = field(default_factory=dict)
     """By turn, in the order shown."""
@@ -171,6 +201,8 @@ class View:
                 self._document(shown)
             case TurnView(turn=turn):
                 self.turns[turn] = shown
+            case ActionView(turn=turn, call=call):
+                self.actions[turn] = call
             case CuratedSetView(entries=entries, cap=cap):
                 self.curated, self.cap = entries, cap
             case VerdictsView(verdicts=verdicts):

@@ -80,13 +80,18 @@ def run_config(folder: Path) -> tuple[Config, str]:
 
 
 def evaluate(
-    evaluation: Evaluation, out: Path, on_start: Callable[[int, int], None], on_episode: Progress
+    evaluation: Evaluation,
+    out: Path,
+    on_start: Callable[[int, int], None],
+    on_episode: Progress,
+    on_torn: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Run what is not finished yet, then write and return the metrics.
 
     Args:
         on_start: called once with the number of finished and of all episodes.
         on_episode: called with each episode as it finishes.
+        on_torn: called with the bytes of a torn last line that a crash had left, and that was cut off.
 
     Raises:
         UsageError: there is no task, a task has no gold, or the folder holds a different run.
@@ -102,6 +107,7 @@ def evaluate(
     jobs = [job for job in evaluation.jobs() if (job.task.task_id, job.sample_idx) not in _ids(done, stage)]
     on_start(evaluation.samples * len(evaluation.tasks) - len(jobs), evaluation.samples * len(evaluation.tasks))
     with EpisodeStore(out) as store, _marked(stage, out):
+        on_torn(store.torn)
 
         def keep(episode: Episode) -> None:
             store.append(episode)

@@ -9,7 +9,6 @@ from harness1.env.view import View
 from harness1.records import Tag, ToolCall
 from harness1.tools.tool import ToolSpec
 
-
 SPARE_TURNS = 3
 """Turns kept back for verification, the last curation and the end."""
 

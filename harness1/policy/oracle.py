@@ -53,6 +53,7 @@ class OracleSession:
         self._needs = needs
         self._handles: dict[UnitId, str] = {}
         self._read: set[str] = set()
+        self._texts: dict[UnitId, str] = {}
         self._asked: dict[str, None] = {}
 
     async def act(self, context: Context) -> Decision:
@@ -63,7 +64,7 @@ class OracleSession:
     def fork(self) -> OracleSession:
         twin = OracleSession(self._needs)
         twin._handles, twin._read = dict(self._handles), set(self._read)
-        twin._asked = dict(self._asked)
+        twin._texts, twin._asked = dict(self._texts), dict(self._asked)
         return twin
 
     def _next(self, view: View, tools: Sequence[ToolSpec]) -> ToolCall:
@@ -104,15 +105,19 @@ class OracleSession:
     def _candidates(self, view: View) -> Iterator[str]:
         yield view.query
         yield from extract(view.query, SCANNED_CHARACTERS)
-        for unit_id, handle in self._handles.items():
-            if any(unit_id in need for need in self._needs) and handle in view.documents:
-                document = view.documents[handle]
-                names = extract(f"{document.title}. {document.text}", SCANNED_CHARACTERS)
-                yield from names
-                # "Paris, Texas" is two names that find their place together.
-                yield from (f"{name} {follower}" for name, follower in pairwise(names))
-                yield from (f"{name} {view.query}" for name in names)
+        # The gold found last is the farthest along the chain.
+        for text in reversed(self._texts.values()):
+            names = extract(text, SCANNED_CHARACTERS)
+            yield from names
+            # "Paris, Texas" is two names that find their place together.
+            yield from (f"{name} {follower}" for name, follower in pairwise(names))
+            yield from (f"{name} {view.query}" for name in names)
 
     def _note(self, view: View) -> None:
+        """Remember handles, and the longest text that was shown of each gold document."""
+        gold = frozenset().union(*self._needs)
         for document in view.documents.values():
             self._handles.setdefault(document.unit_id, document.handle)
+            text = f"{document.title}. {document.text}"
+            if document.unit_id in gold and len(text) > len(self._texts.get(document.unit_id, "")):
+                self._texts[document.unit_id] = text

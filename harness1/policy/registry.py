@@ -21,7 +21,13 @@ PLAIN: dict[str, Callable[[], Policy]] = {
 }
 """Policies that need nothing but their name."""
 
-NAMES = (*PLAIN, "scripted:SIZE (1 to 30)", "oracle", "replay:RUN")
+ORACLE = "oracle"
+NAMES = (*PLAIN, "scripted:SIZE (1 to 30)", ORACLE, "replay:RUN")
+
+
+def needs_gold(spec: str) -> bool:
+    """Whether a policy acts with sight of the gold."""
+    return spec == ORACLE
 
 
 def make_policy(spec: str, golds: Mapping[str, Gold]) -> Policy:
@@ -35,7 +41,7 @@ def make_policy(spec: str, golds: Mapping[str, Gold]) -> Policy:
         return RecordedPolicy.load(Path(argument))
     if kind == "scripted" and argument.isdecimal() and 1 <= int(argument[:3]) <= 30:
         return ScriptedPolicy(int(argument))
-    if spec == "oracle":
+    if needs_gold(spec):
         return OraclePolicy(golds)
     if spec in PLAIN:
         return PLAIN[spec]()

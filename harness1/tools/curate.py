@@ -10,9 +10,9 @@ from harness1.config import Env
 from harness1.env.curated import DEFAULT_TAG
 from harness1.env.memory import WorkingMemory
 from harness1.records import TAGS, Delta, Note, Observation, Tag, UnitId
-from harness1.tools.handles import resolve_all, unknown_handles
+from harness1.tools.handles import named, resolve_all, unknown_handles
 from harness1.tools.read_document import Handle
-from harness1.tools.tool import Needs
+from harness1.tools.tool import Needs, traits
 
 Importance = Annotated[
     dict[str, str],
@@ -21,6 +21,7 @@ Importance = Annotated[
 ]
 
 
+@traits(curates=True)
 def curate(
     memory: WorkingMemory,
     env: Env,
@@ -38,9 +39,11 @@ def curate(
     for unit_id, tag in tags.items():
         if unit_id in memory.curated:
             additions.setdefault(unit_id, tag)
+    absent = [reference for reference, unit_id in removed.items() if unit_id not in memory.curated]
     change = memory.curated.edit(additions, list(dict.fromkeys(removed.values())), env.curation)
     strange = list(dict.fromkeys([*unknown, *missing, *untaggable]))
     notes += [unknown_handles(strange)] if strange else []
+    notes += [Note("not_curated", named(absent))] if absent else []
     if not additions and not removed:
         return Observation("curate", error=notes[0] if notes else Note("nothing_to_curate"))
     delta = Delta(

@@ -14,6 +14,7 @@ from harness1.env.memory import WorkingMemory
 from harness1.records import Delta, Hit, Note, Observation, Ranking, UnitId
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.retrieval.fusion import rrf
+from harness1.tools.tool import ToolFunction, Traits, traits_of
 
 _PATTERN_WORD = re.compile(r"(?<!\\)[^\W_]{3,}")
 HEADER_TOKENS = 24
@@ -21,14 +22,20 @@ HEADER_TOKENS = 24
 
 
 def discover(
-    tool: str, memory: WorkingMemory, env: Env, answer: Answer, notes: Sequence[Note] = (), *, seed: bool = True
+    tool: ToolFunction,
+    memory: WorkingMemory,
+    env: Env,
+    answer: Answer,
+    notes: Sequence[Note] = (),
+    *,
+    seed: bool = True,
 ) -> Observation:
-    """Turn an answer into an observation and take its hits into the memory.
+    """Turn an answer to a tool into an observation and take its hits into the memory.
 
     Hits that do not fit the allowance are not absorbed: what was not shown can be found again. With `seed`, the first
     search that finds something fills an empty curated set from the fused order.
     """
-    hits = fitting(fused(answer, env), tool, answer, env)
+    hits = fitting(fused(answer, env), traits_of(tool), answer, env)
     new, aliases = memory.absorb(hits, env)
     seeded = auto_populate(memory, env, hits) if seed else ()
     told = list(notes)
@@ -39,7 +46,7 @@ def discover(
     if len(hits) < total:
         told.append(Note("hits_left_out", {"count": total - len(hits)}))
     delta = Delta(new=tuple(new), aliases=aliases, auto_populated=seeded)
-    return Observation(tool, hits, answer.rankings, notes=tuple(told), delta=delta)
+    return Observation(tool.__name__, hits, answer.rankings, notes=tuple(told), delta=delta)
 
 
 def fused(answer: Answer, env: Env) -> list[Hit]:
@@ -51,27 +58,27 @@ def fused(answer: Answer, env: Env) -> list[Hit]:
     return [by_id[chunk_id] for chunk_id, _ in order if chunk_id in by_id]
 
 
-def fitting(hits: list[Hit], tool: str, answer: Answer, env: Env) -> tuple[Hit, ...]:
+def fitting(hits: list[Hit], traits: Traits, answer: Answer, env: Env) -> tuple[Hit, ...]:
     """The hits whose shown text fits the allowance, whole, skipping what does not fit; the first always does."""
     allowance = env.observation_limit(env.search.tokens * max(1, len(answer.rankings)))
     kept: list[Hit] = []
     for hit in hits:
-        cost = HEADER_TOKENS + approximate_tokens(shown_text(hit, tool, answer.rankings, env))
+        cost = HEADER_TOKENS + approximate_tokens(shown_text(hit, traits, answer.rankings, env))
         if cost <= allowance or not kept:
             kept.append(hit)
             allowance -= cost
     return tuple(kept)
 
 
-def shown_text(hit: Hit, tool: str, rankings: Sequence[Ranking], env: Env) -> str:
+def shown_text(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -> str:
     """The text of a hit as an observation shows it: compressed with the queries, or whole.
 
     Of a pattern its words count, so that the sentence that matches it is shown.
     """
-    if not env.compression.on:
+    if not env.compression.on or traits.shows == "whole":
         return hit.text.strip()
     query = " ".join(ranking.query for ranking in rankings)
-    if tool == "grep_corpus":
+    if traits.shows == "pattern":
         query = " ".join(_PATTERN_WORD.findall(query))
     return _compressed(hit.text, query, env.compression.sentences)
 

@@ -12,9 +12,10 @@ from harness1.env.memory import WorkingMemory
 from harness1.records import Note, Observation
 from harness1.tools.discovery import discover
 from harness1.tools.search_corpus import Query
-from harness1.tools.tool import Steps
+from harness1.tools.tool import Steps, traits
 
 
+@traits("query", discovers=True)
 def fan_out_search(
     memory: WorkingMemory,
     env: Env,
@@ -31,4 +32,4 @@ def fan_out_search(
     kept, left = words[: env.fan_out.queries], words[env.fan_out.queries :]
     answer = yield SearchFor(tuple(kept), env.search.hits)
     notes = (Note("queries_left_out", {"count": len(left), "limit": env.fan_out.queries}),) if left else ()
-    return discover("fan_out_search", memory, env, answer, notes)
+    return discover(fan_out_search, memory, env, answer, notes)

@@ -11,13 +11,14 @@ from harness1.env.exchange import GrepFor
 from harness1.env.memory import WorkingMemory
 from harness1.records import Note, Observation
 from harness1.tools.discovery import discover
-from harness1.tools.tool import Steps
+from harness1.tools.tool import Steps, traits
 
 Pattern = Annotated[
     str, Meta(description="An RE2 regular expression, e.g. (?i)kelvin.{0,20}1892; no lookaround.", max_length=1000)
 ]
 
 
+@traits("pattern", discovers=True)
 def grep_corpus(memory: WorkingMemory, env: Env, pattern: Pattern) -> Steps:
     """Find documents by a regular expression: for exact names, numbers, dates and quotations."""
     if not pattern.strip():
@@ -25,4 +26,4 @@ def grep_corpus(memory: WorkingMemory, env: Env, pattern: Pattern) -> Steps:
     answer = yield GrepFor(pattern, env.grep.hits)
     if answer.bad_pattern is not None:
         return Observation("grep_corpus", error=Note("bad_pattern", {"reason": answer.bad_pattern}))
-    return discover("grep_corpus", memory, env, answer, seed=False)
+    return discover(grep_corpus, memory, env, answer, seed=False)

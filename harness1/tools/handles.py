@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from harness1.env.memory import WorkingMemory
 from harness1.records import Note, UnitId
@@ -26,5 +27,10 @@ def resolve_all(memory: WorkingMemory, references: Iterable[str]) -> tuple[dict[
 
 def unknown_handles(references: list[str]) -> Note:
     """Tells the policy that it named documents which no search has returned."""
+    return Note("unknown_handles", named(references))
+
+
+def named(references: list[str]) -> dict[str, Any]:
+    """A note's data on handles as the policy wrote them: the first ones, cut, and how many they are."""
     shown = [reference[:SHOWN_CHARACTERS] for reference in references[:SHOWN_HANDLES]]
-    return Note("unknown_handles", {"handles": shown, "count": len(references)})
+    return {"handles": shown, "count": len(references)}

@@ -11,11 +11,12 @@ from harness1.env.exchange import ReadDocument
 from harness1.env.memory import WorkingMemory
 from harness1.records import Delta, Hit, Note, Observation
 from harness1.tools.handles import unknown_handles
-from harness1.tools.tool import Steps
+from harness1.tools.tool import Steps, traits
 
 Handle = Annotated[str, Meta(description="A handle such as D12; D12.3 reads from the third part on.", max_length=500)]
 
 
+@traits(discovers=True)
 def read_document(memory: WorkingMemory, env: Env, doc_id: Handle) -> Steps:
     """Read one document from the corpus in full, as far as the allowance goes."""
     document = memory.pool.document_of(doc_id)
@@ -24,14 +25,14 @@ def read_document(memory: WorkingMemory, env: Env, doc_id: Handle) -> Steps:
     answer = yield ReadDocument(document)
     parts = [part for part in answer.hits if part.index >= first_part(doc_id)]
     hits = within(parts, env.observation_limit(env.read.tokens))
+    if not hits:
+        return Observation("read_document", resolved={doc_id: document}, error=Note("no_such_part"))
     new, aliases = memory.absorb(hits, env)
     notes = []
     left = len(parts) - len(hits) + answer.unshown
-    if hits and left:
+    if left:
         number = memory.pool.numbers[document]
         notes.append(Note("continues", {"handle": f"D{number}.{hits[-1].index + 2}", "parts": left}))
-    if not hits:
-        notes.append(Note("no_such_part"))
     delta = Delta(new=tuple(new), aliases=aliases)
     return Observation("read_document", tuple(hits), resolved={doc_id: document}, notes=tuple(notes), delta=delta)
 

@@ -15,7 +15,7 @@ from harness1.tools.grep_corpus import grep_corpus
 from harness1.tools.read_document import read_document
 from harness1.tools.review_docs import review_docs
 from harness1.tools.search_corpus import search_corpus
-from harness1.tools.tool import Steps, Tool, ToolFunction, ToolSpec, build_tool
+from harness1.tools.tool import PLAIN, Steps, Tool, ToolFunction, ToolSpec, Traits, build_tool, short_name
 from harness1.tools.verify import verify
 
 
@@ -52,10 +52,14 @@ class Toolbox:
     def specs(self) -> tuple[ToolSpec, ...]:
         return tuple(tool.spec for tool in self.tools.values())
 
+    def traits(self, name: str) -> Traits:
+        """The traits of a tool; plain ones for a name that is none."""
+        return self.tools[name].traits if name in self.tools else PLAIN
+
     def run(self, memory: WorkingMemory, env: Env, call: ToolCall) -> Steps:
         """Run a call; a tool that does not exist is an observation that names those that do."""
         tool = self.tools.get(call.name)
         if tool is None:
-            data = {"name": call.name[:40], "tools": list(self.tools)}
-            return Observation(call.name[:40], error=Note("unknown_tool", data))
+            name = short_name(call.name)
+            return Observation(name, error=Note("unknown_tool", {"name": name, "tools": list(self.tools)}))
         return (yield from tool.run(memory, env, call))

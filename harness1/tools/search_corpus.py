@@ -11,7 +11,7 @@ from harness1.env.exchange import SearchFor
 from harness1.env.memory import WorkingMemory
 from harness1.records import Note, Observation
 from harness1.tools.discovery import discover
-from harness1.tools.tool import Steps
+from harness1.tools.tool import Steps, traits
 
 Query = Annotated[
     str,
@@ -22,10 +22,11 @@ Query = Annotated[
 ]
 
 
+@traits("query", discovers=True)
 def search_corpus(memory: WorkingMemory, env: Env, query: Query) -> Steps:
     """Search the corpus with one query. Returns the best documents that you have not seen yet."""
     words = " ".join(query.split())
     if not words:
         return Observation("search_corpus", error=Note("empty_query"))
     answer = yield SearchFor((words,), env.search.hits)
-    return discover("search_corpus", memory, env, answer)
+    return discover(search_corpus, memory, env, answer)

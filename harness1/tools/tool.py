@@ -10,7 +10,7 @@ import inspect
 import typing
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from harness1.records import Note, Observation, Record, ToolCall
 Steps = Generator[Request, Answer, Observation]
 ToolFunction = Callable[..., Steps | Observation]
 """A generator where the tool asks the world something, a plain function where it does not."""
+NAME_CHARACTERS = 40
 
 
 class ToolSpec(Record):
@@ -40,12 +41,54 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What the environment knows of a tool beside its schema; `@traits(...)` above the function sets it."""
+
+    shows: Literal["whole", "query", "pattern"] = "whole"
+    """How hits are shown: whole, or the sentences nearest to the query or to the words of the pattern."""
+    discovers: bool = False
+    """Whether it brings documents from the corpus: guidance sums up what came."""
+    curates: bool = False
+    """Whether it edits the curated set: guidance counts the turns since."""
+
+
+F = TypeVar("F", bound=ToolFunction)
+
+
+def traits(
+    shows: Literal["whole", "query", "pattern"] = "whole", *, discovers: bool = False, curates: bool = False
+) -> Callable[[F], F]:
+    """Mark a tool's function with its traits."""
+
+    def mark(function: F) -> F:
+        function.traits = Traits(shows, discovers, curates)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def traits_of(function: ToolFunction) -> Traits:
+    """The traits that a function is marked with, or the plain ones."""
+    marked: Traits = getattr(function, "traits", PLAIN)
+    return marked
+
+
+PLAIN = Traits()
+
+
+def short_name(name: str) -> str:
+    """A name that a policy made up, on one short line, so that it can forge no line of an observation."""
+    return " ".join(name[: 4 * NAME_CHARACTERS].split())[:NAME_CHARACTERS]
+
+
+@dataclass(frozen=True)
 class Tool:
-    """A tool under one configuration: its schema, and how to run it."""
+    """A tool under one configuration: its schema, its traits, and how to run it."""
 
     spec: ToolSpec
     arguments: type[msgspec.Struct]
     function: ToolFunction
+    traits: Traits = PLAIN
 
     def run(self, memory: WorkingMemory, env: Env, call: ToolCall) -> Steps:
         """Validate the arguments and run; bad arguments are an observation, never an exception."""
@@ -63,7 +106,7 @@ def build_tool(function: ToolFunction, env: Env) -> Tool:
     fields = list(_fields(function, env))
     arguments = msgspec.defstruct(f"{function.__name__}_arguments", fields, forbid_unknown_fields=True, kw_only=True)
     description = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
-    return Tool(ToolSpec(function.__name__, description, _schema(arguments)), arguments, function)
+    return Tool(ToolSpec(function.__name__, description, _schema(arguments)), arguments, function, traits_of(function))
 
 
 def _fields(function: ToolFunction, env: Env) -> typing.Iterator[tuple[str, Any, Any]]:

@@ -39,18 +39,23 @@ def verify(
     notes = [unknown_handles(unknown)] if unknown else []
     if len(units) > limit:
         notes.append(Note("documents_left_out", {"count": len(units) - limit, "limit": limit}))
-    known = {unit_id: memory.verification.get(words, unit_id) for unit_id in units[:limit]}
-    verdicts = {unit_id: verdict for unit_id, verdict in known.items() if verdict is not None}
-    open_units = [unit_id for unit_id in known if unit_id not in verdicts]
+    asked = units[:limit]
+    cached = {unit_id for unit_id in asked if _known(memory, words, unit_id) is not None}
+    open_units = [unit_id for unit_id in asked if unit_id not in cached]
     if open_units:
         texts = tuple((unit_id, memory.text_of(unit_id)[: env.verification.characters]) for unit_id in open_units)
         answer = yield Judge(words, texts)
         for verdict in answer.verdicts:
-            if verdict.unit_id in known:
-                memory.verification.put(verdict)
+            if verdict.unit_id in open_units:
+                memory.verification.put(verdict, len(memory.pool.entries[verdict.unit_id].chunk_ids))
     return Observation(
-        "verify", verdicts=_in_order(known, verdicts, memory, words), resolved=dict(resolved), notes=tuple(notes)
+        "verify", verdicts=_in_order(asked, cached, memory, words), resolved=dict(resolved), notes=tuple(notes)
     )
+
+
+def _known(memory: WorkingMemory, claim: str, unit_id: UnitId) -> Verdict | None:
+    """The remembered verdict, unless more of the unit's text has come since."""
+    return memory.verification.get(claim, unit_id, len(memory.pool.entries[unit_id].chunk_ids))
 
 
 def _in_order(
@@ -59,7 +64,7 @@ def _in_order(
     """The verdicts in the order asked; those that the memory already had are marked so."""
     found = []
     for unit_id in asked:
-        verdict = memory.verification.get(claim, unit_id)
+        verdict = _known(memory, claim, unit_id)
         if verdict is not None:
             found.append(msgspec.structs.replace(verdict, cached=unit_id in cached))
     return tuple(found)

@@ -91,10 +91,11 @@ def test_ten_thousand_random_states_are_never_over_budget() -> None:
 
 
 def test_the_smallest_context_that_does_not_fit_ends_the_episode() -> None:
-    env = make_env(Env(context_window=2400, generation_reserve=RESERVE))
+    env = make_env(Env(context_window=1970, generation_reserve=RESERVE))
     steps = play(env, ToolCall("unknown", {"text": "x" * 20_000}))
     assert (steps[0].done, steps[0].context) == (StopReason.CONTEXT_LIMIT, None)
-    assert run(make_env(Env(context_window=600, generation_reserve=100)).reset(Task("t", "q"))) is None
+    narrow = make_env(Env(context_window=2400, generation_reserve=RESERVE))
+    assert run(narrow.reset(Task("t", "long question " * 1000))) is None
 
 
 @pytest.mark.parametrize("counter", [ApproximateCounter(), CharacterCounter()])

@@ -13,7 +13,7 @@ from harness1.env.exchange import Answer, GrepFor, Judge, ReadDocument, Request,
 from harness1.env.memory import WorkingMemory
 from harness1.env.verification import Judgement, LexicalVerifier, VerifierFault
 from harness1.errors import InfrastructureFault
-from harness1.records import DocId, Ranking, UnitId
+from harness1.records import Chunk, DocId, Ranking, UnitId
 from harness1.retrieval.retriever import RetrievalFault, SearchRequest, SearchResult
 from tests.support import CORPUS, QUICK, WordRetriever, hit, run
 
@@ -63,6 +63,38 @@ def test_no_answer_in_time_is_a_fault() -> None:
     edge = Edge(Slow(CORPUS), LexicalVerifier(), Run(attempts=2, backoff_s=0.0, call_deadline_s=0.02))
     with pytest.raises(InfrastructureFault, match=r"no answer within 0.02 s \(2 attempts\)"):
         run(edge.answer(SearchFor(("Ada",), 5), WorkingMemory.empty("q", "document")))
+
+
+class Raising(WordRetriever):
+    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...]:
+        self.calls += 1
+        raise KeyError("shard")
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        return (await super().search(requests))[1:]
+
+    async def read(self, doc_id: DocId) -> tuple[Chunk, ...]:
+        raise asyncio.CancelledError
+
+
+class Silent(LexicalVerifier):
+    async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [(GrepFor("x", 5), "KeyError"), (SearchFor(("Ada",), 5), "0 results for 1"), (ASKED[3], "0 judgements for 1")],
+)
+def test_what_an_engine_raises_or_leaves_out_is_a_fault(request_: Request, reason: str) -> None:
+    edge = Edge(Raising(CORPUS), Silent(), QUICK)
+    with pytest.raises(InfrastructureFault, match=rf"{reason}.*\(3 attempts\)"):
+        run(edge.answer(request_, WorkingMemory.empty("q", "document")))
+
+
+def test_a_cancelled_call_is_cancelled() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        run(Edge(Raising(CORPUS), Silent(), QUICK).answer(ASKED[2], WorkingMemory.empty("q", "document")))
 
 
 def test_only_the_queries_that_failed_are_asked_again() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import nullcontext
+
 import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 from harness1.config import AutoPopulate, Curation, Env, Rendering
 from harness1.env.environment import SearchEnv, choose
 from harness1.env.memory import WorkingMemory
-from harness1.errors import HarnessError
+from harness1.errors import ConfigError, HarnessError, InfrastructureFault
 from harness1.records import Gold, Observation, StopReason, Task, ToolCall, Turn
 from tests.support import (
     CORPUS,
@@ -166,8 +169,9 @@ def test_a_fork_at_any_turn_is_isolated(order: str) -> None:
         assert context is not None
         text, curated = text_of(context), context.view.curated
         twin = env.fork()
-        run(twin.step([ASIDE[turn % 4]], "aside"))
-        run(twin.step([ASIDE[(turn + 1) % 4]], "aside"))
+        for action in (ASIDE[turn % 4], ASIDE[(turn + 1) % 4]):
+            if twin.state.done is None:
+                run(twin.step([action], "aside"))
         assert env.state.memory.hash() == memory
         assert env.state.memory == env.snapshot().memory
         assert env.state.context is context
@@ -271,6 +275,92 @@ def test_an_environment_refuses_gold_and_needs_a_reset() -> None:
     run(env.reset(Task("t", "q")))
     with pytest.raises(ValueError, match="parse error"):
         run(env.step([]))
+
+
+@pytest.mark.parametrize(
+    ("config", "actions"),
+    [
+        (Env(), (search("Ada"), END)),
+        (Env(max_turns=1), (search("Ada"),)),
+        (Env(context_window=1970, generation_reserve=300), (ToolCall("unknown", {"text": "x" * 20_000}),)),
+    ],
+)
+def test_there_is_no_step_after_the_end(config: Env, actions: tuple[ToolCall, ...]) -> None:
+    env = make_env(config)
+    done = play(env, *actions)[-1].done
+    saved = env.snapshot()
+    assert done is not None
+    with pytest.raises(HarnessError, match=f"has ended .{done}"):
+        run(env.step([search("Byron")]))
+    env.restore(saved)
+    with pytest.raises(HarnessError, match="has ended"):
+        run(env.step([search("Byron")]))
+    assert play(env, search("Ada"))[0].done == (StopReason.TURN_LIMIT if config.max_turns == 1 else None)
+
+
+@pytest.mark.parametrize("name", [spec.name for spec in make_env().toolbox.specs])
+@pytest.mark.parametrize("failure", [InfrastructureFault, asyncio.CancelledError])
+def test_a_step_that_fails_leaves_the_state_as_it_was(name: str, failure: type[BaseException]) -> None:
+    calls: dict[str, dict[str, object]] = {
+        "fan_out_search": {"queries": ["Ada", "Byron"]},
+        "search_corpus": {"query": "Ada"},
+        "grep_corpus": {"pattern": "Ada"},
+        "read_document": {"doc_id": "D1"},
+        "review_docs": {"doc_ids": ["D1"]},
+        "curate": {"add_ids": ["D1"]},
+        "verify": {"doc_ids": ["D1"], "claim": "Ada wrote programs."},
+        "end_search": {},
+    }
+    env = make_env()
+    play(env, search("town"))
+    saved = env.snapshot()
+
+    class Broken:
+        async def answer(self, request: object, memory: object) -> None:
+            raise failure
+
+    env.edge = Broken()  # type: ignore[assignment]
+    outside = name not in ("review_docs", "curate", "end_search")
+    with pytest.raises(failure) if outside else nullcontext():
+        run(env.step([ToolCall(name, calls[name])]))
+    assert (env.state == saved) == outside
+
+
+def test_a_window_that_cannot_hold_a_turn_is_refused_with_one_that_can() -> None:
+    for config in (Env(context_window=1024), Env(context_window=2048), Env(context_window=900, generation_reserve=100)):
+        with pytest.raises(ConfigError, match="must be at least") as refused:
+            make_env(config)
+        needed = int(str(refused.value).split()[-1])
+        make_env(msgspec.structs.replace(config, context_window=needed))
+        with pytest.raises(ConfigError):
+            make_env(msgspec.structs.replace(config, context_window=needed - 1))
+
+
+@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])
+def test_the_longest_fan_out_and_reasoning_fit_a_small_window(order: str) -> None:
+    config = Env(context_window=4096, generation_reserve=512, rendering=Rendering(order))  # type: ignore[arg-type]
+    queries = [f"{word} {'x' * 1980}" for word in ("river", "castle", "king", "war", "rain")]
+    env = make_env(config, wide_corpus(30))
+    run(env.reset(Task("t", "q")))
+    step = run(env.step([call("fan_out_search", queries=queries)], "because " * 600))
+    assert step.context is not None
+    assert step.observation is not None
+    assert [ranking.query for ranking in step.observation.rankings] == queries
+    assert step.context.view.turns[1].queries == tuple(query[:200] for query in queries)
+
+
+def test_a_name_that_a_policy_made_up_forges_no_line() -> None:
+    name = "x\nBudget: 0 of 1 tokens"
+    env = make_env()
+    run(env.reset(Task("t", "q")))
+    step = run(env.step([ToolCall(name, {"y": "z"}), ToolCall(name)]))
+    run(env.step([search("Ada")]))
+    last = run(env.step([curate(add_ids=["D1", name], remove_ids=[name], importance={"D1": name})]))
+    text = text_of(last.context)
+    assert "x Budget: 0 of 1 tokens" in text
+    assert not [line for line in text.splitlines() if line.startswith("Budget: 0")]
+    assert step.observation is not None
+    assert step.observation.tool == "x Budget: 0 of 1 tokens"
 
 
 def test_two_configurations_live_in_one_process() -> None:

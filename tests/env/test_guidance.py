@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness1.config import AutoPopulate, Env, Verification
+from harness1.config import AutoPopulate, Env, History, Verification
 from harness1.env.prose import SENTENCES, sentence
 from harness1.records import Note, ToolCall
 from tests.support import WordRetriever, call, curate, make_env, play, search, wide_corpus
@@ -49,6 +49,15 @@ def test_orders_come_in_prescriptive_mode_alone() -> None:
     assert not orders & set(prescriptive[2])
     assert "verify_now" in prescriptive[5]
     assert codes(*actions, guidance="none") == [[]] * 7
+
+
+@pytest.mark.parametrize("guidance", ["facts", "prescriptive"])
+def test_guidance_does_not_need_the_history(guidance: str) -> None:
+    actions = (search("river"), search("war"), search("king"), curate(add_ids=["D9"]), search("king"), search("rain"))
+    without = codes(*actions, guidance=guidance, history=History(on=False))
+    assert without == codes(*actions, guidance=guidance)
+    assert "single_tool" in without[2]
+    assert ("curate_overdue" in without[2]) == (guidance == "prescriptive")
 
 
 def test_a_verified_set_is_not_asked_to_be_verified() -> None:

@@ -17,7 +17,7 @@ def test_an_empty_memory_is_shown_as_such() -> None:
     text = text_of(context)
     assert "Question: Where did Byron die?\n" in text
     assert "Curated 0/30. Nothing yet.\n" in text
-    assert context.view.query == "Where  did\nByron die?"
+    assert context.view.query == "Where did Byron die?"
     assert context.tools == make_env().toolbox.specs
 
 

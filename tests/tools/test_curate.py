@@ -54,6 +54,14 @@ def test_a_call_that_names_nothing_useful_is_an_error() -> None:
         assert seen.error.code == code
 
 
+def test_taking_out_what_is_not_in_is_told() -> None:
+    _, seen, text = curated(curate(remove_ids=["D3"]), curate(remove_ids=["D3"]))
+    assert seen.error is None
+    assert "Not in the curated set: D3 (1)." in text
+    _, _, text = curated(curate(remove_ids=["D3"]))
+    assert "Not in the curated set" not in text
+
+
 def test_the_full_set_reports_evictions_and_refusals() -> None:
     env = Env(curation=Curation(cap=2))
     _, seen, text = curated(curate(add_ids=["D3"], importance={"D3": "high"}), env=env)

@@ -54,6 +54,7 @@ def test_an_id_is_used_whole_however_it_is_spelled() -> None:
 def test_a_part_that_does_not_exist_is_told() -> None:
     _, found, text = read("D2.9")
     assert found.hits == ()
+    assert found.error == Note("no_such_part")
     assert "The document has no such part." in text
 
 

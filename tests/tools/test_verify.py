@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from harness1.config import Env, Verification
 from harness1.env.environment import SearchEnv
+from harness1.env.memory import WorkingMemory
 from harness1.env.verification import Judgement, VerifierFault
 from harness1.records import Note, Observation, ToolCall, UnitId
-from tests.support import call, make_env, play, search, text_of
+from tests.support import call, chunk, make_env, play, search, text_of
 
 CLAIM = "Byron died in 1824."
 
@@ -57,6 +58,22 @@ def test_a_claim_is_paid_for_once_for_each_document() -> None:
 def test_another_claim_is_asked_anew() -> None:
     _, recorder, _, _ = observed(verify("D1"), verify("D1", claim="Byron died in 1825."))
     assert len(recorder.asked) == 2
+
+
+def test_a_document_that_has_grown_is_judged_again_and_the_newest_verdict_holds() -> None:
+    chunks = [chunk("b", "Byron wrote.", "B", 0), chunk("b", "The poet died there.", "B", 1)]
+    recorder = Recorder()
+    env = make_env(chunks=chunks, verifier=recorder)
+    ask = call("verify", doc_ids=["D1"], claim=CLAIM)
+    steps = play(env, search("Byron"), ask, ask, search("poet"), ask, ask)
+    verdicts = [step.observation.verdicts for step in steps if step.observation and step.observation.verdicts]
+    told = [(label.label, label.cached) for (label,) in verdicts]
+    assert told == [("unclear", False), ("unclear", True), ("yes", False), ("yes", True)]
+    assert len(recorder.asked) == 2
+    assert [kept.label for kept in env.state.memory.verification.verdicts.values()] == ["yes"]
+    twin = make_env(chunks=[])
+    twin.begin(WorkingMemory.empty("Where did the father of Ada Lovelace die?", "document"))
+    assert [twin.replay(step.turn).turn for step in steps] == [step.turn for step in steps]
 
 
 def test_limits_and_unknown_handles_are_told() -> None:
