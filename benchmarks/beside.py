@@ -13,10 +13,10 @@ import json
 from pathlib import Path
 
 from harness1.data.source import open_source
-from harness1.eval.evaluate import run_config
 from harness1.eval.statistics import paired_difference
 from harness1.eval.summary import cut, task_metrics
 from harness1.records import Episode
+from harness1.run_folder import run_config
 from harness1.stage import read_stage
 from harness1.store import latest_episodes
 

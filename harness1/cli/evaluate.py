@@ -15,10 +15,12 @@ from rich.table import Table
 from harness1.cli.index import ensure_index
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, PolicyName, resolve, say_torn
 from harness1.data.source import open_source
-from harness1.eval.evaluate import METRICS, Evaluation, clear_run
+from harness1.eval.evaluate import Evaluation
 from harness1.eval.evaluate import evaluate as run_evaluation
 from harness1.hashing import digest
+from harness1.policy.registry import check_policy
 from harness1.records import Episode
+from harness1.run_folder import METRICS, clear_run
 
 HEADLINE = (
     "curated_recall",
@@ -55,6 +57,7 @@ def evaluate(
     settings = resolve(config, overrides)
     source = open_source(dataset)
     tasks = source.tasks(split)[: limit or None]
+    check_policy(policy)
     name = source.name.replace(":", "-")
     folder = (
         cache or Path.home() / ".cache" / "harness1"

@@ -47,7 +47,3 @@ def run() -> None:
 def _fail(message: str, code: int) -> int:
     print(f"harness1: {message}", file=sys.stderr)
     return code
-
-
-if __name__ == "__main__":
-    run()

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import track
 
 from harness1.cli.options import Json, say_torn
-from harness1.eval.evaluate import run_config
 from harness1.records import Episode, Status
 from harness1.replay import ReplayReport, replay_episode, replay_live
 from harness1.retrieval.engines import open_retriever
+from harness1.run_folder import run_config
 from harness1.store import read_episodes
 
 

@@ -16,13 +16,13 @@ from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolv
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.eval.evaluate import refuse_other_run, run_stage
 from harness1.hashing import digest
 from harness1.policy.registry import make_policy, needs_gold
 from harness1.records import Episode, Task
 from harness1.retrieval.engines import open_retriever
 from harness1.reward.composite import score
 from harness1.rollout import rollout
+from harness1.run_folder import refuse_other_run, run_stage
 from harness1.store import EpisodeStore
 
 
@@ -47,8 +47,11 @@ def search(
     if needs_gold(policy):
         raise UsageError("the oracle needs gold: use it with `harness1 eval`")
     console = Console(stderr=as_json, quiet=as_json, highlight=False)
+    settings = resolve(config, overrides)
+    if settings.index != Config().index:
+        raise UsageError("index settings take effect when an index is made: use them with `harness1 index`")
     task = Task(f"query-{digest(question)[:12]}", question, "search")
-    episode, env, out = run_one(task, str(index), policy, resolve(config, overrides), out, console, seed)
+    episode, env, out = run_one(task, str(index), policy, settings, out, console, seed)
     if as_json:
         print(msgspec.json.encode(as_result(env, episode, out)).decode())
     else:

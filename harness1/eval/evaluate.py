@@ -16,11 +16,11 @@ from harness1.eval.outcome import targets
 from harness1.eval.summary import summarise
 from harness1.records import Episode, Task
 from harness1.retrieval.engines import open_retriever
+from harness1.run_folder import METRICS, refuse_other_run, run_stage
 from harness1.runner import Bench, Job, run_episodes
-from harness1.stage import STAGE, Stage, read_stage, write_atomically
-from harness1.store import EPISODES, TOKENS, EpisodeStore, finished_keys, latest_episodes
+from harness1.stage import Stage, write_atomically
+from harness1.store import EpisodeStore, finished_keys, latest_episodes
 
-METRICS = "metrics.json"
 Progress = Callable[[Episode], None]
 
 
@@ -59,24 +59,6 @@ class Evaluation:
             **names,
         }
         return run_stage(self.config, self.policy, inputs, self.index, {**names, "counter": env.counter.hash})
-
-
-def run_stage(config: Config, policy: str, inputs: dict[str, Any], index: str, hashes: dict[str, str]) -> Stage:
-    """The card of a run folder: enough to replay it, offline by its configuration and live by its index."""
-    outputs = {"policy": policy, "config": msgspec.to_builtins(config), "index": str(Path(index).resolve())}
-    return Stage("run", inputs, hashes=hashes, outputs=outputs)
-
-
-def run_config(folder: Path) -> tuple[Config, str]:
-    """The configuration and the index path of a run folder.
-
-    Raises:
-        UsageError: the folder holds no run.
-    """
-    stage = read_stage(folder)
-    if stage is None or stage.verb != "run":
-        raise UsageError(f"{folder} is no run folder: it has no stage.json of a run")
-    return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
 
 
 def evaluate(
@@ -137,32 +119,6 @@ def _marked(stage: Stage, out: Path) -> Iterator[None]:
     except BaseException:
         stage.write(out, status="interrupted")
         raise
-
-
-def clear_run(out: Path) -> None:
-    """Remove an earlier run; nothing else in the folder is touched.
-
-    Raises:
-        UsageError: the folder holds something that is no run.
-    """
-    if out.exists() and any(out.iterdir()) and not (out / STAGE).is_file():
-        raise UsageError(f"{out} is not empty and holds no run: choose another --out")
-    for name in (STAGE, EPISODES, TOKENS, METRICS):
-        (out / name).unlink(missing_ok=True)
-
-
-def refuse_other_run(stage: Stage, out: Path) -> None:
-    """Keep runs apart that differ in what decides their episodes.
-
-    Raises:
-        UsageError: the folder holds another run.
-    """
-    found = read_stage(out)
-    if found is not None and (found.verb, found.inputs) != (stage.verb, stage.inputs):
-        names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]] or ["verb"]
-        raise UsageError(
-            f"{out} holds another run (it differs in {', '.join(names)}): choose another --out, or --force"
-        )
 
 
 def _ids(done: set[Any], stage: Stage) -> set[tuple[str, int]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from harness1.env.entities import FUNCTION_WORDS, extract
 from harness1.env.view import HitView
-from harness1.policy.question import SCANNED_CHARACTERS, head, plain, relatedness, relation_stems
+from harness1.policy.question import SCANNED_CHARACTERS, head, is_whole, plain, relatedness, relation_stems
 
 SOURCE = 0.1
 """A document weaker than this (about rank 10 of the plain ranking) lends no names."""
@@ -65,7 +65,7 @@ class EvidenceScore:
             document.handle, Candidate(document.handle, document.title, head(document.title))
         )
         for query, rank in hit.found_by:
-            if queries[query] == self.question:
+            if is_whole(queries[query], self.question):
                 candidate.rank = rank + pages if candidate.rank is None else candidate.rank
             else:
                 candidate.via.setdefault(head(queries[query]), rank)

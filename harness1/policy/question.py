@@ -9,6 +9,8 @@ from functools import lru_cache
 from harness1.env.entities import FUNCTION_WORDS, extract
 
 SCANNED_CHARACTERS = 8000
+CUT_FROM = 100
+"""No query that is shown is cut to fewer characters than this."""
 STEM = 5
 """Letters that stand for a word: director, directed and directing begin alike."""
 
@@ -83,6 +85,11 @@ def mentions(question: str) -> list[str]:
     ]
     distinct = {head(name): name.strip(" ,.'’") for name in reversed(found)}
     return [name for key, name in reversed(distinct.items()) if key and key not in FUNCTION_WORDS]
+
+
+def is_whole(query: str, question: str) -> bool:
+    """Whether a query as a context shows it, maybe cut, is the question itself."""
+    return query == question or (len(query) >= CUT_FROM and question.startswith(query))
 
 
 def relatedness(text: str, name: str, relations: set[str]) -> int:

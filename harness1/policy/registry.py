@@ -30,6 +30,15 @@ def needs_gold(spec: str) -> bool:
     return spec == ORACLE
 
 
+def check_policy(spec: str) -> None:
+    """Refuse a policy that does not exist, before any work is done for it.
+
+    Raises:
+        UsageError: there is no such policy.
+    """
+    make_policy(spec, {})
+
+
 def make_policy(spec: str, golds: Mapping[str, Gold]) -> Policy:
     """A policy from its name; the oracle alone is given the gold, by task id.
 

@@ -16,7 +16,7 @@ from harness1.hashing import digest
 from harness1.policy.actions import SPARE_TURNS, curate_call, is_late
 from harness1.policy.evidence_score import Candidate, EvidenceScore
 from harness1.policy.policy import Decision
-from harness1.policy.question import head, mentions, plain
+from harness1.policy.question import head, is_whole, mentions, plain
 from harness1.records import Tag, Task, ToolCall
 from harness1.tools.end_search import END_SEARCH
 
@@ -82,8 +82,10 @@ class ScriptedSession:
         queries = view.turns[turn].queries
         for hit in view.hits.get(turn, ()):
             score.read(hit, queries, self._ranked)
-        if view.query in queries:
-            found = [hit for hit in view.hits.get(turn, ()) if _ranks(hit.found_by, queries, view.query)]
+        whole = {number for number, query in enumerate(queries) if is_whole(query, view.query)}
+        if whole:
+            hits = view.hits.get(turn, ())
+            found = [hit for hit in hits if any(query in whole for query, _ in hit.found_by)]
             self._ranked += max(1, len(found))
 
     def _search(self, score: EvidenceScore, view: View, names: set[str]) -> Decision | None:
@@ -158,7 +160,3 @@ def _tag(candidate: Candidate, verified: set[str]) -> Tag:
     if candidate.handle in verified and candidate.proven:
         return "very_high"
     return "high" if candidate.proven else "fair"
-
-
-def _ranks(found_by: tuple[tuple[int, int], ...], queries: tuple[str, ...], question: str) -> bool:
-    return any(queries[query] == question for query, _ in found_by)

@@ -13,7 +13,7 @@ import pytest
 
 from harness1.store import read_episodes
 
-COMMAND = [sys.executable, "-m", "harness1.cli.main"]
+COMMAND = [sys.executable, "-m", "harness1"]
 
 
 def harness1(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -27,6 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = harness1("index", "world:60", "--out", "world", "--json", cwd=path)
     assert made.returncode == 0, made.stderr
     assert json.loads(made.stdout)["documents"] == 60
+    (path / "damaged").mkdir()
+    (path / "damaged" / "stage.json").write_text('{"verb": "run", "inputs": {}, "outputs": {"index": "x"}}')
     return path
 
 
@@ -112,6 +114,10 @@ def test_an_interrupted_evaluation_stops_with_130_and_is_resumed(folder: Path) -
         (["eval", "world:60", "--split", "exam", "--cache", "cache"], "test"),
         (["replay", "nowhere"], "nowhere"),
         (["config", "show", "--set", "nonsense"], "a.b=value"),
+        (["search", "q", "--index", "world", "--set", "index.unit=chunk"], "index settings"),
+        (["eval", "world:60", "--policy", "scripted:31", "--cache", "cache"], "scripted:31"),
+        (["eval", "world:60", "--cache", "cache", "--out", "world"], "another run"),
+        (["replay", "damaged"], "stage.json"),
     ],
 )
 def test_wrong_use_exits_with_2_and_one_line_that_names_the_cause(
@@ -121,6 +127,25 @@ def test_wrong_use_exits_with_2_and_one_line_that_names_the_cause(
     assert failed.returncode == 2
     assert word in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def test_a_run_is_not_written_among_other_files(folder: Path) -> None:
+    (folder / "mine.d").mkdir()
+    (folder / "mine.d" / "letter.txt").write_text("Dear reader")
+    for verb in (["eval", "world:60", "--cache", "cache"], ["search", "q", "--index", "world"]):
+        assert "choose another --out" in harness1(*verb, "--out", "mine.d", cwd=folder).stderr
+    assert [path.name for path in (folder / "mine.d").iterdir()] == ["letter.txt"]
+
+
+def test_a_torn_last_line_is_told(folder: Path) -> None:
+    harness1("search", "Who founded it?", "--index", "world", "--out", "torn", cwd=folder)
+    with (folder / "torn" / "episodes.jsonl").open("ab") as record:
+        record.write(b'{"episode')
+    assert "torn last line (9 bytes)" in harness1("replay", "torn", cwd=folder).stderr
+    assert (
+        "torn last line" in harness1("search", "And who else?", "--index", "world", "--out", "torn", cwd=folder).stderr
+    )
+    assert "torn" not in harness1("replay", "torn", cwd=folder).stderr
 
 
 def test_an_empty_corpus_is_refused_and_leaves_no_index(folder: Path) -> None:

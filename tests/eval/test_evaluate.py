@@ -10,9 +10,10 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.data.source import open_source
 from harness1.errors import UsageError
-from harness1.eval.evaluate import METRICS, Evaluation, evaluate, run_config
+from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.records import Episode, Gold, Status
 from harness1.retrieval.index import build_index
+from harness1.run_folder import METRICS, run_config
 from harness1.stage import read_stage
 from harness1.store import EpisodeStore, read_episodes
 
