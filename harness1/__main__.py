@@ -1,6 +1,4 @@
-"""`python -m harness1` is the command `harness1`."""
-
-from __future__ import annotations
+"""`python -m harness1` is `harness1`."""
 
 from harness1.cli.main import run
 

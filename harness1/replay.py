@@ -128,7 +128,11 @@ async def _compare(episode: Episode, twin: SearchEnv, again: Callable[[Turn], Aw
             difference = difference or f"turn {turn.index}: its observation is missing"
             break
         else:
-            step = await again(turn)
+            try:
+                step = await again(turn)
+            except (ValueError, TypeError, LookupError) as error:
+                difference = difference or f"turn {turn.index}: it cannot be played again ({error!r})"
+                break
             found, done = difference_between(turn, step.turn, contexts=contexts), step.done
         equal += found is None
         difference = difference or found

@@ -1,9 +1,7 @@
-"""A run folder: the card of a run, its episodes and its metrics; which folder may be written to, and which may not."""
+"""A run folder: the card that says how its episodes were made, and what may be written into it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,12 @@ from harness1.stage import STAGE, Stage, read_stage
 from harness1.store import EPISODES, TOKENS
 
 METRICS = "metrics.json"
-VERB = "run"
 
 
 def run_stage(config: Config, policy: str, inputs: dict[str, Any], index: str, hashes: dict[str, str]) -> Stage:
     """The card of a run folder: enough to replay it, offline by its configuration and live by its index."""
     outputs = {"policy": policy, "config": msgspec.to_builtins(config), "index": str(Path(index).resolve())}
-    return Stage(VERB, inputs, hashes=hashes, outputs=outputs)
+    return Stage("run", inputs, hashes=hashes, outputs=outputs)
 
 
 def run_config(folder: Path) -> tuple[Config, str]:
@@ -32,25 +29,12 @@ def run_config(folder: Path) -> tuple[Config, str]:
         SchemaError: its card is damaged.
     """
     stage = read_stage(folder)
-    if stage is None or stage.verb != VERB:
-        raise UsageError(f"{folder} is no run folder: it has no {STAGE} of a run")
+    if stage is None or stage.verb != "run":
+        raise UsageError(f"{folder} is no run folder: it has no stage.json of a run")
     try:
         return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
-    except KeyError as error:
-        raise SchemaError(f"{folder / STAGE} is damaged: it names no {error.args[0]}") from error
-    except (msgspec.ValidationError, ConfigError) as error:
-        raise SchemaError(f"{folder / STAGE} is damaged: {error}") from error
-
-
-@contextmanager
-def marked(stage: Stage, out: Path) -> Iterator[None]:
-    """The card says `running` meanwhile, and `interrupted` if the work is cut short."""
-    stage.write(out)
-    try:
-        yield
-    except BaseException:
-        stage.write(out, status="interrupted")
-        raise
+    except (KeyError, msgspec.ValidationError, ConfigError) as error:
+        raise SchemaError(f"{folder / STAGE} does not say how the run was made: {error}") from error
 
 
 def clear_run(out: Path) -> None:
@@ -59,47 +43,34 @@ def clear_run(out: Path) -> None:
     Raises:
         UsageError: the folder holds something that is no run.
     """
-    refuse_other_folder(out)
+    refuse_foreign(out)
     for name in (STAGE, EPISODES, TOKENS, METRICS):
         (out / name).unlink(missing_ok=True)
 
 
-def refuse_other_folder(out: Path) -> None:
-    """Write into a new folder, an empty one, or that of a run.
-
-    Raises:
-        UsageError: the path is something else.
-    """
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is no folder: choose another --out")
-    if out.is_dir() and any(out.iterdir()) and not _holds_run(out):
-        raise UsageError(f"{out} is not empty and holds no run: choose another --out")
-
-
 def refuse_other_run(stage: Stage, out: Path) -> None:
-    """Keep runs apart that differ in what decides their episodes. An input that is None is not known yet, and not
-    compared.
+    """Keep runs apart that differ in what decides their episodes.
 
     Raises:
         UsageError: the folder holds another run, or something that is no run.
     """
-    refuse_other_folder(out)
+    refuse_foreign(out)
     found = read_stage(out)
-    if found is None:
-        return
-    names = [name for name in stage.inputs.keys() | found.inputs.keys() if _differ(name, stage, found)]
-    if names:
+    if found is not None and (found.verb, found.inputs) != (stage.verb, stage.inputs):
+        names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]] or ["verb"]
         raise UsageError(
-            f"{out} holds another run (it differs in {', '.join(sorted(names))}): choose another --out, or --force"
+            f"{out} holds another run (it differs in {', '.join(names)}): choose another --out, or --force"
         )
 
 
-def _differ(name: str, stage: Stage, found: Stage) -> bool:
-    unknown = name in stage.inputs and stage.inputs[name] is None
-    return not unknown and stage.inputs.get(name) != found.inputs.get(name)
+def refuse_foreign(out: Path) -> None:
+    """Write runs only into folders that are new, empty or hold a run.
 
-
-def _holds_run(folder: Path) -> bool:
-    """Whether a run was begun in a folder: its card says so, or there are episodes and no card yet."""
-    stage = read_stage(folder)
-    return (folder / EPISODES).is_file() if stage is None else stage.verb == VERB
+    Raises:
+        UsageError: the folder holds something else.
+    """
+    if not out.exists() or not any(out.iterdir()):
+        return
+    stage = read_stage(out)
+    if (stage is None and not (out / EPISODES).is_file()) or (stage is not None and stage.verb != "run"):
+        raise UsageError(f"{out} is not empty and holds no run: choose another --out")

@@ -19,6 +19,7 @@ from harness1.records import (
     DocId,
     Episode,
     Hit,
+    Note,
     Observation,
     Status,
     StopReason,
@@ -260,6 +261,14 @@ def test_a_replay_does_not_touch_the_record() -> None:
 )
 def test_a_forged_episode_is_found_out(change: Callable[[Episode], Episode], word: str) -> None:
     assert word in str(replay_episode(change(EPISODE), configured()).difference)
+
+
+def test_a_record_that_cannot_be_played_is_a_difference_and_no_crash() -> None:
+    first = EPISODE.turns[0]
+    assert first.observation is not None
+    broken = replace(first, observation=replace(first.observation, notes=(Note("continues"),)))
+    report = replay_episode(replace(EPISODE, turns=(broken, *EPISODE.turns[1:])), configured())
+    assert "cannot be played again" in str(report.difference)
 
 
 @pytest.mark.parametrize("field", ["notes", "delta", "resolved"])

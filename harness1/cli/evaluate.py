@@ -20,6 +20,7 @@ from harness1.eval.evaluate import evaluate as run_evaluation
 from harness1.hashing import digest
 from harness1.policy.registry import check_policy
 from harness1.records import Episode
+from harness1.retrieval.index import build_hash
 from harness1.run_folder import METRICS, clear_run
 
 HEADLINE = (
@@ -61,7 +62,7 @@ def evaluate(
     name = source.name.replace(":", "-")
     folder = (
         cache or Path.home() / ".cache" / "harness1"
-    ) / f"{name}-{digest([source.fingerprint, settings.index])[:12]}"
+    ) / f"{name}-{digest([source.fingerprint, build_hash(settings.index)])[:12]}"
     ensure_index(source, folder, settings)
     out = out or Path("runs") / f"{name}-{split}-{policy.replace(':', '-').replace('/', '-')}"
     evaluation = Evaluation(dataset, split, tasks, str(folder), policy, settings, samples, seed)

@@ -16,9 +16,8 @@ from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
 from harness1.config import Config
 from harness1.data.source import Source, open_source
 from harness1.errors import CorpusError
-from harness1.hashing import digest
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.index import build_index, open_index
+from harness1.retrieval.index import build_hash, build_index, open_index
 from harness1.retrieval.retriever import IndexInfo
 from harness1.stage import Stage
 
@@ -49,7 +48,7 @@ def ensure_index(source: Source, out: Path, config: Config, *, force: bool = Fal
 
     The source's own fingerprint (paths, sizes and times of its files) decides whether it is unchanged.
     """
-    stage = Stage("index", {"source": source.fingerprint, "index": digest(config.index)})
+    stage = Stage("index", {"source": source.fingerprint, "build": build_hash(config.index)})
     if not force and stage.is_done(out):
         return open_index(out).info
     if out.exists() and any(out.iterdir()) and not _is_ours(out):

@@ -116,7 +116,8 @@ def test_an_interrupted_evaluation_stops_with_130_and_is_resumed(folder: Path) -
         (["config", "show", "--set", "nonsense"], "a.b=value"),
         (["search", "q", "--index", "world", "--set", "index.unit=chunk"], "index settings"),
         (["eval", "world:60", "--policy", "scripted:31", "--cache", "cache"], "scripted:31"),
-        (["eval", "world:60", "--cache", "cache", "--out", "world"], "another run"),
+        (["eval", "world:60", "--cache", "cache", "--out", "world"], "holds no run"),
+        (["eval", "world:60", "--cache", "cache", "--out", "world", "--force"], "holds no run"),
         (["replay", "damaged"], "stage.json"),
     ],
 )
