@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
@@ -113,12 +114,12 @@ def _drain(
     on_episode: Callable[[Episode], None],
 ) -> None:
     """Keep two chunks per worker in flight, so that memory stays bounded however many jobs there are."""
-    running = {pool.submit(_encoded_chunk, bench, chunk) for chunk in _take(chunks, 2 * workers)}
+    running = {pool.submit(_encoded_chunk, bench, chunk) for chunk in islice(chunks, 2 * workers)}
     try:
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             _hand_over(done, on_episode)
-            running |= {pool.submit(_encoded_chunk, bench, chunk) for chunk in _take(chunks, len(done))}
+            running |= {pool.submit(_encoded_chunk, bench, chunk) for chunk in islice(chunks, len(done))}
     except KeyboardInterrupt:
         begun = {future for future in running if not future.cancel()}
         _hand_over(wait(begun).done, on_episode)
@@ -129,10 +130,6 @@ def _hand_over(done: set[Future[list[bytes]]], on_episode: Callable[[Episode], N
     for future in done:
         for line in future.result():
             on_episode(decode_episode(line))
-
-
-def _take(chunks: Iterator[tuple[Job, ...]], count: int) -> Iterator[tuple[Job, ...]]:
-    return (chunk for _, chunk in zip(range(count), chunks, strict=False))
 
 
 def _encoded_chunk(bench: Bench, jobs: Sequence[Job]) -> list[bytes]:

@@ -33,8 +33,6 @@ class EvidenceGraph(msgspec.Struct):
     """Unit -> the keys of its entities, in order of addition."""
     levels: dict[int, dict[str, None]] = {}
     """Number of units, from 2 -> the keys of the entities in so many units."""
-    bridging: dict[UnitId, int] = {}
-    """Unit -> how many of its entities are in other units too."""
 
     def add(self, unit_id: UnitId, entities: Iterable[str]) -> None:
         """Record that a unit mentions some entities. It may be called again for more text of the same unit."""
@@ -69,8 +67,9 @@ class EvidenceGraph(msgspec.Struct):
 
     def bridge_documents(self, limit: int) -> list[UnitId]:
         """The units with at least two bridge entities: those with the most first, then in order of addition."""
-        joined = [unit_id for unit_id in self.entities if self.bridging.get(unit_id, 0) >= 2]
-        return nsmallest(limit, joined, key=lambda unit_id: -self.bridging[unit_id])
+        shared = {unit_id: sum(len(self.units[key]) > 1 for key in keys) for unit_id, keys in self.entities.items()}
+        joined = [unit_id for unit_id, count in shared.items() if count >= 2]
+        return nsmallest(limit, joined, key=lambda unit_id: -shared[unit_id])
 
     def entities_of(self, unit_id: UnitId) -> tuple[str, ...]:
         """The entities of a unit in order of addition; none for an unknown unit."""
@@ -83,10 +82,10 @@ class EvidenceGraph(msgspec.Struct):
     def fork(self) -> EvidenceGraph:
         """An independent copy; what is immutable is shared."""
         levels = {count: dict(keys) for count, keys in self.levels.items()}
-        return EvidenceGraph(dict(self.names), dict(self.units), dict(self.entities), levels, dict(self.bridging))
+        return EvidenceGraph(dict(self.names), dict(self.units), dict(self.entities), levels)
 
     def _link(self, key: str, before: tuple[UnitId, ...], unit_id: UnitId) -> None:
-        """Move an entity to the next level, and count the bridges that this makes."""
+        """Add a unit to a known entity, which moves to the next level."""
         self.units[key] = (*before, unit_id)
         if len(before) > 1:
             level = self.levels[len(before)]
@@ -94,8 +93,6 @@ class EvidenceGraph(msgspec.Struct):
             if not level:
                 del self.levels[len(before)]
         self.levels.setdefault(len(before) + 1, {})[key] = None
-        for joined in (unit_id,) if len(before) > 1 else (*before, unit_id):
-            self.bridging[joined] = self.bridging.get(joined, 0) + 1
 
 
 def _key(name: str) -> str:

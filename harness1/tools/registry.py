@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from harness1.config import Env
 from harness1.env.memory import WorkingMemory
@@ -44,7 +45,9 @@ class Toolbox:
     tools: dict[str, Tool]
 
     @classmethod
+    @lru_cache(maxsize=16)
     def of(cls, env: Env) -> Toolbox:
+        """The tools of a configuration. Deriving their schemas takes 1 ms, so it is done once for each."""
         built = [build_tool(function, env) for function, enabled in TOOLS if enabled(env)]
         return cls({tool.spec.name: tool for tool in built})
 
