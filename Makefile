@@ -2,6 +2,8 @@
 PYTHON ?= python3
 DEMO := .venv/demo
 TEST := .venv/test
+# Of torch, the tests need no more than its CPU build; what is installed first is kept.
+TORCH ?= torch==2.13.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test test-all lint clean
@@ -27,6 +29,7 @@ $(DEMO)/ready: pyproject.toml
 
 $(TEST)/ready: pyproject.toml
 	$(PYTHON) -m venv --clear $(TEST)
+	$(TEST)/bin/pip install --quiet $(TORCH)
 	$(TEST)/bin/pip install --quiet --editable ".[test]"
 	touch $@
 

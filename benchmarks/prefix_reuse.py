@@ -38,8 +38,9 @@ from harness1.env.render import Context
 from harness1.env.view import View
 from harness1.records import TAGS, Task, ToolCall, Turn
 from harness1.replay import Nowhere
+from harness1.retrieval.building import build_index
 from harness1.retrieval.embedded import EmbeddedRetriever
-from harness1.retrieval.index import build_index, open_index
+from harness1.retrieval.index import open_index
 from harness1.retrieval.retriever import Retriever
 
 WORLD_SIZE = 2000

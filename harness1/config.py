@@ -20,6 +20,7 @@ from harness1.records import Tag
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Weight = Annotated[float, Meta(ge=0.0)]
 
 OBSERVATION_SHARE = 0.4
 """The most of a prompt that one observation may take."""
@@ -37,6 +38,28 @@ class Search(Settings):
     """Hits per query."""
     tokens: Positive = 4096
     """Tokens of shown text per query; hits that do not fit are left for a later search, whole."""
+
+
+class Rerank(Settings):
+    """A cross-encoder reads query and chunk together (which one: `run.reranker`)."""
+
+    on: bool = False
+    candidates: Positive = 50
+    """How many of the best chunks it reads."""
+
+
+class Retrieval(Settings):
+    """How an index with terms and embeddings ranks. Engines beyond this package read what applies to them."""
+
+    mode: Literal["auto", "bm25", "dense", "hybrid"] = "auto"
+    """`auto`: hybrid where the index has embeddings, else BM25."""
+    rrf_k: Positive = 60
+    bm25_depth: Positive = 25
+    """Chunks of the BM25 list that take part in fusion; never fewer than are asked for."""
+    dense_depth: Positive = 25
+    bm25_weight: Weight = 1.0
+    dense_weight: Weight = 1.0
+    rerank: Rerank = Rerank()
 
 
 class FanOut(Settings):
@@ -63,6 +86,8 @@ class Review(Settings):
 
 class Verification(Settings):
     on: bool = True
+    judge: Literal["lexical", "cross_encoder"] = "lexical"
+    """By shared words, or by the cross-encoder at `run.reranker`."""
     documents: Positive = 5
     characters: Positive = 6000
     """How much of a document the verifier reads."""
@@ -143,6 +168,7 @@ class Env(Settings):
     generation_reserve: Positive = 2048
     guidance: Literal["none", "facts", "prescriptive"] = "facts"
     search: Search = Search()
+    retrieval: Retrieval = Retrieval()
     fan_out: FanOut = FanOut()
     grep: Grep = Grep()
     read: Read = Read()
@@ -168,6 +194,24 @@ class Env(Settings):
         return min(tokens, int(self.prompt_limit * OBSERVATION_SHARE))
 
 
+class Dense(Settings):
+    """Embeddings of the chunks of an index, beside their terms."""
+
+    model: str = ""
+    """A name or local folder for sentence-transformers, or `hash:DIMENSIONS` (needs no model); empty: none."""
+    search: Literal["exact", "hnsw", "ivf"] = "exact"
+    """Exact up to about a million chunks; the approximate graphs and lists of faiss beyond."""
+    query_prefix: str = ""
+    """Put before a query, where the model was trained so (`query: `)."""
+    document_prefix: str = ""
+    hnsw_links: Positive = 32
+    hnsw_build: Positive = 200
+    hnsw_search: Positive = 128
+    ivf_lists: Count = 0
+    """0: 4 times the square root of the number of vectors."""
+    ivf_probes: Positive = 32
+
+
 class Index(Settings):
     """How a corpus is cut and analysed. It is in `index_hash`."""
 
@@ -176,6 +220,7 @@ class Index(Settings):
     """Documents longer than this (characters / 4) are cut at sentence borders; shorter ones stay whole."""
     k1: Annotated[float, Meta(ge=0.0)] = 1.2
     b: Share = 0.75
+    dense: Dense = Dense()
 
 
 class Reward(Settings):
@@ -201,6 +246,40 @@ class Reward(Settings):
     floor: float = 0.001
 
 
+class Web(Settings):
+    """Endpoints of the web retriever (`--index web:CACHE`): a search API like Serper's, a page reader like Jina's."""
+
+    search_url: str = ""
+    search_key: str = ""
+    read_url: str = ""
+    """The page's own address is appended to it."""
+    read_key: str = ""
+    hosts: tuple[str, ...] = ()
+    """Only pages of these hosts and their subdomains are found and read; none: of all public names.
+    IP addresses and local names must be listed exactly."""
+    results: Positive = 10
+    """Results asked of the search API, beside those that an episode has seen; it shows `env.search.hits` of them."""
+    page_bytes: Positive = 2_000_000
+    """A longer page is cut there, at the border of a character; a longer answer of the search API is a fault."""
+    timeout_s: Annotated[float, Meta(gt=0.0)] = 20.0
+    """For one request, from connecting to the last byte."""
+    concurrency: Positive = 16
+    """Requests in flight in one process."""
+    offline: bool = False
+    """Answer from the cache alone; what is not there is a fault."""
+
+    def public(self) -> Web:
+        """The settings without their keys, fit to be shown and written down."""
+        return msgspec.structs.replace(self, search_key="", read_key="")
+
+    def __repr__(self) -> str:
+        # `public` is a Web too: only the representation of the base class does not come back here.
+        return super(Web, self.public()).__repr__()
+
+    def __rich_repr__(self) -> Any:
+        return super(Web, self.public()).__rich_repr__()
+
+
 class Run(Settings):
     """How work is carried out on this machine. It is in no hash."""
 
@@ -215,6 +294,18 @@ class Run(Settings):
     episode_deadline_s: Annotated[float, Meta(gt=0.0)] = 600.0
     bootstrap: Positive = 2000
     """Resamples behind a confidence interval."""
+    embedder: str = ""
+    """Where the embedding model of an index lies on this machine; empty: where it lay when the index was built."""
+    reranker: str = ""
+    """A name or local folder of a cross-encoder for sentence-transformers."""
+    device: str = ""
+    """Of models for retrieval: cpu, cuda, cuda:1; empty: what torch prefers."""
+    batch_ms: Annotated[float, Meta(ge=0.0)] = 2.0
+    """How long a search waits for others to share a batch with."""
+    batch_size: Positive = 64
+    cached_searches: Count = 4096
+    """Results kept in memory for equal searches, which sibling episodes ask; 0: none."""
+    web: Web = Web()
 
 
 class Config(Settings):

@@ -84,6 +84,8 @@ class Ranking(Record):
 
     query: str
     chunk_ids: tuple[ChunkId, ...]
+    pre_rerank_ids: tuple[ChunkId, ...] = ()
+    """Where a reranker ordered the hits: what it was given, in the order before."""
 
 
 class Verdict(Record):

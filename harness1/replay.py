@@ -14,6 +14,7 @@ import msgspec
 from harness1.config import Env, Run
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.memory import WorkingMemory
+from harness1.env.model_verifier import open_verifier
 from harness1.env.pieces import ApproximateCounter, TokenCounter
 from harness1.errors import ConfigError
 from harness1.records import (
@@ -98,7 +99,8 @@ async def replay_live(episode: Episode, env: Env, retriever: Retriever, run: Run
     """
     if retriever.info.index_hash != episode.hashes.index:
         raise ConfigError("the index differs from the one that the episode was recorded with")
-    twin = SearchEnv(env, retriever, counter=ApproximateCounter(), run=run)
+    run = run or Run()
+    twin = SearchEnv(env, retriever, open_verifier(env, run), ApproximateCounter(), run)
     _same_environment(twin, episode)
     await twin.reset(episode.task)
 

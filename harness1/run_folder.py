@@ -9,6 +9,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.errors import ConfigError, SchemaError, UsageError
+from harness1.retrieval.engines import is_engine
 from harness1.stage import STAGE, Stage, read_stage
 from harness1.store import EPISODES, TOKENS
 
@@ -17,8 +18,20 @@ METRICS = "metrics.json"
 
 def run_stage(config: Config, policy: str, inputs: dict[str, Any], index: str, hashes: dict[str, str]) -> Stage:
     """The card of a run folder: enough to replay it, offline by its configuration and live by its index."""
-    outputs = {"policy": policy, "config": msgspec.to_builtins(config), "index": str(Path(index).resolve())}
+    outputs = {"policy": policy, "config": shown_config(config), "index": _absolute(index)}
     return Stage("run", inputs, hashes=hashes, outputs=outputs)
+
+
+def shown_config(config: Config) -> dict[str, Any]:
+    """Every setting but the keys of services, which are secrets."""
+    run = msgspec.structs.replace(config.run, web=config.run.web.public())
+    tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(config, run=run))
+    return tree
+
+
+def _absolute(index: str) -> str:
+    """An index folder by its whole path, so that the run can be replayed from anywhere; an engine as it is named."""
+    return index if is_engine(index) else str(Path(index).resolve())
 
 
 def run_config(folder: Path) -> tuple[Config, str]:

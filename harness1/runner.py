@@ -18,6 +18,8 @@ from itertools import islice
 
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
+from harness1.env.model_verifier import open_verifier
+from harness1.env.verification import Verifier
 from harness1.errors import InfrastructureFault
 from harness1.policy.policy import Policy
 from harness1.policy.registry import make_policy, needs_gold
@@ -48,7 +50,7 @@ class Bench:
     policy: str
 
     def environment(self, retriever: Retriever) -> SearchEnv:
-        return SearchEnv(self.config.env, retriever, run=self.config.run)
+        return SearchEnv(self.config.env, retriever, _verifier(self.config), run=self.config.run)
 
     def policy_for(self, jobs: Sequence[Job]) -> Policy:
         if not needs_gold(self.policy):
@@ -93,7 +95,7 @@ def run_chunk(bench: Bench, jobs: Sequence[Job]) -> list[Episode]:
 
 
 async def _gather(bench: Bench, jobs: Sequence[Job]) -> list[Episode]:
-    retriever = _retriever(bench.retriever)
+    retriever = _retriever(bench.retriever, bench.config)
     policy = bench.policy_for(jobs)
     gate = asyncio.Semaphore(bench.config.run.concurrency)
 
@@ -137,9 +139,15 @@ def _encoded_chunk(bench: Bench, jobs: Sequence[Job]) -> list[bytes]:
 
 
 @lru_cache(maxsize=2)
-def _retriever(spec: str) -> Retriever:
+def _retriever(spec: str, config: Config) -> Retriever:
     """An index is opened once for each process, not once for each chunk."""
-    return open_retriever(spec)
+    return open_retriever(spec, config)
+
+
+@lru_cache(maxsize=2)
+def _verifier(config: Config) -> Verifier:
+    """A verifier may hold a model, and gathers what the episodes of a process ask."""
+    return open_verifier(config.env, config.run)
 
 
 @lru_cache(maxsize=2)

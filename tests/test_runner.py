@@ -15,7 +15,7 @@ from harness1.config import Config, load_config
 from harness1.data.source import open_source
 from harness1.errors import InfrastructureFault
 from harness1.records import Episode
-from harness1.retrieval.index import build_index
+from harness1.retrieval.building import build_index
 from harness1.runner import CHUNK, Bench, Job, run_episodes
 
 SOURCE = open_source("world:100")

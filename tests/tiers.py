@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 TIERS = {
-    "service": "pip install 'harness1[test]' (no test starts a service so far)",
+    "service": "pip install 'harness1[test]'",
     "ray": "pip install ray (no test needs it so far)",
     "browser": "apt-get install chromium && pip install playwright (no test opens a page so far)",
 }

@@ -12,6 +12,7 @@ from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.hashing import digest
 from harness1.replay import Nowhere
+from harness1.run_folder import shown_config
 
 app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
 
@@ -29,7 +30,7 @@ def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json =
     """
     resolved = resolve(config, overrides)
     hashes = config_hashes(resolved)
-    tree = msgspec.to_builtins(resolved)
+    tree = shown_config(resolved)
     if as_json:
         print(msgspec.json.encode({"config": tree, "hashes": hashes}).decode())
         return

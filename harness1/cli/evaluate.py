@@ -14,12 +14,15 @@ from rich.table import Table
 
 from harness1.cli.index import ensure_index
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, PolicyName, resolve, say_torn
-from harness1.data.source import open_source
+from harness1.config import Config
+from harness1.data.source import Source, open_source
+from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation
 from harness1.eval.evaluate import evaluate as run_evaluation
 from harness1.hashing import digest
 from harness1.policy.registry import check_policy
 from harness1.records import Episode
+from harness1.retrieval.engines import open_retriever
 from harness1.retrieval.index import build_hash
 from harness1.run_folder import METRICS, clear_run
 
@@ -42,6 +45,10 @@ def evaluate(
     limit: Annotated[int, typer.Option("--limit", help="The first N tasks; 0 means all.", min=0)] = 0,
     samples: Annotated[int, typer.Option("--samples", help="Episodes for each task.", min=1)] = 1,
     seed: Annotated[int, typer.Option("--seed", help="For policies that draw, and for the bootstrap.")] = 0,
+    index: Annotated[
+        str | None,
+        typer.Option("--index", help="An index or engine to ask, instead of indexing the dataset.", metavar="SPEC"),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/DATASET-SPLIT-POLICY.")] = None,
     cache: Annotated[
         Path | None, typer.Option("--cache", help="Where indexes are kept; default ~/.cache/harness1.", metavar="DIR")
@@ -60,12 +67,9 @@ def evaluate(
     tasks = source.tasks(split)[: limit or None]
     check_policy(policy)
     name = source.name.replace(":", "-")
-    folder = (
-        cache or Path.home() / ".cache" / "harness1"
-    ) / f"{name}-{digest([source.fingerprint, build_hash(settings.index)])[:12]}"
-    ensure_index(source, folder, settings)
+    index = _checked(index, settings) if index else _own_index(source, cache, settings)
     out = out or Path("runs") / f"{name}-{split}-{policy.replace(':', '-').replace('/', '-')}"
-    evaluation = Evaluation(dataset, split, tasks, str(folder), policy, settings, samples, seed)
+    evaluation = Evaluation(dataset, split, tasks, index, policy, settings, samples, seed)
     if force:
         clear_run(out)
     metrics = _finished(evaluation, out) or _run(evaluation, out)
@@ -90,12 +94,27 @@ def print_metrics(metrics: dict[str, Any], title: str, out: Path) -> None:
     console.print(f"{metrics['tasks']} tasks, failures: {failures}. Everything is in {out}.")
 
 
+def _own_index(source: Source, cache: Path | None, config: Config) -> str:
+    """The index of a dataset, built into the cache unless it is there."""
+    name = f"{source.name.replace(':', '-')}-{digest([source.fingerprint, build_hash(config.index)])[:12]}"
+    folder = (cache or Path.home() / ".cache" / "harness1") / name
+    ensure_index(source, folder, config)
+    return str(folder)
+
+
+def _checked(index: str, config: Config) -> str:
+    unit = open_retriever(index, config).info.unit
+    if unit != config.index.unit:
+        raise UsageError(f"{index} is scored by {unit}: --set index.unit={unit}")
+    return index
+
+
 def _finished(evaluation: Evaluation, out: Path) -> dict[str, Any] | None:
-    """The metrics of a run that is there already, unchanged."""
+    """The metrics of a run that is there already, unchanged; not of one that the infrastructure broke: it goes on."""
     if not (out / METRICS).is_file() or not evaluation.stage().is_done(out):
         return None
     found: dict[str, Any] = msgspec.json.decode((out / METRICS).read_bytes())
-    return found
+    return None if found["failures"]["infra_error"] else found
 
 
 def _run(evaluation: Evaluation, out: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -15,18 +16,29 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
 from harness1.config import Config
 from harness1.data.source import Source, open_source
-from harness1.errors import CorpusError
+from harness1.errors import CorpusError, UsageError
+from harness1.records import DocId
+from harness1.retrieval.building import Watch, add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.index import build_hash, build_index, open_index
+from harness1.retrieval.engine_build import build_engine
+from harness1.retrieval.index import build_hash, open_index
 from harness1.retrieval.retriever import IndexInfo
 from harness1.stage import Stage
 
 
 def index(
     source: Annotated[
-        str, typer.Argument(help="A BEIR folder, a JSONL file, a folder of texts, world:SIZE or stdlib.")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the index.", metavar="DIR")],
+        str | None, typer.Argument(help="A BEIR folder, a JSONL file, a folder of texts, world:SIZE or stdlib.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the index.", metavar="DIR")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="Index into milvus:FILE.db, milvus:URL or chroma:URL.", metavar="SPEC"),
+    ] = None,
+    add: Annotated[bool, typer.Option("--add", help="Add to the index; an equal id replaces its document.")] = False,
+    delete: Annotated[
+        list[str] | None, typer.Option("--delete", help="Take a document out of the index.", metavar="ID")
+    ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -36,11 +48,19 @@ def index(
 
     Example: harness1 index ~/notes --out notes.index
     """
-    info = ensure_index(open_source(source), out, resolve(config, overrides), force=force)
+    settings = resolve(config, overrides)
+    if engine is not None:
+        if out is not None or add or delete or source is None:
+            raise UsageError("--engine takes a source and neither --out, --add nor --delete")
+        where, info = engine, _fill_engine(open_source(source), engine, settings)
+    else:
+        if out is None:
+            raise UsageError("say where the index goes: --out DIR, or --engine SPEC")
+        where, info = str(out), _index_folder(source, out, settings, add, delete or [], force)
     if as_json:
         print(msgspec.json.encode(info).decode())
     else:
-        print(f"{out}: {info.documents} documents, {info.chunks} chunks, index {info.index_hash[:12]}")
+        print(f"{where}: {info.documents} documents, {info.chunks} chunks, index {info.index_hash[:12]}")
 
 
 def ensure_index(source: Source, out: Path, config: Config, *, force: bool = False) -> IndexInfo:
@@ -54,22 +74,91 @@ def ensure_index(source: Source, out: Path, config: Config, *, force: bool = Fal
     if out.exists() and any(out.iterdir()) and not _is_ours(out):
         raise CorpusError(f"{out} is not empty and holds no index: choose another folder")
     stage.write(out)
-    info = build_index(_shown(source), out, config.index)
-    for problem in source.problems:
-        print(f"harness1: left out: {problem}", file=sys.stderr)
+    with _shown(source) as (documents, watch):
+        info = build_index(documents, out, config.index, watch, config.run)
+    _finish(stage, source, out, info)
+    return info
+
+
+def _index_folder(
+    source: str | None, out: Path, config: Config, add: bool, delete: list[str], force: bool
+) -> IndexInfo:
+    """Build an index folder, or change the one that is there."""
+    if delete:
+        if source is not None or add:
+            raise UsageError("--delete takes ids alone: no source and no --add")
+        return _deleted(out, delete, config)
+    if source is None:
+        raise UsageError("say what to index: a folder, a JSONL file, world:SIZE or stdlib")
+    if add:
+        return _added(open_source(source), out, config)
+    return ensure_index(open_source(source), out, config, force=force)
+
+
+def _added(source: Source, out: Path, config: Config) -> IndexInfo:
+    if config.index != Config().index:
+        raise UsageError("documents are added with the settings that the index was built with: leave index.* out")
+    stage = Stage("index", {"base": open_index(out).info.index_hash, "added": source.fingerprint})
+    stage.write(out)
+    with _shown(source) as (documents, watch):
+        info = add_documents(documents, out, watch, config.run)
+    _finish(stage, source, out, info)
+    return info
+
+
+def _deleted(out: Path, delete: list[str], config: Config) -> IndexInfo:
+    stage = Stage("index", {"base": open_index(out).info.index_hash, "deleted": sorted(delete)})
+    stage.write(out)
+    info = delete_documents(map(DocId, delete), out, run=config.run)
     stage.write(out, status="finished", hashes={"index": info.index_hash}, outputs=msgspec.to_builtins(info))
     return info
 
 
+def _fill_engine(source: Source, spec: str, config: Config) -> IndexInfo:
+    with _shown(source) as (documents, watch):
+        info = build_engine(spec, documents, config.index, config.run, watch.documents)
+    _say_problems(source)
+    return info
+
+
+def _finish(stage: Stage, source: Source, out: Path, info: IndexInfo) -> None:
+    _say_problems(source)
+    stage.write(out, status="finished", hashes={"index": info.index_hash}, outputs=msgspec.to_builtins(info))
+
+
+def _say_problems(source: Source) -> None:
+    for problem in source.problems:
+        print(f"harness1: left out: {problem}", file=sys.stderr)
+
+
 def _is_ours(folder: Path) -> bool:
-    return (folder / "stage.json").is_file() or (folder / "CURRENT").is_file()
+    return any((folder / name).exists() for name in ("stage.json", "CURRENT", "vectors"))
 
 
-def _shown(source: Source) -> Iterator[Document]:
-    """The documents of a source, counted on the terminal as they pass."""
-    columns = (SpinnerColumn(), TextColumn("indexing {task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(source.name, total=None)
-        for document in source.documents():
-            yield document
-            progress.advance(bar)
+@contextmanager
+def _shown(source: Source) -> Iterator[tuple[Iterator[Document], Watch]]:
+    """The documents of a source, and who watches the build, both shown on the terminal as they go."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[rate]}"),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        reading = progress.add_task(f"indexing {source.name}", total=None, rate="")
+        embedding = progress.add_task("embedding chunks", total=None, visible=False, rate="")
+
+        def embedded(done: int, fresh: int) -> None:
+            if not progress.tasks[embedding].visible:
+                progress.reset(embedding, visible=True)
+            rate = fresh / max(progress.tasks[embedding].elapsed or 0.0, 1e-3)
+            progress.update(embedding, completed=done, rate=f"{rate:.0f}/s")
+
+        def counted() -> Iterator[Document]:
+            for document in source.documents():
+                yield document
+                progress.advance(reading)
+
+        yield counted(), Watch(embeddings=embedded)

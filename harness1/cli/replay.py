@@ -23,7 +23,7 @@ from harness1.store import read_episodes
 def replay(
     run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
     live: Annotated[bool, typer.Option("--live", help="Ask the index again and compare its answers too.")] = False,
-    index: Annotated[Path | None, typer.Option("--index", help="The index to ask; default the run's own.")] = None,
+    index: Annotated[str | None, typer.Option("--index", help="The index to ask; default the run's own.")] = None,
     as_json: Json = False,
 ) -> None:
     """Rebuild every episode from its record and check every state hash. Exit code 1 if anything differs.
@@ -34,7 +34,7 @@ def replay(
     recorded = list(read_episodes(run, on_torn=partial(say_torn, run)))
     episodes = [episode for episode in recorded if episode.status is not Status.INFRA_ERROR]
     skipped = len(recorded) - len(episodes)
-    retriever = open_retriever(str(index or own_index)) if live else None
+    retriever = open_retriever(str(index or own_index), config) if live else None
 
     def one(episode: Episode) -> ReplayReport:
         if retriever is None:

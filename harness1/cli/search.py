@@ -15,6 +15,7 @@ from harness1.cli.live import show_result, snippet, watcher
 from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve, say_torn
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
+from harness1.env.model_verifier import open_verifier
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import digest
 from harness1.policy.registry import make_policy, needs_gold
@@ -28,7 +29,9 @@ from harness1.store import EpisodeStore
 
 def search(
     question: Annotated[str, typer.Argument(help="What to find the evidence for.")],
-    index: Annotated[Path, typer.Option("--index", help="Folder made by `harness1 index`.", metavar="DIR")],
+    index: Annotated[
+        str, typer.Option("--index", help="Folder made by `harness1 index`, or the URI of an engine.", metavar="SPEC")
+    ],
     policy: PolicyName = "scripted",
     out: Annotated[
         Path | None, typer.Option("--out", help="Run folder for the record; default runs/search-HASH.", metavar="RUN")
@@ -51,7 +54,7 @@ def search(
     if settings.index != Config().index:
         raise UsageError("index settings take effect when an index is made: use them with `harness1 index`")
     task = Task(f"query-{digest(question)[:12]}", question, "search")
-    episode, env, out = run_one(task, str(index), policy, settings, out, console, seed)
+    episode, env, out = run_one(task, index, policy, settings, out, console, seed)
     if as_json:
         print(msgspec.json.encode(as_result(env, episode, out)).decode())
     else:
@@ -68,7 +71,8 @@ def run_one(
 
     Without a folder, searches under the same configuration, policy and index share one.
     """
-    env = SearchEnv(config.env, open_retriever(index), run=config.run)
+    verifier = open_verifier(config.env, config.run)
+    env = SearchEnv(config.env, open_retriever(index, config), verifier, run=config.run)
     chosen = make_policy(policy, {})
     hashes = {"env": env.hash, "policy": chosen.hash, "index": env.retriever.info.index_hash}
     stage = run_stage(config, policy, hashes, index, hashes)

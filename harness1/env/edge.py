@@ -69,7 +69,8 @@ class Edge:
         for query, result in zip(request.queries, results, strict=True):
             for rank, scored in enumerate(result.hits):
                 hits.setdefault(scored.chunk.chunk_id, _hit(scored.chunk, scored.score, rank))
-            rankings.append(Ranking(query, tuple(_chunk_id(scored) for scored in result.hits)))
+            found = tuple(_chunk_id(scored) for scored in result.hits)
+            rankings.append(Ranking(query, found, result.pre_rerank_ids))
         return Answer(tuple(hits.values()), tuple(rankings))
 
     async def _grep(self, pattern: str, limit: int) -> Answer:

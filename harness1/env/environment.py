@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from harness1.config import Env, Run
 from harness1.env.edge import Edge
 from harness1.env.memory import WorkingMemory
+from harness1.env.model_verifier import unopened_verifier
 from harness1.env.pieces import ApproximateCounter, TokenCounter
 from harness1.env.render import Context, EpochState, Renderer
 from harness1.env.transition import begin, replayed, resume, transition
 from harness1.env.turn_pieces import TurnPieces, turn_pieces
-from harness1.env.verification import LexicalVerifier, Verifier
+from harness1.env.verification import Verifier
 from harness1.errors import ConfigError, HarnessError
 from harness1.hashing import digest
 from harness1.plain import plain_call, plain_text
@@ -55,7 +56,7 @@ class SearchEnv:
     Args:
         config: mechanisms, limits and rendering.
         retriever: where documents come from.
-        verifier: judges claims; the built-in lexical one by default.
+        verifier: judges claims; the built-in lexical one by default. `open_verifier` makes the configured one.
         counter: token counts of the policy's format; four characters to a token by default.
         run: attempts and deadlines.
 
@@ -73,7 +74,7 @@ class SearchEnv:
     ) -> None:
         self.config = config
         self.retriever = retriever
-        self.verifier = verifier or LexicalVerifier(config.verification.characters)
+        self.verifier = verifier or unopened_verifier(config)
         self.toolbox = Toolbox.of(config)
         self.counter = counter or ApproximateCounter()
         self.edge = Edge(retriever, self.verifier, run or Run())

@@ -46,7 +46,7 @@ class Evaluation:
 
     def stage(self) -> Stage:
         """The card of the run; equal work has an equal card."""
-        retriever = open_retriever(self.index)
+        retriever = open_retriever(self.index, self.config)
         env = self.bench.environment(retriever)
         names = {"env": env.hash, "policy": self.bench.policy_for(self.jobs()).hash, "index": retriever.info.index_hash}
         inputs = {

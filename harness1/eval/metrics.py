@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from harness1.config import Env
 from harness1.errors import UsageError
-from harness1.eval.outcome import DEPTHS, Outcome
-from harness1.records import Episode
+from harness1.eval.outcome import DEPTHS, Outcome, targets
+from harness1.records import ChunkId, Episode, Gold, UnitId
 
 Metric = Callable[[Outcome, Episode], float]
 
@@ -29,6 +29,35 @@ def auto_populated_kept(_: Outcome, episode: Episode) -> float:
     observations = (turn.observation for turn in episode.turns if turn.observation is not None)
     populated = {unit for observation in observations for unit in observation.delta.auto_populated}
     return float(len(populated & {entry.unit_id for entry in episode.curated}))
+
+
+def rerank_recall(episode: Episode, gold: Gold | None) -> float | None:
+    """Of the gold in what a reranker was given during an episode, the share in what it handed on; None without any.
+
+    Raises:
+        UsageError: the gold is missing or names nothing to find.
+    """
+    observations = (turn.observation for turn in episode.turns if turn.observation is not None)
+    reranked = [each for observation in observations for each in observation.rankings if each.pre_rerank_ids]
+    given = _units((name for ranking in reranked for name in ranking.pre_rerank_ids), episode)
+    kept = _units((name for ranking in reranked for name in ranking.chunk_ids), episode)
+    wanted = targets(episode.task.task_id, gold, episode.unit).relevant
+    found = [target for target in wanted if not target.isdisjoint(given)]
+    return sum(not target.isdisjoint(kept) for target in found) / len(found) if found else None
+
+
+def _units(chunk_ids: Iterable[ChunkId], episode: Episode) -> set[UnitId]:
+    """What chunks belong to. The record has no document of a chunk that was never shown: such a chunk counts for the
+    document of its own id, and for the one of whose id and a number its id is made (see `chunking.chunk`)."""
+    if episode.unit == "chunk":
+        return {UnitId(name) for name in chunk_ids}
+    observations = (turn.observation for turn in episode.turns if turn.observation is not None)
+    shown = {hit.chunk_id: hit.doc_id for observation in observations for hit in observation.hits}
+    return {
+        UnitId(doc_id)
+        for name in chunk_ids
+        for doc_id in ((shown[name],) if name in shown else (name, name.rpartition("#")[0]))
+    }
 
 
 def _recall_at(depth: int) -> Metric:
@@ -72,11 +101,15 @@ def metric_names(env: Env) -> tuple[str, ...]:
     return tuple(name for name in METRICS if name not in _MECHANISM or _MECHANISM[name](env))
 
 
-def measure(outcome: Outcome, episode: Episode, env: Env) -> dict[str, float]:
+def measure(outcome: Outcome, episode: Episode, env: Env, gold: Gold | None = None) -> dict[str, float]:
     """All metrics of one scored episode, and `tool_<name>`: the successful calls of each tool that it used.
+
+    With gold there is `rerank_recall` too, where it is defined.
 
     Raises:
         UsageError: the episode has not been scored.
     """
     named = {name: METRICS[name](outcome, episode) for name in metric_names(env)}
+    if gold is not None and (kept := rerank_recall(episode, gold)) is not None:
+        named["rerank_recall"] = kept
     return named | {f"tool_{name}": float(count) for name, count in outcome.calls.items()}

@@ -81,12 +81,16 @@ class _Run:
     calls: Counter[str] = field(default_factory=Counter)
 
     def per_task(self, config: Config) -> dict[str, dict[str, float]]:
-        """Means over samples; a tool that an episode did not use counts as 0 calls of it."""
+        """Means over samples; a tool that an episode did not use counts as 0 calls of it. What is not defined for
+        every episode is averaged over those for which it is."""
         names = [*metric_names(config.env), *(f"tool_{name}" for name in sorted(self.calls))]
-        return {
-            task_id: {name: sum(row.get(name, 0.0) for row in rows) / len(rows) for name in names}
-            for task_id, rows in sorted(self.samples.items())
-        }
+        means = {}
+        for task_id, rows in sorted(self.samples.items()):
+            means[task_id] = {name: sum(row.get(name, 0.0) for row in rows) / len(rows) for name in names}
+            for name in sorted({name for row in rows for name in row} - set(names)):
+                defined = [row[name] for row in rows if name in row]
+                means[task_id][name] = sum(defined) / len(defined)
+        return means
 
 
 def _read(episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config) -> _Run:
@@ -102,15 +106,22 @@ def _read(episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config
             continue
         result = outcome(episode, tasks[task_id].gold)
         scored = msgspec.structs.replace(episode, reward=composite(result, episode, config))
-        run.samples[task_id].append(measure(result, scored, config.env))
+        run.samples[task_id].append(measure(result, scored, config.env, tasks[task_id].gold))
         run.calls.update(result.calls)
     return run
 
 
 def _intervals(per_task: dict[str, dict[str, float]], config: Config, seed: int) -> dict[str, Any]:
-    names = list(next(iter(per_task.values()), dict.fromkeys(metric_names(config.env))))
-    table = np.array([list(row.values()) for row in per_task.values()]).reshape(len(per_task), len(names))
-    return dict(zip(names, map(_plain, bootstrap_means(table, config.run.bootstrap, seed)), strict=True))
+    """Of a metric that not every task has, over those that have it."""
+    rows = list(per_task.values())
+    names = list(dict.fromkeys(name for row in rows for name in row)) or list(metric_names(config.env))
+    everywhere = [name for name in names if all(name in row for row in rows)]
+    table = np.array([[row[name] for name in everywhere] for row in rows]).reshape(len(rows), len(everywhere))
+    found = dict(zip(everywhere, bootstrap_means(table, config.run.bootstrap, seed), strict=True))
+    for name in (name for name in names if name not in found):
+        column = np.array([[row[name]] for row in rows if name in row])
+        (found[name],) = bootstrap_means(column, config.run.bootstrap, seed)
+    return {name: _plain(interval) for name, interval in found.items()}
 
 
 def _plain(interval: Interval) -> dict[str, float | None]:

@@ -1,117 +1,115 @@
-"""BM25 over chunks: built by bm25s, searched directly in its arrays.
+"""BM25 over the segments of an index.
 
 The score of a chunk is the sum over the terms of the query, each as often as it occurs there, of
 
     ln(1 + (N - n + 0.5) / (n + 0.5)) * f / (f + k1 * (1 - b + b * length / mean length))
 
 with N chunks in all, n of them with the term, and f occurrences in this one: Lucene's variant, exact lengths
-(Kamphuis et al., "Which BM25 do you mean?", ECIR 2020; Lu, "BM25S", arXiv 2407.03618).
+(Kamphuis et al., "Which BM25 do you mean?", ECIR 2020). N, n and the mean length count all segments together and leave
+out what was deleted, so that scores are the same, to the last bit, however the corpus fell into segments.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
-from pathlib import Path
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
-import Stemmer
+from numpy.typing import NDArray
 
-from harness1.retrieval.ordering import best_positions
-from harness1.retrieval.strings import Keys, load_array, write_keys
+from harness1.retrieval.analyser import Analyser
+from harness1.retrieval.ordering import STEP, score_levels
+from harness1.retrieval.postings import Postings
 
-ANALYSER = "words of 2 or more letters, lower case, Lucene's English stop words, Snowball English stemmer"
-"""Names what `Analyser` does, for the hash of an index: whoever changes one changes the other."""
-
-STOP_WORDS = frozenset({
-    "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no",
-    "not", "of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to",
-    "was", "will", "with",
-})  # fmt: skip
-_WORD = re.compile(r"\b\w\w+\b")
-
-
-class Analyser:
-    """Turns a text into terms, the same way for chunks and queries."""
-
-    def __init__(self) -> None:
-        self._stem = Stemmer.Stemmer("english").stemWord
-
-    def words(self, text: str) -> list[str]:
-        return _WORD.findall(text.lower())
-
-    def term(self, word: str) -> str | None:
-        """The term of a word; a stop word has none."""
-        return None if word in STOP_WORDS else self._stem(word)
-
-    def terms(self, text: str) -> list[str]:
-        return [term for word in self.words(text) if (term := self.term(word)) is not None]
-
-
-class BM25Builder:
-    """Takes the texts of all chunks in their order, then writes the index of them."""
-
-    def __init__(self) -> None:
-        self._analyser = Analyser()
-        self._term_ids: dict[str, int] = {}
-        self._word_ids: dict[str, int | None] = {}
-        self._chunks: list[list[int]] = []
-
-    def add(self, text: str) -> None:
-        known = self._word_ids
-        ids = (known[word] if word in known else self._learn(word) for word in self._analyser.words(text))
-        self._chunks.append([number for number in ids if number is not None])
-
-    def write(self, folder: Path, k1: float, b: float) -> None:
-        """Write the terms and, for each term, its chunks with their scores (compressed sparse columns)."""
-        import bm25s  # slow to import, and searching does not need it
-
-        write_keys(folder, "terms", list(self._term_ids))
-        if self._term_ids:
-            model = bm25s.BM25(method="lucene", k1=k1, b=b)
-            model.index((self._chunks, self._term_ids), create_empty_token=False, show_progress=False)
-            scores, chunks, starts = (model.scores[name] for name in ("data", "indices", "indptr"))
-        else:
-            scores, chunks, starts = np.empty(0), np.empty(0), np.zeros(1)
-        np.save(folder / "bm25.scores.npy", scores.astype(np.float32))
-        np.save(folder / "bm25.chunks.npy", chunks.astype(np.int32))
-        np.save(folder / "bm25.starts.npy", starts.astype(np.int64))
-
-    def _learn(self, word: str) -> int | None:
-        term = self._analyser.term(word)
-        number = None if term is None else self._term_ids.setdefault(term, len(self._term_ids))
-        self._word_ids[word] = number
-        return number
+NONE = np.empty(0, np.uint32)
 
 
 class BM25:
-    """The memory-mapped index of one folder.
+    """Searches all segments as one.
 
     Args:
-        ranks: for each chunk, the place of its id among all ids in lexicographic order; it decides among equals.
+        segments: in corpus order; positions count through them.
+        chunks: how many chunks there are that were not deleted.
+        length: their length together, in terms.
+        ranks: for each position, the place of its id among all ids in lexicographic order; it decides among equals.
     """
 
-    def __init__(self, folder: Path, ranks: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Postings],
+        chunks: int,
+        length: int,
+        ranks: NDArray[np.int32],
+        k1: float,
+        b: float,
+    ) -> None:
         self._analyser = Analyser()
-        self._terms = Keys(folder, "terms")
-        self._scores = load_array(folder / "bm25.scores.npy")
-        self._chunks = load_array(folder / "bm25.chunks.npy")
-        self._starts = load_array(folder / "bm25.starts.npy")
+        self._segments = segments
+        self._firsts = np.cumsum([0, *map(len, segments)])
+        self._chunks = chunks
         self._ranks = ranks
+        mean = length / chunks if length else 1.0
+        self._tables = [_shares(segment.pairs, mean, k1, b) for segment in segments]
 
-    def search(self, query: str, k: int, exclude: Collection[int] = ()) -> list[tuple[int, float]]:
+    def search(self, query: str, k: int, exclude: NDArray[np.int64] | None = None) -> list[tuple[int, float]]:
         """Positions of the best `k` chunks with their scores, in the total order (`harness1.retrieval.ordering`).
 
         A chunk without a term of the query is never among them. Excluded chunks (by position) take no part: the top
         score, which the order is relative to, is that of the others.
         """
-        scores = np.zeros(len(self._ranks), dtype=np.float32)
-        terms = [term for term in self._terms.find(self._analyser.terms(query)) if term >= 0]
-        if terms:
-            columns = [slice(self._starts[term], self._starts[term + 1]) for term in terms]
-            chunks = np.concatenate([self._chunks[column] for column in columns])
-            np.add.at(scores, chunks, np.concatenate([self._scores[column] for column in columns]))
-        if exclude:
-            scores[list(exclude)] = 0.0
-        best = best_positions(scores, self._ranks, k)
-        return list(zip(best.tolist(), scores[best].tolist(), strict=True))
+        return self.search_terms(self._analyser.terms(query), k, exclude)
+
+    def search_terms(
+        self, terms: Sequence[str], k: int, exclude: NDArray[np.int64] | None = None
+    ) -> list[tuple[int, float]]:
+        """The same for a query that is already analysed."""
+        if k < 1 or not terms:
+            return []
+        from harness1.retrieval.bm25_kernels import best
+
+        counts = Counter(terms)
+        numbers = [segment.numbers(list(counts)) for segment in self._segments]
+        spans = [segment.spans(found) for segment, found in zip(self._segments, numbers, strict=True)]
+        weights = self._weights(counts, numbers, spans)
+        margin = 2 * STEP * float(weights.sum())
+        positions, scores = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+        for segment, span, table, first in zip(
+            self._segments, spans, self._tables, self._firsts.tolist(), strict=False
+        ):
+            left_out = _local(exclude, first, len(segment))
+            found, found_scores = best(
+                segment.chunks, segment.codes, span, weights, table, len(segment), segment.dead, left_out, k, margin
+            )
+            positions.append(found.astype(np.int64) + first)
+            scores.append(found_scores)
+        return self._ordered(np.concatenate(positions), np.concatenate(scores), k)
+
+    def _weights(
+        self, counts: Counter[str], numbers: list[NDArray[np.int64]], spans: list[NDArray[np.int64]]
+    ) -> NDArray[np.float32]:
+        """What each term is worth: its inverse document frequency, times its occurrences in the query."""
+        frequencies = np.zeros(len(counts), np.int64)
+        for segment, found, span in zip(self._segments, numbers, spans, strict=True):
+            frequencies += segment.frequencies(found, span)
+        rarity = np.log1p((self._chunks - frequencies + 0.5) / (frequencies + 0.5))
+        return (rarity * np.fromiter(counts.values(), np.float64, len(counts))).astype(np.float32)
+
+    def _ordered(self, positions: NDArray[np.int64], scores: NDArray[np.float32], k: int) -> list[tuple[int, float]]:
+        levels = score_levels(scores, float(scores.max(initial=0.0)))
+        order = np.lexsort((self._ranks[positions], -levels))[:k]
+        return list(zip(positions[order].tolist(), scores[order].tolist(), strict=True))
+
+
+def _shares(pairs: NDArray[np.int32], mean: float, k1: float, b: float) -> NDArray[np.float32]:
+    """What a pair (occurrences, length) makes of a term's weight."""
+    counts, lengths = pairs[:, 0].astype(np.float64), pairs[:, 1]
+    return (counts / (counts + k1 * (1 - b + b * lengths / mean))).astype(np.float32)
+
+
+def _local(positions: NDArray[np.int64] | None, first: int, size: int) -> NDArray[np.uint32]:
+    """Those of the positions that lie in a segment, as sorted chunks of it."""
+    if positions is None or not len(positions):
+        return NONE
+    ordered = np.sort(positions)
+    low, high = np.searchsorted(ordered, (first, first + size))
+    return (ordered[low:high] - first).astype(np.uint32)

@@ -1,6 +1,7 @@
 """The retriever of an index folder on this machine: plain functions under one thin asynchronous adapter.
 
-A search takes about a millisecond, so it runs on the event loop itself, which gets its turn between requests.
+A search by terms takes about a millisecond, so it runs on the event loop itself, which gets its turn between requests.
+Models run in one worker thread, on batches of what concurrent episodes ask.
 """
 
 from __future__ import annotations
@@ -8,58 +9,83 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.grep import compile_pattern, grep
-from harness1.retrieval.index import EmbeddedIndex
-from harness1.retrieval.retriever import BadPattern, IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
+from harness1.config import Config, Retrieval, Run
+from harness1.errors import UsageError
+from harness1.hashing import digest
+from harness1.records import Chunk, ChunkId, DocId, Record
+from harness1.retrieval.batching import Batcher
+from harness1.retrieval.cross_encoder import PairScorer, open_cross_encoder
+from harness1.retrieval.embedder import CachedQueries, Embedder, open_embedder
+from harness1.retrieval.grep import grep_segments
+from harness1.retrieval.hybrid import Ranker, ranking_mode
+from harness1.retrieval.index import EmbeddedIndex, open_index
+from harness1.retrieval.retriever import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
 
-GREP_STRETCH = 128
-"""Chunks that grep looks at between two turns of the event loop."""
+ENGINE_ERRORS = (OSError, ValueError, IndexError, MemoryError, RuntimeError)
+"""What reading a damaged or vanished index, or a failing model, may raise."""
+Found = SearchResult | RetrievalFault
 
-ENGINE_ERRORS = (OSError, ValueError, IndexError, MemoryError)
-"""What reading a damaged or vanished index may raise."""
+
+def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
+    """Open an index folder, and the models that the configuration ranks with.
+
+    Raises:
+        CorpusError, SchemaError: the folder is no index, or one of a newer version.
+        ConfigError: embeddings are asked for and the index has none, or no reranker is named.
+        UsageError: a model does not load, or is not the one that the index was built with.
+    """
+    index = open_index(path)
+    ranking = config.env.retrieval
+    embedder = None
+    if index.vectors and ranking_mode(ranking, index) != "bm25":
+        embedder = CachedQueries(open_embedder(index.settings.dense, config.run), config.run.cached_searches)
+        if embedder.hash != index.vectors.embedder:
+            raise UsageError(f"{path} was built with another embedding model than the one at hand: set run.embedder")
+    scorer = open_cross_encoder(config.run) if ranking.rerank.on else None
+    return EmbeddedRetriever(index, ranking, config.run, embedder, scorer)
 
 
 class EmbeddedRetriever:
     """`Retriever` over an opened index."""
 
-    def __init__(self, index: EmbeddedIndex) -> None:
+    def __init__(
+        self,
+        index: EmbeddedIndex,
+        settings: Retrieval = Retrieval(mode="bm25"),
+        run: Run = Run(),
+        embedder: Embedder | None = None,
+        scorer: PairScorer | None = None,
+    ) -> None:
         self._index = index
+        self._ranker = Ranker(index, settings, embedder, scorer)
+        self._batcher = Batcher(self._answer, run.batch_ms / 1000, run.batch_size) if embedder or scorer else None
+        self.info = info_of(index, scorer)
 
-    @property
-    def info(self) -> IndexInfo:
-        return self._index.info
-
-    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
-        begin = time.monotonic()
-        answers: list[SearchResult | RetrievalFault] = []
-        for request in requests:
-            late = time.monotonic() - begin > request.deadline
-            answers.append(RetrievalFault(message="deadline") if late else self._search(request))
+    async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
+        asked = [_Timed(request, time.monotonic() + request.deadline) for request in requests]
+        if self._batcher:
+            return await self._batcher.submit(asked)
+        answers: list[Found] = []
+        for each in asked:
+            answers += self._answer([each])
             await asyncio.sleep(0)
         return answers
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
-        compiled = compile_pattern(pattern)
-        if isinstance(compiled, BadPattern):
-            return compiled
-        end = time.monotonic() + deadline
-        chunks: list[Chunk] = []
+        steps = grep_segments(self._index.segments, pattern, limit, deadline)
         try:
-            for start in range(0, len(self._index), GREP_STRETCH):
-                stretch = range(start, min(start + GREP_STRETCH, len(self._index)))
-                texts = self._index.contents(stretch)
-                found = grep(texts, pattern, limit - len(chunks), end - time.monotonic())
-                if not isinstance(found, list):
-                    return found
-                chunks += [self._index.chunk(start + position) for position in found]
-                if len(chunks) >= limit:
-                    break
+            while True:
+                next(steps)
                 await asyncio.sleep(0)
+        except StopIteration as done:
+            found = done.value
         except ENGINE_ERRORS as error:
             return _fault(error)
-        return tuple(chunks)
+        if isinstance(found, BadPattern | RetrievalFault):
+            return found
+        return tuple(self._index.chunk(self._index.position(segment, number)) for segment, number in found)
 
     async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
         try:
@@ -73,18 +99,35 @@ class EmbeddedRetriever:
         except ENGINE_ERRORS as error:
             return _fault(error)
 
-    def _search(self, request: SearchRequest) -> SearchResult | RetrievalFault:
-        begin = time.perf_counter()
+    def _answer(self, asked: Sequence[_Timed]) -> list[Found]:
+        """Answer a batch; where it fails as a whole, each request on its own, so that one cannot fail the others."""
+        now = time.monotonic()
+        open_places = [place for place, each in enumerate(asked) if each.end >= now]
+        answers: list[Found] = [RetrievalFault(message="deadline")] * len(asked)
         try:
-            found = self._index.bm25.search(request.query, request.k, self._index.positions(request.exclude))
-            hits = tuple(Scored(chunk=self._index.chunk(position), score=score) for position, score in found)
+            found: list[Found] = [*self._ranker.search([asked[place].request for place in open_places])]
         except ENGINE_ERRORS as error:
-            return _fault(error)
-        return SearchResult(
-            hits=hits,
-            pre_rerank_ids=tuple(hit.chunk.chunk_id for hit in hits),
-            stage_ms={"bm25": (time.perf_counter() - begin) * 1000},
-        )
+            if len(open_places) > 1:
+                return [answer for each in asked for answer in self._answer([each])]
+            found = [_fault(error)]
+        for place, answer in zip(open_places, found, strict=True):
+            answers[place] = answer
+        return answers
+
+
+class _Timed(Record):
+    """A request and when it is too late for it, on the monotonic clock."""
+
+    request: SearchRequest
+    end: float
+
+
+def info_of(index: EmbeddedIndex, scorer: PairScorer | None) -> IndexInfo:
+    """What an index is; a reranker, which decides rankings as the corpus does, is part of its hash."""
+    info = index.info
+    if scorer is None:
+        return info
+    return IndexInfo(digest([info.index_hash, scorer.hash]), info.unit, info.documents, info.chunks)
 
 
 def _fault(error: Exception) -> RetrievalFault:

@@ -97,7 +97,7 @@ def _remove_leftovers(out: Path, number: int) -> None:
 
 def _publish(out: Path, work: Path, number: int) -> None:
     """Make a complete work folder the current generation. Every step is on the disk before the next begins."""
-    for path in (*work.iterdir(), work):
+    for path in (*work.rglob("*"), work):
         _sync(path)
     work.chmod(0o755)
     work.rename(out / _name(number))

@@ -1,66 +1,126 @@
-"""An index on disk: one pass over a corpus makes it, opening it maps it. Its generations: `retrieval.generations`."""
+"""An index on disk, opened: its segments as one, mapped and not read. Making one: `harness1.retrieval.building`.
+
+    index.json                      what the index is, and its segments in corpus order
+    segment-*/                      `harness1.retrieval.segment`; shared with other generations by links
+    segment-*.dead.npy              chunks of a segment that were deleted, and
+    segment-*.dead_counts.npy       in how many of them each of its terms occurs
+    ranks.npy                       the place of every chunk's id among all ids in lexicographic order
+    dense.faiss                     where approximate search by embeddings was asked for
+
+The position of a chunk counts through all segments, the dead included. Embeddings stand beside the generations, in
+`vectors/`, because all of them share one store.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
-from itertools import pairwise
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from harness1 import config
 from harness1.errors import CorpusError, SchemaError
-from harness1.hashing import canonical, digest
-from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.bm25 import ANALYSER, BM25, BM25Builder
-from harness1.retrieval.chunking import chunk
-from harness1.retrieval.corpus import Document
-from harness1.retrieval.generations import current_generation, new_generation
+from harness1.hashing import digest
+from harness1.records import Chunk, ChunkId, DocId, Record
+from harness1.retrieval.analyser import ANALYSER
+from harness1.retrieval.bm25 import BM25, NONE
+from harness1.retrieval.generations import current_generation
 from harness1.retrieval.retriever import IndexInfo
-from harness1.retrieval.strings import Keys, Strings, StringWriter, load_array, write_keys
+from harness1.retrieval.segment import Segment, SegmentSize
+from harness1.retrieval.strings import load_array
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from harness1.retrieval.dense import DenseIndex
+
+FORMAT = 2
 CACHED_CHUNKS = 4096
-REPORT_EVERY = 256
-"""Documents between two reports of progress."""
+CACHED_IDS = CACHED_PLACES = 1 << 17
+"""Ids and positions that are remembered both ways, about 200 bytes each."""
 
 
-class _Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentEntry(Record):
+    """A segment in a generation: all that it holds, and what of it is dead."""
+
+    name: str
+    size: SegmentSize
+    dead: SegmentSize = SegmentSize(0, 0, 0)
+
+    @property
+    def live(self) -> SegmentSize:
+        """What is not dead."""
+        size, dead = self.size, self.dead
+        return SegmentSize(size.documents - dead.documents, size.chunks - dead.chunks, size.length - dead.length)
+
+    def buried(self, documents: int, chunks: int, length: int) -> SegmentEntry:
+        """The same segment with so much more of it dead."""
+        dead = self.dead
+        grown = SegmentSize(dead.documents + documents, dead.chunks + chunks, dead.length + length)
+        return SegmentEntry(self.name, self.size, grown)
+
+
+class VectorsEntry(Record):
+    """The embeddings of a generation: whose they are, and how many rows of the store it knows."""
+
+    embedder: str
+    dimensions: int
+    rows: int
+
+
+class Manifest(Record):
     """`index.json`."""
 
     format: int
     info: IndexInfo
     settings: config.Index
+    content_sum: str
+    """Sum of the hashes of all documents, modulo 2**256, hexadecimal."""
+    segments: tuple[SegmentEntry, ...]
+    vectors: VectorsEntry | None = None
 
 
 class _Format(msgspec.Struct):
     format: int
 
 
-def build_index(
-    documents: Iterable[Document], out: Path, settings: config.Index, progress: Callable[[int], None] | None = None
-) -> IndexInfo:
-    """Cut, analyse and store a corpus as the next generation of an index folder, which is made if need be.
-
-    Args:
-        progress: called now and then, and at the end, with the number of documents read so far.
-
-    Raises:
-        CorpusError: there are no documents, two share an id, or the id of a chunk is also that of another document;
-            or the folder cannot be written. The earlier generation stays as it was.
-        UsageError: another build is at work in the folder.
-    """
-    with new_generation(out) as work:
-        return _write_generation(documents, work, settings, progress)
-
-
 def build_hash(settings: config.Index) -> str:
     """Names how an index is built, whatever the corpus: layout on disk, analyser and settings."""
     return digest([FORMAT, ANALYSER, settings])
+
+
+def index_hash(content_sum: int, settings: config.Index, embedder: str) -> str:
+    """Equal for equal documents in any order: sums do not depend on it. The embedder counts by its own hash."""
+    named = msgspec.structs.replace(settings, dense=msgspec.structs.replace(settings.dense, model=embedder))
+    return digest({"documents": f"{content_sum % 2**256:064x}", "analyser": ANALYSER, "settings": named})
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `index.json`."""
+    (folder / "index.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+
+
+def read_manifest(generation: Path, path: Path) -> Manifest:
+    """Read `index.json` of a generation; `path` is the index as the user named it.
+
+    Raises:
+        CorpusError: it is damaged, or of an earlier format.
+        SchemaError: it was written by a newer version of the package.
+    """
+    try:
+        encoded = (generation / "index.json").read_bytes()
+        newest = msgspec.json.decode(encoded, type=_Format).format
+        if newest > FORMAT:
+            raise SchemaError(f"{path} is an index of format {newest}; this harness1 reads up to {FORMAT}: upgrade it")
+        if newest < FORMAT:
+            raise CorpusError(f"{path} is an index of the earlier format {newest}: build it again with harness1 index")
+        return msgspec.json.decode(encoded, type=Manifest)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from error
 
 
 def open_index(path: Path) -> EmbeddedIndex:
@@ -71,122 +131,118 @@ def open_index(path: Path) -> EmbeddedIndex:
         SchemaError: it was built by a newer version of the package.
     """
     generation = current_generation(path)
+    manifest = read_manifest(generation, path)
     try:
-        manifest = (generation / "index.json").read_bytes()
-        newest = msgspec.json.decode(manifest, type=_Format).format
-        if newest > FORMAT:
-            raise SchemaError(f"{path} is an index of format {newest}; this harness1 reads up to {FORMAT}: upgrade it")
-        if newest < FORMAT:
-            raise CorpusError(f"{path} is an index of the earlier format {newest}: build it again with harness1 index")
-        return EmbeddedIndex(generation, msgspec.json.decode(manifest, type=_Manifest).info)
+        return EmbeddedIndex(path, generation, manifest)
     except (OSError, ValueError) as error:
-        raise CorpusError(f"the index {path} is damaged ({error}); build it again with: harness1 index") from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> CorpusError:
+    return CorpusError(f"the index {path} is damaged ({error}); build it again with: harness1 index")
 
 
 class EmbeddedIndex:
-    """One generation: its chunks by position in corpus order, and the BM25 index over them. Made by `open_index`."""
+    """One generation: its chunks by position in corpus order, and what searches them. Made by `open_index`."""
 
-    def __init__(self, folder: Path, info: IndexInfo) -> None:
-        self.info = info
-        self._chunk_ids = Keys(folder, "chunk_ids")
-        self._doc_ids = Keys(folder, "doc_ids")
-        self._contents = Strings(folder, "contents")
-        self._title_bytes = load_array(folder / "title_bytes.npy")
-        self._first_chunks = load_array(folder / "first_chunks.npy")
-        self.bm25 = BM25(folder, load_array(folder / "ranks.npy"))
+    def __init__(self, path: Path, generation: Path, manifest: Manifest) -> None:
+        self.info, self.settings, self.vectors = manifest.info, manifest.settings, manifest.vectors
+        self._path, self._generation = path, generation
+        self.segments = [_open_segment(generation, entry) for entry in manifest.segments]
+        self._firsts = list(accumulate(map(len, self.segments), initial=0))
+        self._ranks = load_array(generation / "ranks.npy")
+        length = sum(entry.live.length for entry in manifest.segments)
+        postings = [segment.postings for segment in self.segments]
+        self.bm25 = BM25(postings, self.info.chunks, length, self._ranks, manifest.settings.k1, manifest.settings.b)
+        self._places: dict[ChunkId, int] = {}
+        self._named = lru_cache(CACHED_IDS)(self._name)
         self.chunk = lru_cache(CACHED_CHUNKS)(self._decode)
         """The chunk at a position; while it is cached, always the same object."""
 
     def __len__(self) -> int:
-        return len(self._contents)
+        """Positions, those of deleted chunks included."""
+        return self._firsts[-1]
+
+    @cached_property
+    def dense(self) -> DenseIndex | None:
+        """Search by embeddings, where the index has them.
+
+        Raises:
+            CorpusError: the store of embeddings is cut or gone.
+        """
+        if self.vectors is None:
+            return None
+        from harness1.retrieval.approximate import open_approximate, open_gpu
+        from harness1.retrieval.dense import DenseIndex
+        from harness1.retrieval.vectors import open_vectors
+
+        store = self._path / "vectors" / self.vectors.embedder[:16]
+        vectors = open_vectors(store, self.vectors.dimensions, self.vectors.rows)
+        rows, settings = live_rows(self.segments), self.settings.dense
+        if settings.search == "exact":
+            return DenseIndex(vectors, rows, self._ranks, open_gpu(vectors, rows))
+        return DenseIndex(vectors, rows, self._ranks, open_approximate(self._generation / "dense.faiss", settings))
 
     def positions(self, chunk_ids: Iterable[ChunkId]) -> list[int]:
         """Where chunks are, in the order asked; ids that the corpus does not have are left out."""
-        return [position for position in self._chunk_ids.find(chunk_ids) if position >= 0]
+        wanted = list(chunk_ids)
+        known = {chunk_id: place for chunk_id in wanted if (place := self._places.get(chunk_id)) is not None}
+        if unknown := [chunk_id for chunk_id in wanted if chunk_id not in known]:
+            for segment, first in zip(self.segments, self._firsts, strict=False):
+                found = zip(unknown, segment.find_chunks(unknown), strict=True)
+                known |= {chunk_id: first + number for chunk_id, number in found if number >= 0}
+        return [known[chunk_id] for chunk_id in wanted if chunk_id in known]
 
     def positions_of(self, doc_id: DocId) -> range:
         """Where the chunks of a document are; empty if the corpus does not have it."""
-        (document,) = self._doc_ids.find([doc_id])
-        if document < 0:
-            return range(0)
-        return range(int(self._first_chunks[document]), int(self._first_chunks[document + 1]))
+        for segment, first in zip(self.segments, self._firsts, strict=False):
+            (document,) = segment.find_documents([doc_id])
+            if document >= 0:
+                chunks = segment.chunks_of(document)
+                return range(first + chunks.start, first + chunks.stop)
+        return range(0)
 
-    def contents(self, positions: range) -> Iterator[memoryview]:
-        """Title, line break and text of chunks, as UTF-8, not copied."""
-        return map(self._contents.view, positions)
+    def position(self, segment: int, number: int) -> int:
+        """The position of a chunk of a segment, both by number."""
+        return self._firsts[segment] + number
+
+    def chunk_ids(self, positions: Iterable[int]) -> list[ChunkId]:
+        """The ids of chunks, without their texts."""
+        return [self._named(position) for position in positions]
+
+    def live_chunks(self) -> Iterator[Chunk]:
+        """All chunks that were not deleted, in corpus order."""
+        for segment in self.segments:
+            yield from (segment.chunk(number) for number in range(len(segment)) if not segment.is_dead(number))
+
+    def _locate(self, position: int) -> tuple[Segment, int]:
+        at = bisect_right(self._firsts, position) - 1
+        return self.segments[at], position - self._firsts[at]
+
+    def _name(self, position: int) -> ChunkId:
+        """The id at a position. What was found is soon excluded: it is remembered where it is."""
+        segment, number = self._locate(position)
+        chunk_id = ChunkId(segment.chunk_ids[number])
+        if len(self._places) < CACHED_PLACES:
+            self._places[chunk_id] = position
+        return chunk_id
 
     def _decode(self, position: int) -> Chunk:
-        document = int(np.searchsorted(self._first_chunks, position, side="right")) - 1
-        content = self._contents.view(position)
-        border = int(self._title_bytes[position])
-        return Chunk(
-            chunk_id=ChunkId(self._chunk_ids[position]),
-            doc_id=DocId(self._doc_ids[document]),
-            index=position - int(self._first_chunks[document]),
-            title=str(content[:border], "utf-8"),
-            text=str(content[border + 1 :], "utf-8"),
-        )
+        self._named(position)
+        segment, number = self._locate(position)
+        return segment.chunk(number)
 
 
-def _write_generation(
-    documents: Iterable[Document], folder: Path, settings: config.Index, progress: Callable[[int], None] | None
-) -> IndexInfo:
-    """Write all files of a generation, in one pass over the documents."""
-    bm25 = BM25Builder()
-    chunk_ids: list[ChunkId] = []
-    doc_ids: list[DocId] = []
-    title_bytes, first_chunks, content_sum = array("i"), array("i", [0]), 0
-    with StringWriter(folder, "contents") as contents:
-        for document in documents:
-            for piece in chunk(document, settings.chunk_tokens):
-                title = piece.title.encode()
-                contents.add(title + b"\n" + piece.text.encode())
-                title_bytes.append(len(title))
-                chunk_ids.append(piece.chunk_id)
-                bm25.add(f"{piece.title} {piece.text}")
-            doc_ids.append(document.doc_id)
-            first_chunks.append(len(chunk_ids))
-            content_sum += int.from_bytes(hashlib.sha256(canonical(document)).digest(), "big")
-            if progress and len(doc_ids) % REPORT_EVERY == 0:
-                progress(len(doc_ids))
-    if progress:
-        progress(len(doc_ids))
-    ranks = _checked_ranks(doc_ids, chunk_ids)
-    bm25.write(folder, settings.k1, settings.b)
-    write_keys(folder, "chunk_ids", chunk_ids)
-    write_keys(folder, "doc_ids", doc_ids)
-    for name, values in (("title_bytes", title_bytes), ("first_chunks", first_chunks), ("ranks", ranks)):
-        np.save(folder / f"{name}.npy", np.array(values, dtype=np.int32))
-    info = IndexInfo(
-        index_hash=_index_hash(content_sum, settings),
-        unit=settings.unit,
-        documents=len(doc_ids),
-        chunks=len(chunk_ids),
-    )
-    manifest = msgspec.json.encode(_Manifest(format=FORMAT, info=info, settings=settings))
-    (folder / "index.json").write_bytes(msgspec.json.format(manifest) + b"\n")
-    return info
+def live_rows(segments: Sequence[Segment]) -> NDArray[np.int32]:
+    """For each position, the row of its embedding; -1 where the chunk was deleted."""
+    rows = [np.array(segment.rows) for segment in segments]
+    for segment, segment_rows in zip(segments, rows, strict=True):
+        segment_rows[segment.dead] = -1
+    return np.concatenate(rows)
 
 
-def _index_hash(content_sum: int, settings: config.Index) -> str:
-    """Equal for equal documents in any order: sums do not depend on it."""
-    return digest({"documents": f"{content_sum % 2**256:064x}", "analyser": ANALYSER, "settings": settings})
-
-
-def _checked_ranks(doc_ids: Sequence[DocId], chunk_ids: Sequence[ChunkId]) -> list[int]:
-    """The place of every chunk id in lexicographic order, once it is sure that no two are equal."""
-    if not doc_ids:
-        raise CorpusError("the corpus holds no documents")
-    for one, other in pairwise(sorted(doc_ids)):
-        if one == other:
-            raise CorpusError(f"two documents have the id {one!r}")
-    order = sorted(range(len(chunk_ids)), key=chunk_ids.__getitem__)
-    ranks = [0] * len(order)
-    for rank, position in enumerate(order):
-        ranks[position] = rank
-        if rank and chunk_ids[order[rank - 1]] == chunk_ids[position]:
-            raise CorpusError(
-                f"{chunk_ids[position]!r} is the id of a document, and of a chunk of the longer document "
-                f"{chunk_ids[position].rpartition('#')[0]!r}; rename one of the two, or raise index.chunk_tokens"
-            )
-    return ranks
+def _open_segment(generation: Path, entry: SegmentEntry) -> Segment:
+    if not entry.dead.chunks:
+        return Segment(generation / entry.name, NONE, None)
+    dead = np.load(generation / f"{entry.name}.dead.npy")
+    return Segment(generation / entry.name, dead, load_array(generation / f"{entry.name}.dead_counts.npy"))

@@ -29,6 +29,7 @@ class SearchResult(Record):
 
     hits: tuple[Scored, ...] = ()
     pre_rerank_ids: tuple[ChunkId, ...] = ()
+    """What a reranker was given, in the order before; empty without one."""
     stage_ms: dict[str, float] = {}
 
 

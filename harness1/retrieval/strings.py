@@ -55,22 +55,25 @@ def write_keys(folder: Path, name: str, values: Sequence[str]) -> None:
 
 
 class Strings:
-    """A list of UTF-8 strings on disk; one copy in memory serves all processes."""
+    """A list of UTF-8 strings on disk; one copy in memory serves all processes.
+
+    `bytes` holds them one after the other, `ends` [strings + 1] says where each begins and the last one ends.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._ends = load_array(folder / f"{name}.ends.npy")
+        self.ends = load_array(folder / f"{name}.ends.npy")
         with (folder / f"{name}.bin").open("rb") as file:
             # An empty file cannot be mapped.
-            self._bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self._ends[-1] else b"")
-        if len(self._bytes) != self._ends[-1]:
-            raise ValueError(f"{name}.bin has {len(self._bytes)} bytes instead of {self._ends[-1]}")
+            self.bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.ends[-1] else b"")
+        if len(self.bytes) != self.ends[-1]:
+            raise ValueError(f"{name}.bin has {len(self.bytes)} bytes instead of {self.ends[-1]}")
 
     def __len__(self) -> int:
-        return len(self._ends) - 1
+        return len(self.ends) - 1
 
     def view(self, position: int) -> memoryview:
         """The bytes of one string, not copied."""
-        return self._bytes[self._ends[position] : self._ends[position + 1]]
+        return self.bytes[self.ends[position] : self.ends[position + 1]]
 
     def __getitem__(self, position: int) -> str:
         return str(self.view(position), "utf-8")
@@ -87,14 +90,23 @@ class Keys(Strings):
     def find(self, values: Iterable[str]) -> list[int]:
         """The position of each string, -1 where the list does not have it."""
         encoded = [value.encode("utf-8", "surrogatepass") for value in values]
-        sums = np.array([zlib.crc32(value) for value in encoded], dtype=np.uint32)
-        starts = np.searchsorted(self._sums, sums).tolist()
+        if not encoded or not len(self):
+            return [-1] * len(encoded)
+        sums = np.fromiter(map(zlib.crc32, encoded), np.uint32, len(encoded))
+        first = np.searchsorted(self._sums, sums)
+        likely = self._slots[np.minimum(first, len(self) - 1)]
+        bounds = zip(self.ends[likely].tolist(), self.ends[likely + 1].tolist(), strict=True)
+        blob = self.bytes
         return [
-            self._match(value, sum_, start) for value, sum_, start in zip(encoded, sums.tolist(), starts, strict=True)
+            position if blob[begin:end] == value else self._match(value, place)
+            for value, position, (begin, end), place in zip(
+                encoded, likely.tolist(), bounds, first.tolist(), strict=True
+            )
         ]
 
-    def _match(self, value: bytes, sum_: int, at: int) -> int:
+    def _match(self, value: bytes, at: int) -> int:
         """Try all strings that share a sum, from the first of them on."""
+        sum_ = zlib.crc32(value)
         while at < len(self._sums) and self._sums[at] == sum_:
             position = int(self._slots[at])
             if self.view(position) == value:

@@ -12,7 +12,7 @@ from harness1.data.source import open_source
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.records import Episode, Gold, Status
-from harness1.retrieval.index import build_index
+from harness1.retrieval.building import build_index
 from harness1.run_folder import METRICS, run_config
 from harness1.stage import read_stage
 from harness1.store import EpisodeStore, read_episodes

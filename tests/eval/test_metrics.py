@@ -5,7 +5,7 @@ import pytest
 
 from harness1.config import Env, load_config
 from harness1.errors import UsageError
-from harness1.eval.metrics import METRICS, measure, metric_names
+from harness1.eval.metrics import METRICS, measure, metric_names, rerank_recall
 from harness1.eval.outcome import outcome
 from harness1.records import (
     Curated,
@@ -13,8 +13,10 @@ from harness1.records import (
     Episode,
     Gold,
     Hashes,
+    Hit,
     Note,
     Observation,
+    Ranking,
     RewardRecord,
     Status,
     StopReason,
@@ -86,3 +88,35 @@ def test_an_unscored_episode_has_no_reward_to_report() -> None:
     unscored = msgspec.structs.replace(EPISODE, reward=None)
     with pytest.raises(UsageError, match="'e' has no reward"):
         measure(outcome(unscored, GOLD), unscored, Env())
+
+
+def searched(*rankings: Ranking, unit: str = "document", hits: tuple[Hit, ...] = ()) -> Episode:
+    """An episode with one search for each ranking."""
+    turns = tuple(
+        Turn(at, action=SEARCH, observation=Observation("search_corpus", hits=hits, rankings=(ranking,)))
+        for at, ranking in enumerate(rankings)
+    )
+    return msgspec.structs.replace(EPISODE, turns=turns, unit=unit)
+
+
+def test_rerank_recall_is_the_share_of_the_gold_given_to_the_reranker_that_it_handed_on() -> None:
+    first = Ranking("q", ("x", "a"), pre_rerank_ids=("b", "x", "a", "y"))
+    assert rerank_recall(searched(first), GOLD) == 0.5
+    later = Ranking("q", ("b",), pre_rerank_ids=("b", "z"))
+    assert rerank_recall(searched(first, later), GOLD) == 1.0
+    assert measure(outcome(EPISODE, GOLD), searched(first), Env(), GOLD)["rerank_recall"] == 0.5
+
+
+def test_rerank_recall_counts_documents_by_their_chunks_and_facts_by_theirs() -> None:
+    given = Ranking("q", ("x", "a#0"), pre_rerank_ids=("b#2", "x", "a#0", "c-7"))
+    assert rerank_recall(searched(given), GOLD) == 0.5
+    hits = (Hit("c-7", "c", 7, "", "", 1.0, 0, 0),)
+    assert rerank_recall(searched(given, hits=hits), GOLD) == pytest.approx(1 / 3)
+    facts = Gold(relevant={"a": 1}, facts=(("a#0", "a#1"), ("b#2",), ("z",)))
+    assert rerank_recall(searched(given, unit="chunk"), facts) == 0.5
+
+
+def test_without_a_reranker_or_gold_before_it_there_is_no_rerank_recall() -> None:
+    assert rerank_recall(searched(Ranking("q", ("a",))), GOLD) is None
+    assert rerank_recall(searched(Ranking("q", ("x",), pre_rerank_ids=("x", "y"))), GOLD) is None
+    assert "rerank_recall" not in measure(outcome(EPISODE, GOLD), EPISODE, Env(), GOLD)

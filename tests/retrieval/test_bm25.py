@@ -8,8 +8,11 @@ import pytest
 from bm25s.stopwords import STOPWORDS_EN
 
 from harness1.records import ChunkId
-from harness1.retrieval.bm25 import BM25, STOP_WORDS, Analyser, BM25Builder
+from harness1.retrieval import postings
+from harness1.retrieval.analyser import STOP_WORDS, Analyser
+from harness1.retrieval.bm25 import BM25, NONE
 from harness1.retrieval.ordering import total_order
+from harness1.retrieval.postings import Postings, PostingsWriter
 
 WORDS = (
     "river",
@@ -30,12 +33,13 @@ TEXTS = [" ".join(RNG.choices(WORDS, k=RNG.randint(3, 30))) for _ in range(120)]
 QUERIES = ["silver bridge", "run", "stone castle castle market", "winter the river engine paper garden"]
 
 
-def build(folder, texts: list[str], k1: float = 1.2, b: float = 0.75) -> BM25:
-    builder = BM25Builder()
+def build(folder, texts: list[str], k1: float = 1.2, b: float = 0.75, ranks=None) -> BM25:
+    writer = PostingsWriter(folder)
     for text in texts:
-        builder.add(text)
-    builder.write(folder, k1, b)
-    return BM25(folder, np.arange(len(texts), dtype=np.int32))
+        writer.add(text)
+    length = writer.finish()
+    ranks = np.arange(len(texts), dtype=np.int32) if ranks is None else ranks
+    return BM25([Postings(folder, NONE, None)], len(texts), length, ranks, k1, b)
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +87,54 @@ def test_exclusion_equals_filtering_before_ordering(bm25: BM25, query: str, k: i
     for excluded in ([at for at, _ in everything[:7]], [at for at, _ in everything[::2]], list(range(len(TEXTS)))):
         rest = [(ChunkId(f"{at:03d}"), score) for at, score in everything if at not in excluded]
         expected = [(int(name), score) for name, score in total_order(rest, k)]
-        assert bm25.search(query, k, excluded) == expected
+        assert bm25.search(query, k, np.array(excluded, np.int64)) == expected
 
 
 def test_ties_at_the_cut_go_by_rank_of_the_id(tmp_path) -> None:
-    build(tmp_path, ["same words"] * 50 + ["words"])
     ranks = np.arange(51, dtype=np.int32)[::-1].copy()
-    assert [at for at, _ in BM25(tmp_path, ranks).search("same", 5)] == [49, 48, 47, 46, 45]
+    bm25 = build(tmp_path, ["same words"] * 50 + ["words"], ranks=ranks)
+    assert [at for at, _ in bm25.search("same", 5)] == [49, 48, 47, 46, 45]
+
+
+def test_more_ties_than_a_block_holds_are_cut_by_rank_too(tmp_path) -> None:
+    size = 100_000
+    bm25 = build(tmp_path, ["same"] * size, ranks=np.arange(size, dtype=np.int32)[::-1].copy())
+    assert [at for at, _ in bm25.search("same", 3)] == [size - 1, size - 2, size - 3]
+    assert [at for at, _ in bm25.search("same", 2, np.arange(size - 10, size))] == [size - 11, size - 12]
+
+
+@pytest.mark.parametrize("k", [1, 20, 600])
+def test_the_best_of_many_blocks_are_found_wherever_they_lie(tmp_path, k: int) -> None:
+    rng = random.Random(k)
+    texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(70_000)]
+    bm25 = build(tmp_path, texts)
+    everything = dict(bm25.search("silver bridge castle", len(texts)))
+    exclude = np.array(rng.sample(range(len(texts)), 500))
+    rest = [(ChunkId(f"{at:06d}"), score) for at, score in everything.items() if at not in set(exclude.tolist())]
+    expected = [(int(name), score) for name, score in total_order(rest, k)]
+    assert bm25.search("silver bridge castle", k, exclude) == expected
+
+
+def test_texts_are_inverted_in_runs_as_in_one(tmp_path, monkeypatch) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "many").mkdir()
+    at_once = build(tmp_path / "one", TEXTS)
+    monkeypatch.setattr(postings, "RUN_WORDS", 50)
+    in_runs = build(tmp_path / "many", TEXTS)
+    for query in QUERIES:
+        assert in_runs.search(query, len(TEXTS)) == at_once.search(query, len(TEXTS))
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {path.name for path in (tmp_path / "many").iterdir()}
+
+
+def test_more_kinds_of_postings_than_16_bits_can_name(tmp_path) -> None:
+    """Every count from 1 to 400 in texts of 200 lengths: 80,000 pairs of count and length."""
+    texts = [" ".join(f"w{word} " * word for word in range(1, 401)) + " pad" * extra for extra in range(200)]
+    bm25 = build(tmp_path, texts)
+    assert np.load(tmp_path / "postings.codes.npy").dtype == np.uint32
+    mean = 80_200 + 199 / 2
+    idf = math.log(1 + (200 - 200 + 0.5) / (200 + 0.5))
+    norm = 1.2 * (0.25 + 0.75 * (80_200 + 150) / mean)
+    assert dict(bm25.search("w400", 200))[150] == pytest.approx(idf * 400 / (400 + norm), rel=1e-5)
 
 
 @pytest.mark.parametrize("query", ["", "   ", "the of and", "zzz unknown", "?!", "x", "\ud800", "a\0b"])

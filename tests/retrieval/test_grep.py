@@ -1,11 +1,74 @@
+import random
 import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from numpy.typing import NDArray
 
-from harness1.retrieval.grep import grep
+from harness1.retrieval import grep as module
+from harness1.retrieval.grep import BATCH, MOST_WORK, compile_pattern, grep, grep_segments
 from harness1.retrieval.retriever import BadPattern, RetrievalFault
+from harness1.retrieval.strings import Strings, StringWriter
+from harness1.retrieval.trigrams import Trigrams, write_trigrams
+from tests.retrieval.test_pattern import compiled, patterns
 
 TEXTS = [text.encode() for text in ("Title\nred fox", "Fox\nblue", "green", "red Ärger", "a redfox")]
+HOSTILE = [
+    "(a+)+$", "(a|a)*b", r"([a-z]+)*\d", r"(\w+\s?)*$^", "(.*)*x", r"(x+x+)+y\x01",
+    "(a?){500}a{500}", r"(\w?){500}\w{500}", "((a{100}){10}){1}", r"(.*){200}\x01", "(a|b)*a(a|b){20}",
+    r"[a-m][a-z ,]{20}\x01", r"[a-m].{12}\x01", r"[a-m].{40}\x01", "." * 900 + r"\x01", "a" + "." * 900 + r"\x01",
+    r"the.{1,300}\x01", r"(the|and).{400}\x01", r"in.{0,50}on.{0,50}\x01", r"(\w{1,20} ){5}\x01",
+    r"\pL{40}\x01", r"(\pL{1,20}){1,9}\x01", "(" * 200 + "a+" + ")+" * 200, "|".join(f"w{at}" for at in range(10_000)),
+    "|".join(f"{at}.{at}" for at in range(120)), r"\d{9}\d*\x01",
+]  # fmt: skip
+
+
+class Segment(NamedTuple):
+    trigrams: Trigrams
+    contents: Strings
+    dead: NDArray[np.uint32]
+
+
+def segment(folder: Path, texts: Iterable[str], dead: Sequence[int] = ()) -> Segment:
+    folder.mkdir(parents=True, exist_ok=True)
+    with StringWriter(folder, "contents") as writer:
+        for text in texts:
+            writer.add(text.encode())
+    contents = Strings(folder, "contents")
+    write_trigrams(folder, contents.bytes, contents.ends)
+    return Segment(Trigrams(folder), contents, np.array(dead, np.uint32))
+
+
+def answer(segments: Sequence[Segment], pattern: str, limit: int = 10**9, deadline: float = 60.0, pause: float = 0.0):
+    """What grep returns when its caller takes a pause at every turn."""
+    steps = grep_segments(segments, pattern, limit, deadline)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            return stop.value
+        time.sleep(pause)
+
+
+def english(size: int, seed: int = 3) -> list[str]:
+    """Chunks of some 900 bytes."""
+    rng = random.Random(seed)
+    words = [
+        "".join(rng.choices("etaoinshrdlucmfwypvbgkqjxz", range(26, 0, -1), k=rng.randint(2, 9))) for _ in range(4000)
+    ]
+    words[:6] = ["the", "of", "and", "in", "Lincoln", "1865"]
+    return [" ".join(rng.choices(words, range(4000, 0, -1), k=140)) for _ in range(size)]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Segment:
+    """12 MB: more than an ordinary pattern may read, of the same text over and over."""
+    return segment(tmp_path_factory.mktemp("large"), english(700) * 18)
 
 
 def test_positions_come_in_order_and_stop_at_the_limit() -> None:
@@ -22,19 +85,29 @@ def test_nothing_is_read_past_the_limit() -> None:
     assert grep(texts(), "hit", 1, 5.0) == [0]
 
 
-def test_patterns_know_case_letters_and_lines() -> None:
-    assert grep(TEXTS, "(?i)FOX", 10, 5.0) == [0, 1, 4]
-    assert grep(TEXTS, "(?i)ärger", 10, 5.0) == [3]
-    assert grep(TEXTS, "^red", 10, 5.0) == [3]
-    assert grep(TEXTS, "(?m)^red", 10, 5.0) == [0, 3]
-    assert grep(TEXTS, r"^.reen$", 10, 5.0) == [2]
+def test_patterns_know_case_letters_and_lines(tmp_path: Path) -> None:
+    expected = {
+        "(?i)FOX": [0, 1, 4],
+        "(?i)ärger": [3],
+        "^red": [3],
+        "(?m)^red": [0, 3],
+        r"^.reen$": [2],
+        "x$": [0, 4],
+        r"\bfox\b": [0],
+        "greenred": [],
+        r"(?s)d.*\z": [0, 3, 4],
+    }
+    part = segment(tmp_path, [text.decode() for text in TEXTS])
+    for pattern, positions in expected.items():
+        assert grep(TEXTS, pattern, 10, 5.0) == positions, pattern
+        assert answer([part], pattern) == [(0, position) for position in positions], pattern
 
 
 @pytest.mark.parametrize("pattern", ["(", "[", "a**", "(?=look)", r"(a)\1", "x{1001}", "(a{100}){100}", "\ud800"])
 def test_what_re2_refuses_is_a_bad_pattern_with_a_reason(pattern: str) -> None:
-    answer = grep(TEXTS, pattern, 5, 5.0)
-    assert isinstance(answer, BadPattern)
-    assert 3 < len(answer.reason) < 200
+    for bad in (grep(TEXTS, pattern, 5, 5.0), answer([], pattern)):
+        assert isinstance(bad, BadPattern)
+        assert 3 < len(bad.reason) < 200
 
 
 def test_ten_thousand_alternatives_and_huge_programs_are_refused_quickly() -> None:
@@ -51,10 +124,127 @@ def test_patterns_that_hang_backtracking_engines_are_linear(pattern: str) -> Non
     assert time.perf_counter() - start < 2.0
 
 
-def test_past_the_deadline_nothing_passes_for_evidence() -> None:
+def test_past_the_deadline_nothing_passes_for_evidence(tmp_path: Path) -> None:
     def slow():
         for _ in range(100):
             time.sleep(0.005)
             yield b"red"
 
     assert grep(slow(), "red", 1000, 0.02) == RetrievalFault(message="deadline")
+    part = segment(tmp_path, ["red"] * 3000)
+    assert answer([part], "red|d$", 3000, 1.0, pause=1.1) == RetrievalFault(message="deadline")
+    assert answer([part], "red|d$", 3000, 0.0) == RetrievalFault(message="deadline")
+    assert len(answer([part], "red|d$", 3000)) == 3000
+
+
+def test_segments_are_searched_in_order_up_to_the_limit(tmp_path: Path) -> None:
+    parts = [
+        segment(tmp_path / str(at), texts) for at, texts in enumerate((["a fox", "", "fox"], [], ["dog", "foxes"]))
+    ]
+    assert answer(parts, "fox") == [(0, 0), (0, 2), (2, 1)]
+    assert answer(parts, "f[n-p].$") == [(0, 0), (0, 2)]
+    assert answer(parts, "fox", 2) == [(0, 0), (0, 2)]
+    assert answer(parts, "fox", 0) == answer([], "fox") == []
+
+
+def test_deleted_chunks_are_not_found(tmp_path: Path) -> None:
+    texts = [f"number {number}" for number in range(1000)]
+    part = segment(tmp_path, texts, dead=[0, 3, 500, 999])
+    for pattern in ("number", r"\d"):
+        assert answer([part], pattern) == [(0, at) for at in range(1000) if at not in (0, 3, 500, 999)]
+    assert answer([part], "number", 3) == [(0, 1), (0, 2), (0, 4)]
+    assert answer([part._replace(dead=np.arange(1000, dtype=np.uint32))], "number") == []
+
+
+@settings(max_examples=120, deadline=None)
+@given(patterns())
+def test_the_answer_is_that_of_a_plain_scan(mixed: tuple[list[str], list[Segment]], pattern: str) -> None:
+    texts, parts = mixed
+    with mock.patch.object(module, "MOST_WORK", 1 << 60):
+        found, first = answer(parts, pattern), answer(parts, pattern, 3)
+    if compiled(pattern) is None:
+        assert isinstance(found, BadPattern)
+        return
+    positions = grep([text.encode() for text in texts], pattern, 10**9, 60.0)
+    assert isinstance(positions, list)
+    assert found == [divmod(position, BATCH) for position in positions]
+    assert first == found[:3]
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[Segment]]:
+    rng = random.Random(11)
+    texts = ["".join(rng.choices("abkKsS.-é\u212a\u017f\n", k=rng.choice((0, 2, 5, 9, 200)))) for _ in range(2 * BATCH)]
+    folder = tmp_path_factory.mktemp("mixed")
+    return texts, [segment(folder / str(at), texts[at * BATCH : (at + 1) * BATCH]) for at in range(2)]
+
+
+def test_chunks_with_a_literal_are_found_wherever_they_lie(tmp_path: Path) -> None:
+    """In one search through many chunks, the first and last of them included, and not across two of them."""
+    texts = ["kelvin", "kel", "vin kelvin kelvin", "", "kelvin"] + ["filler " * 150] * 600 + ["x kelvin", "KELVIN"]
+    part = segment(tmp_path, texts)
+    assert answer([part], "kelvin") == [(0, at) for at in (0, 2, 4, 605)]
+    assert answer([part], "(?i)kelvin") == [(0, at) for at in (0, 2, 4, 605, 606)]
+    assert answer([part], "^kelvin$") == [(0, 0), (0, 4)]
+    assert answer([part], "(?s)n.*filler.*r") == answer([part], "kelvinkel") == []
+
+
+@pytest.mark.parametrize("pattern", HOSTILE, ids=lambda pattern: pattern[:20])
+def test_hostile_patterns_are_answered_or_refused_soon(large: Segment, pattern: str) -> None:
+    answer([large], pattern, 5)
+    begin = time.process_time()
+    found = answer([large], pattern, 5)
+    assert time.process_time() - begin < 0.5  # some 50 ms on a machine that does nothing else
+    if isinstance(found, BadPattern):
+        assert 3 < len(found.reason) < 200
+
+
+def test_a_pattern_is_refused_by_its_work_not_by_the_clock(large: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = answer([large], r"\b\d{9}\b")
+    assert isinstance(refusal, BadPattern)
+    read = int(np.searchsorted(large.contents.ends, MOST_WORK, side="right")) - 1
+    assert f"after {read} chunks with 0 matches" in refusal.reason
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    assert answer([large], r"\b\d{9}\b") == refusal
+    many = answer([large], r"[a-m].{40}\x01|the$")
+    assert isinstance(many, BadPattern)
+    assert "a word that every match has" in many.reason
+
+
+def test_matches_found_before_a_refusal_are_counted(large: Segment) -> None:
+    refusal = answer([large], r"18\d5|\d{7}", 10**9)
+    assert isinstance(refusal, BadPattern)
+    assert int(refusal.reason.partition(" chunks with ")[2].partition(" ")[0]) > 5
+    assert len(answer([large], r"18\d5|\d{7}", 5)) == 5
+
+
+def test_a_small_corpus_is_read_to_its_end(tmp_path: Path) -> None:
+    texts = english(500, seed=4) * 13
+    texts[-1] = "last 48213 of all"
+    part = segment(tmp_path, texts)
+    assert part.contents.ends[-1] > 5_000_000
+    for pattern in (r"\b\d{5}\b", r"[A-Z]?\d\d,? ?\d{3}\b", r"(last|first) \d+"):
+        assert answer([part], pattern) == [(0, 6499)], pattern
+
+
+def test_a_literal_makes_costly_patterns_cheap(large: Segment, tmp_path: Path) -> None:
+    texts = ["born in Lyon, lived long, died in Paris", *english(300), "born" + "." * 60 + "Paris"] * 3
+    parts = [large, segment(tmp_path, texts)]
+    assert answer(parts, "born.{1,50}Paris") == [(1, at * 302) for at in range(3)]
+    assert isinstance(answer(parts, "b[a-z]{3}.{1,50}P[a-z]{4}"), BadPattern)
+
+
+def test_the_event_loop_gets_its_turn(large: Segment) -> None:
+    steps = grep_segments([large], r"\b\d{9}\b", 5, 60.0)
+    gaps, last = [], time.perf_counter()
+    for _ in steps:
+        gaps.append(time.perf_counter() - last)
+        last = time.perf_counter()
+    assert len(gaps) >= 5
+    assert sorted(gaps)[len(gaps) // 2] < 0.02
+
+
+def test_compiled_patterns_hold_no_groups() -> None:
+    regexp = compile_pattern("(a)(b)")
+    assert not isinstance(regexp, BadPattern)
+    assert regexp.search(b"xab").span() == (1, 3)

@@ -1,0 +1,148 @@
+"""Batches out of the calls of concurrent episodes: one pass over an index or through a model serves many of them."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from threading import Condition, Thread
+from types import TracebackType
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+IDLE_S = 5.0
+"""Seconds without work after which the worker thread ends; the next call starts another."""
+
+CLOSING_S = 10.0
+"""Seconds that the exit of the process waits for the batch at work."""
+
+
+class Batcher(Generic[Item, Result]):
+    """Gathers the items of concurrent calls and hands them to `work` together, in one thread, a batch at a time.
+
+    The first item after a rest opens a window; the batch starts when the window closes, when it is full, or when as
+    many calls wait as the last batch had, so that a lone caller waits for nobody. What comes while a batch is at work
+    makes up the next one, which starts at once. A batcher belongs to no event loop, and its thread keeps no process
+    from exiting.
+
+    Args:
+        work: one result for each item, in order. Whatever it raises reaches the callers of the batch, and only them.
+        window_s: seconds that the first item waits for others.
+        size: items of a full batch; a call of more is split.
+    """
+
+    def __init__(self, work: Callable[[list[Item]], Sequence[Result]], window_s: float, size: int) -> None:
+        self._work, self._window_s, self._size = work, window_s, size
+        self._waiting: deque[tuple[_Call[Item, Result], int]] = deque()
+        self._changed = Condition()
+        self._thread: Thread | None = None
+        self._usual = size
+        self._closed = False
+
+    async def submit(self, items: Sequence[Item]) -> list[Result]:
+        """The results of the items, in their order. Cancelling it withdraws what is not yet at work.
+
+        Raises:
+            whatever `work` raised on a batch with one of the items; ValueError, if it left a result out.
+        """
+        if not items:
+            return []
+        call: _Call[Item, Result] = _Call(items)
+        with self._changed:
+            self._waiting.extend((call, at) for at in range(len(items)))
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="batcher", daemon=True)
+                self._thread.start()
+                # A thread that is killed inside torch takes the whole process down with an abort.
+                atexit.register(self._close)
+            self._changed.notify()
+        return await asyncio.wrap_future(call.future)
+
+    def _run(self) -> None:
+        rested = True
+        while self._collect(rested):
+            self._carry_out(self._take())
+            rested = not self._waiting
+
+    def _collect(self, rested: bool) -> bool:
+        """Wait until a batch should start; False if none came for long."""
+        with self._changed:
+            came = self._changed.wait_for(lambda: self._waiting or self._closed, IDLE_S)
+            if not came or self._closed:
+                self._thread = None
+                atexit.unregister(self._close)
+                return False
+            if rested:
+                self._changed.wait_for(self._enough, self._window_s)
+            return True
+
+    def _close(self) -> None:
+        """At the exit of the process: let the batch at work end, begin no other."""
+        with self._changed:
+            self._closed, thread = True, self._thread
+            self._changed.notify()
+        if thread is not None:
+            thread.join(CLOSING_S)
+
+    def _enough(self) -> bool:
+        return len(self._waiting) >= self._size or sum(at == 0 for _, at in self._waiting) >= self._usual
+
+    def _take(self) -> list[tuple[_Call[Item, Result], int]]:
+        """The next items that are still wanted."""
+        batch: list[tuple[_Call[Item, Result], int]] = []
+        with self._changed:
+            while self._waiting and len(batch) < self._size:
+                call, at = self._waiting.popleft()
+                if not call.future.done():
+                    batch.append((call, at))
+        return batch
+
+    def _carry_out(self, batch: list[tuple[_Call[Item, Result], int]]) -> None:
+        if not batch:
+            return
+        calls = list(dict.fromkeys(call for call, _ in batch))
+        self._usual = len(calls)
+        with _Failing(calls):
+            results = self._work([call.items[at] for call, at in batch])
+            if len(results) != len(batch):
+                raise ValueError(f"{len(results)} results for {len(batch)} items")
+            for (call, at), result in zip(batch, results, strict=True):
+                call.put(at, result)
+
+
+class _Call(Generic[Item, Result]):
+    """The items of one caller, and their results as they come."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items = items
+        self.future: Future[list[Result]] = Future()
+        self._results: dict[int, Result] = {}
+
+    def put(self, at: int, result: Result) -> None:
+        self._results[at] = result
+        if len(self._results) == len(self.items):
+            with suppress(InvalidStateError):  # the caller may have been cancelled meanwhile
+                self.future.set_result([self._results[place] for place in range(len(self.items))])
+
+
+class _Failing(Generic[Item, Result]):
+    """A context in which every exception becomes that of the calls: a thread must not die while callers wait for it."""
+
+    def __init__(self, calls: Sequence[_Call[Item, Result]]) -> None:
+        self._calls = calls
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        for call in self._calls if error is not None else ():
+            with suppress(InvalidStateError):  # complete, or cancelled
+                call.future.set_exception(error)
+        return True

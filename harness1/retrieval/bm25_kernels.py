@@ -1,0 +1,272 @@
+"""The compiled inner loops of BM25: inverting texts into postings, merging postings, and scoring them.
+
+A posting is a chunk and a code. A code stands for a pair (occurrences of the term, length of the chunk), of which a
+corpus has few: the share of BM25 that depends on the pair is looked up in a table that stays in the processor's cache,
+and is made anew for each generation, because it depends on the mean length of all chunks.
+
+Compiled by numba when first called and cached beside this file, without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+BLOCK = 1 << 15
+"""Chunks scored at a time: their sums (128 KiB) stay in the second-level cache."""
+STRIDE = 64
+"""Sums compared with the threshold at once."""
+
+
+@njit(cache=True, nogil=True)
+def count_terms(
+    numbers: NDArray[np.int32], sizes: NDArray[np.int32], last: NDArray[np.int32], slots: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Count each term in each chunk.
+
+    Args:
+        numbers: the term of every word of all chunks, -1 for none.
+        sizes: words of each chunk.
+        last, slots: scratch, one place for each term; `last` filled with -1.
+
+    Returns:
+        term and count of every distinct term of the chunks, one chunk after the other; distinct terms of each chunk;
+        length of each chunk in terms.
+    """
+    terms = np.empty(len(numbers), np.int32)
+    counts = np.empty(len(numbers), np.int32)
+    distinct = np.zeros(len(sizes), np.int32)
+    lengths = np.zeros(len(sizes), np.int32)
+    at, made = 0, 0
+    for chunk in range(len(sizes)):
+        first = made
+        for _ in range(sizes[chunk]):
+            term = numbers[at]
+            at += 1
+            if term < 0:
+                continue
+            lengths[chunk] += 1
+            if last[term] == chunk:
+                counts[slots[term]] += 1
+            else:
+                last[term] = chunk
+                slots[term] = made
+                terms[made] = term
+                counts[made] = 1
+                made += 1
+        distinct[chunk] = made - first
+    return terms[:made], counts[:made], distinct, lengths
+
+
+@njit(cache=True, nogil=True)
+def encode(
+    counts: NDArray[np.int32],
+    distinct: NDArray[np.int32],
+    lengths: NDArray[np.int32],
+    pairs: NDArray[np.int32],
+    known: int,
+    slots: NDArray[np.int32],
+) -> tuple[NDArray[np.uint32], int]:
+    """Give every (count, length) its code: its row in `pairs`, of which `known` are in use.
+
+    Args:
+        slots: a hash table of rows, -1 where free, a power of two long; new pairs are added to both.
+
+    Returns:
+        the codes and how many pairs are known now; more than half of `slots` means: too many, grow it and try again.
+    """
+    codes = np.empty(len(counts), np.uint32)
+    at = 0
+    for chunk in range(len(distinct)):
+        once, length = -1, lengths[chunk]
+        for _ in range(distinct[chunk]):
+            count = counts[at]
+            code = once
+            if count != 1 or once < 0:
+                slot = _slot(slots, pairs, count, length)
+                code = slots[slot]
+                if code < 0:
+                    if 2 * known >= len(slots):
+                        return codes, known + 1
+                    code = known
+                    slots[slot] = code
+                    pairs[code, 0], pairs[code, 1] = count, length
+                    known += 1
+                if count == 1:
+                    once = code
+            codes[at] = code
+            at += 1
+    return codes, known
+
+
+@njit(cache=True, nogil=True)
+def _slot(slots: NDArray[np.int32], pairs: NDArray[np.int32], count: int, length: int) -> int:
+    """Where a pair stands in the hash table, or would."""
+    mask = len(slots) - 1
+    slot = (count * 40503 + length * 2654435) & mask
+    while slots[slot] >= 0 and (pairs[slots[slot], 0] != count or pairs[slots[slot], 1] != length):
+        slot = (slot + 1) & mask
+    return slot
+
+
+@njit(cache=True, nogil=True)
+def invert(
+    terms: NDArray[np.int32], codes: NDArray[np.uint32], distinct: NDArray[np.int32], first: int, vocabulary: int
+) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint32]]:
+    """Postings by term out of terms by chunk: starts [vocabulary + 1], chunks (from `first` on, ascending), codes."""
+    starts = np.zeros(vocabulary + 1, np.int64)
+    for term in terms:
+        starts[term + 1] += 1
+    for term in range(vocabulary):
+        starts[term + 1] += starts[term]
+    ends = starts[:-1].copy()
+    chunks = np.empty(len(terms), np.uint32)
+    placed = np.empty(len(terms), np.uint32)
+    at = 0
+    for chunk in range(len(distinct)):
+        for _ in range(distinct[chunk]):
+            place = ends[terms[at]]
+            ends[terms[at]] += 1
+            chunks[place] = first + chunk
+            placed[place] = codes[at]
+            at += 1
+    return starts, chunks, placed
+
+
+@njit(cache=True, nogil=True)
+def append_run(
+    ends: NDArray[np.int64], out: NDArray[Any], starts: NDArray[np.int64], values: NDArray[np.uint32]
+) -> None:
+    """Copy one run of postings behind those of earlier runs; `ends` says where each term goes on, and is moved."""
+    for term in range(len(starts) - 1):
+        end = ends[term]
+        for at in range(starts[term], starts[term + 1]):
+            out[end] = values[at]
+            end += 1
+        ends[term] = end
+
+
+@njit(cache=True, nogil=True)
+def best(
+    chunks: NDArray[np.uint32],
+    codes: NDArray[Any],
+    spans: NDArray[np.int64],
+    weights: NDArray[np.float32],
+    table: NDArray[np.float32],
+    size: int,
+    dead: NDArray[np.uint32],
+    exclude: NDArray[np.uint32],
+    k: int,
+    margin: float,
+) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    """Chunks whose score is above 0 and above that of the k-th best less `margin`, ascending, with their scores.
+
+    Args:
+        spans: [terms, 2] where the postings of each term of the query begin and end.
+        weights: [terms] of the query, each times the table's share makes a score.
+        size: chunks in all.
+        dead, exclude: sorted chunks that take no part.
+    """
+    sums = np.zeros(BLOCK, np.float32)
+    bits = sums.view(np.int32)
+    peak_bits = np.zeros(BLOCK // STRIDE, np.int32)
+    peaks = peak_bits.view(np.float32)
+    found = np.empty(BLOCK + 2 * k, np.uint32)
+    scores = np.empty(len(found), np.float32)
+    cursors = spans[:, 0].copy()
+    count, border = 0, 0.0
+    at_dead, at_exclude = 0, 0
+    for low in range(0, size, BLOCK):
+        high = min(low + BLOCK, size)
+        for term in range(len(weights)):
+            cursors[term] = _add(sums, chunks, codes, cursors[term], spans[term, 1], weights[term], table, low, high)
+        at_dead = _clear(sums, dead, at_dead, low, high)
+        at_exclude = _clear(sums, exclude, at_exclude, low, high)
+        for stride in range(len(peaks)):
+            # Scores are not negative, so their bits order like themselves, and whole numbers compare in vectors.
+            highest = np.int32(0)
+            for place in range(stride * STRIDE, (stride + 1) * STRIDE):
+                highest = max(highest, bits[place])
+            peak_bits[stride] = highest
+        if low == 0 and k < len(peaks):
+            # k strides have a chunk each that reaches this: the k-th best of all is no worse.
+            border = max(border, float(np.partition(peaks, len(peaks) - k)[len(peaks) - k]) - margin)
+        if count + BLOCK > len(found):
+            count, border = _tighten(found, scores, count, k, margin, border)
+            if count > 2 * k:
+                found = np.concatenate((found, np.empty_like(found)))
+                scores = np.concatenate((scores, np.empty_like(scores)))
+        count = _collect(sums, peaks, low, border, found, scores, count)
+        sums[:] = 0.0
+    count, border = _tighten(found, scores, count, k, margin, border)
+    return found[:count].copy(), scores[:count].copy()
+
+
+@njit(cache=True, nogil=True)
+def _add(
+    sums: NDArray[np.float32],
+    chunks: NDArray[np.uint32],
+    codes: NDArray[Any],
+    cursor: int,
+    end: int,
+    weight: float,
+    table: NDArray[np.float32],
+    low: int,
+    high: int,
+) -> int:
+    """Add the postings of one term to the sums of one block; returns where the postings go on."""
+    if cursor == end or chunks[cursor] >= high:
+        return cursor
+    stop = cursor + int(np.searchsorted(chunks[cursor:end], np.uint32(high)))
+    base = np.uint32(low)
+    for at in range(cursor, stop):
+        sums[chunks[at] - base] += weight * table[codes[at]]
+    return stop
+
+
+@njit(cache=True, nogil=True)
+def _collect(
+    sums: NDArray[np.float32],
+    peaks: NDArray[np.float32],
+    low: int,
+    border: float,
+    found: NDArray[np.uint32],
+    scores: NDArray[np.float32],
+    count: int,
+) -> int:
+    """Append what lies above the border in a block; a function of its own, because it compiles better so."""
+    for stride in range(len(peaks)):
+        if peaks[stride] > border:
+            for place in range(stride * STRIDE, (stride + 1) * STRIDE):
+                if sums[place] > border:
+                    found[count], scores[count] = low + place, sums[place]
+                    count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _clear(sums: NDArray[np.float32], chunks: NDArray[np.uint32], at: int, low: int, high: int) -> int:
+    """Forget the sums of the listed chunks of a block; returns where the list goes on."""
+    while at < len(chunks) and chunks[at] < high:
+        sums[chunks[at] - low] = 0.0
+        at += 1
+    return at
+
+
+@njit(cache=True, nogil=True)
+def _tighten(
+    found: NDArray[np.uint32], scores: NDArray[np.float32], count: int, k: int, margin: float, border: float
+) -> tuple[int, float]:
+    """Keep what is above the k-th best score less the margin; returns how many, and that border."""
+    if count <= k:
+        return count, border
+    border = max(border, float(np.partition(scores[:count], count - k)[count - k]) - margin)
+    kept = 0
+    for at in range(count):
+        if scores[at] > border:
+            found[kept], scores[kept] = found[at], scores[at]
+            kept += 1
+    return kept, border

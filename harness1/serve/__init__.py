@@ -1,0 +1,1 @@
+"""Servers: an index over HTTP for other processes, other machines and other trainers."""

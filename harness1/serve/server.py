@@ -1,0 +1,153 @@
+"""The sockets of a `RetrievalService`: a thin shell of aiohttp, with bounded connections and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from harness1.config import Config
+from harness1.errors import MissingExtra, UsageError
+from harness1.retrieval.retriever import Retriever
+from harness1.serve.retrieve import Limits, Refused, RetrievalService
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+BACKLOG = 1024
+"""Connections that the system holds until they are accepted."""
+OWN_FILES = 256
+"""File descriptors that connections leave to the index and to Python."""
+IDLE_S = 30.0
+"""A connection that sends no whole request for so long is closed."""
+SHUTDOWN_S = 5.0
+"""How long calls in flight may still take when the server ends."""
+CROWDED = 0.75
+"""From this share of the connections on, a connection is closed once answered, so that others get their turn."""
+PAUSE_S = 0.01
+"""Between two looks for room for another connection."""
+
+
+async def serve(
+    retriever: Retriever, config: Config, host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
+) -> None:
+    """Serve a retriever until SIGTERM, or until cancelled (Ctrl-C under `asyncio.run`).
+
+    Args:
+        port: 0 lets the system choose one.
+        on_ready: called with the port once connections are accepted.
+
+    Raises:
+        MissingExtra: aiohttp is not installed.
+        UsageError: nothing can listen there.
+    """
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    async with listening(RetrievalService(retriever, config), host, port) as bound:
+        on_ready(bound)
+        await ended.wait()
+
+
+@asynccontextmanager
+async def listening(service: RetrievalService, host: str, port: int) -> AsyncIterator[int]:
+    """Accept connections while the context is open; gives the port.
+
+    Raises:
+        MissingExtra: aiohttp is not installed.
+        UsageError: nothing can listen there.
+    """
+    try:
+        from aiohttp import web
+    except ImportError as error:
+        raise MissingExtra("aiohttp", "serve") from error
+
+    most = most_connections(service.limits)
+
+    async def handle(request: web.Request) -> web.Response:
+        reply = await service.answer(request.method, request.path, lambda: _body(request, service.limits))
+        response = web.Response(
+            status=reply.status, body=reply.body, headers=reply.headers, content_type="application/json"
+        )
+        if _connections(runner) > most * CROWDED:
+            response.force_close()
+        return response
+
+    application = web.Application(client_max_size=service.limits.body_bytes)
+    application.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        keepalive_timeout=IDLE_S,
+        shutdown_timeout=SHUTDOWN_S,
+        handler_cancellation=True,
+    )
+    with await _listener(host, port) as listener:
+        await runner.setup()
+        try:
+            async with asyncio.TaskGroup() as group:
+                accepting = group.create_task(_accept(listener, runner, most))
+                yield int(listener.getsockname()[1])
+                accepting.cancel()
+        finally:
+            await runner.cleanup()
+
+
+def most_connections(limits: Limits) -> int:
+    """Connections that may be open at once: `limits.connections`, or fewer where the system gives fewer files."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return limits.connections
+    return max(1, min(limits.connections, files - OWN_FILES))
+
+
+async def _listener(host: str, port: int) -> socket.socket:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+async def _accept(listener: socket.socket, runner: web.AppRunner, most: int) -> None:
+    """Take connections as long as there is room; asyncio's own server would take all that come, and run out of files.
+
+    Those beyond wait with the system, and need not wait long: while it is crowded, connections close once answered.
+    """
+    loop, handlers = asyncio.get_running_loop(), runner.server
+    assert handlers is not None
+    while True:
+        if _connections(runner) >= most:
+            await asyncio.sleep(PAUSE_S)
+            continue
+        try:
+            connection, _ = await loop.sock_accept(listener)
+            await loop.connect_accepted_socket(handlers, connection)
+        except OSError:
+            # The client left before its turn, or other parts of the process hold all files.
+            await asyncio.sleep(PAUSE_S)
+
+
+def _connections(runner: web.AppRunner) -> int:
+    return len(runner.server.connections) if runner.server is not None else 0
+
+
+async def _body(request: web.Request, limits: Limits) -> bytes:
+    """The whole body of a request, within the limits of size and time."""
+    from aiohttp import web
+
+    try:
+        async with asyncio.timeout(limits.body_s):
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise Refused(413, f"the body is larger than {limits.body_bytes} bytes") from error
+    except web.RequestPayloadError as error:
+        raise Refused(400, f"the body cannot be read: {error}") from error
+    except TimeoutError as error:
+        raise Refused(408, f"the body did not arrive within {limits.body_s:g} s") from error

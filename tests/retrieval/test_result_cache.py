@@ -1,0 +1,213 @@
+"""Equal searches cost one, whoever asks them and whenever; nothing else is changed by the cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from harness1.records import ChunkId, DocId
+from harness1.retrieval.result_cache import CachingRetriever
+from harness1.retrieval.retriever import BadPattern, RetrievalFault, SearchRequest, SearchResult
+from tests.support import CORPUS, WordRetriever
+
+ADA = SearchRequest("Ada", 5)
+
+
+class Slow(WordRetriever):
+    """Takes `delay` seconds for a search, gives up at its deadline; the next `faults` searches fail."""
+
+    def __init__(self, delay: float = 0.02, faults: int = 0) -> None:
+        super().__init__(CORPUS, faults=faults)
+        self.delay = delay
+        self.asked: list[list[str]] = []
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        self.asked.append([request.query for request in requests])
+        deadline = min(request.deadline for request in requests)
+        await asyncio.sleep(min(self.delay, deadline))
+        if deadline < self.delay:
+            return [RetrievalFault("too late") for _ in requests]
+        return await super().search(requests)
+
+
+def cached(inner: WordRetriever | None = None, size: int = 100) -> CachingRetriever:
+    return CachingRetriever(inner or Slow(), size, "settings")
+
+
+def counts(retriever: CachingRetriever) -> tuple[int, int, int]:
+    return retriever.hits, retriever.misses, retriever.waits
+
+
+def ask(retriever: CachingRetriever, *requests: SearchRequest) -> list[SearchResult | RetrievalFault]:
+    return asyncio.run(retriever.search(requests))
+
+
+def test_an_equal_search_is_answered_from_memory_with_the_same_objects() -> None:
+    inner = Slow()
+    retriever = cached(inner)
+    first, again = ask(retriever, ADA), ask(retriever, SearchRequest("Ada", 5, deadline=1.0))
+    assert first == asyncio.run(WordRetriever(CORPUS).search([ADA]))
+    assert isinstance(first[0], SearchResult)
+    assert first[0].hits
+    assert again[0] is first[0]
+    assert inner.asked == [["Ada"]]
+    assert counts(retriever) == (1, 1, 0)
+
+
+def test_query_k_exclusions_and_settings_make_a_search() -> None:
+    ids = [made.chunk_id for made in CORPUS]
+    odd = SearchRequest("Ada\ud800", 5, frozenset([ChunkId("\udfff")]))
+    excluding = [SearchRequest("Ada", 5, frozenset([made])) for made in ids[:2]]
+    different = [ADA, SearchRequest("ada", 5), SearchRequest("Ada", 4), *excluding, odd]
+    retriever = cached()
+    assert ask(retriever, *different) == asyncio.run(WordRetriever(CORPUS).search(different))
+    assert counts(retriever) == (0, 6, 0)
+    ask(retriever, SearchRequest("Ada", 5, frozenset(ids)), SearchRequest("Ada", 5, frozenset(ids[::-1])))
+    assert counts(retriever) == (0, 7, 1)
+    assert retriever._key(ADA) != CachingRetriever(Slow(), 9, "other settings")._key(ADA)
+
+
+def test_known_and_new_searches_of_one_call_keep_their_order_and_new_ones_go_together() -> None:
+    inner = Slow()
+    retriever = cached(inner)
+    ask(retriever, ADA)
+    requests = [SearchRequest(query, 5) for query in ("Byron", "Ada", "town", "Byron")]
+    assert ask(retriever, *requests) == asyncio.run(WordRetriever(CORPUS).search(requests))
+    assert inner.asked == [["Ada"], ["Byron", "town"]]
+    assert counts(retriever) == (1, 3, 1)
+
+
+def test_equal_searches_under_way_are_one() -> None:
+    inner = Slow()
+    retriever = cached(inner)
+
+    async def siblings() -> list[list[SearchResult | RetrievalFault]]:
+        return await asyncio.gather(*(retriever.search([ADA]) for _ in range(8)))
+
+    found = asyncio.run(siblings())
+    assert all(result[0] is found[0][0] for result in found)
+    assert inner.asked == [["Ada"]]
+    assert counts(retriever) == (0, 1, 7)
+
+
+def test_cancelling_the_first_who_asked_does_not_fail_the_others() -> None:
+    inner = Slow()
+    retriever = cached(inner)
+
+    async def siblings() -> SearchResult | RetrievalFault:
+        first = asyncio.create_task(retriever.search([ADA]))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(retriever.search([ADA]))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        return (await second)[0]
+
+    assert isinstance(asyncio.run(siblings()), SearchResult)
+    assert inner.asked == [["Ada"]]
+
+
+def test_a_fault_is_not_kept_and_not_shared() -> None:
+    inner = Slow(faults=2)
+    retriever = cached(inner)
+
+    async def siblings() -> list[list[SearchResult | RetrievalFault]]:
+        return await asyncio.gather(*(retriever.search([ADA]) for _ in range(4)))
+
+    kinds = [type(result[0]) for result in asyncio.run(siblings())]
+    assert kinds == [RetrievalFault, RetrievalFault, SearchResult, SearchResult]
+    assert len(inner.asked) == 3
+    assert isinstance(ask(cached(Slow(faults=1)), ADA)[0], RetrievalFault)
+
+
+def test_a_fault_of_an_own_search_in_a_batch_is_not_asked_again() -> None:
+    inner = Slow(faults=2)
+    requests = [SearchRequest(query, 5) for query in ("Ada", "Byron", "town")]
+    assert [type(found) for found in ask(cached(inner), *requests)] == [RetrievalFault, RetrievalFault, SearchResult]
+    assert inner.asked == [["Ada", "Byron", "town"]]
+
+
+def test_everyone_has_his_own_deadline() -> None:
+    inner = Slow(delay=0.1)
+    retriever = cached(inner)
+
+    async def hurried_waits_for_patient() -> list[list[SearchResult | RetrievalFault]]:
+        return await asyncio.gather(retriever.search([ADA]), retriever.search([SearchRequest("Ada", 5, deadline=0.01)]))
+
+    patient, hurried = asyncio.run(hurried_waits_for_patient())
+    assert isinstance(patient[0], SearchResult)
+    assert hurried == [RetrievalFault("deadline")]
+
+    retriever = cached(inner)
+
+    async def patient_waits_for_hurried() -> list[list[SearchResult | RetrievalFault]]:
+        return await asyncio.gather(retriever.search([SearchRequest("Ada", 5, deadline=0.01)]), retriever.search([ADA]))
+
+    hurried, patient = asyncio.run(patient_waits_for_hurried())
+    assert isinstance(hurried[0], RetrievalFault)
+    assert isinstance(patient[0], SearchResult)
+
+
+def test_the_result_unused_for_longest_goes_first() -> None:
+    inner = Slow(delay=0.0)
+    retriever = cached(inner, size=2)
+    for query in ("Ada", "Byron", "Ada", "town", "Ada", "Byron"):
+        ask(retriever, SearchRequest(query, 5))
+    assert inner.asked == [["Ada"], ["Byron"], ["town"], ["Byron"]]
+    assert len(retriever._results) == 2
+
+
+def test_a_search_that_a_closed_event_loop_left_behind_is_asked_anew() -> None:
+    inner = Slow(delay=10.0)
+    retriever = cached(inner)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(retriever.search([ADA]))
+    loop.run_until_complete(asyncio.sleep(0.001))
+    left = asyncio.all_tasks(loop)
+    inner.delay = 0.0
+    assert isinstance(ask(retriever, ADA)[0], SearchResult)
+    for each in left:
+        each.cancel()
+    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    loop.close()
+    assert task.cancelled()
+
+    async def cut_short() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(retriever.search([SearchRequest("town", 5)]), 0.001)
+
+    inner.delay = 10.0
+    asyncio.run(cut_short())
+    inner.delay = 0.0
+    assert isinstance(ask(retriever, SearchRequest("town", 5))[0], SearchResult)
+    assert retriever._flights == {}
+
+
+class Broken(Slow):
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        if self.faults:
+            raise OSError("gone")
+        return []
+
+
+def test_what_the_retriever_raises_or_leaves_out_is_passed_on() -> None:
+    with pytest.raises(OSError, match="gone"):
+        ask(cached(Broken(faults=1)), ADA)
+    assert ask(cached(Broken()), ADA) == [RetrievalFault("0 results for 1 queries")]
+
+
+def test_everything_else_passes_through() -> None:
+    inner = WordRetriever(CORPUS)
+    retriever = cached(inner)
+    assert retriever.info is inner.info
+
+    async def others() -> None:
+        assert await retriever.grep("Byron", 1, 1.0) == CORPUS[:1]
+        assert isinstance(await retriever.grep("(", 1, 1.0), BadPattern)
+        assert await retriever.read(DocId("miss")) == (CORPUS[3],)
+        assert await retriever.get([CORPUS[1].chunk_id]) == (CORPUS[1],)
+
+    asyncio.run(others())

@@ -1,0 +1,793 @@
+"""The web retriever against a search API and a page reader on this machine, slow, broken and hostile ones included."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.pretty import pretty_repr
+
+from harness1.config import Config, load_config
+from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
+from harness1.policy.scripted import ScriptedPolicy
+from harness1.policy.single_shot import SingleShotPolicy
+from harness1.records import ChunkId, DocId, Episode, Status, Task
+from harness1.retrieval.ordering import total_order
+from harness1.retrieval.page_cache import Page, PageCache, Question, allowed, page_url
+from harness1.retrieval.retriever import RetrievalFault, SearchRequest, SearchResult
+from harness1.retrieval.web import WebRetriever, open_web
+from harness1.rollout import rollout
+from tests.support import Script, call, make_env, search
+
+KEYS = ("sk-search-4711", "sk-read-0815")
+ADA, BYRON, TOWN = "https://example.org/ada", "https://example.org/byron", "http://en.towns.net/wiki/Missolonghi?page=2"
+RESULTS = [
+    {"title": "Missolonghi", "link": "HTTP://en.Towns.net:80/wiki/Missolonghi?utm_source=x&page=2#top", "position": 3},
+    {"title": "Ada Lovelace", "link": ADA, "snippet": "Ada wrote the first program.", "position": 1},
+    {"title": "Lord Byron", "link": BYRON, "snippet": "Byron died in Missolonghi in 1824.", "position": 2},
+    {"title": "again", "link": ADA + "#life", "snippet": "The same page.", "position": 4},
+    {"title": "no page", "link": "ftp://example.org/file", "snippet": "Not of the web.", "position": 5},
+]
+PAGES = {
+    ADA: "Ada Lovelace wrote the first program. She was the daughter of Lord Byron. " * 4,
+    BYRON: f"Title: Lord Byron\n\nURL Source: {BYRON}\n\nMarkdown Content:\nByron was a poet. He died in Missolonghi.",
+    TOWN: "Missolonghi is a town in western Greece.",
+}
+
+Handler = Callable[[web.Request], Any]
+
+
+class FakeWeb:
+    """A search API at `/search` and a reader at `/read/` on a loop of their own; a test may replace either answer."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.url = asyncio.run_coroutine_threadsafe(self._start(), self.loop).result(5)
+        self.reset()
+
+    def reset(self) -> None:
+        self.searches: list[dict[str, Any]] = []
+        self.reads: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.elsewhere = self.open = self.most_open = 0
+        self.search_answer: Handler | None = None
+        self.read_answer: Handler | None = None
+
+    @property
+    def requests(self) -> int:
+        return len(self.searches) + len(self.reads)
+
+    async def _start(self) -> str:
+        app = web.Application()
+        app.router.add_post("/search", self._search)
+        app.router.add_get("/read/{page:.*}", self._read)
+        app.router.add_route("*", "/elsewhere", self._elsewhere)
+        self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{self.runner.addresses[0][1]}"
+
+    async def _end(self) -> None:
+        await self.runner.cleanup()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    def stop(self) -> None:
+        if self.loop.is_running():
+            asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(5)
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join(5)
+            self.loop.close()
+
+    async def _search(self, request: web.Request) -> web.StreamResponse:
+        self.headers.append(dict(request.headers))
+        self.searches.append(await request.json())
+        if self.search_answer is not None:
+            return await self._counted(self.search_answer, request)
+        return web.json_response({"organic": RESULTS})
+
+    async def _read(self, request: web.Request) -> web.StreamResponse:
+        self.headers.append(dict(request.headers))
+        page = request.raw_path.removeprefix("/read/")
+        self.reads.append(page)
+        if self.read_answer is not None:
+            return await self._counted(self.read_answer, request)
+        return web.Response(text=PAGES[page]) if page in PAGES else web.Response(status=404)
+
+    async def _counted(self, answer: Handler, request: web.Request) -> web.StreamResponse:
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        try:
+            return await answer(request)
+        finally:
+            self.open -= 1
+
+    async def _elsewhere(self, request: web.Request) -> web.StreamResponse:
+        self.elsewhere += 1
+        return web.json_response({"organic": RESULTS})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeWeb]:
+    made = FakeWeb()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def api(server: FakeWeb) -> FakeWeb:
+    server.reset()
+    return server
+
+
+def settings(url: str, *more: str) -> Config:
+    overrides = [
+        f"run.web.search_url={url}/search",
+        f"run.web.search_key={KEYS[0]}",
+        f"run.web.read_url={url}/read/",
+        f"run.web.read_key={KEYS[1]}",
+        "run.web.timeout_s=5",
+        "env.grep.on=false",
+        "index.chunk_tokens=20",
+    ]
+    return load_config(None, [*overrides, *more])
+
+
+def opened(folder: Path, url: str, *more: str) -> WebRetriever:
+    return open_web(str(folder / "cache"), settings(url, *more))
+
+
+def ask(retriever: WebRetriever, query: str = "ada", k: int = 10, *exclude: str) -> SearchResult | RetrievalFault:
+    request = SearchRequest(query=query, k=k, exclude=frozenset(map(ChunkId, exclude)))
+    return asyncio.run(retriever.search([request]))[0]
+
+
+def read(retriever: WebRetriever, url: str) -> Any:
+    return asyncio.run(retriever.read(DocId(url)))
+
+
+def found(result: SearchResult | RetrievalFault) -> list[str]:
+    assert isinstance(result, SearchResult), result
+    return [hit.chunk.chunk_id for hit in result.hits]
+
+
+def answering(status: int = 200, body: bytes = b"", **headers: str) -> Handler:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status, body=body, headers=headers)
+
+    return answer
+
+
+def after(seconds: float, body: bytes) -> Handler:
+    async def answer(request: web.Request) -> web.Response:
+        await asyncio.sleep(seconds)
+        return web.Response(body=body)
+
+    return answer
+
+
+def test_a_search_finds_each_page_once_in_the_order_of_the_api(api, tmp_path) -> None:
+    retriever = opened(tmp_path, api.url)
+    result = ask(retriever)
+    assert found(result) == [f"{ADA}#snippet", f"{BYRON}#snippet", f"{TOWN}#snippet"]
+    first, _, third = [hit.chunk for hit in result.hits]
+    assert (first.doc_id, first.index, first.title, first.text) == (
+        ADA, 0, "Ada Lovelace", "Ada wrote the first program."
+    )  # fmt: skip
+    assert (third.doc_id, third.text) == (TOWN, "")
+    scored = [(hit.chunk.chunk_id, hit.score) for hit in result.hits]
+    assert total_order(scored[::-1]) == scored
+    assert set(result.stage_ms) == {"web"}
+    assert api.searches == [{"q": "ada", "num": 10}]
+    assert api.headers[0]["X-API-KEY"] == KEYS[0]
+
+
+def test_a_hundred_results_keep_their_order(api, tmp_path) -> None:
+    links = [f"https://example.org/{n * 37 % 100:02d}" for n in range(100)]
+    rows = ",".join(f'{{"link": "{link}"}}' for link in links)
+    api.search_answer = answering(body=f'{{"organic": [{rows}]}}'.encode())
+    result = ask(opened(tmp_path, api.url), "ada", 100)
+    assert found(result) == [f"{link}#snippet" for link in links]
+    scored = [(hit.chunk.chunk_id, hit.score) for hit in result.hits]
+    assert total_order(scored[::-1]) == scored
+
+
+def test_seen_pages_never_come_back_and_as_many_more_are_asked_for(api, tmp_path) -> None:
+    retriever = opened(tmp_path, api.url, "run.web.results=2")
+    assert found(ask(retriever, "ada", 1)) == [f"{ADA}#snippet"]
+    assert found(ask(retriever, "ada", 1, f"{ADA}#snippet", f"{ADA}#0")) == [f"{BYRON}#snippet"]
+    assert found(ask(retriever, "ada", 9, *(f"{url}#snippet" for url in PAGES))) == []
+    many = [f"https://example.org/{n}#snippet" for n in range(300)]
+    assert len(found(ask(retriever, "ada", 9, *many))) == 3
+    assert [asked["num"] for asked in api.searches] == [2, 4, 6, 100]
+
+
+def test_only_pages_of_listed_hosts_are_found_and_read(api, tmp_path) -> None:
+    retriever = opened(tmp_path, api.url, 'run.web.hosts=["Towns.net"]')
+    assert found(ask(retriever)) == [f"{TOWN}#snippet"]
+    assert api.searches == [{"q": "ada (site:towns.net)", "num": 10}]
+    assert read(retriever, ADA) == ()
+    assert [chunk.doc_id for chunk in read(retriever, TOWN)] == [TOWN]
+    assert api.reads == [TOWN]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://127.0.0.1/",
+        "http://[::1]/",
+        "http://[::ffff:169.254.169.254]/latest",
+        "http://169.254.169.254/latest/meta-data",
+        "http://2130706433/",
+        "http://0x7f.0.0.1/",
+        "http://0x7f000001/",
+        "http://127.1/",
+        "http://１２７.０.０.１/",
+        "http://127。0。0。1/",
+        "http://localhost:8080/",
+        "http://LOCALHOST./",
+        "http://admin.localhost/",
+        "http://printer.local/",
+        "http://metadata.google.internal/",
+        "http://intranet/",
+        "http://example.org@127.0.0.1/",
+        "http://user:word@example.org/",
+        "http://127.0.0.1\\.example.org/",
+        "http://%31%32%37.0.0.1/",
+        "http://example.org/../../admin",
+        "http://example.org/a/%2E%2e/b",
+        "http://example.org:99999/",
+        "http://[::1/",
+        "http:///etc/passwd",
+        "file:///etc/passwd",
+        "javascript:alert(1)",
+        "example.org",
+        "http://" + "a" * 64 + ".org/",
+        "http://example.org/\ud800",
+        "",
+    ],
+)
+def test_addresses_of_this_machine_and_of_no_web_page_never_reach_the_reader(api, tmp_path, address) -> None:
+    retriever = opened(tmp_path, api.url)
+    assert read(retriever, address) == ()
+    assert asyncio.run(retriever.get([ChunkId(address), ChunkId(f"{address}#snippet")])) == ()
+    assert api.requests == 0
+    url = page_url(address)
+    assert url is None or not allowed(url, ["example.org", "1", "0.0.1"])
+
+
+@pytest.mark.parametrize(
+    ("address", "host"), [("http://127.0.0.1:9/x", "127.0.0.1"), ("http://[::1]/x", "::1"), ("http://wiki/x", "wiki")]
+)
+def test_a_local_host_is_read_where_it_is_listed_itself(api, tmp_path, address, host) -> None:
+    api.read_answer = answering(body=b"inside")
+    assert read(opened(tmp_path, api.url), address) == ()
+    (chunk,) = read(opened(tmp_path, api.url, f'run.web.hosts=["{host}"]'), address)
+    assert (chunk.doc_id, chunk.text) == (address, "inside")
+
+
+def test_a_name_that_only_ends_like_a_listed_one_is_not_listed() -> None:
+    assert allowed("https://wikipedia.org/", ["wikipedia.org"])
+    assert allowed("https://en.wikipedia.org/", ["wikipedia.org"])
+    assert not allowed("https://notwikipedia.org/", ["wikipedia.org"])
+    assert not allowed("https://wikipedia.org.evil.com/", ["wikipedia.org"])
+    assert allowed("https://anything.com/", [])
+
+
+def test_addresses_of_one_page_are_spelled_alike() -> None:
+    assert page_url(" HTTPS://Example.ORG:443#top ") == "https://example.org/"
+    assert (
+        page_url("http://example.org:8080/A?utm_source=a&q=%20&UTM_x=1&r=b#c") == "http://example.org:8080/A?q=%20&r=b"
+    )
+    assert (
+        page_url("https://de.wikipedia.org/wiki/Köln am Rhein")
+        == "https://de.wikipedia.org/wiki/K%C3%B6ln%20am%20Rhein"
+    )
+    assert page_url("https://BÜCHER.de./") == "https://xn--bcher-kva.de/"
+
+
+@given(st.from_regex(r"https?://[\w.:\[\]@-]{1,30}(/[^\ud800]{0,20})?", fullmatch=True))
+def test_a_normalised_address_stays_as_it_is(text) -> None:
+    url = page_url(text)
+    if url is not None:
+        assert page_url(url) == url
+        assert url.isascii()
+        assert url.isprintable()
+        assert "#" not in url
+        assert " " not in url
+
+
+def test_a_page_is_read_in_chunks(api, tmp_path) -> None:
+    retriever = opened(tmp_path, api.url)
+    chunks = read(retriever, "https://EXAMPLE.org/ada#life")
+    assert len(chunks) == 4
+    assert [chunk.chunk_id for chunk in chunks] == [f"{ADA}#{index}" for index in range(4)]
+    assert {(chunk.doc_id, chunk.title) for chunk in chunks} == {(ADA, "")}
+    assert " ".join(chunk.text for chunk in chunks) == PAGES[ADA].strip()
+    assert api.headers[0]["Authorization"] == f"Bearer {KEYS[1]}"
+    assert api.reads == [ADA]
+
+
+def test_the_head_of_a_page_gives_its_title(api, tmp_path) -> None:
+    (chunk,) = read(opened(tmp_path, api.url), BYRON)
+    assert (chunk.chunk_id, chunk.title) == (BYRON, "Lord Byron")
+    assert chunk.text == "Byron was a poet. He died in Missolonghi."
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        answering(404),
+        answering(410),
+        answering(
+            body=b"Title: Oops\n\nWarning: Target URL returned error 404: Not Found\n\nMarkdown Content:\nSorry."
+        ),
+    ],
+)
+def test_a_page_that_does_not_exist_is_an_answer_and_is_remembered(api, tmp_path, answer) -> None:
+    api.read_answer = answer
+    retriever = opened(tmp_path, api.url)
+    assert read(retriever, ADA) == read(retriever, ADA) == ()
+    assert api.reads == [ADA]
+
+
+def test_an_endless_page_is_cut_while_it_comes_at_the_border_of_a_character(api, tmp_path) -> None:
+    sent = []
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write("ä".encode() * 20_000)
+                sent.append(40_000)
+        except ConnectionError:
+            return response
+
+    api.read_answer = endless
+    chunks = read(opened(tmp_path, api.url, "run.web.page_bytes=100001", "index.chunk_tokens=100000"), ADA)
+    assert [chunk.text for chunk in chunks] == ["ä" * 50_000]
+    assert sum(sent) < 20_000_000
+
+
+def test_bytes_that_are_no_text_are_replaced(api, tmp_path) -> None:
+    api.read_answer = answering(body=b"caf\xe9 \xff\xfe bar \xe2\x82")
+    (chunk,) = read(opened(tmp_path, api.url), ADA)
+    assert chunk.text == "caf\ufffd \ufffd\ufffd bar \ufffd"
+
+
+async def torn(request: web.Request) -> web.StreamResponse:
+    """Promises more than it sends, then hangs up."""
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"organic": []}')
+    request.transport.close()
+    return response
+
+
+async def dripping(request: web.Request) -> web.StreamResponse:
+    """A byte now and then, each well within any limit between two bytes."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    try:
+        for _ in range(100):
+            await response.write(b" ")
+            await asyncio.sleep(0.02)
+    except ConnectionError:
+        pass
+    return response
+
+
+FAULTS = {
+    "400": (answering(400), "answered 400"),
+    "401": (answering(401), "answered 401 (is its key right?)"),
+    "403": (answering(403), "answered 403 (is its key right?)"),
+    "429": (answering(429), "answered 429 (too many requests)"),
+    "500": (answering(500, b'{"organic": []}'), "answered 500"),
+    "503": (answering(503), "answered 503"),
+    "redirect": (answering(302, Location="/elsewhere"), "answered 302"),
+    "torn": (torn, "failed: ClientPayloadError"),
+    "slow": (after(1.0, b'{"organic": []}'), "gave no answer within 0.15 s"),
+    "dripping": (dripping, "gave no answer within 0.15 s"),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_what_fails_is_a_fault_that_is_not_kept(api, tmp_path, kind) -> None:
+    answer, message = FAULTS[kind]
+    api.search_answer = api.read_answer = answer
+    retriever = opened(tmp_path, api.url, "run.web.timeout_s=0.15")
+    assert ask(retriever) == RetrievalFault(message=f"the search API {message}")
+    assert read(retriever, ADA) == RetrievalFault(message=f"the page reader {message}")
+    assert api.elsewhere == 0
+    api.search_answer = api.read_answer = None
+    assert len(found(ask(retriever))) == 3
+    assert len(read(retriever, ADA)) == 4
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>busy</html>",
+        b'{"organic": [',
+        b'{"message": "not enough credits"}',
+        b'{"organic": {"title": "one"}}',
+        b'{"organic": [{"link": 7}]}',
+        b'{"organic": [{"title": "\xff"}]}',
+        b'{"organic": [], "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"organic": [], "more": "' + b"x" * 300_000 + b'"}',
+    ],
+    ids=["empty", "html", "cut", "no list", "other list", "other link", "no text", "deep", "long"],
+)
+def test_an_answer_of_another_form_is_a_fault_and_never_no_results(api, tmp_path, body) -> None:
+    api.search_answer = answering(body=body)
+    answer = ask(opened(tmp_path, api.url, "run.web.page_bytes=250000"))
+    assert isinstance(answer, RetrievalFault)
+    assert answer.message in (
+        "the search API gave an answer that is not of its form", "the search API gave more than 250000 bytes"
+    )  # fmt: skip
+
+
+def test_an_api_that_finds_nothing_has_answered(api, tmp_path) -> None:
+    api.search_answer = answering(body=b'{"organic": []}')
+    retriever = opened(tmp_path, api.url)
+    assert found(ask(retriever)) == found(ask(retriever)) == found(ask(retriever, " ")) == []
+    assert len(api.searches) == 1
+
+
+def test_a_query_that_is_no_text_is_asked_as_text(api, tmp_path) -> None:
+    assert len(found(ask(opened(tmp_path, api.url), " ada \ud800\n"))) == 3
+    assert api.searches == [{"q": "ada ?", "num": 10}]
+
+
+def test_no_answer_leaves_a_cookie_for_the_next_request(api, tmp_path) -> None:
+    async def baking(request: web.Request) -> web.Response:
+        response = web.Response(text="page")
+        response.set_cookie("visitor", "7")
+        # The first request ends the session unless another one is in flight.
+        await asyncio.sleep(0.1 if request.raw_path.endswith("ada") else 0.0)
+        return response
+
+    api.read_answer = baking
+    retriever = opened(tmp_path, api.url.replace("127.0.0.1", "localhost"))
+
+    async def overlapping() -> None:
+        first = asyncio.create_task(retriever.read(DocId(ADA)))
+        await retriever.read(DocId(BYRON))
+        await retriever.read(DocId(TOWN))
+        await first
+
+    asyncio.run(overlapping())
+    assert len(api.reads) == 3
+    assert not any("Cookie" in headers for headers in api.headers)
+
+
+def test_nobody_listening_is_a_fault(tmp_path) -> None:
+    retriever = opened(tmp_path, "http://127.0.0.1:1")
+    assert ask(retriever) == RetrievalFault(message="the search API failed: ClientConnectorError")
+    assert read(retriever, ADA) == RetrievalFault(message="the page reader failed: ClientConnectorError")
+
+
+def test_a_failing_request_does_not_fail_the_others(api, tmp_path) -> None:
+    async def some(request: web.Request) -> web.Response:
+        asked = await request.json()
+        return web.Response(status=500) if asked["q"] == "bad" else web.json_response({"organic": RESULTS})
+
+    api.search_answer = some
+    retriever = opened(tmp_path, api.url)
+    ask(retriever)
+    requests = [SearchRequest(query=query, k=3) for query in ("ada", "bad", "byron")]
+    answers = asyncio.run(retriever.search([*requests, SearchRequest(query="ada", k=3, deadline=-1)]))
+    assert [type(answer) for answer in answers] == [SearchResult, RetrievalFault, SearchResult, RetrievalFault]
+    assert answers[3] == RetrievalFault(message="deadline")
+
+
+def test_a_search_ends_at_its_deadline_and_its_late_answer_is_kept(api, tmp_path) -> None:
+    api.search_answer = after(0.1, b'{"organic": [{"link": "https://example.org/late"}]}')
+    retriever = opened(tmp_path, api.url)
+
+    async def twice() -> list[Any]:
+        first = await retriever.search([SearchRequest(query="ada", k=3, deadline=0.02)])
+        return first + await retriever.search([SearchRequest(query="ada", k=3)])
+
+    first, second = asyncio.run(twice())
+    assert first == RetrievalFault(message="deadline")
+    assert found(second) == ["https://example.org/late#snippet"]
+    assert len(api.searches) == 1
+
+
+def test_equal_questions_at_one_time_are_asked_once(api, tmp_path) -> None:
+    api.read_answer = after(0.05, b"page")
+    retriever = opened(tmp_path, api.url)
+
+    async def together() -> list[Any]:
+        tasks = [asyncio.create_task(retriever.read(DocId(ADA))) for _ in range(20)]
+        await asyncio.sleep(0.01)
+        tasks[0].cancel()
+        return await asyncio.gather(*tasks[1:])
+
+    assert [chunk.text for (chunk,) in asyncio.run(together())] == ["page"] * 19
+    assert api.reads == [ADA]
+
+
+def test_no_more_requests_are_in_flight_than_are_allowed(api, tmp_path) -> None:
+    api.read_answer = after(0.02, b"page")
+    retriever = opened(tmp_path, api.url, "run.web.concurrency=3", "run.web.timeout_s=0.1")
+
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(retriever.read(DocId(f"{ADA}/{n}")) for n in range(24)))
+
+    # Waiting for a turn is no part of the time that a request has.
+    assert all(isinstance(answer, tuple) for answer in asyncio.run(many()))
+    assert api.most_open == 3
+
+
+def test_one_retriever_serves_one_loop_after_another_and_leaves_nothing_open(api, tmp_path, caplog) -> None:
+    api.read_answer = after(0.2, b"page")
+    retriever = opened(tmp_path, api.url)
+
+    async def left() -> None:
+        await asyncio.wait([asyncio.create_task(retriever.read(DocId(BYRON)))], timeout=0.05)
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        asyncio.run(left())
+        api.read_answer = None
+        for url in (ADA, BYRON, TOWN):
+            assert read(retriever, url)
+        gc.collect()
+    assert [warning.message for warning in warned] == caplog.records == []
+
+
+def test_chunks_once_seen_are_got_again(api, tmp_path) -> None:
+    retriever = opened(tmp_path, api.url)
+    hits = [hit.chunk for hit in ask(retriever).hits]
+    pages = [*read(retriever, ADA), *read(retriever, TOWN)]
+    count = api.requests
+    wanted = [pages[2], hits[1], pages[4], hits[0]]
+    unseen = [
+        ChunkId(name) for name in ("https://example.org/new", f"{BYRON}#0", f"{ADA}#9", f"{ADA}#", "no", "\ud800")
+    ]
+    ids = [unseen[0], *(chunk.chunk_id for chunk in wanted), *unseen[1:]]
+    assert list(asyncio.run(retriever.get(ids))) == wanted
+    assert list(asyncio.run(opened(tmp_path, api.url, "run.web.offline=true").get(ids))) == wanted
+    narrow = asyncio.run(opened(tmp_path, api.url, 'run.web.hosts=["towns.net"]').get(ids))
+    assert list(narrow) == [wanted[2]]
+    assert api.requests == count
+
+
+def test_a_snippet_is_got_as_it_was_first_shown(api, tmp_path) -> None:
+    retriever = opened(tmp_path, api.url)
+    for text in ("first", "second"):
+        api.search_answer = answering(body=f'{{"organic": [{{"link": "{ADA}", "snippet": "{text}"}}]}}'.encode())
+        assert [hit.chunk.text for hit in ask(retriever, text).hits] == [text]
+    (chunk,) = asyncio.run(retriever.get([ChunkId(f"{ADA}#snippet")]))
+    assert chunk.text == "first"
+
+
+def test_offline_the_cache_answers_byte_for_byte_and_the_rest_is_a_fault(api, tmp_path) -> None:
+    online = opened(tmp_path, api.url)
+    before = (ask(online).hits, read(online, ADA), read(online, "https://example.org/none"))
+    count = api.requests
+    offline = opened(tmp_path, api.url, "run.web.offline=true", "run.web.search_key=", "run.web.read_key=")
+    assert (ask(offline).hits, read(offline, ADA), read(offline, "https://example.org/none")) == before
+    assert ask(offline, "new") == RetrievalFault(message="offline, and the cache has no answer to this search")
+    assert read(offline, BYRON) == RetrievalFault(message="offline, and the cache has no answer to this page")
+    assert api.requests == count
+
+
+@pytest.mark.parametrize(
+    "change", ["run.web.results=5", 'run.web.hosts=["example.org"]', "run.web.search_url={url}/elsewhere"]
+)
+def test_a_setting_that_decides_an_answer_asks_anew(api, tmp_path, change) -> None:
+    ask(opened(tmp_path, api.url))
+    ask(opened(tmp_path, api.url, change.format(url=api.url)))
+    assert len(api.searches) + api.elsewhere == 2
+
+
+def test_a_longer_bound_reads_a_page_anew(api, tmp_path) -> None:
+    short = read(opened(tmp_path, api.url, "run.web.page_bytes=10"), ADA)
+    assert [chunk.text for chunk in short] == [PAGES[ADA][:10]]
+    assert len(read(opened(tmp_path, api.url), ADA)) == 4
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[: len(text) // 2], lambda text: b"", lambda text: b"\xff{}"])
+def test_a_torn_file_is_asked_again_online_and_a_fault_offline(api, tmp_path, damage) -> None:
+    online, offline = opened(tmp_path, api.url), opened(tmp_path, api.url, "run.web.offline=true")
+    before = read(online, ADA)
+    (file,) = (tmp_path / "cache").rglob("*.json")
+    file.write_bytes(damage(file.read_bytes()))
+    assert isinstance(read(offline, ADA), RetrievalFault)
+    assert read(online, ADA) == read(offline, ADA) == before
+    assert api.reads == [ADA, ADA]
+
+
+def test_the_file_of_another_question_is_no_answer(tmp_path) -> None:
+    cache = PageCache(tmp_path)
+    one, other = (Question(kind="page", endpoint="e", subject=name) for name in (ADA, BYRON))
+    cache.put(one, (Page(url=ADA, title="t", text="x"),))
+    (file,) = tmp_path.rglob("*.json")
+    cache.put(other, ())
+    (twin,) = set(tmp_path.rglob("*.json")) - {file}
+    twin.write_bytes(file.read_bytes())
+    assert cache.get(other) is None
+    assert cache.get(one) == (Page(url=ADA, title="t", text="x"),)
+
+
+def test_writers_of_one_folder_never_show_a_part_of_an_answer(tmp_path) -> None:
+    question = Question(kind="page", endpoint="e", subject=ADA)
+    answers = [(Page(url=ADA, title=str(n), text=str(n) * 200_000),) for n in range(3)]
+    PageCache(tmp_path).put(question, answers[0])
+
+    def write(n: int) -> None:
+        for _ in range(20):
+            PageCache(tmp_path).put(question, answers[n])
+
+    writers = [threading.Thread(target=write, args=(n,)) for n in range(3)]
+    for writer in writers:
+        writer.start()
+    seen = []
+    while any(writer.is_alive() for writer in writers):
+        seen.append(PageCache(tmp_path).get(question) in answers)
+    assert seen
+    assert all(seen)
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+
+
+@pytest.mark.parametrize("step", ["write_bytes", "replace"])
+def test_a_full_disk_is_a_fault_and_leaves_no_file(api, tmp_path, monkeypatch, step) -> None:
+    def full(self: Path, target: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, step, full)
+    retriever = opened(tmp_path, api.url)
+    message = "the cache of the web cannot be written: No space left on device"
+    assert ask(retriever) == read(retriever, ADA) == RetrievalFault(message=message)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_keys_are_sent_and_stand_nowhere_else(api, tmp_path) -> None:
+    config = settings(api.url)
+    retriever = open_web(str(tmp_path / "cache"), config)
+    ask(retriever)
+    read(retriever, ADA)
+    told = [repr(retriever), repr(config), str(config.run.web), pretty_repr(config), repr(config.run.web.public())]
+    told += [path.read_text() for path in (tmp_path / "cache").rglob("*.json")]
+    assert len(told) == 10
+    api.search_answer = api.read_answer = answering(403, "".join(KEYS).encode())
+    told += [repr(ask(retriever, "new")), repr(read(retriever, BYRON))]
+    for key in KEYS:
+        assert any(key in value for headers in api.headers for value in headers.values())
+        assert not any(key in text for text in told)
+
+
+def test_an_endpoint_that_holds_its_key_is_not_repeated(tmp_path) -> None:
+    for url in ("nonsense?key=sk-1", "ftp://host?key=sk-1", "http://[sk-1"):
+        with pytest.raises(ConfigError) as error:
+            opened(tmp_path, "http://h", f"run.web.search_url={url}")
+        assert "sk-1" not in str(error.value)
+        assert "run.web.search_url" in str(error.value)
+    retriever = opened(tmp_path, "http://h", "run.web.search_url=http://127.0.0.1:1/search?key=sk-1")
+    assert "sk-1" not in repr(ask(retriever))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("env.grep.on=true", "env.grep.on=false"),
+        ("run.web.search_url=", "run.web.search_url"),
+        ("run.web.read_url=", "run.web.read_url"),
+        ("run.web.read_url=ftp://host/", "run.web.read_url"),
+        ("run.web.search_key='''a\nb'''", "run.web.search_key"),
+        ("run.web.read_key=schlüssel", "run.web.read_key"),
+        ('run.web.hosts=["https://wikipedia.org/"]', "run.web.hosts"),
+        ('run.web.hosts=[".wikipedia.org"]', "run.web.hosts"),
+    ],
+)
+def test_a_setting_that_is_missing_or_unusable_is_named(tmp_path, change, told) -> None:
+    with pytest.raises(ConfigError, match=told):
+        opened(tmp_path, "http://127.0.0.1:1", change)
+
+
+def test_without_reading_no_reader_is_needed(api, tmp_path) -> None:
+    retriever = opened(tmp_path, api.url, "run.web.read_url=", "env.read.on=false")
+    assert len(found(ask(retriever))) == 3
+    assert read(retriever, ADA) == RetrievalFault(message="run.web.read_url is not set")
+
+
+def test_the_folder_of_the_cache_is_named_and_made(tmp_path) -> None:
+    config = settings("http://127.0.0.1:1")
+    with pytest.raises(UsageError, match="--index web:CACHE_FOLDER"):
+        open_web("", config)
+    with pytest.raises(CorpusError, match="no folder"):
+        opened(tmp_path, "http://127.0.0.1:1", "run.web.offline=true")
+    open_web(str(tmp_path / "deep" / "cache"), config)
+    assert (tmp_path / "deep" / "cache").is_dir()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CorpusError, match="cannot make"):
+        open_web(str(tmp_path / "file" / "cache"), config)
+
+
+def test_without_aiohttp_the_cache_still_answers(api, tmp_path, monkeypatch) -> None:
+    before = ask(opened(tmp_path, api.url)).hits
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(MissingExtra, match=r"harness1\[serve\]"):
+        opened(tmp_path, api.url)
+    assert ask(opened(tmp_path, api.url, "run.web.offline=true")).hits == before
+
+
+def test_there_is_no_grep_of_the_web(tmp_path) -> None:
+    answer = asyncio.run(opened(tmp_path, "http://127.0.0.1:1").grep("a", 5, 1.0))
+    assert isinstance(answer, RetrievalFault)
+    assert "env.grep.on=false" in answer.message
+
+
+def test_the_hash_names_how_the_web_is_asked_and_not_where_or_by_whom(tmp_path) -> None:
+    info = opened(tmp_path, "http://127.0.0.1:1").info
+    assert (info.unit, info.documents, info.chunks) == ("document", 0, 0)
+    same = ["run.web.search_key=other", "run.web.timeout_s=9", "run.web.concurrency=2", "run.web.offline=true"]
+    assert opened(tmp_path, "http://127.0.0.1:2", *same).info == info
+    other = ["run.web.results=9", 'run.web.hosts=["a.org"]', "run.web.page_bytes=9", "index.chunk_tokens=9"]
+    hashes = Counter(opened(tmp_path, "http://127.0.0.1:1", change).info.index_hash for change in other)
+    assert len(hashes | Counter([info.index_hash])) == 5
+
+
+POLICIES = [
+    SingleShotPolicy(),
+    ScriptedPolicy(),
+    Script(search("ada"), call("read_document", doc_id="D1"), call("fan_out_search", queries=["ada", "byron"])),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_an_episode_repeats_offline_when_the_web_is_gone(tmp_path, policy) -> None:
+    server = FakeWeb()
+
+    def episode(*more: str) -> Episode:
+        config = settings(server.url, *more)
+        env = make_env(config.env, retriever=open_web(str(tmp_path), config))
+        return asyncio.run(rollout(env, policy, Task("task", "Where did the father of Ada Lovelace die?")))
+
+    try:
+        online = episode()
+        assert server.requests > 0
+    finally:
+        server.stop()
+    offline = episode("run.web.offline=true")
+    assert online.status == Status.COMPLETED
+    assert len(online.pool) == 3
+    assert [turn.observation for turn in offline.turns] == [turn.observation for turn in online.turns]
+    for name in ("memory_hash", "context_hash"):
+        assert [getattr(turn, name) for turn in offline.turns] == [getattr(turn, name) for turn in online.turns]
+    assert (offline.hashes, offline.curated, offline.pool, offline.status) == (
+        online.hashes, online.curated, online.pool, online.status
+    )  # fmt: skip
+
+
+def test_a_failing_web_invalidates_the_episode(api, tmp_path) -> None:
+    api.search_answer = answering(429)
+    config = settings(api.url)
+    env = make_env(config.env, retriever=open_web(str(tmp_path), config))
+    begin = time.monotonic()
+    episode = asyncio.run(rollout(env, SingleShotPolicy(), Task("task", "Who?")))
+    assert (episode.status, len(api.searches)) == (Status.INFRA_ERROR, 3)
+    assert episode.error == "the search API answered 429 (too many requests) (3 attempts)"
+    assert time.monotonic() - begin < 5

@@ -1,0 +1,199 @@
+"""The sockets of the retrieval service on loopback, and the command in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from harness1.config import Config
+from harness1.errors import UsageError
+from harness1.serve.retrieve import Limits, RetrievalService
+from harness1.serve.server import OWN_FILES, listening, most_connections
+from tests.serving import HOST, process_serving, serving
+from tests.support import CORPUS, WordRetriever, run
+
+SMALL = Limits(body_bytes=2000, body_s=0.2)
+
+
+def fetch(url: str, method: str, path: str, data: bytes | None = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+    connection.request(method, path, data)
+    response = connection.getresponse()
+    found = response.status, json.loads(response.read())
+    connection.close()
+    return found
+
+
+def test_a_server_answers_over_http_and_refuses_what_is_too_large() -> None:
+    with serving(WordRetriever(CORPUS), limits=SMALL) as url:
+        assert fetch(url, "GET", "/health") == (200, {"status": "ok"})
+        assert fetch(url, "POST", "/retrieve", b'{"queries":["poet"],"topk":1}')[0] == 200
+        status, found = fetch(url, "POST", "/retrieve", b" " * 2001)
+        assert (status, "2000 bytes" in found["error"]) == (413, True)
+        assert fetch(url, "DELETE", "/retrieve")[0] == 405
+        assert fetch(url, "GET", "/retrieve/") == (404, fetch(url, "GET", "/retrieve/")[1])
+
+
+def test_a_body_that_does_not_arrive_or_cannot_be_read_is_refused() -> None:
+    head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\n"
+    with serving(WordRetriever(CORPUS), limits=SMALL) as url:
+        for rest, status in (
+            (b"Content-Length: 9\r\n\r\n{", b"408"),
+            (b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+            (b"Content-Length: 3\r\nContent-Encoding: gzip\r\n\r\nabc", b"400"),
+        ):
+            with socket.create_connection((HOST, int(url.rsplit(":", 1)[1])), timeout=5) as client:
+                client.sendall(head + rest)
+                assert client.recv(100).split()[1] == status
+
+
+def test_a_connection_too_many_waits_until_another_has_gone() -> None:
+    with serving(WordRetriever(CORPUS), limits=msgspec.structs.replace(SMALL, connections=2)) as url:
+        address = (HOST, int(url.rsplit(":", 1)[1]))
+        kept = [socket.create_connection(address) for _ in range(2)]
+        time.sleep(0.1)
+        with socket.create_connection(address, timeout=0.3) as late:
+            late.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            with pytest.raises(TimeoutError):
+                late.recv(100)
+            kept.pop().close()
+            late.settimeout(5.0)
+            answer = late.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"Connection: close" in answer
+        kept.pop().close()
+
+
+def test_a_connection_stays_open_between_requests_while_there_is_room() -> None:
+    with serving(WordRetriever(CORPUS)) as url:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+        sockets = set()
+        for _ in range(3):
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
+            sockets.add(connection.sock)
+        assert len(sockets) == 1
+        connection.close()
+
+
+def test_connections_leave_files_to_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    assert most_connections(Limits()) == 1024 - OWN_FILES
+    assert most_connections(Limits(connections=10)) == 10
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    assert most_connections(Limits()) == Limits().connections
+
+
+def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
+    async def scene(port: int) -> None:
+        async with listening(RetrievalService(WordRetriever(CORPUS), Config()), HOST, port):
+            pass
+
+    with socket.create_server((HOST, 0)) as taken, pytest.raises(UsageError, match="cannot listen"):
+        run(scene(taken.getsockname()[1]))
+    with pytest.raises(UsageError, match=r"nowhere\.invalid"):
+        run(_listen_nowhere())
+
+
+async def _listen_nowhere() -> None:
+    async with listening(RetrievalService(WordRetriever(CORPUS), Config()), "nowhere.invalid", 0):
+        pass
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("serve") / "world"
+    subprocess.run([sys.executable, "-m", "harness1", "index", "world:60", "--out", str(folder)], check=True)
+    return folder
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(("end", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_the_command_ends_cleanly_on_a_signal(index: Path, end: signal.Signals, code: int) -> None:
+    with process_serving(index) as (process, url):
+        idle = socket.create_connection((HOST, int(url.rsplit(":", 1)[1])))
+        assert fetch(url, "GET", "/info")[1]["index"]["documents"] == 60
+        process.send_signal(end)
+        _, complaint = process.communicate(timeout=15)
+        assert process.returncode == code
+        assert "Traceback" not in complaint
+        idle.close()
+
+
+@pytest.mark.service
+def test_the_command_says_who_can_reach_it_and_refuses_what_it_cannot_serve(index: Path) -> None:
+    def complaint(*options: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "harness1", "serve", "retrieve", *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, done.stderr
+
+    with socket.create_server((HOST, 0)) as taken:
+        code, said = complaint("--index", str(index), "--port", str(taken.getsockname()[1]))
+    assert (code, "cannot listen" in said) == (2, True)
+    code, said = complaint("--index", "nowhere", "--port", "0")
+    assert (code, "nowhere" in said) == (2, True)
+    code, said = complaint("--index", str(index), "--port", "0", "--host", "203.0.113.7")
+    assert (code, "nobody is asked" in said) == (2, True)
+
+
+@pytest.mark.service
+def test_a_thousand_clients_at_once_are_all_answered_within_the_bound_of_files(index: Path) -> None:
+    """Every client has its own connection, and the server may open 600 files, which are counted meanwhile."""
+
+    async def one(url: str, start: asyncio.Event) -> int:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+            await start.wait()
+            call = {"queries": ["Who founded the company?"], "topk": 3, "return_scores": True}
+            async with session.post(f"{url}/retrieve", json=call) as response:
+                found = await response.json()
+                assert set(found) == ({"result"} if response.status == 200 else {"error"})
+                assert response.status != 200 or len(found["result"][0]) == 3
+                return response.status
+
+    async def crowd(url: str) -> list[int]:
+        start = asyncio.Event()
+        clients = [asyncio.create_task(one(url, start)) for _ in range(1000)]
+        await asyncio.sleep(0)
+        start.set()
+        return await asyncio.gather(*clients)
+
+    with process_serving(index, files=600) as (process, url):
+        before, most, done = open_files(process.pid), [0], threading.Event()
+
+        def watch() -> None:
+            while not done.wait(0.005):
+                most.append(open_files(process.pid))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        statuses = [status for _ in range(3) for status in run(crowd(url))]
+        done.set()
+        watcher.join()
+        assert set(statuses) <= {200, 503}
+        assert statuses.count(200) >= 1000
+        assert 300 < max(most) <= before + 600 - OWN_FILES + 2
+        assert fetch(url, "GET", "/health")[0] == 200
+        deadline = time.monotonic() + 10
+        while open_files(process.pid) > before + 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert open_files(process.pid) <= before + 2
+        process.terminate()
+        assert process.communicate(timeout=15)[1] == ""
+
+
+def open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -1,0 +1,111 @@
+"""Servers on loopback for tests: ours over any retriever, one that imitates others, and a process of the command."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from harness1.config import Config
+from harness1.retrieval.retriever import Retriever
+from harness1.serve.retrieve import Limits, RetrievalService
+from harness1.serve.server import listening
+
+HOST = "127.0.0.1"
+
+
+@contextmanager
+def serving(
+    retriever: Retriever, config: Config | None = None, limits: Limits | None = None, port: int = 0
+) -> Iterator[str]:
+    """The URL of a server in a thread with a loop of its own."""
+
+    bound: list[int] = []
+    ready, loop, ended = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+
+    async def main() -> None:
+        async with listening(RetrievalService(retriever, config or Config(), limits), HOST, port) as found:
+            bound.append(found)
+            ready.set()
+            await ended.wait()
+
+    def work() -> None:
+        try:
+            loop.run_until_complete(main())
+        finally:
+            ready.set()
+            loop.close()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    assert bound, "the server did not start"
+    try:
+        yield f"http://{HOST}:{bound[0]}"
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def imitating(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterator[str]:
+    """The URL of a server that answers (method, path, body) with a status and a body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self._answer()
+
+        def do_GET(self) -> None:
+            self._answer()
+
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, made = answer(self.command, self.path, body)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(made)))
+            if 300 <= status < 400:
+                self.send_header("Location", "/elsewhere")
+            self.end_headers()
+            with suppress(ConnectionError):
+                self.wfile.write(made)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    server = ThreadingHTTPServer((HOST, 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://{HOST}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def process_serving(index: Path, port: int = 0, files: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of `harness1 serve retrieve` and its URL; killed at the end if it still runs.
+
+    Args:
+        files: how many the process may open; 0: as many as this one.
+    """
+    command = [sys.executable, "-m", "harness1", "serve", "retrieve", "--index", str(index), "--port", str(port)]
+    command = ["sh", "-c", f"ulimit -n {files} && exec {shlex.join(command)}"] if files else command
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+:\d+", line)
+        assert found, line + (process.stderr.read() if process.stderr else "")
+        yield process, found[0]
+    finally:
+        process.kill()
+        process.communicate()
