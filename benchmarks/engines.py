@@ -1,0 +1,212 @@
+"""BM25 engines behind one interface, each meant for a process of its own: ours, and the peers it is measured beside.
+
+Every engine gets the same texts to build from, the same analysed terms to search with, and answers with the ids of the
+best chunks. Excluded ids are given as the engine names them; turning them into what it needs is part of its time.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks.synthetic import corpus
+from harness1.config import Index
+from harness1.records import ChunkId
+from harness1.retrieval.analyser import Analyser
+from harness1.retrieval.building import build_index
+from harness1.retrieval.index import EmbeddedIndex, open_index
+
+K1, B = 1.2, 0.75
+
+
+class Engine(Protocol):
+    """What is measured."""
+
+    def build(self, seed: Path, chunks: int) -> None:
+        """Index the synthetic corpus on disk, from its texts on."""
+        ...
+
+    def open(self) -> None: ...
+
+    def search(self, terms: list[str], k: int, exclude: Sequence[int]) -> list[int]:
+        """The numbers of the best chunks."""
+        ...
+
+
+class Ours:
+    """The embedded index: everything that a user's index holds, texts and the index for grep included."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "ours"
+        self._index: EmbeddedIndex
+
+    def build(self, seed: Path, chunks: int) -> None:
+        build_index(corpus(seed, chunks), self._folder, Index(chunk_tokens=100_000, k1=K1, b=B))
+
+    def open(self) -> None:
+        self._index = open_index(self._folder)
+
+    def search(self, terms: list[str], k: int, exclude: Sequence[int]) -> list[int]:
+        excluded = self._index.positions(ChunkId(f"c{number:07d}") for number in exclude)
+        found = self._index.bm25.search_terms(terms, k, np.array(excluded, np.int64))
+        return [int(name[1:]) for name in self._index.chunk_ids(position for position, _ in found)]
+
+
+class BM25S:
+    """bm25s with its numba backend."""
+
+    backend, mmap = "numba", False
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "bm25s"
+        self._model: Any = None
+        self._size = 0
+
+    def build(self, seed: Path, chunks: int) -> None:
+        import bm25s
+        import Stemmer
+
+        texts = [f"{document.title} {document.text}" for document in corpus(seed, chunks)]
+        tokens = bm25s.tokenize(texts, stopwords="en", stemmer=Stemmer.Stemmer("english"), show_progress=False)
+        del texts
+        model = bm25s.BM25(method="lucene", k1=K1, b=B, backend=self.backend)
+        model.index(tokens, show_progress=False)
+        model.save(self._folder)
+
+    def open(self) -> None:
+        import bm25s
+
+        self._model = bm25s.BM25.load(self._folder, mmap=self.mmap)
+        self._model.backend = self.backend
+        if self.backend == "numba":
+            self._model.activate_numba_scorer()
+        self._size = self._model.scores["num_docs"]
+
+    def search(self, terms: list[str], k: int, exclude: Sequence[int]) -> list[int]:
+        mask = None
+        if exclude:
+            mask = np.ones(self._size, np.float32)
+            mask[list(exclude)] = 0.0
+        found, _ = self._model.retrieve([terms], k=k, show_progress=False, n_threads=0, weight_mask=mask)
+        return found[0].tolist()  # type: ignore[no-any-return]
+
+
+class BM25SMapped(BM25S):
+    """The same, its arrays memory-mapped."""
+
+    mmap = True
+
+
+class BM25SNumpy(BM25S):
+    """bm25s without numba."""
+
+    backend = "numpy"
+
+
+class Tantivy:
+    """tantivy-py, with its English stemmer; excluded chunks by a term-set query that must not match."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "tantivy"
+        self._index: Any = None
+
+    def build(self, seed: Path, chunks: int) -> None:
+        import tantivy
+
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        builder = tantivy.SchemaBuilder()
+        builder.add_text_field("id", stored=True, tokenizer_name="raw", fast=True)
+        builder.add_text_field("text", stored=False, tokenizer_name="en_stem", index_option="freq")
+        index = tantivy.Index(builder.build(), path=str(self._folder))
+        writer = index.writer(256 << 20, num_threads=1)
+        for document in corpus(seed, chunks):
+            writer.add_document(tantivy.Document(id=document.doc_id, text=f"{document.title} {document.text}"))
+        writer.commit()
+        writer.wait_merging_threads()
+
+    def open(self) -> None:
+        import tantivy
+
+        self._index = tantivy.Index.open(str(self._folder))
+        self._searcher = self._index.searcher()
+
+    def search(self, terms: list[str], k: int, exclude: Sequence[int]) -> list[int]:
+        import tantivy
+
+        schema = self._index.schema
+        parts = [(tantivy.Occur.Should, tantivy.Query.term_query(schema, "text", term, "freq")) for term in terms]
+        if exclude:
+            names = [f"c{number:07d}" for number in exclude]
+            parts.append((tantivy.Occur.MustNot, tantivy.Query.term_set_query(schema, "id", names)))
+        hits = self._searcher.search(tantivy.Query.boolean_query(parts), limit=k, count=False).hits
+        return [int(self._searcher.doc(address)["id"][0][1:]) for _, address in hits]
+
+
+class RankBM25:
+    """rank_bm25: scores every chunk in plain numpy."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "rank_bm25"
+        self._model: Any = None
+
+    def build(self, seed: Path, chunks: int) -> None:
+        import pickle
+
+        from rank_bm25 import BM25Okapi
+
+        analyser = Analyser()
+        model = BM25Okapi([analyser.terms(f"{each.title} {each.text}") for each in corpus(seed, chunks)], k1=K1, b=B)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "model.pickle").write_bytes(pickle.dumps(model))
+
+    def open(self) -> None:
+        import pickle
+
+        self._model = pickle.loads((self._folder / "model.pickle").read_bytes())
+
+    def search(self, terms: list[str], k: int, exclude: Sequence[int]) -> list[int]:
+        scores = self._model.get_scores(terms)
+        scores[list(exclude)] = 0.0
+        best = np.argpartition(-scores, k)[:k]
+        return best[np.argsort(-scores[best])].tolist()  # type: ignore[no-any-return]
+
+
+ENGINES: dict[str, Callable[[Path], Engine]] = {
+    "ours": Ours,
+    "bm25s numba": BM25S,
+    "bm25s numba mmap": BM25SMapped,
+    "bm25s numpy": BM25SNumpy,
+    "tantivy": Tantivy,
+    "rank_bm25": RankBM25,
+}
+BUILT_BY = {"bm25s numba mmap": "bm25s numba", "bm25s numpy": "bm25s numba"}
+"""Engines that open what another one built."""
+
+
+def resident_mb() -> float:
+    """Resident memory of this process now, from the system's own account."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    raise OSError("no VmRSS in /proc/self/status")
+
+
+def peak_mb() -> float:
+    """The most memory that this process had resident."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def disk_mb(folder: Path) -> float:
+    """Bytes of all files below a folder, each file once."""
+    files = {path.stat().st_ino: path.stat().st_size for path in _files(folder)}
+    return sum(files.values()) / 1e6
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())

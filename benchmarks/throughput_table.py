@@ -1,0 +1,111 @@
+"""The throughput table of `retrieval.py`: groups of equal episodes over a hybrid index, all at once in one process.
+
+Three settings, each with a retriever of its own: every search by itself, searches of concurrent episodes in batches,
+and batches with the cache of results, which the members of a group profit from. Embeddings of queries are cached
+nowhere but in the last. Memory is what the process grows by while all episodes are open, divided among them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines import resident_mb
+from harness1.cli.index import ensure_index
+from harness1.config import Config, load_config
+from harness1.data.source import open_source
+from harness1.env.environment import SearchEnv
+from harness1.policy.registry import make_policy
+from harness1.records import Chunk, ChunkId, DocId, Task
+from harness1.retrieval.engines import open_retriever
+from harness1.retrieval.retriever import (
+    BadPattern,
+    IndexInfo,
+    RetrievalFault,
+    Retriever,
+    SearchRequest,
+    SearchResult,
+)
+from harness1.rollout import rollout
+
+TASKS, GROUP, PASSES = 32, 8, 3
+SETTINGS = {
+    "each by itself": ["run.batch_ms=0", "run.batch_size=1", "run.cached_searches=0"],
+    "batched": ["run.cached_searches=0"],
+    "batched and cached": [],
+}
+DEADLINES = ["run.call_deadline_s=600", "run.episode_deadline_s=3600"]
+Row = dict[str, Any]
+
+
+def throughput_table(dataset: Path, folder: Path, model: str) -> list[Row]:
+    """One row for each setting, with the gain over the one before and over the first."""
+    source = open_source(str(dataset))
+    ensure_index(source, folder / source.name, load_config(None, [f"index.dense.model={model}"]))
+    tasks = source.tasks("test")[:TASKS]
+    passes: dict[str, list[Row]] = {name: [] for name in SETTINGS}
+    for _ in range(PASSES):
+        for name, overrides in SETTINGS.items():
+            config = load_config(None, ["env.retrieval.mode=hybrid", *DEADLINES, *overrides])
+            passes[name].append(asyncio.run(_measure(folder / source.name, config, tasks)))
+    rows: list[Row] = []
+    for name, found in passes.items():
+        row: Row = {"setting": name} | {key: statistics.median(each[key] for each in found) for key in found[0]}
+        row["gain"] = row["searches_per_s"] / rows[-1]["searches_per_s"] if rows else 1.0
+        row["gain_in_all"] = row["searches_per_s"] / rows[0]["searches_per_s"] if rows else 1.0
+        rows.append(row)
+    return rows
+
+
+async def _measure(index: Path, config: Config, tasks: Sequence[Task]) -> Row:
+    """Run all episodes at once and count what they searched."""
+    retriever = _Counted(open_retriever(str(index), config))
+    policy = make_policy("scripted", {})
+    await retriever.search([SearchRequest("warm up", 1)])
+    retriever.searches = 0
+    before, begin = resident_mb(), time.perf_counter()
+
+    async def one(task: Task, sample: int) -> int:
+        env = SearchEnv(config.env, retriever, run=config.run)
+        episode = await rollout(env, policy, task.public(), seed=0, sample_idx=sample)
+        assert episode.error is None, episode.error
+        return len(episode.turns)
+
+    turns = await asyncio.gather(*(one(task, sample) for task in tasks for sample in range(GROUP)))
+    seconds = time.perf_counter() - begin
+    return {
+        "episodes": len(turns),
+        "turns": sum(turns),
+        "searches": retriever.searches,
+        "seconds": seconds,
+        "searches_per_s": retriever.searches / seconds,
+        "kb_per_episode": max(0.0, resident_mb() - before) * 1024 / len(turns),
+    }
+
+
+class _Counted:
+    """A retriever that counts what it is asked."""
+
+    def __init__(self, inner: Retriever) -> None:
+        self._inner, self.searches = inner, 0
+
+    @property
+    def info(self) -> IndexInfo:
+        return self._inner.info
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        self.searches += len(requests)
+        return await self._inner.search(requests)
+
+    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
+        return await self._inner.grep(pattern, limit, deadline)
+
+    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
+        return await self._inner.read(doc_id)
+
+    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
+        return await self._inner.get(chunk_ids)
