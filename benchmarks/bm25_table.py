@@ -24,7 +24,7 @@ SLOW = {"rank_bm25": 10}
 Row = dict[str, Any]
 
 
-def bm25_table(seed: Path, folder: Path, chunks: int, names: Sequence[str]) -> list[Row]:
+def bm25_table(seed: str, folder: Path, chunks: int, names: Sequence[str]) -> list[Row]:
     """One row for each engine: building, opening, searching with and without exclusions."""
     context = multiprocessing.get_context("spawn")
     rows: dict[str, Row] = {name: {"engine": name} for name in names}
@@ -85,7 +85,7 @@ def _in_process(context: Any, work: Any, *arguments: Any) -> Row:
     return row
 
 
-def _build(pipe: Connection, name: str, seed: Path, folder: Path, chunks: int) -> None:
+def _build(pipe: Connection, name: str, seed: str, folder: Path, chunks: int) -> None:
     begin = time.perf_counter()
     ENGINES[name](folder).build(seed, chunks)
     pipe.send({"build_s": time.perf_counter() - begin, "build_mb": peak_mb()})

@@ -27,7 +27,7 @@ K1, B = 1.2, 0.75
 class Engine(Protocol):
     """What is measured."""
 
-    def build(self, seed: Path, chunks: int) -> None:
+    def build(self, seed: str, chunks: int) -> None:
         """Index the synthetic corpus on disk, from its texts on."""
         ...
 
@@ -45,7 +45,7 @@ class Ours:
         self._folder = folder / "ours"
         self._index: EmbeddedIndex
 
-    def build(self, seed: Path, chunks: int) -> None:
+    def build(self, seed: str, chunks: int) -> None:
         build_index(corpus(seed, chunks), self._folder, Index(chunk_tokens=100_000, k1=K1, b=B))
 
     def open(self) -> None:
@@ -67,7 +67,7 @@ class BM25S:
         self._model: Any = None
         self._size = 0
 
-    def build(self, seed: Path, chunks: int) -> None:
+    def build(self, seed: str, chunks: int) -> None:
         import bm25s
         import Stemmer
 
@@ -115,7 +115,7 @@ class Tantivy:
         self._folder = folder / "tantivy"
         self._index: Any = None
 
-    def build(self, seed: Path, chunks: int) -> None:
+    def build(self, seed: str, chunks: int) -> None:
         import tantivy
 
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -155,7 +155,7 @@ class RankBM25:
         self._folder = folder / "rank_bm25"
         self._model: Any = None
 
-    def build(self, seed: Path, chunks: int) -> None:
+    def build(self, seed: str, chunks: int) -> None:
         import pickle
 
         from rank_bm25 import BM25Okapi

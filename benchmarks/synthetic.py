@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from harness1.data.source import open_source
 from harness1.records import DocId
@@ -26,7 +25,7 @@ QUERY_WORDS = 10
 SYLLABLES = ("ka", "lo", "mi", "ra", "ten", "vor", "shi", "bel", "qua", "dun", "ef", "os", "yr", "zan", "gu", "pri")
 
 
-def corpus(seed: Path, chunks: int) -> Iterator[Document]:
+def corpus(seed: str, chunks: int) -> Iterator[Document]:
     """Documents of one chunk each, named by their number; the same for equal arguments."""
     rng = random.Random(chunks)
     base = _padded(seed, rng)
@@ -39,7 +38,7 @@ def corpus(seed: Path, chunks: int) -> Iterator[Document]:
         yield Document(doc_id=DocId(f"c{number:07d}"), title=title, text=rest)
 
 
-def queries(seed: Path, chunks: int, count: int) -> list[list[str]]:
+def queries(seed: str, chunks: int, count: int) -> list[list[str]]:
     """Analysed queries: up to ten words out of a window of a chunk, without stop words."""
     rng, analyser = random.Random(count), Analyser()
     wanted = sorted(rng.sample(range(chunks), count))
@@ -53,8 +52,8 @@ def queries(seed: Path, chunks: int, count: int) -> list[list[str]]:
     return found
 
 
-def _padded(seed: Path, rng: random.Random) -> list[str]:
-    passages = [f"{document.title} {document.text}" for document in open_source(str(seed)).documents()]
+def _padded(seed: str, rng: random.Random) -> list[str]:
+    passages = [f"{document.title} {document.text}" for document in open_source(seed).documents()]
     sentences = [sentence for text in passages for sentence in re.split(r"(?<=[.!?])\s+", text)]
     padded = []
     for text in passages:

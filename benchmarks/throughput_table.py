@@ -42,9 +42,9 @@ DEADLINES = ["run.call_deadline_s=600", "run.episode_deadline_s=3600"]
 Row = dict[str, Any]
 
 
-def throughput_table(dataset: Path, folder: Path, model: str) -> list[Row]:
+def throughput_table(dataset: str, folder: Path, model: str) -> list[Row]:
     """One row for each setting, with the gain over the one before and over the first."""
-    source = open_source(str(dataset))
+    source = open_source(dataset)
     ensure_index(source, folder / source.name, load_config(None, [f"index.dense.model={model}"]))
     tasks = source.tasks("test")[:TASKS]
     passes: dict[str, list[Row]] = {name: [] for name in SETTINGS}

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
+from benchmarks.grep_table import HOSTILE
 from harness1.retrieval import grep as module
 from harness1.retrieval.grep import BATCH, MOST_WORK, compile_pattern, grep, grep_segments
 from harness1.retrieval.retriever import BadPattern, RetrievalFault
@@ -18,14 +19,6 @@ from harness1.retrieval.trigrams import Trigrams, write_trigrams
 from tests.retrieval.test_pattern import compiled, patterns
 
 TEXTS = [text.encode() for text in ("Title\nred fox", "Fox\nblue", "green", "red Ärger", "a redfox")]
-HOSTILE = [
-    "(a+)+$", "(a|a)*b", r"([a-z]+)*\d", r"(\w+\s?)*$^", "(.*)*x", r"(x+x+)+y\x01",
-    "(a?){500}a{500}", r"(\w?){500}\w{500}", "((a{100}){10}){1}", r"(.*){200}\x01", "(a|b)*a(a|b){20}",
-    r"[a-m][a-z ,]{20}\x01", r"[a-m].{12}\x01", r"[a-m].{40}\x01", "." * 900 + r"\x01", "a" + "." * 900 + r"\x01",
-    r"the.{1,300}\x01", r"(the|and).{400}\x01", r"in.{0,50}on.{0,50}\x01", r"(\w{1,20} ){5}\x01",
-    r"\pL{40}\x01", r"(\pL{1,20}){1,9}\x01", "(" * 200 + "a+" + ")+" * 200, "|".join(f"w{at}" for at in range(10_000)),
-    "|".join(f"{at}.{at}" for at in range(120)), r"\d{9}\d*\x01",
-]  # fmt: skip
 
 
 class Segment(NamedTuple):
