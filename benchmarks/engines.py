@@ -1,7 +1,7 @@
 """BM25 engines behind one interface, each meant for a process of its own: ours, and the peers it is measured beside.
 
 Every engine gets the same texts to build from, the same analysed terms to search with, and answers with the ids of the
-best chunks. Excluded ids are given as the engine names them; turning them into what it needs is part of its time.
+best chunks. Excluded chunks are given as the engine names them; turning them into what it needs is part of its time.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.synthetic import corpus
+from benchmarks.synthetic import chunk_name, corpus
 from harness1.config import Index
-from harness1.records import ChunkId
 from harness1.retrieval.analyser import Analyser
 from harness1.retrieval.building import build_index
 from harness1.retrieval.index import EmbeddedIndex, open_index
@@ -33,7 +32,11 @@ class Engine(Protocol):
 
     def open(self) -> None: ...
 
-    def search(self, terms: list[str], k: int, exclude: Sequence[int]) -> list[int]:
+    def named(self, numbers: Sequence[int]) -> list[Any]:
+        """Chunks by what the engine's users know them by: ids, or places in the corpus."""
+        ...
+
+    def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[int]:
         """The numbers of the best chunks."""
         ...
 
@@ -51,9 +54,11 @@ class Ours:
     def open(self) -> None:
         self._index = open_index(self._folder)
 
-    def search(self, terms: list[str], k: int, exclude: Sequence[int]) -> list[int]:
-        excluded = self._index.positions(ChunkId(f"c{number:07d}") for number in exclude)
-        found = self._index.bm25.search_terms(terms, k, np.array(excluded, np.int64))
+    def named(self, numbers: Sequence[int]) -> list[Any]:
+        return [chunk_name(number) for number in numbers]
+
+    def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[int]:
+        found = self._index.bm25.search_terms(terms, k, np.array(self._index.positions(exclude), np.int64))
         return [int(name[1:]) for name in self._index.chunk_ids(position for position, _ in found)]
 
 
@@ -87,7 +92,10 @@ class BM25S:
             self._model.activate_numba_scorer()
         self._size = self._model.scores["num_docs"]
 
-    def search(self, terms: list[str], k: int, exclude: Sequence[int]) -> list[int]:
+    def named(self, numbers: Sequence[int]) -> list[Any]:
+        return list(numbers)
+
+    def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[int]:
         mask = None
         if exclude:
             mask = np.ones(self._size, np.float32)
@@ -136,14 +144,16 @@ class Tantivy:
         self._index = tantivy.Index.open(str(self._folder))
         self._searcher = self._index.searcher()
 
-    def search(self, terms: list[str], k: int, exclude: Sequence[int]) -> list[int]:
+    def named(self, numbers: Sequence[int]) -> list[Any]:
+        return [chunk_name(number) for number in numbers]
+
+    def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[int]:
         import tantivy
 
         schema = self._index.schema
         parts = [(tantivy.Occur.Should, tantivy.Query.term_query(schema, "text", term, "freq")) for term in terms]
         if exclude:
-            names = [f"c{number:07d}" for number in exclude]
-            parts.append((tantivy.Occur.MustNot, tantivy.Query.term_set_query(schema, "id", names)))
+            parts.append((tantivy.Occur.MustNot, tantivy.Query.term_set_query(schema, "id", list(exclude))))
         hits = self._searcher.search(tantivy.Query.boolean_query(parts), limit=k, count=False).hits
         return [int(self._searcher.doc(address)["id"][0][1:]) for _, address in hits]
 
@@ -170,7 +180,10 @@ class RankBM25:
 
         self._model = pickle.loads((self._folder / "model.pickle").read_bytes())
 
-    def search(self, terms: list[str], k: int, exclude: Sequence[int]) -> list[int]:
+    def named(self, numbers: Sequence[int]) -> list[Any]:
+        return list(numbers)
+
+    def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[int]:
         scores = self._model.get_scores(terms)
         scores[list(exclude)] = 0.0
         best = np.argpartition(-scores, k)[:k]

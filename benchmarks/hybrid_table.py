@@ -7,6 +7,7 @@ Scripted: whole episodes of the scripted policy. Differences are paired by task,
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ def hybrid_table(datasets: Sequence[str], folder: Path, model: str, scripted: bo
             row |= {"scripted_bm25": _mean(recalls[0]), "scripted_hybrid": _mean(recalls[1])}
             row |= {"scripted_difference": [difference.mean, difference.low, difference.high]}
         rows.append(row)
+        print(f"hybrid: {row['dataset']} is done", file=sys.stderr, flush=True)
     mean = _mean_row(rows)
     return [{key: value for key, value in row.items() if key not in SAMPLES} for row in [*rows, mean]]
 

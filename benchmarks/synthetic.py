@@ -35,7 +35,12 @@ def corpus(seed: str, chunks: int) -> Iterator[Document]:
         if number >= len(base):
             text = _varied(text, words, rng)
         title, _, rest = text.partition(" ")
-        yield Document(doc_id=DocId(f"c{number:07d}"), title=title, text=rest)
+        yield Document(doc_id=chunk_name(number), title=title, text=rest)
+
+
+def chunk_name(number: int) -> DocId:
+    """The id of a document, and of its one chunk."""
+    return DocId(f"c{number:07d}")
 
 
 def queries(seed: str, chunks: int, count: int) -> list[list[str]]:

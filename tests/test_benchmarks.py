@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import env_turn, prefix_reuse
+from benchmarks import env_turn, prefix_reuse, retrieval, throughput_table
 from benchmarks.peer import Peer
 from benchmarks.tokenizer import EncodingCounter, tokenizer
 from benchmarks.workload import CHUNKS, workload
@@ -50,6 +50,45 @@ def test_prefix_reuse_compares_the_orders(capsys: pytest.CaptureFixture[str]) ->
 def test_prefix_reuse_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     prefix_reuse.main(["--episodes", "1", "--turns", "1", "--world", "80"])
     assert "prefilled" in capsys.readouterr().out
+
+
+def test_retrieval_measures_bm25_beside_peers_and_grep_beside_scans(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = ["--chunks", "400", "--folder", str(tmp_path), "--engines", "ours", "rank_bm25"]
+    report = retrieval.main(["bm25", "grep", *seen, "--json"])
+    assert json.loads(capsys.readouterr().out) == report
+    ours, peer = report["bm25"]
+    assert ours["ms_ratio"] == ours["excluding_ms_ratio"] == 1
+    assert peer["excluding_ms"] / ours["excluding_ms"] == pytest.approx(peer["excluding_ms_ratio"])
+    assert peer["agreement"] > 0.8
+    assert all(row["hits"] >= 1 for row in report["grep"])
+    assert {row["pattern"].startswith("(?i)") for row in report["grep"]} == {True, False}
+    assert all(row["outcome"] for row in report["hostile"])
+
+
+def test_retrieval_compares_rankings_and_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(throughput_table, "TASKS", 2)
+    monkeypatch.setattr(throughput_table, "GROUP", 2)
+    monkeypatch.setattr(throughput_table, "PASSES", 1)
+    report = retrieval.main(["hybrid", "throughput", "--model", "hash:16"])
+    assert "scripted_difference" in capsys.readouterr().out
+    one, mean = report["hybrid"]
+    assert one["hybrid"] - one["bm25"] == pytest.approx(one["difference"][0])
+    assert mean["difference"][0] == pytest.approx(one["difference"][0])
+    assert one["scripted_hybrid"] - one["scripted_bm25"] == pytest.approx(one["scripted_difference"][0])
+    counts = {(row["episodes"], row["turns"], row["searches"]) for row in report["throughput"]}
+    assert len(counts) == 1
+    assert report["throughput"][0]["gain"] == 1
+
+
+@pytest.mark.parametrize("wrong", [["speed"], ["bm25", "--engines", "tantivy"]])
+def test_retrieval_refuses_what_it_cannot_measure(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        retrieval.main(wrong)
+    assert "retrieval: error" in capsys.readouterr().err
 
 
 def test_workload_repeats_itself_and_no_chunk() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness1.retrieval.analyser import Analyser
-from harness1.retrieval.ordering import STEP, score_levels
+from harness1.retrieval.ordering import STEP, best_first
 from harness1.retrieval.postings import Postings
 
 NONE = np.empty(0, np.uint32)
@@ -82,7 +82,9 @@ class BM25:
             )
             positions.append(found.astype(np.int64) + first)
             scores.append(found_scores)
-        return self._ordered(np.concatenate(positions), np.concatenate(scores), k)
+        together, their_scores = np.concatenate(positions), np.concatenate(scores)
+        order = best_first(their_scores, self._ranks[together], k)
+        return list(zip(together[order].tolist(), their_scores[order].tolist(), strict=True))
 
     def _weights(
         self, counts: Counter[str], numbers: list[NDArray[np.int64]], spans: list[NDArray[np.int64]]
@@ -93,11 +95,6 @@ class BM25:
             frequencies += segment.frequencies(found, span)
         rarity = np.log1p((self._chunks - frequencies + 0.5) / (frequencies + 0.5))
         return (rarity * np.fromiter(counts.values(), np.float64, len(counts))).astype(np.float32)
-
-    def _ordered(self, positions: NDArray[np.int64], scores: NDArray[np.float32], k: int) -> list[tuple[int, float]]:
-        levels = score_levels(scores, float(scores.max(initial=0.0)))
-        order = np.lexsort((self._ranks[positions], -levels))[:k]
-        return list(zip(positions[order].tolist(), scores[order].tolist(), strict=True))
 
 
 def _shares(pairs: NDArray[np.int32], mean: float, k1: float, b: float) -> NDArray[np.float32]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness1.errors import CorpusError
-from harness1.retrieval.ordering import STEP, score_levels
+from harness1.retrieval.ordering import STEP, best_first
 
 BLOCK = 4096
 """Rows multiplied at a time: more leave the cache, fewer cost more calls."""
@@ -116,9 +116,7 @@ class DenseIndex:
         scores = np.repeat(_cosines(query, self._vectors, self._used[slots]), counts)
         kept = ~np.isin(positions, exclude)
         positions, scores = positions[kept], scores[kept]
-        if not len(positions):
-            return []
-        order = np.lexsort((self._ranks[positions], -score_levels(scores, float(scores.max()))))[:k]
+        order = best_first(scores, self._ranks[positions], k)
         return list(zip(positions[order].tolist(), scores[order].tolist(), strict=True))
 
 

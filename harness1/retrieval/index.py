@@ -186,12 +186,12 @@ class EmbeddedIndex:
     def positions(self, chunk_ids: Iterable[ChunkId]) -> list[int]:
         """Where chunks are, in the order asked; ids that the corpus does not have are left out."""
         wanted = list(chunk_ids)
-        known = {chunk_id: place for chunk_id in wanted if (place := self._places.get(chunk_id)) is not None}
-        if unknown := [chunk_id for chunk_id in wanted if chunk_id not in known]:
-            for segment, first in zip(self.segments, self._firsts, strict=False):
-                found = zip(unknown, segment.find_chunks(unknown), strict=True)
-                known |= {chunk_id: first + number for chunk_id, number in found if number >= 0}
-        return [known[chunk_id] for chunk_id in wanted if chunk_id in known]
+        known = dict(zip(wanted, map(self._places.get, wanted), strict=True))
+        unknown = [chunk_id for chunk_id, place in known.items() if place is None]
+        for segment, first in zip(self.segments, self._firsts, strict=False):
+            found = zip(unknown, segment.find_chunks(unknown), strict=True)
+            known |= {chunk_id: first + number for chunk_id, number in found if number >= 0}
+        return [place for chunk_id in wanted if (place := known[chunk_id]) is not None]
 
     def positions_of(self, doc_id: DocId) -> range:
         """Where the chunks of a document are; empty if the corpus does not have it."""

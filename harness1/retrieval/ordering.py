@@ -15,8 +15,6 @@ from harness1.records import ChunkId
 
 STEP = 1e-4
 """Scores nearer than this share of the top score may count as equal."""
-SHARES = (0.9, 0.8, 0.65, 0.5, 0.25, 0.1)
-"""Of the top score: where the search for the k best looks first."""
 
 
 def score_levels(scores: NDArray[np.floating], top: float) -> NDArray[np.float64]:
@@ -40,19 +38,12 @@ def total_order(scored: Iterable[tuple[ChunkId, float]], k: int | None = None) -
     return [pairs[at] for at in order[:k]]
 
 
-def best_positions(scores: NDArray[np.float32], ranks: NDArray[np.int32], k: int) -> NDArray[np.intp]:
-    """The same order over a vector: positions of the best `k` scores above 0, best first.
+def best_first(scores: NDArray[np.floating], ranks: NDArray[np.integer], k: int | None = None) -> NDArray[np.intp]:
+    """The same order over vectors: the places of the best `k` scores, or of all of them, best first.
 
     Args:
-        scores: one score for each chunk of a corpus; 0 means: not found.
-        ranks: for each chunk, the place of its id among all ids in lexicographic order.
+        scores: any finite scores of chunks; higher is better.
+        ranks: for each of the chunks, the place of its id among all ids in lexicographic order.
     """
-    top = float(scores.max(initial=0.0))
-    if top <= 0.0 or k < 1:
-        return np.empty(0, dtype=np.intp)
-    # A few passes with a falling border find few candidates sooner than one partition of the whole vector does.
-    # Below the border, as much is added as could still share the level of a score above it.
-    share = next((share for share in SHARES if np.count_nonzero(scores > share * top) >= k), 0.0)
-    found = np.flatnonzero(scores > max(0.0, (share - 2 * STEP) * top))
-    order = np.lexsort((ranks[found], -score_levels(scores[found], top)))
-    return found[order[:k]]
+    order: NDArray[np.intp] = np.lexsort((ranks, -score_levels(scores, float(scores.max(initial=-np.inf)))))
+    return order[:k]
