@@ -1,7 +1,7 @@
 """BM25 engines behind one interface, each meant for a process of its own: ours, and the peers it is measured beside.
 
-Every engine gets the same texts to build from, the same analysed terms to search with, and answers with the ids of the
-best chunks. Excluded chunks are given as the engine names them; turning them into what it needs is part of its time.
+Every engine gets the same texts to build from and the same analysed terms to search with. Chunks, excluded and found,
+go by the names that the engine's users know: ids, or places in the corpus. Working with those is part of its time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.synthetic import chunk_name, corpus
 from harness1.config import Index
+from harness1.records import ChunkId
 from harness1.retrieval.analyser import Analyser
 from harness1.retrieval.building import build_index
 from harness1.retrieval.index import EmbeddedIndex, open_index
@@ -36,8 +37,8 @@ class Engine(Protocol):
         """Chunks by what the engine's users know them by: ids, or places in the corpus."""
         ...
 
-    def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[int]:
-        """The numbers of the best chunks."""
+    def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[Any]:
+        """The best chunks, by what they are known by."""
         ...
 
 
@@ -57,9 +58,9 @@ class Ours:
     def named(self, numbers: Sequence[int]) -> list[Any]:
         return [chunk_name(number) for number in numbers]
 
-    def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[int]:
+    def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[ChunkId]:
         found = self._index.bm25.search_terms(terms, k, np.array(self._index.positions(exclude), np.int64))
-        return [int(name[1:]) for name in self._index.chunk_ids(position for position, _ in found)]
+        return self._index.chunk_ids(position for position, _ in found)
 
 
 class BM25S:
@@ -147,7 +148,7 @@ class Tantivy:
     def named(self, numbers: Sequence[int]) -> list[Any]:
         return [chunk_name(number) for number in numbers]
 
-    def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[int]:
+    def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[str]:
         import tantivy
 
         schema = self._index.schema
@@ -155,7 +156,7 @@ class Tantivy:
         if exclude:
             parts.append((tantivy.Occur.MustNot, tantivy.Query.term_set_query(schema, "id", list(exclude))))
         hits = self._searcher.search(tantivy.Query.boolean_query(parts), limit=k, count=False).hits
-        return [int(self._searcher.doc(address)["id"][0][1:]) for _, address in hits]
+        return [self._searcher.doc(address)["id"][0] for _, address in hits]
 
 
 class RankBM25:

@@ -43,6 +43,11 @@ def chunk_name(number: int) -> DocId:
     return DocId(f"c{number:07d}")
 
 
+def chunk_number(name: str | int) -> int:
+    """The number of a chunk that is named by its id or by its number."""
+    return name if isinstance(name, int) else int(name[1:])
+
+
 def queries(seed: str, chunks: int, count: int) -> list[list[str]]:
     """Analysed queries: up to ten words out of a window of a chunk, without stop words."""
     rng, analyser = random.Random(count), Analyser()

@@ -186,7 +186,10 @@ class EmbeddedIndex:
     def positions(self, chunk_ids: Iterable[ChunkId]) -> list[int]:
         """Where chunks are, in the order asked; ids that the corpus does not have are left out."""
         wanted = list(chunk_ids)
-        known = dict(zip(wanted, map(self._places.get, wanted), strict=True))
+        places = [place for place in map(self._places.get, wanted) if place is not None]
+        if len(places) == len(wanted):
+            return places
+        known = {chunk_id: self._places.get(chunk_id) for chunk_id in wanted}
         unknown = [chunk_id for chunk_id, place in known.items() if place is None]
         for segment, first in zip(self.segments, self._firsts, strict=False):
             found = zip(unknown, segment.find_chunks(unknown), strict=True)
