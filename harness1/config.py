@@ -61,6 +61,10 @@ class Retrieval(Settings):
     dense_weight: Weight = 1.0
     rerank: Rerank = Rerank()
 
+    def __post_init__(self) -> None:
+        if not 0.0 < self.bm25_weight + self.dense_weight < float("inf"):
+            raise ConfigError("env.retrieval.bm25_weight and dense_weight must be finite, and not both 0")
+
 
 class FanOut(Settings):
     on: bool = True
@@ -304,7 +308,7 @@ class Run(Settings):
     """How long a search waits for others to share a batch with."""
     batch_size: Positive = 64
     cached_searches: Count = 4096
-    """Results kept in memory for equal searches, which sibling episodes ask; 0: none."""
+    """Results kept in memory for equal searches, which sibling episodes ask; fewer where they are long; 0: none."""
     web: Web = Web()
 
 

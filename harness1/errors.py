@@ -40,5 +40,10 @@ class MissingExtra(UsageError):
         self.package, self.extra = package, extra
 
 
+class ModelError(UsageError, ValueError):
+    """A model gives what cannot be used. While an index is built that is the user's to mend; in a search it is a fault
+    like every other `ValueError` of an engine."""
+
+
 class InfrastructureFault(HarnessError):
     """A retriever, verifier or model failed after its retries: the episode is invalid, never punished."""

@@ -24,13 +24,13 @@ from harness1.errors import InfrastructureFault
 from harness1.policy.policy import Policy
 from harness1.policy.registry import make_policy, needs_gold
 from harness1.records import Episode, Gold, Record, Task, decode_episode, encode_episode
-from harness1.retrieval.engines import open_retriever
+from harness1.retrieval.engines import is_exclusive, open_retriever
 from harness1.retrieval.retriever import Retriever
 from harness1.reward.composite import score
 from harness1.rollout import rollout
 
-CHUNK = 4
-"""Episodes that a worker takes at a time: few, so that an interrupt need not wait long."""
+FEW = 4
+"""Episodes for which a further worker process is not worth its start."""
 
 
 class Job(Record):
@@ -66,8 +66,8 @@ def run_episodes(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episod
         InfrastructureFault: a worker process died; what had finished was handed over, and a resumed run goes on.
         KeyboardInterrupt: passed on after the running chunks were handed over.
     """
-    workers = min(bench.config.run.workers or os.cpu_count() or 1, max(1, len(jobs) // CHUNK))
-    chunks = batched_jobs(jobs)
+    workers = _workers(bench, len(jobs))
+    chunks = batched_jobs(jobs, min(bench.config.run.concurrency, -(-len(jobs) // workers) or 1))
     if workers == 1:
         for chunk in chunks:
             for episode in run_chunk(bench, chunk):
@@ -83,10 +83,16 @@ def run_episodes(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episod
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def batched_jobs(jobs: Sequence[Job]) -> Iterator[tuple[Job, ...]]:
-    """The jobs in chunks."""
-    for start in range(0, len(jobs), CHUNK):
-        yield tuple(jobs[start : start + CHUNK])
+def _workers(bench: Bench, jobs: int) -> int:
+    if is_exclusive(bench.retriever):
+        return 1
+    return min(bench.config.run.workers or os.cpu_count() or 1, max(1, jobs // FEW))
+
+
+def batched_jobs(jobs: Sequence[Job], size: int) -> Iterator[tuple[Job, ...]]:
+    """The jobs in chunks: what a worker takes at a time, and has in flight."""
+    for start in range(0, len(jobs), size):
+        yield tuple(jobs[start : start + size])
 
 
 def run_chunk(bench: Bench, jobs: Sequence[Job]) -> list[Episode]:
@@ -97,12 +103,10 @@ def run_chunk(bench: Bench, jobs: Sequence[Job]) -> list[Episode]:
 async def _gather(bench: Bench, jobs: Sequence[Job]) -> list[Episode]:
     retriever = _retriever(bench.retriever, bench.config)
     policy = bench.policy_for(jobs)
-    gate = asyncio.Semaphore(bench.config.run.concurrency)
 
     async def one(job: Job) -> Episode:
-        async with gate:
-            env = bench.environment(retriever)
-            episode = await rollout(env, policy, job.task, seed=job.seed, sample_idx=job.sample_idx)
+        env = bench.environment(retriever)
+        episode = await rollout(env, policy, job.task, seed=job.seed, sample_idx=job.sample_idx)
         return score(episode, job.task.gold, bench.config) if job.task.gold is not None else episode
 
     return list(await asyncio.gather(*(one(job) for job in jobs)))

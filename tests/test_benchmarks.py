@@ -82,6 +82,7 @@ def test_retrieval_compares_rankings_and_settings(
     counts = {(row["episodes"], row["turns"], row["searches"]) for row in report["throughput"]}
     assert len(counts) == 1
     assert report["throughput"][0]["gain"] == 1
+    assert report["throughput"][-1]["kb_per_episode"] > 1
 
 
 @pytest.mark.parametrize("wrong", [["speed"], ["bm25", "--engines", "tantivy"]])

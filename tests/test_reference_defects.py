@@ -9,15 +9,21 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from harness1.config import Compression, Config, Curation, Env, Review, Run, Verification
+from harness1.config import Compression, Config, Curation, Env, Index, Rerank, Retrieval, Review, Run, Verification
 from harness1.env.compress import compress
 from harness1.env.environment import SearchEnv
 from harness1.env.memory import WorkingMemory
 from harness1.eval.outcome import outcome
 from harness1.records import Chunk, DocId, Episode, Gold, Hit, Status, StopReason, Task, UnitId
+from harness1.retrieval.building import build_index
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.embedded import EmbeddedRetriever
 from harness1.retrieval.fusion import rrf
+from harness1.retrieval.index import open_index
 from harness1.retrieval.retriever import RetrievalFault, SearchRequest, SearchResult
 from harness1.reward.composite import score
 from harness1.rollout import rollout
@@ -247,7 +253,16 @@ def test_rrf_gives_nothing_for_a_missing_document() -> None:
     assert rrf([names, []], 60) == rrf([names], 60)
 
 
-def test_what_each_query_ranked_is_recorded_before_fusion() -> None:
+class Shortest:
+    """A reranker that likes short texts."""
+
+    hash = "shortest"
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:
+        return np.array([1 / len(text) for _, text in pairs], dtype=np.float32)
+
+
+def test_what_each_query_ranked_is_recorded_before_fusion_and_reranking(tmp_path: Path) -> None:
     """19: the ids before reranking were never recorded."""
     step = play(make_env(), call("fan_out_search", queries=["Byron", "town"]))[0]
     assert step.observation is not None
@@ -255,7 +270,19 @@ def test_what_each_query_ranked_is_recorded_before_fusion() -> None:
         ("Byron", 2),
         ("town", 2),
     ]
-    assert SearchResult(pre_rerank_ids=(CORPUS[0].chunk_id,)).pre_rerank_ids == ("ada#0",)
+    documents = [Document(made.doc_id, made.title, made.text) for made in CORPUS]
+    build_index(documents, tmp_path, Index())
+    settings = Retrieval(mode="bm25", rerank=Rerank(on=True))
+    reranked = EmbeddedRetriever(open_index(tmp_path), settings, scorer=Shortest())
+    (plain, again) = (
+        play(make_env(retriever=retriever), search("Lord Byron town"))[0].observation
+        for retriever in (EmbeddedRetriever(open_index(tmp_path)), reranked)
+    )
+    assert plain is not None
+    assert again is not None
+    ((before,), (after,)) = plain.rankings, again.rankings
+    assert (before.chunk_ids, before.pre_rerank_ids) == (("byron", "ada", "noise", "miss"), ())
+    assert (after.chunk_ids, after.pre_rerank_ids) == (("noise", "byron", "miss", "ada"), before.chunk_ids)
 
 
 def test_infrastructure_faults_are_never_punished() -> None:

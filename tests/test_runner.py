@@ -16,7 +16,7 @@ from harness1.data.source import open_source
 from harness1.errors import InfrastructureFault
 from harness1.records import Episode
 from harness1.retrieval.building import build_index
-from harness1.runner import CHUNK, Bench, Job, run_episodes
+from harness1.runner import Bench, Job, run_episodes
 
 SOURCE = open_source("world:100")
 
@@ -45,12 +45,12 @@ def timeless(found: list[Episode]) -> list[bytes]:
 
 
 def test_worker_processes_give_the_same_episodes_as_one_process(index: str) -> None:
-    count = 3 * CHUNK
+    count = 12
     assert timeless(episodes(index, 2, count)) == timeless(episodes(index, 1, count))
 
 
 def test_every_episode_is_scored(index: str) -> None:
-    assert all(episode.reward is not None and episode.hashes.reward for episode in episodes(index, 1, CHUNK))
+    assert all(episode.reward is not None and episode.hashes.reward for episode in episodes(index, 1, 4))
 
 
 def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +69,18 @@ def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: py
 
     monkeypatch.setattr(runner, "rollout", counted)
     config = load_config(None, ["run.workers=1", "run.concurrency=2"])
-    run_episodes(Bench(config, index, "scripted"), jobs(2 * CHUNK), lambda _: None)
+    run_episodes(Bench(config, index, "scripted"), jobs(8), lambda _: None)
     assert most == 2
+
+
+def test_a_file_that_one_process_can_open_is_left_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness1 import runner
+
+    ran: list[int] = []
+    monkeypatch.setattr(runner, "run_chunk", lambda _, chunk: ran.append(len(chunk)) or [])
+    bench = Bench(load_config(None, ["run.workers=2", "run.concurrency=5"]), "milvus:wiki.db#one", "scripted")
+    run_episodes(bench, jobs(12), lambda _: None)
+    assert ran == [5, 5, 2]
 
 
 def test_a_killed_worker_is_an_infrastructure_fault_and_not_a_hang(index: str) -> None:

@@ -18,12 +18,14 @@ from harness1.config import Config
 from harness1.data.source import Source, open_source
 from harness1.errors import CorpusError, UsageError
 from harness1.records import DocId
-from harness1.retrieval.building import Watch, add_documents, build_index, delete_documents
+from harness1.retrieval.building import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.engine_build import build_engine
+from harness1.retrieval.http_client import without_password
 from harness1.retrieval.index import build_hash, open_index
 from harness1.retrieval.retriever import IndexInfo
-from harness1.stage import Stage
+from harness1.retrieval.vectors import Progress as Embedded
+from harness1.stage import Stage, read_stage
 
 
 def index(
@@ -52,7 +54,7 @@ def index(
     if engine is not None:
         if out is not None or add or delete or source is None:
             raise UsageError("--engine takes a source and neither --out, --add nor --delete")
-        where, info = engine, _fill_engine(open_source(source), engine, settings)
+        where, info = without_password(engine), _fill_engine(open_source(source), engine, settings)
     else:
         if out is None:
             raise UsageError("say where the index goes: --out DIR, or --engine SPEC")
@@ -73,9 +75,8 @@ def ensure_index(source: Source, out: Path, config: Config, *, force: bool = Fal
         return open_index(out).info
     if out.exists() and any(out.iterdir()) and not _is_ours(out):
         raise CorpusError(f"{out} is not empty and holds no index: choose another folder")
-    stage.write(out)
-    with _shown(source) as (documents, watch):
-        info = build_index(documents, out, config.index, watch, config.run)
+    with _changing(stage, out), _shown(source) as (documents, embedded):
+        info = build_index(documents, out, config.index, embedded, config.run)
     _finish(stage, source, out, info)
     return info
 
@@ -84,6 +85,8 @@ def _index_folder(
     source: str | None, out: Path, config: Config, add: bool, delete: list[str], force: bool
 ) -> IndexInfo:
     """Build an index folder, or change the one that is there."""
+    if (add or delete) and (force or config.index != Config().index):
+        raise UsageError("an index is changed with the settings that it was built with: leave index.* and --force out")
     if delete:
         if source is not None or add:
             raise UsageError("--delete takes ids alone: no source and no --add")
@@ -96,27 +99,39 @@ def _index_folder(
 
 
 def _added(source: Source, out: Path, config: Config) -> IndexInfo:
-    if config.index != Config().index:
-        raise UsageError("documents are added with the settings that the index was built with: leave index.* out")
     stage = Stage("index", {"base": open_index(out).info.index_hash, "added": source.fingerprint})
-    stage.write(out)
-    with _shown(source) as (documents, watch):
-        info = add_documents(documents, out, watch, config.run)
+    with _changing(stage, out), _shown(source) as (documents, embedded):
+        info = add_documents(documents, out, embedded, config.run)
     _finish(stage, source, out, info)
     return info
 
 
 def _deleted(out: Path, delete: list[str], config: Config) -> IndexInfo:
     stage = Stage("index", {"base": open_index(out).info.index_hash, "deleted": sorted(delete)})
-    stage.write(out)
-    info = delete_documents(map(DocId, delete), out, run=config.run)
+    with _changing(stage, out):
+        info = delete_documents(map(DocId, delete), out, run=config.run)
     stage.write(out, status="finished", hashes={"index": info.index_hash}, outputs=msgspec.to_builtins(info))
     return info
 
 
+@contextmanager
+def _changing(stage: Stage, out: Path) -> Iterator[None]:
+    """Say that the index is at work, so that a command which is killed leaves no card that calls it finished. One that
+    fails has changed nothing, and the earlier card stands again."""
+    before = read_stage(out)
+    stage.write(out)
+    changed = False
+    try:
+        yield
+        changed = True
+    finally:
+        if before and not changed:
+            before.write(out)
+
+
 def _fill_engine(source: Source, spec: str, config: Config) -> IndexInfo:
-    with _shown(source) as (documents, watch):
-        info = build_engine(spec, documents, config.index, config.run, watch.documents)
+    with _shown(source) as (documents, _):
+        info = build_engine(spec, documents, config.index, config.run)
     _say_problems(source)
     return info
 
@@ -136,8 +151,8 @@ def _is_ours(folder: Path) -> bool:
 
 
 @contextmanager
-def _shown(source: Source) -> Iterator[tuple[Iterator[Document], Watch]]:
-    """The documents of a source, and who watches the build, both shown on the terminal as they go."""
+def _shown(source: Source) -> Iterator[tuple[Iterator[Document], Embedded]]:
+    """The documents of a source, and what is told how far their embeddings are; both are shown as they go."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -161,4 +176,4 @@ def _shown(source: Source) -> Iterator[tuple[Iterator[Document], Watch]]:
                 yield document
                 progress.advance(reading)
 
-        yield counted(), Watch(embeddings=embedded)
+        yield counted(), embedded

@@ -11,6 +11,7 @@ import typer
 
 from harness1.cli.options import ConfigFile, Overrides, resolve
 from harness1.retrieval.engines import open_retriever
+from harness1.retrieval.http_client import without_password
 from harness1.serve.server import serve
 
 app = typer.Typer(help="Serve over HTTP.", no_args_is_help=True)
@@ -44,7 +45,10 @@ def retrieve(
     def ready(bound: int) -> None:
         info = retriever.info
         where = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
-        print(f"{index} at {where}: {info.documents} documents, index {info.index_hash[:12]}", flush=True)
+        print(
+            f"{without_password(index)} at {where}: {info.documents} documents, index {info.index_hash[:12]}",
+            flush=True,
+        )
 
     asyncio.run(serve(retriever, settings, host, port, ready))
 

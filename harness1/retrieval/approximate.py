@@ -20,17 +20,20 @@ SPARE = 16
 """Rows fetched beyond twice the `k` asked for: the order among the nearest is made anew, in double precision."""
 SAMPLED = 40
 """Rows for each list of an IVF that its centres are learnt from."""
+GROWTH = 2
+"""How many times larger an index may grow before it is built anew: its lists were learnt from what it began with."""
 GPU_MOST = 2048
 """The most that faiss returns from a GPU."""
 GPU_ROUNDING = 2.0**-9
 """How far two products of vectors of length 1 may be off together where a GPU shortens fractions to 10 bits (TF32)."""
 
 
-def build_approximate(vectors: NDArray[np.float16], rows: Integers, settings: config.Dense, path: Path) -> None:
-    """Write an index over `used_rows(rows)`, in half precision, for the inner product. Equal input gives equal bytes:
-    one thread, fixed seeds.
+def build_approximate(vectors: NDArray[np.float16], used: Integers, settings: config.Dense, path: Path) -> None:
+    """Write an index over the used rows, in half precision, for the inner product. Equal input gives equal bytes: one
+    thread, fixed seeds.
 
     Args:
+        used: as `used_rows` gives them.
         settings: `search` is `hnsw` or `ivf`.
 
     Raises:
@@ -38,7 +41,6 @@ def build_approximate(vectors: NDArray[np.float16], rows: Integers, settings: co
         CorpusError: the file cannot be written.
     """
     faiss = _faiss()
-    used = used_rows(rows)
     dimensions = vectors.shape[1]
     with _one_thread(faiss):
         if settings.search == "hnsw":
@@ -48,12 +50,33 @@ def build_approximate(vectors: NDArray[np.float16], rows: Integers, settings: co
             index.train(np.zeros((1, dimensions), dtype=np.float32))
         else:
             index = _trained_lists(faiss, vectors, used, settings.ivf_lists)
-        for start in range(0, len(used), BLOCK):
-            index.add(vectors[used[start : start + BLOCK]].astype(np.float32))
+        _add(index, vectors, used)
+    _write(faiss, index, path)
+
+
+def extend_approximate(
+    before: Path, before_used: Integers, vectors: NDArray[np.float16], used: Integers, path: Path
+) -> bool:
+    """Write an earlier index with the rows that came since, if that will do: none went, and they did not double.
+
+    Args:
+        before_used: the used rows of the index at `before`.
+
+    Raises:
+        MissingExtra, CorpusError: as `build_approximate`, or the earlier index is not there.
+    """
+    size = len(before_used)
+    if not np.array_equal(used[:size], before_used) or len(used) > GROWTH * size:
+        return False
+    faiss = _faiss()
     try:
-        faiss.write_index(index, str(path))
+        index = faiss.read_index(str(before))
     except RuntimeError as error:
-        raise CorpusError(f"cannot write {path}: {error}") from error
+        raise CorpusError(f"cannot read {before}: {error}") from error
+    with _one_thread(faiss):
+        _add(index, vectors, used[size:])
+    _write(faiss, index, path)
+    return True
 
 
 def open_approximate(path: Path, settings: config.Dense) -> Approximate:
@@ -105,8 +128,7 @@ def open_gpu(vectors: NDArray[np.float16], rows: Integers) -> GpuScan | None:
         return None
     used = used_rows(rows)
     index = faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), vectors.shape[1])
-    for start in range(0, len(used), BLOCK):
-        index.add(vectors[used[start : start + BLOCK]].astype(np.float32))
+    _add(index, vectors, used)
     return GpuScan(index, Scan(vectors, used))
 
 
@@ -135,6 +157,18 @@ class GpuScan:
         if enough or len(slots) == self.size:
             return slots[live]
         return self._scan.find(query[None], [k], [dead])[0]
+
+
+def _add(index: Any, vectors: NDArray[np.float16], rows: Integers) -> None:
+    for start in range(0, len(rows), BLOCK):
+        index.add(vectors[rows[start : start + BLOCK]].astype(np.float32))
+
+
+def _write(faiss: Any, index: Any, path: Path) -> None:
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:
+        raise CorpusError(f"cannot write {path}: {error}") from error
 
 
 def _trained_lists(faiss: Any, vectors: NDArray[np.float16], used: Integers, lists: int) -> Any:

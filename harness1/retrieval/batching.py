@@ -61,7 +61,12 @@ class Batcher(Generic[Item, Result]):
                 # A thread that is killed inside torch takes the whole process down with an abort.
                 atexit.register(self._close)
             self._changed.notify()
-        return await asyncio.wrap_future(call.future)
+        try:
+            return await asyncio.wrap_future(call.future)
+        except asyncio.CancelledError:
+            with self._changed:
+                self._waiting = deque(entry for entry in self._waiting if entry[0] is not call)
+            raise
 
     def _run(self) -> None:
         rested = True

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 BLOCK = 1 << 15
 """Chunks scored at a time: their sums (128 KiB) stay in the second-level cache."""
-STRIDE = 64
-"""Sums compared with the threshold at once."""
+TEETH = 64
+"""Chunks of a comb: one comparison with the border passes over all of them."""
 
 
 @njit(cache=True, nogil=True)
@@ -162,7 +162,7 @@ def best(
     k: int,
     margin: float,
 ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    """Chunks whose score is above 0 and above that of the k-th best less `margin`, ascending, with their scores.
+    """Chunks whose score is above 0 and above that of the k-th best less `margin`, with their scores, in no order.
 
     Args:
         spans: [terms, 2] where the postings of each term of the query begin and end.
@@ -172,7 +172,7 @@ def best(
     """
     sums = np.zeros(BLOCK, np.float32)
     bits = sums.view(np.int32)
-    peak_bits = np.zeros(BLOCK // STRIDE, np.int32)
+    peak_bits = np.zeros(BLOCK // TEETH, np.int32)
     peaks = peak_bits.view(np.float32)
     found = np.empty(BLOCK + 2 * k, np.uint32)
     scores = np.empty(len(found), np.float32)
@@ -185,14 +185,9 @@ def best(
             cursors[term] = _add(sums, chunks, codes, cursors[term], spans[term, 1], weights[term], table, low, high)
         at_dead = _clear(sums, dead, at_dead, low, high)
         at_exclude = _clear(sums, exclude, at_exclude, low, high)
-        for stride in range(len(peaks)):
-            # Scores are not negative, so their bits order like themselves, and whole numbers compare in vectors.
-            highest = np.int32(0)
-            for place in range(stride * STRIDE, (stride + 1) * STRIDE):
-                highest = max(highest, bits[place])
-            peak_bits[stride] = highest
+        _peaks(bits, peak_bits)
         if low == 0 and k < len(peaks):
-            # k strides have a chunk each that reaches this: the k-th best of all is no worse.
+            # k combs have a chunk each that reaches this: the k-th best of all is no worse.
             border = max(border, float(np.partition(peaks, len(peaks) - k)[len(peaks) - k]) - margin)
         if count + BLOCK > len(found):
             count, border = _tighten(found, scores, count, k, margin, border)
@@ -203,6 +198,20 @@ def best(
         sums[:] = 0.0
     count, border = _tighten(found, scores, count, k, margin, border)
     return found[:count].copy(), scores[:count].copy()
+
+
+@njit(cache=True, nogil=True)
+def _peaks(sums: NDArray[np.int32], peaks: NDArray[np.int32]) -> None:
+    """The highest sum of every comb: the places that are a whole number of `len(peaks)` apart.
+
+    Sums are not negative, so their bits order like themselves, and whole numbers compare in vectors, comb by comb.
+    """
+    peaks[:] = 0
+    for first in range(0, len(sums), len(peaks)):
+        row = sums[first : first + len(peaks)]
+        for comb in range(len(peaks)):
+            if row[comb] > peaks[comb]:
+                peaks[comb] = row[comb]
 
 
 @njit(cache=True, nogil=True)
@@ -238,9 +247,9 @@ def _collect(
     count: int,
 ) -> int:
     """Append what lies above the border in a block; a function of its own, because it compiles better so."""
-    for stride in range(len(peaks)):
-        if peaks[stride] > border:
-            for place in range(stride * STRIDE, (stride + 1) * STRIDE):
+    for comb in range(len(peaks)):
+        if peaks[comb] > border:
+            for place in range(comb, len(sums), len(peaks)):
                 if sums[place] > border:
                     found[count], scores[count] = low + place, sums[place]
                     count += 1

@@ -1,18 +1,18 @@
 """Making the next generation of an index: build, add, delete.
 
-Documents that come together make one segment. Adding leaves the other segments as they are (their files are linked
-into the new generation); deleting marks chunks as dead. Adjacent segments of like size are merged, as Lucene's
-log-merge policy does, so that their number grows with the logarithm of the corpus, and a segment that is more than
-half dead is written anew.
+Documents that come together make one segment, or several of at most `LARGEST` bytes of text, so that memory stays
+bounded. Adding leaves the other segments as they are (their files are linked into the new generation); deleting marks
+chunks as dead. Adjacent small segments are merged, as Lucene's log-merge policy does, so that their number grows with
+the logarithm of the corpus, and a segment that is more than half dead is written anew.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from harness1.retrieval.analyser import Analyser
 from harness1.retrieval.bm25 import NONE
 from harness1.retrieval.chunking import chunk
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.embedder import Embedder, open_embedder
+from harness1.retrieval.embeddings import Embeddings
 from harness1.retrieval.generations import current_generation, new_generation
 from harness1.retrieval.index import (
     FORMAT,
@@ -38,29 +38,22 @@ from harness1.retrieval.index import (
     write_manifest,
 )
 from harness1.retrieval.retriever import IndexInfo
-from harness1.retrieval.segment import Segment, SegmentWriter, document_sum
+from harness1.retrieval.segment import ROWS, Segment, SegmentWriter, document_sum
+from harness1.retrieval.vectors import Progress
 
 MERGE = 8
-"""So many adjacent segments of one size class (each this many times larger than the one below) become one."""
-REPORT_EVERY = 256
-"""Documents between two reports of progress."""
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Who is told how far a build is."""
-
-    documents: Callable[[int], None] = lambda _: None
-    """Gets the number of documents read so far."""
-    embeddings: Callable[[int, int], None] = lambda *_: None
-    """Gets how many chunks have an embedding so far, and how many of them were computed just now."""
+"""At least so many adjacent segments become one, if none of them is larger than the others together."""
+MOST = 16
+"""Segments that may stay though they are not full: a search goes through all of them."""
+LARGEST = 1 << 18
+"""Chunks of a full segment; one that would be larger is not made."""
 
 
 def build_index(
     documents: Iterable[Document],
     out: Path,
     settings: config.Index,
-    watch: Watch = Watch(),
+    progress: Progress | None = None,
     run: config.Run = config.Run(),
 ) -> IndexInfo:
     """Cut, analyse, embed and store a corpus as the next generation of an index folder, which is made if need be.
@@ -73,13 +66,13 @@ def build_index(
         UsageError: another build is at work in the folder.
     """
     with new_generation(out) as work:
-        draft = _Draft(out, work, settings, watch, run)
+        draft = _Draft(out, work, settings, progress, run)
         draft.append(documents)
         return draft.finish()
 
 
 def add_documents(
-    documents: Iterable[Document], path: Path, watch: Watch = Watch(), run: config.Run = config.Run()
+    documents: Iterable[Document], path: Path, progress: Progress | None = None, run: config.Run = config.Run()
 ) -> IndexInfo:
     """Add documents to an index as its next generation; one whose id the index has replaces that document.
 
@@ -87,13 +80,13 @@ def add_documents(
         CorpusError, UsageError: as `build_index`, or the folder is no index.
     """
     with new_generation(path) as work:
-        draft = _Draft.of_current(path, work, watch, run)
+        draft = _Draft.of_current(path, work, progress, run)
         draft.append(documents)
         return draft.finish()
 
 
 def delete_documents(
-    doc_ids: Iterable[DocId], path: Path, watch: Watch = Watch(), run: config.Run = config.Run()
+    doc_ids: Iterable[DocId], path: Path, progress: Progress | None = None, run: config.Run = config.Run()
 ) -> IndexInfo:
     """Take documents out of an index; readers of the current generation keep them.
 
@@ -102,7 +95,7 @@ def delete_documents(
         UsageError: another build is at work in the folder.
     """
     with new_generation(path) as work:
-        draft = _Draft.of_current(path, work, watch, run)
+        draft = _Draft.of_current(path, work, progress, run)
         wanted = list(dict.fromkeys(doc_ids))
         missing = draft.delete(wanted)
         if missing:
@@ -126,17 +119,20 @@ class _Part:
 class _Draft:
     """A generation in the making."""
 
-    def __init__(self, out: Path, work: Path, settings: config.Index, watch: Watch, run: config.Run) -> None:
-        self._out, self._work, self._settings, self._watch, self._run = out, work, settings, watch, run
+    def __init__(
+        self, out: Path, work: Path, settings: config.Index, progress: Progress | None, run: config.Run
+    ) -> None:
+        self._out, self._work, self._settings = out, work, settings
         self._parts: list[_Part] = []
         self._content_sum = 0
+        self._embeddings = Embeddings(out, settings.dense, run, progress) if settings.dense.model else None
 
     @classmethod
-    def of_current(cls, path: Path, work: Path, watch: Watch, run: config.Run) -> _Draft:
+    def of_current(cls, path: Path, work: Path, progress: Progress | None, run: config.Run) -> _Draft:
         """A draft that starts as the current generation is."""
         current = current_generation(path)
         manifest = read_manifest(current, path)
-        draft = cls(path, work, manifest.settings, watch, run)
+        draft = cls(path, work, manifest.settings, progress, run)
         draft._content_sum = int(manifest.content_sum, 16)
         for entry in manifest.segments:
             _link(current / entry.name, work / entry.name)
@@ -145,25 +141,42 @@ class _Draft:
                 part.dead = np.load(current / f"{entry.name}.dead.npy")
                 part.dead_counts = np.load(current / f"{entry.name}.dead_counts.npy")
             draft._parts.append(part)
+        if draft._embeddings and manifest.vectors:
+            draft._embeddings.go_on(manifest.vectors, current, [part.open() for part in draft._parts])
         return draft
 
     def append(self, documents: Iterable[Document]) -> None:
-        """Write documents as a segment of their own; those that they replace are deleted."""
-        with SegmentWriter(self._new_folder()) as writer:
-            for document in documents:
-                sum_ = document_sum(document)
-                writer.add(document.doc_id, sum_, chunk(document, self._settings.chunk_tokens))
-                self._content_sum += int.from_bytes(sum_, "big")
-                if len(writer.doc_ids) % REPORT_EVERY == 0:
-                    self._watch.documents(len(writer.doc_ids))
-            self._watch.documents(len(writer.doc_ids))
-            _check_ids(writer.doc_ids, writer.chunk_ids)
-        self.delete(writer.doc_ids)
+        """Write documents as segments of their own; those that they replace are deleted."""
+        if self._embeddings:
+            self._embeddings.check()
+        doc_ids: list[DocId] = []
+        chunk_ids: list[ChunkId] = []
+        parts: list[_Part] = []
+        rest = iter(documents)
+        first = next(rest, None)
+        while first is not None:
+            with SegmentWriter(self._new_folder()) as writer:
+                first = self._fill(writer, chain([first], rest))
+            doc_ids += writer.doc_ids
+            chunk_ids += writer.chunk_ids
+            parts.append(_Part(SegmentEntry(writer.folder.name, writer.size), writer.folder))
+        _check_ids(doc_ids, chunk_ids)
+        self.delete(doc_ids)
         for part in self._parts:
-            for chunk_id, number in zip(writer.chunk_ids, part.open().find_chunks(writer.chunk_ids), strict=True):
+            for chunk_id, number in zip(chunk_ids, part.open().find_chunks(chunk_ids), strict=True):
                 if number >= 0:
                     raise CorpusError(f"{chunk_id!r} is the id of a chunk of another document already; rename it")
-        self._parts.append(_Part(SegmentEntry(writer.folder.name, writer.size), writer.folder))
+        self._parts += parts
+
+    def _fill(self, writer: SegmentWriter, documents: Iterable[Document]) -> Document | None:
+        """Write documents until the segment is full; returns the first one that did not fit."""
+        for document in documents:
+            if len(writer.chunk_ids) >= LARGEST:
+                return document
+            sum_ = document_sum(document)
+            writer.add(document.doc_id, sum_, chunk(document, self._settings.chunk_tokens))
+            self._content_sum += int.from_bytes(sum_, "big")
+        return None
 
     def delete(self, doc_ids: Sequence[DocId]) -> list[DocId]:
         """Mark the chunks of documents as dead; returns the documents that no segment has."""
@@ -186,15 +199,14 @@ class _Draft:
         live = [part.entry.live for part in self._parts]
         if not sum(size.documents for size in live):
             raise CorpusError("the corpus holds no documents")
-        embedder = open_embedder(self._settings.dense, self._run) if self._settings.dense.model else None
-        vectors = self._embed(embedder) if embedder else None
+        vectors = self._embed(self._embeddings) if self._embeddings else None
         for part in self._parts:
             if part.dead_counts is not None:
                 np.save(self._work / f"{part.entry.name}.dead.npy", part.dead)
                 np.save(self._work / f"{part.entry.name}.dead_counts.npy", part.dead_counts)
         np.save(self._work / "ranks.npy", _ranks(self._parts))
         info = IndexInfo(
-            index_hash=index_hash(self._content_sum, self._settings, embedder.hash if embedder else ""),
+            index_hash=index_hash(self._content_sum, self._settings, vectors.embedder if vectors else ""),
             unit=self._settings.unit,
             documents=sum(size.documents for size in live),
             chunks=sum(size.chunks for size in live),
@@ -205,7 +217,7 @@ class _Draft:
         return info
 
     def _new_folder(self) -> Path:
-        numbers = [int(part.entry.name.removeprefix("segment-")) for part in self._parts]
+        numbers = [int(folder.name.removeprefix("segment-")) for folder in self._work.glob("segment-*")]
         return self._work / f"segment-{max(numbers, default=0) + 1:06d}"
 
     def _bury(self, part: _Part, segment: Segment, documents: list[int]) -> None:
@@ -225,54 +237,53 @@ class _Draft:
             parts = self._parts[group.start : group.stop]
             merged = []
             if any(part.entry.live.documents for part in parts):
+                segments = [part.open() for part in parts]
                 with SegmentWriter(self._new_folder()) as writer:
-                    for part in parts:
-                        for doc_id, sum_, chunks in _live_documents(part.open()):
+                    for segment in segments:
+                        for doc_id, sum_, chunks in _live_documents(segment):
                             writer.add(doc_id, sum_, chunks)
+                if all((part.folder / ROWS).exists() for part in parts):
+                    rows = live_rows(segments)
+                    np.save(writer.folder / ROWS, rows[rows >= 0])
                 merged.append(_Part(SegmentEntry(writer.folder.name, writer.size), writer.folder))
             self._parts[group.start : group.stop] = merged
             for part in parts:
                 shutil.rmtree(part.folder)
 
-    def _embed(self, embedder: Embedder) -> VectorsEntry:
-        """Give every chunk the row of its embedding; only texts that have none yet are embedded."""
-        from harness1.retrieval.approximate import build_approximate
-        from harness1.retrieval.vectors import VectorStore, open_vectors
-
-        folder, settings = self._out / "vectors" / embedder.hash[:16], self._settings.dense
-        store = VectorStore(folder, embedder.dimensions)
-        segments = [part.open() for part in self._parts]
-        for part, segment in zip(self._parts, segments, strict=True):
-            if not (part.folder / "rows.npy").exists():
-                texts = (str(segment.contents.view(number), "utf-8") for number in range(len(segment)))
-                np.save(part.folder / "rows.npy", store.ensure(texts, embedder, self._watch.embeddings))
-        vectors = VectorsEntry(embedder.hash, embedder.dimensions, len(store))
-        if settings.search != "exact":
-            mapped = open_vectors(folder, vectors.dimensions, vectors.rows)
-            build_approximate(mapped, live_rows(segments), settings, self._work / "dense.faiss")
-        return vectors
+    def _embed(self, embeddings: Embeddings) -> VectorsEntry:
+        """Give every chunk the row of its embedding."""
+        for part in self._parts:
+            if not (part.folder / ROWS).exists():
+                np.save(part.folder / ROWS, embeddings.rows(part.open()))
+        return embeddings.finish(self._work, [part.open() for part in self._parts])
 
 
 def _to_merge(entries: Sequence[SegmentEntry]) -> range | None:
-    """The next adjacent segments to write as one: a mostly dead one alone, or `MERGE` of one size class."""
+    """The next adjacent segments to write as one: one alone that is mostly dead, or enough small ones."""
     for at, entry in enumerate(entries):
         if 2 * entry.dead.chunks > entry.size.chunks:
             return range(at, at + 1)
-    at = 0
-    for _, group in groupby(entries, key=lambda entry: _size_class(entry.live.chunks)):
-        size = len(list(group))
-        if size >= MERGE:
-            return range(at, at + size)
-        at += size
-    return None
+    sizes = [entry.live.chunks for entry in entries]
+    for limit in sorted(set(sizes)):
+        for run in _runs(sizes, limit):
+            total, largest = sum(sizes[run.start : run.stop]), max(sizes[run.start : run.stop])
+            if len(run) >= MERGE and 2 * largest <= total <= LARGEST:
+                return run
+    if sum(2 * size <= LARGEST for size in sizes) <= MOST:
+        return None
+    pairs = [(sizes[at] + sizes[at + 1], at) for at in range(len(sizes) - 1)]
+    total, at = min(pairs)
+    return range(at, at + 2) if total <= LARGEST else None
 
 
-def _size_class(chunks: int) -> int:
-    size_class = 0
-    while chunks >= MERGE:
-        chunks //= MERGE
-        size_class += 1
-    return size_class
+def _runs(sizes: Sequence[int], limit: int) -> Iterator[range]:
+    """Stretches of adjacent sizes up to a limit; of one that is more than a full segment, the last part."""
+    for small, group in groupby(range(len(sizes)), key=lambda at: sizes[at] <= limit):
+        places = list(group)
+        while small and sum(sizes[at] for at in places) > LARGEST:
+            places.pop(0)
+        if small and places:
+            yield range(places[0], places[-1] + 1)
 
 
 def _live_documents(segment: Segment) -> Iterator[tuple[DocId, bytes, list[Chunk]]]:

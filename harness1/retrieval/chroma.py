@@ -17,7 +17,7 @@ from harness1.retrieval.chroma_collection import (
     chroma_errors,
     chunk_of,
     connect,
-    is_not_found,
+    find_index,
     parse_address,
     reporting,
 )
@@ -28,7 +28,6 @@ from harness1.retrieval.retriever import Retriever
 
 if TYPE_CHECKING:
     from chromadb import Collection
-    from chromadb.api import ClientAPI
 
 
 def open_chroma(url: str, config: config.Config) -> Retriever:
@@ -45,7 +44,9 @@ def open_chroma(url: str, config: config.Config) -> Retriever:
     _check_ranking(config.env.retrieval)
     client = connect(where, config.run.call_deadline_s)
     with reporting(where):
-        collection = _collection(client, where)
+        collection = find_index(client, where)
+        if collection is None:
+            raise CorpusError(f"{where}: there is no finished index of this name: build it with --engine")
         index = _finished_index(collection, where)
         held = collection.count()
     if held != index.info.chunks:
@@ -62,15 +63,6 @@ def _check_ranking(retrieval: config.Retrieval) -> None:
         raise ConfigError(f"chroma has no BM25: set env.retrieval.mode to auto or dense, not {retrieval.mode}")
     if retrieval.rerank.on:
         raise ConfigError("env.retrieval.rerank is not available over chroma: set env.retrieval.rerank.on=false")
-
-
-def _collection(client: ClientAPI, where: Address) -> Collection:
-    try:
-        return client.get_collection(where.collection, embedding_function=None)
-    except chroma_errors() as error:
-        if is_not_found(error):
-            raise CorpusError(f"{where}: there is no finished index of this name: build it with --engine") from error
-        raise
 
 
 def _finished_index(collection: Collection, where: Address) -> EngineIndex:

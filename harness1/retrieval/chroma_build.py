@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +14,7 @@ from harness1.retrieval.chroma_collection import (
     Address,
     chroma_errors,
     connect,
+    find_index,
     is_not_found,
     parse_address,
     reporting,
@@ -32,21 +33,15 @@ BATCH = 256
 """Chunks in one insertion; servers refuse more than some thousands."""
 
 
-def build_chroma(
-    documents: Iterable[Document],
-    url: str,
-    settings: config.Index,
-    run: config.Run,
-    progress: Callable[[int], None] | None = None,
-) -> IndexInfo:
+def build_chroma(documents: Iterable[Document], url: str, settings: config.Index, run: config.Run) -> IndexInfo:
     """Cut and embed a corpus and put it into a Chroma server, in the place of the index of that name, if there is one.
 
     Until the end the earlier index answers; then readers that are still open get faults. What an interrupted build
-    left behind has another name, and the next build removes it.
+    left behind has another name. The next build removes it, unless it is finished and took the place of the earlier
+    index.
 
     Args:
         url: `http://HOST:PORT`, with or without `#COLLECTION`.
-        progress: called with the number of documents read so far.
 
     Raises:
         ConfigError: the settings name no embedding model, or ask for something else than HNSW.
@@ -62,9 +57,9 @@ def build_chroma(
     client = connect(where, run.call_deadline_s)
     embedder = open_embedder(settings.dense, run)
     with reporting(where):
-        _drop(client, where.building)
+        _clear(client, where)
         collection = _create(client, where, settings.dense)
-        stream = ChunkStream(documents, settings, progress)
+        stream = ChunkStream(documents, settings)
         for batch in stream.batches(BATCH):
             pieces = [stored(piece, position) for position, piece in batch]
             collection.add(
@@ -74,9 +69,20 @@ def build_chroma(
                 embeddings=embedder.embed_documents([f"{piece.title}\n{piece.text}" for _, piece in batch]),
             )
         index = stream.finish("chroma", embedder.hash)
+        # From here on it is an index, whichever of the next steps is the last.
+        collection.modify(metadata={INDEX: msgspec.json.encode(index).decode()})
         _drop(client, where.collection)
-        collection.modify(name=where.collection, metadata={INDEX: msgspec.json.encode(index).decode()})
+        collection.modify(name=where.collection)
     return index.info
+
+
+def _clear(client: ClientAPI, where: Address) -> None:
+    """Free the name that a collection has while it is built."""
+    index = find_index(client, where)
+    if index is not None and index.name == where.building:
+        index.modify(name=where.collection)
+    else:
+        _drop(client, where.building)
 
 
 def _create(client: ClientAPI, where: Address, dense: config.Dense) -> Collection:

@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
 from harness1.records import Chunk, ChunkId, DocId
+from harness1.retrieval.http_client import without_password
 
 if TYPE_CHECKING:
+    from chromadb import Collection
     from chromadb.api import ClientAPI
 
 DEFAULT_COLLECTION = "harness1"
@@ -43,7 +45,7 @@ def parse_address(spec: str) -> Address:
     """
     url, _, collection = spec.partition("#")
     if not re.fullmatch(r"https?://[^/@?\s]+/?", url):
-        raise UsageError(f"chroma:{spec}: give the address of a server, http://HOST:8000")
+        raise UsageError(f"chroma:{without_password(spec)}: give the address of a server, http://HOST:8000")
     if collection and not re.fullmatch(r"[A-Za-z0-9][\w.-]{1,200}[A-Za-z0-9]", collection, re.ASCII):
         raise UsageError(f"{collection!r} is no name for a collection: use 3 or more letters, digits and ._-")
     return Address(url.rstrip("/"), collection or DEFAULT_COLLECTION)
@@ -108,6 +110,24 @@ def _raise_for_status(response: Any) -> None:
     if response.is_error:
         text = response.read().decode("utf-8", "replace")
         raise httpx.HTTPStatusError(f"{response.status_code} {text}", request=response.request, response=response)
+
+
+def find_index(client: ClientAPI, where: Address) -> Collection | None:
+    """The collection that answers: the one of the name, else a finished one that did not get the name yet."""
+    named = _find(client, where.collection)
+    if named is not None:
+        return named
+    left = _find(client, where.building)
+    return left if left is not None and INDEX in (left.metadata or {}) else None
+
+
+def _find(client: ClientAPI, name: str) -> Collection | None:
+    try:
+        return client.get_collection(name, embedding_function=None)
+    except chroma_errors() as error:
+        if is_not_found(error):
+            return None
+        raise
 
 
 def is_not_found(error: Exception) -> bool:

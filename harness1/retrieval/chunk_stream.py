@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ from harness1 import config
 from harness1.errors import CorpusError, SchemaError
 from harness1.hashing import canonical, digest
 from harness1.records import Chunk, Record
-from harness1.retrieval.analyser import ANALYSER
 from harness1.retrieval.chunking import chunk
 from harness1.retrieval.corpus import Document
+from harness1.retrieval.index import index_hash
 from harness1.retrieval.retriever import IndexInfo
 
 FORMAT = 1
@@ -44,16 +44,10 @@ class Placed(NamedTuple):
 
 
 class ChunkStream:
-    """Cuts documents into chunks as they are asked for; when all have passed, `finish` says what they were.
+    """Cuts documents into chunks as they are asked for; when all have passed, `finish` says what they were."""
 
-    Args:
-        progress: called with the number of documents read so far, after each batch.
-    """
-
-    def __init__(
-        self, documents: Iterable[Document], settings: config.Index, progress: Callable[[int], None] | None = None
-    ) -> None:
-        self._documents, self._settings, self._progress = documents, settings, progress
+    def __init__(self, documents: Iterable[Document], settings: config.Index) -> None:
+        self._documents, self._settings = documents, settings
         self._ids: set[str] = set()
         self._read, self._chunks, self._content_sum = 0, 0, 0
 
@@ -66,8 +60,6 @@ class ChunkStream:
         placed = self._placed()
         while batch := list(islice(placed, size)):
             yield batch
-            if self._progress:
-                self._progress(self._read)
 
     def finish(self, engine: str, embedder: str) -> EngineIndex:
         """What the index is, after the last batch. The hash is the same for equal documents in any order.
@@ -77,14 +69,8 @@ class ChunkStream:
         """
         if not self._read:
             raise CorpusError("the corpus holds no documents")
-        made_of = {
-            "engine": engine,
-            "documents": f"{self._content_sum % 2**256:064x}",
-            "analyser": ANALYSER,
-            "settings": self._settings,
-            "embedder": embedder,
-        }
-        info = IndexInfo(digest(made_of), self._settings.unit, self._read, self._chunks)
+        name = digest([engine, index_hash(self._content_sum, self._settings, embedder)])
+        info = IndexInfo(name, self._settings.unit, self._read, self._chunks)
         return EngineIndex(FORMAT, info, self._settings, embedder)
 
     def _placed(self) -> Iterator[Placed]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness1.config import Config, Retrieval, Run
-from harness1.errors import UsageError
+from harness1.errors import CorpusError, UsageError
 from harness1.hashing import digest
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.batching import Batcher
@@ -32,14 +32,16 @@ def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
     """Open an index folder, and the models that the configuration ranks with.
 
     Raises:
-        CorpusError, SchemaError: the folder is no index, or one of a newer version.
+        CorpusError, SchemaError: the folder is no index, or is damaged, or one of a newer version.
         ConfigError: embeddings are asked for and the index has none, or no reranker is named.
         UsageError: a model does not load, or is not the one that the index was built with.
+        MissingExtra: the package of a model, or faiss, is not installed.
     """
     index = open_index(path)
     ranking = config.env.retrieval
     embedder = None
     if index.vectors and ranking_mode(ranking, index) != "bm25":
+        _map_embeddings(path, index)
         embedder = CachedQueries(open_embedder(index.settings.dense, config.run), config.run.cached_searches)
         if embedder.hash != index.vectors.embedder:
             raise UsageError(f"{path} was built with another embedding model than the one at hand: set run.embedder")
@@ -64,9 +66,14 @@ class EmbeddedRetriever:
         self.info = info_of(index, scorer)
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
-        asked = [_Timed(request, time.monotonic() + request.deadline) for request in requests]
+        now = time.monotonic()
+        asked = [_Timed(request, now + request.deadline) for request in requests]
         if self._batcher:
-            return await self._batcher.submit(asked)
+            try:
+                async with asyncio.timeout(max((request.deadline for request in requests), default=0.0)):
+                    return await self._batcher.submit(asked)
+            except TimeoutError:
+                return [RetrievalFault(message="deadline")] * len(requests)
         answers: list[Found] = []
         for each in asked:
             answers += self._answer([each])
@@ -120,6 +127,16 @@ class _Timed(Record):
 
     request: SearchRequest
     end: float
+
+
+def _map_embeddings(path: Path, index: EmbeddedIndex) -> None:
+    """Open them now: at the first search, their files may have gone with the generation that they belong to."""
+    try:
+        index.dense  # noqa: B018
+    except (OSError, ValueError) as error:
+        raise CorpusError(
+            f"the embeddings of {path} are damaged ({error}); build it again with: harness1 index"
+        ) from error
 
 
 def info_of(index: EmbeddedIndex, scorer: PairScorer | None) -> IndexInfo:

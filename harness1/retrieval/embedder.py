@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness1 import config
-from harness1.errors import UsageError
+from harness1.errors import ModelError, UsageError
 from harness1.hashing import digest
 from harness1.retrieval.analyser import ANALYSER, Analyser
 from harness1.retrieval.model_folder import folder_hash, loading, model_folder
@@ -45,11 +45,15 @@ class Embedder(Protocol):
     def dimensions(self) -> int: ...
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """One row for each text. Companions may change the last digits."""
+        """One row for each text. Companions may change the last digits.
+
+        Raises:
+            ModelError: the model gives something that is not finite.
+        """
         ...
 
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """One row for each text, which does not depend on the others."""
+        """One row for each text, which does not depend on the others. It raises what `embed_documents` does."""
         ...
 
 
@@ -87,7 +91,7 @@ class HashEmbedder:
                 number = zlib.crc32(term.encode("utf-8", "surrogatepass"))
                 sign = 1.0 if number >> 31 else -1.0
                 vector[number % self.dimensions] += sign * count**0.5
-        return _unit(vectors)
+        return _unit(vectors, f"{HASHED}{self.dimensions}")
 
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return self.embed_documents(texts)
@@ -98,13 +102,16 @@ class TransformerEmbedder:
 
     Args:
         model: loaded, on its device. A text longer than its `max_seq_length` is embedded by its first tokens.
+        name: what messages call it.
         identity: names its files.
     """
 
-    def __init__(self, model: SentenceTransformer, identity: str, query_prefix: str, document_prefix: str) -> None:
+    def __init__(
+        self, model: SentenceTransformer, name: str, identity: str, query_prefix: str, document_prefix: str
+    ) -> None:
         self.hash = digest([identity, query_prefix, document_prefix])
         self.dimensions = int(model.get_embedding_dimension() or 0)
-        self._model = model
+        self._model, self._name = model, name
         self._prefixes = query_prefix, document_prefix
         self._longest = int(model.max_seq_length or model.tokenizer.model_max_length)
         self._tokens_per_pass = TOKENS_PER_PASS["cpu" if model.device.type == "cpu" else "cuda"]
@@ -121,7 +128,7 @@ class TransformerEmbedder:
                 rows = max(1, self._tokens_per_pass // length)
                 part, order = order[:rows], order[rows:]
                 vectors[part] = self._forward([tokens[at] for at in part], length)
-        return _unit(vectors)
+        return _unit(vectors, self._name)
 
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Distinct texts of similar length go together, in passes that always have the same number of rows."""
@@ -134,7 +141,7 @@ class TransformerEmbedder:
                     part = members[start : start + QUERY_ROWS]
                     full = part + part[:1] * (QUERY_ROWS - len(part))
                     vectors[part] = self._forward([tokens[at] for at in full], length)[: len(part)]
-        return _unit(vectors)[[places[text] for text in texts]]
+        return _unit(vectors, self._name)[[places[text] for text in texts]]
 
     def _by_length(self, tokens: Sequence[Sequence[int]]) -> dict[int, list[int]]:
         """Places of token lists by the length to which they are padded."""
@@ -176,25 +183,28 @@ class EncodingEmbedder:
     """A model of sentence-transformers of another kind, such as static embeddings: queries are encoded one by one.
 
     Args:
+        name: what messages call it.
         identity: names its files.
     """
 
-    def __init__(self, model: SentenceTransformer, identity: str, query_prefix: str, document_prefix: str) -> None:
+    def __init__(
+        self, model: SentenceTransformer, name: str, identity: str, query_prefix: str, document_prefix: str
+    ) -> None:
         self.hash = digest([identity, query_prefix, document_prefix])
         self.dimensions = int(model.get_embedding_dimension() or 0)
-        self._model = model
+        self._model, self._name = model, name
         self._prefixes = query_prefix, document_prefix
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
         clean = [_encodable(text) for text in texts]
         vectors = self._model.encode_document(clean, prompt=self._prefixes[1], show_progress_bar=False)
-        return _unit(vectors.reshape(len(texts), self.dimensions))
+        return _unit(vectors.reshape(len(texts), self.dimensions), self._name)
 
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         vectors = np.empty((len(texts), self.dimensions), dtype=np.float32)
         for vector, text in zip(vectors, texts, strict=True):
             vector[:] = self._model.encode_query(_encodable(text), prompt=self._prefixes[0], show_progress_bar=False)
-        return _unit(vectors)
+        return _unit(vectors, self._name)
 
 
 class CachedQueries:
@@ -232,7 +242,7 @@ def _open_model(spec: str, settings: config.Dense, device: str) -> Embedder:
         from sentence_transformers.sentence_transformer.modules import Transformer
 
         model = SentenceTransformer(str(folder), device=device or None, local_files_only=True)
-    parts = model, folder_hash(folder), settings.query_prefix, settings.document_prefix
+    parts = model, spec, folder_hash(folder), settings.query_prefix, settings.document_prefix
     return TransformerEmbedder(*parts) if isinstance(model[0], Transformer) else EncodingEmbedder(*parts)
 
 
@@ -241,8 +251,14 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows brought to length 1, each by itself; rows of zeros stay."""
+def _unit(vectors: NDArray[np.float32], model: str) -> NDArray[np.float32]:
+    """Rows brought to length 1, each by itself; rows of zeros stay.
+
+    Raises:
+        ModelError: a row has no finite length: nothing would be near it, and a search would seem to find nothing.
+    """
     lengths = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
+    if not np.isfinite(lengths).all():
+        raise ModelError(f"the embedding model {model} gives vectors that are not finite")
     unit: NDArray[np.float32] = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
     return unit

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from harness1.config import Run
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.grep import compile_pattern, grep
@@ -20,6 +22,8 @@ TIES = 10
 """Hits asked for beyond k, so that ids and not the engine decide among equal scores at the cut."""
 FIRST_STRETCH, LONGEST_STRETCH = 256, 8192
 """Positions that grep asks an engine for at a time: twice as many after each stretch."""
+MODEL_ERRORS = (RuntimeError, ValueError, OSError)
+"""What a search raises beside the errors of its engine when the model that embeds queries fails."""
 LONGEST_MESSAGE = 300
 """Characters of an engine's error that a fault repeats."""
 
@@ -126,9 +130,17 @@ class EngineRetriever:
         clean = [query.encode("utf-8", "replace").decode() for query in queries]
         exclude = sorted(filter(_is_unicode, alike.exclude))
         begin = time.perf_counter()
-        found = await self._call(
-            lambda timeout: self._engine.search(clean, alike.k + TIES, exclude, timeout), alike.deadline
-        )
+        try:
+            found = await self._call(
+                lambda timeout: self._engine.search(clean, alike.k + TIES, exclude, timeout), alike.deadline
+            )
+        except MODEL_ERRORS as error:
+            if len(queries) == 1:
+                return [self._fault(error)]
+            # One text that the model fails on must not fail the others.
+            left = replace(alike, deadline=alike.deadline - (time.perf_counter() - begin))
+            alone = await asyncio.gather(*(self._search(left, [query]) for query in queries))
+            return [answer for (answer,) in alone]
         if isinstance(found, RetrievalFault):
             return [found] * len(queries)
         stages = {self._engine.name: (time.perf_counter() - begin) * 1000}
@@ -149,7 +161,10 @@ class EngineRetriever:
         except TimeoutError:
             return RetrievalFault("deadline")
         except self._engine.errors as error:
-            return RetrievalFault(f"{self._engine.name}: {type(error).__name__}: {error}"[:LONGEST_MESSAGE])
+            return self._fault(error)
+
+    def _fault(self, error: Exception) -> RetrievalFault:
+        return RetrievalFault(f"{self._engine.name}: {type(error).__name__}: {error}"[:LONGEST_MESSAGE])
 
 
 def _matches(chunks: Sequence[Chunk], pattern: str, limit: int, deadline: float) -> list[Chunk] | RetrievalFault:

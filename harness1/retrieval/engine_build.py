@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from harness1 import config
 from harness1.errors import UsageError
 from harness1.retrieval.chroma_build import build_chroma
 from harness1.retrieval.corpus import Document
+from harness1.retrieval.http_client import without_password
 from harness1.retrieval.milvus_build import build_milvus
 from harness1.retrieval.retriever import IndexInfo
 
 BUILDERS = {"milvus": build_milvus, "chroma": build_chroma}
 
 
-def build_engine(
-    spec: str,
-    documents: Iterable[Document],
-    settings: config.Index,
-    run: config.Run,
-    progress: Callable[[int], None] | None = None,
-) -> IndexInfo:
+def build_engine(spec: str, documents: Iterable[Document], settings: config.Index, run: config.Run) -> IndexInfo:
     """Put a corpus into the engine at `ENGINE:ADDRESS`.
-
-    Args:
-        progress: called now and then with the number of documents read so far.
 
     Raises:
         UsageError: no such engine, or what the engine cannot do; see `build_milvus` and `build_chroma`.
@@ -32,5 +24,5 @@ def build_engine(
     name, colon, address = spec.partition(":")
     if not colon or name not in BUILDERS:
         known = "milvus:PATH.db, milvus:http://HOST:19530, chroma:http://HOST:8000"
-        raise UsageError(f"--engine {spec}: give one of {known}, each with or without #COLLECTION")
-    return BUILDERS[name](documents, address, settings, run, progress)
+        raise UsageError(f"--engine {without_password(spec)}: give one of {known}, each with or without #COLLECTION")
+    return BUILDERS[name](documents, address, settings, run)

@@ -33,6 +33,12 @@ def is_engine(spec: str) -> bool:
     return engine_of(spec)[0] is not None
 
 
+def is_exclusive(spec: str) -> bool:
+    """Whether only one process at a time can open it: a file of Milvus Lite."""
+    prefix, rest = engine_of(spec)
+    return prefix == "milvus" and not rest.startswith(("http://", "https://"))
+
+
 def engine_of(spec: str) -> tuple[str | None, str]:
     """The prefix of an engine and what follows it; None and the whole spec where it is the path of a folder."""
     prefix, colon, rest = spec.partition(":")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, TypeVar
 
@@ -82,6 +83,11 @@ class HttpClient:
 
     def _fault(self, path: str, reason: str) -> RetrievalFault:
         return RetrievalFault(f"{self.url}{path}: {reason}")
+
+
+def without_password(address: str) -> str:
+    """An address as it may be shown: without the user name and password of `http://USER:PASSWORD@HOST`."""
+    return re.sub(r"^((?:\w+:)+/*)[^/]*@", r"\1", address)
 
 
 def error_text(answer: bytes) -> str:

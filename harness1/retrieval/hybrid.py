@@ -57,7 +57,13 @@ class Ranker:
         self._index, self._settings, self._embedder, self._scorer = index, settings, embedder, scorer
 
     def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
-        """Answer a batch of requests; deadlines are the caller's to watch."""
+        """Answer a batch of requests; deadlines are the caller's to watch.
+
+        `stage_ms` of each result is how long each stage took for the whole batch.
+
+        Raises:
+            ValueError, RuntimeError: a model failed; OSError, IndexError: reading the index did.
+        """
         clock = _Clock()
         excludes = [np.array(self._index.positions(request.exclude), np.int64) for request in requests]
         lists: list[list[Positions]] = []
@@ -70,13 +76,22 @@ class Ranker:
             lists.append(self._by_embeddings(requests, excludes))
             weights.append(self._settings.dense_weight)
             clock.lap("dense")
-        results = []
-        for number, request in enumerate(requests):
-            ranked = self._fuse([found[number] for found in lists], weights, self._depth(request.k))
-            if len(lists) > 1:
-                clock.lap("fuse")
-            results.append(self._result(request, ranked, clock))
-        return results
+        ranked = [
+            self._fuse([found[number] for found in lists], weights, self._depth(request.k))
+            for number, request in enumerate(requests)
+        ]
+        if len(lists) > 1:
+            clock.lap("fuse")
+        hits = [[Scored(self._index.chunk(position), score) for position, score in each] for each in ranked]
+        before: list[tuple[ChunkId, ...]] = [()] * len(requests)
+        if self._scorer:
+            before = [tuple(hit.chunk.chunk_id for hit in each) for each in hits]
+            hits = self._rerank(requests, hits, self._scorer)
+            clock.lap("rerank")
+        return [
+            SearchResult(tuple(each[: request.k]), ids, clock.laps)
+            for request, each, ids in zip(requests, hits, before, strict=True)
+        ]
 
     def _depth(self, k: int) -> int:
         """How many chunks of a ranking are needed."""
@@ -109,29 +124,22 @@ class Ranker:
         fused = rrf([[names[position] for position, _ in found] for found in lists], self._settings.rrf_k, weights)
         return [(positions[name], score) for name, score in fused[:k] if score > 0]
 
-    def _result(self, request: SearchRequest, ranked: Positions, clock: _Clock) -> SearchResult:
-        scored = [Scored(self._index.chunk(position), score) for position, score in ranked]
-        before: tuple[ChunkId, ...] = ()
-        if self._scorer:
-            before = tuple(hit.chunk.chunk_id for hit in scored)
-            chunks = {hit.chunk.chunk_id: hit.chunk for hit in scored}
-            order = rerank(request.query, list(chunks.values()), self._scorer, self._settings.rerank.candidates)
-            scored = [Scored(chunks[chunk_id], score) for chunk_id, score in order]
-            clock.lap("rerank")
-        return SearchResult(tuple(scored[: request.k]), before, clock.laps())
+    def _rerank(
+        self, requests: Sequence[SearchRequest], hits: Sequence[Sequence[Scored]], scorer: PairScorer
+    ) -> list[list[Scored]]:
+        queries = [request.query for request in requests]
+        rankings = [[hit.chunk for hit in each] for each in hits]
+        return rerank(queries, rankings, scorer, self._settings.rerank.candidates)
 
 
 class _Clock:
     """Milliseconds of the stages of a batch."""
 
     def __init__(self) -> None:
-        self._laps: dict[str, float] = {}
+        self.laps: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, stage: str) -> None:
         now = time.perf_counter()
-        self._laps[stage] = self._laps.get(stage, 0.0) + (now - self._last) * 1000
+        self.laps[stage] = (now - self._last) * 1000
         self._last = now
-
-    def laps(self) -> dict[str, float]:
-        return dict(self._laps)

@@ -13,8 +13,9 @@ The position of a chunk counts through all segments, the dead included. Embeddin
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from harness1.retrieval.dense import DenseIndex
 
 FORMAT = 2
+APPROXIMATE = "dense.faiss"
 CACHED_CHUNKS = 4096
 CACHED_IDS = CACHED_PLACES = 1 << 17
 """Ids and positions that are remembered both ways, about 200 bytes each."""
@@ -119,7 +121,7 @@ def read_manifest(generation: Path, path: Path) -> Manifest:
         if newest < FORMAT:
             raise CorpusError(f"{path} is an index of the earlier format {newest}: build it again with harness1 index")
         return msgspec.json.decode(encoded, type=Manifest)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise _damaged(path, error) from error
 
 
@@ -130,12 +132,18 @@ def open_index(path: Path) -> EmbeddedIndex:
         CorpusError: the folder is no index, or is damaged.
         SchemaError: it was built by a newer version of the package.
     """
-    generation = current_generation(path)
-    manifest = read_manifest(generation, path)
-    try:
-        return EmbeddedIndex(path, generation, manifest)
-    except (OSError, ValueError) as error:
-        raise _damaged(path, error) from error
+    while True:
+        generation = current_generation(path)
+        try:
+            return EmbeddedIndex(path, generation, read_manifest(generation, path))
+        except (OSError, ValueError) as error:
+            if current_generation(path) != generation:
+                continue  # two builds finished since, and the second one deleted it
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                raise CorpusError(
+                    f"{path}: too many open files in this process; raise its limit (ulimit -n)"
+                ) from error
+            raise _damaged(path, error) from error
 
 
 def _damaged(path: Path, error: Exception) -> CorpusError:
@@ -181,7 +189,7 @@ class EmbeddedIndex:
         rows, settings = live_rows(self.segments), self.settings.dense
         if settings.search == "exact":
             return DenseIndex(vectors, rows, self._ranks, open_gpu(vectors, rows))
-        return DenseIndex(vectors, rows, self._ranks, open_approximate(self._generation / "dense.faiss", settings))
+        return DenseIndex(vectors, rows, self._ranks, open_approximate(self._generation / APPROXIMATE, settings))
 
     def positions(self, chunk_ids: Iterable[ChunkId]) -> list[int]:
         """Where chunks are, in the order asked; ids that the corpus does not have are left out."""
@@ -212,11 +220,6 @@ class EmbeddedIndex:
     def chunk_ids(self, positions: Iterable[int]) -> list[ChunkId]:
         """The ids of chunks, without their texts."""
         return [self._named(position) for position in positions]
-
-    def live_chunks(self) -> Iterator[Chunk]:
-        """All chunks that were not deleted, in corpus order."""
-        for segment in self.segments:
-            yield from (segment.chunk(number) for number in range(len(segment)) if not segment.is_dead(number))
 
     def _locate(self, position: int) -> tuple[Segment, int]:
         at = bisect_right(self._firsts, position) - 1

@@ -6,7 +6,7 @@ same terms in every version of Milvus and in the embedded index. What is left to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +40,7 @@ LONGEST = 65_535
 """Bytes of a VARCHAR field."""
 
 
-def build_milvus(
-    documents: Iterable[Document],
-    uri: str,
-    settings: config.Index,
-    run: config.Run,
-    progress: Callable[[int], None] | None = None,
-) -> IndexInfo:
+def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index, run: config.Run) -> IndexInfo:
     """Cut a corpus and put it into Milvus, in the place of the index of that name, if there is one.
 
     Until the last step the earlier index answers; after it, readers that are still open get faults. What an
@@ -54,7 +48,6 @@ def build_milvus(
 
     Args:
         uri: `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`.
-        progress: called with the number of documents read so far.
 
     Raises:
         CorpusError: there are no documents, ids are not unique, or a chunk is too long for Milvus.
@@ -70,7 +63,7 @@ def build_milvus(
             earlier = _earlier(client, where)
             fresh = where.fresh()
             client.create_collection(fresh, schema=_schema(embedder))
-            stream, analyser = ChunkStream(documents, settings, progress), Analyser()
+            stream, analyser = ChunkStream(documents, settings), Analyser()
             for batch in stream.batches(BATCH):
                 client.insert(fresh, _rows(batch, analyser, embedder), timeout=run.call_deadline_s)
             index = stream.finish("milvus", embedder.hash if embedder else "")

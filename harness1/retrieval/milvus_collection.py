@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
 from harness1.records import Chunk, ChunkId, DocId
+from harness1.retrieval.http_client import without_password
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
@@ -42,7 +43,7 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         """Without a password."""
-        return f"milvus:{re.sub('//[^/@]*@', '//', self.uri)}#{self.collection}"
+        return f"milvus:{without_password(self.uri)}#{self.collection}"
 
     def fresh(self) -> str:
         """A name for the collection of the next build."""
@@ -61,7 +62,7 @@ def parse_address(spec: str) -> Address:
     """
     uri, _, collection = spec.partition("#")
     if not (uri.endswith(".db") or re.match(r"https?://.", uri)):
-        raise UsageError(f"milvus:{spec}: give a file PATH.db, or an address http://HOST:19530")
+        raise UsageError(f"milvus:{without_password(spec)}: give a file PATH.db, or an address http://HOST:19530")
     if collection and not re.fullmatch(r"[A-Za-z_]\w{0,199}", collection, re.ASCII):
         raise UsageError(f"{collection!r} is no name for a collection: use letters, digits and _")
     return Address(uri, collection or DEFAULT_COLLECTION)

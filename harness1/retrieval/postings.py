@@ -12,6 +12,7 @@ Building by sorted runs: Heinz and Zobel, "Efficient single-pass index construct
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -171,8 +172,15 @@ class Postings:
 
 
 def _new_array(path: Path, kind: Any, size: int) -> NDArray[Any]:
-    """A one-dimensional array in a new `.npy` file, mapped for writing."""
+    """A one-dimensional array in a new `.npy` file, mapped for writing.
+
+    Raises:
+        OSError: the disk has no room for it; with holes left in the file, a signal would kill the process later.
+    """
     if not size:  # an empty file cannot be mapped
         np.save(path, np.empty(0, kind))
         return np.empty(0, kind)
-    return np.lib.format.open_memmap(path, "w+", dtype=kind, shape=(size,))
+    mapped = np.lib.format.open_memmap(path, "w+", dtype=kind, shape=(size,))
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return mapped

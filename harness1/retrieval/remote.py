@@ -15,7 +15,7 @@ import msgspec
 from harness1.config import Config, Run, Settings
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.records import Chunk, ChunkId, DocId, Record
-from harness1.retrieval.http_client import HttpClient, error_text
+from harness1.retrieval.http_client import HttpClient, error_text, without_password
 from harness1.retrieval.retriever import (
     BadPattern,
     IndexInfo,
@@ -98,11 +98,14 @@ def open_http(url: str, config: Config) -> Retriever:
 
     Raises:
         InfrastructureFault: the server cannot be reached, or fails.
-        ConfigError: our server ranks with other settings, or Search-R1's protocol lacks what the settings need.
+        ConfigError: our server ranks with other settings, Search-R1's protocol lacks what the settings need, or the URL
+            holds a password.
         MissingExtra: aiohttp is not installed.
     """
     from harness1.retrieval.search_r1 import SearchR1Retriever
 
+    if url != (shown := without_password(url)):
+        raise ConfigError(f"{shown}: a user name and password cannot be sent to a retriever: leave them out")
     base = url.rstrip("/").removesuffix("/retrieve").rstrip("/")
     about = ask_about(base, config.run)
     if about is None:

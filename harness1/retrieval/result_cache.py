@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import TypeAlias
 
 from harness1.records import Chunk, ChunkId, DocId
@@ -19,21 +20,25 @@ from harness1.retrieval.retriever import (
     SearchResult,
 )
 
+ORDINARY = 16
+"""Hits of an ordinary result: so many times the number of results are kept in all."""
+LARGEST = 1024
+"""Hits of the longest result that is kept: one that is longer would drive out many that are asked more often."""
+
 _Key: TypeAlias = bytes
-_Flight: TypeAlias = "tuple[asyncio.Task[list[SearchResult | RetrievalFault]], int]"
-"""A batch of searches under way, and the place of one of them in it."""
+_Results: TypeAlias = list[SearchResult | RetrievalFault]
 
 
 class CachingRetriever:
     """`Retriever` that keeps the latest results of searches, by query, k, excluded chunks and settings.
 
     A search that is equal to one under way waits for it, as long as its own deadline allows. Faults are never kept; who
-    waited for a search that failed asks again himself, for another's deadline is not his. Cancelling a caller stops no
-    search that others may wait for. It belongs to no event loop.
+    waited for a search that failed asks again himself, for another's deadline is not his. A search goes on as long as
+    somebody waits for it, and is cancelled when the last one has gone. It belongs to no event loop.
 
     Args:
         inner: answers what is not kept, and grep, read and get.
-        size: how many results are kept; the one unused for longest goes first.
+        size: how many ordinary results are kept, fewer long ones; the one unused for longest goes first.
         settings: whatever else decides a result; equal values have equal representations (`repr`).
     """
 
@@ -41,6 +46,7 @@ class CachingRetriever:
         self._inner, self._size = inner, size
         self._settings = repr(settings)
         self._results: OrderedDict[_Key, SearchResult] = OrderedDict()
+        self._kept_hits = 0
         self._flights: dict[_Key, _Flight] = {}
         self.hits = 0
         """Searches answered from memory."""
@@ -59,14 +65,19 @@ class CachingRetriever:
         keys = [self._key(request) for request in requests]
         known = [self._known(key) for key in keys]
         asked = list(zip(keys, requests, known, strict=True))
-        new = {key: request for key, request, result in asked if result is None and self._flight(key) is None}
-        self._launch(new)
-        flights = [self._flight(key) for key in keys]
+        missing = {key: request for key, request, result in asked if result is None}
+        flights = {key: flight for key in missing if (flight := self._flight(key))}
+        new = {key: request for key, request in missing.items() if key not in flights}
+        if new:
+            flights |= dict.fromkeys(new, self._launch(new))
         answers: list[SearchResult | RetrievalFault] = []
-        for (key, request, result), flight in zip(asked, flights, strict=True):
-            # Of equal requests in one call, the first is the one that asks.
-            own = new.pop(key, None) is not None
-            answers.append(result or await self._landed(key, request, begin + request.deadline, flight, own))
+        with ExitStack() as waiting:
+            for flight in set(flights.values()):
+                waiting.enter_context(flight)
+            for key, request, result in asked:
+                # Of equal requests in one call, the first is the one that asks.
+                own = new.pop(key, None) is not None
+                answers.append(result or await self._landed(key, request, begin + request.deadline, flights[key], own))
         return answers
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
@@ -94,51 +105,75 @@ class CachingRetriever:
     def _flight(self, key: _Key) -> _Flight | None:
         """The search under way on this event loop; one that another loop left behind when it was closed never ends."""
         flight = self._flights.get(key)
-        return flight if flight and flight[0].get_loop() is asyncio.get_running_loop() else None
+        if flight is None or flight.task.cancelling() or flight.task.get_loop() is not asyncio.get_running_loop():
+            return None
+        return flight
 
-    def _launch(self, requests: dict[_Key, SearchRequest]) -> None:
-        """Ask the inner retriever, in a task of its own, so that no caller's cancellation ends it."""
-        if not requests:
-            return
+    def _launch(self, requests: dict[_Key, SearchRequest]) -> _Flight:
+        """Ask the inner retriever, in a task of its own, so that the search need not end with the caller."""
         self.misses += len(requests)
-        task = asyncio.create_task(self._ask(dict(requests)))
-        self._flights |= {key: (task, place) for place, key in enumerate(requests)}
-        task.add_done_callback(self._forget)
+        flight = _Flight(asyncio.create_task(self._ask(dict(requests))), requests)
+        self._flights |= dict.fromkeys(requests, flight)
+        flight.task.add_done_callback(lambda _: self._forget(flight))
+        return flight
 
-    def _forget(self, task: asyncio.Task[list[SearchResult | RetrievalFault]]) -> None:
-        self._flights = {key: flight for key, flight in self._flights.items() if flight[0] is not task}
-        if not task.cancelled():
-            task.exception()  # read here, because all who waited for it may have been cancelled
+    def _forget(self, flight: _Flight) -> None:
+        for key in flight.places:
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+        if not flight.task.cancelled():
+            flight.task.exception()  # read here, because all who waited for it may have been cancelled
 
-    async def _ask(self, requests: dict[_Key, SearchRequest]) -> list[SearchResult | RetrievalFault]:
+    async def _ask(self, requests: dict[_Key, SearchRequest]) -> _Results:
         results = await self._inner.search(list(requests.values()))
         if len(results) != len(requests):
             return [RetrievalFault(f"{len(results)} results for {len(requests)} queries")] * len(requests)
         for key, result in zip(requests, results, strict=True):
-            if isinstance(result, SearchResult):
-                self._results[key] = result
-        while len(self._results) > self._size:
-            self._results.popitem(last=False)
+            if isinstance(result, SearchResult) and len(result.hits) <= LARGEST:
+                self._keep(key, result)
         return results
 
+    def _keep(self, key: _Key, result: SearchResult) -> None:
+        before = self._results.pop(key, SearchResult())
+        self._results[key] = result
+        self._kept_hits += len(result.hits) - len(before.hits)
+        while len(self._results) > self._size or self._kept_hits > self._size * ORDINARY:
+            _, unused = self._results.popitem(last=False)
+            self._kept_hits -= len(unused.hits)
+
     async def _landed(
-        self, key: _Key, request: SearchRequest, end: float, flight: _Flight | None, own: bool
+        self, key: _Key, request: SearchRequest, end: float, flight: _Flight, own: bool
     ) -> SearchResult | RetrievalFault:
         """The answer to a search under way; after the fault of another's search, to an own one."""
         self.waits += not own
         while True:
-            if flight is None:
-                own = True
-                self._launch({key: request})
-                flight = self._flights[key]
-            task, place = flight
             try:
-                async with asyncio.timeout(end - time.monotonic()):
-                    result = (await asyncio.shield(task))[place]
+                with flight:
+                    async with asyncio.timeout(end - time.monotonic()):
+                        result = (await asyncio.shield(flight.task))[flight.places[key]]
             except TimeoutError:
                 return RetrievalFault("deadline")
             if own or isinstance(result, SearchResult):
                 return result
             if (kept := self._results.get(key)) is not None:
                 return kept
-            flight = self._flight(key)
+            another = self._flight(key)
+            own = another is None
+            flight = another or self._launch({key: request})
+
+
+class _Flight:
+    """A batch of searches under way. Callers that wait for it are within its context; the last to leave cancels it."""
+
+    def __init__(self, task: asyncio.Task[_Results], keys: Iterable[_Key]) -> None:
+        self.task = task
+        self.places = {key: place for place, key in enumerate(keys)}
+        self._waiting = 0
+
+    def __enter__(self) -> None:
+        self._waiting += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            self.task.cancel()

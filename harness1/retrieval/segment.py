@@ -30,6 +30,8 @@ from harness1.retrieval.postings import Postings, PostingsWriter
 from harness1.retrieval.strings import Keys, Strings, StringWriter, load_array, write_keys
 from harness1.retrieval.trigrams import Trigrams, write_trigrams
 
+ROWS = "rows.npy"
+
 
 class SegmentSize(Record):
     """What a segment holds, the dead included; `length` is that of all chunks together, in terms."""
@@ -124,7 +126,7 @@ class Segment:
     @property
     def rows(self) -> NDArray[np.int32]:
         """For each chunk, the row of its embedding in the store of the index."""
-        return load_array(self._folder / "rows.npy")
+        return load_array(self._folder / ROWS)
 
     def is_dead(self, chunk: int) -> bool:
         at = int(np.searchsorted(self.dead, chunk))

@@ -17,6 +17,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+SMALL = 1 << 16
+"""Bytes up to which a file is read at opening, not mapped."""
+
 
 class StringWriter:
     """Appends strings to a new list; leaving the context completes it."""
@@ -63,8 +66,8 @@ class Strings:
     def __init__(self, folder: Path, name: str) -> None:
         self.ends = load_array(folder / f"{name}.ends.npy")
         with (folder / f"{name}.bin").open("rb") as file:
-            # An empty file cannot be mapped.
-            self.bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.ends[-1] else b"")
+            large = self.ends[-1] > SMALL
+            self.bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if large else file.read())
         if len(self.bytes) != self.ends[-1]:
             raise ValueError(f"{name}.bin has {len(self.bytes)} bytes instead of {self.ends[-1]}")
 
@@ -116,5 +119,12 @@ class Keys(Strings):
 
 
 def load_array(path: Path) -> NDArray[Any]:
-    """An array from a `.npy` file, memory-mapped, read-only, as a plain `ndarray` (slices of a memmap are slow)."""
-    return np.asarray(np.load(path, mmap_mode="r"))
+    """An array from a `.npy` file, read-only: memory-mapped, as a plain `ndarray` (slices of a memmap are slow).
+
+    A small one is read: every mapping holds an open file, of which a process may have few.
+    """
+    if path.stat().st_size > SMALL:
+        return np.asarray(np.load(path, mmap_mode="r"))
+    array: NDArray[Any] = np.load(path)
+    array.flags.writeable = False
+    return array

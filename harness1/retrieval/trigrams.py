@@ -87,7 +87,7 @@ class Trigrams:
 
     def _common(self, query: All) -> NDArray[np.uint8]:
         """The intersection, the shortest lists first, as far as it narrows down."""
-        shortest, *others = sorted(query.of, key=self._size)
+        shortest, *others = sorted(query.of, key=self.cost)
         bits = self._blocks_of(shortest)
         for other in others:
             if np.count_nonzero(bits) <= FEW:
@@ -95,12 +95,12 @@ class Trigrams:
             bits = bits & self._blocks_of(other)
         return bits
 
-    def _size(self, query: Query) -> int:
+    def cost(self, query: Query) -> int:
         """The bytes that are read for a query, at most: those of its lists together."""
         if isinstance(query, int):
             start, stop = self._range(query)
             return stop - start
-        return sum(map(self._size, query.of))
+        return sum(map(self.cost, query.of))
 
     def _list(self, trigram: int) -> NDArray[np.uint8]:
         from harness1.retrieval import trigram_kernels as kernels

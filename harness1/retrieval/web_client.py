@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 READ_AT_ONCE = 65536
 
 _GONE = (404, 410)
-_GONE_BEHIND = re.compile(r"^Warning: Target URL returned error (404|410)\b", re.MULTILINE)
+_WARNING = re.compile(r"^Warning: Target URL returned error (\d{3})\b", re.MULTILINE)
 
 
 class _Line:
@@ -133,7 +133,7 @@ class WebClient:
         # Not final: what the cut leaves of a character is dropped.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(body[: question.limit], final=len(body) <= question.limit)
-        return _page(question.subject, text)
+        return _page(question, text)
 
     def _keep(self, question: Question, answer: tuple[Page, ...] | RetrievalFault) -> None:
         if isinstance(answer, RetrievalFault):
@@ -166,16 +166,20 @@ def _found(results: _Results) -> tuple[Page, ...]:
     return tuple(pages.values())
 
 
-def _page(url: str, text: str) -> tuple[Page, ...]:
+def _page(question: Question, text: str) -> tuple[Page, ...] | RetrievalFault:
     """The page of an answer of the reader, which may have a head: `Title: ...`, other lines, `Markdown Content:`.
 
-    Nothing, where a warning in the head says that there is no such page.
+    A warning in the head says that what follows is the error of the site: nothing where it has no such page, else a
+    fault.
     """
     head, mark, body = text.partition("Markdown Content:\n")
     if not mark or not head.startswith("Title:"):
-        return (Page(url=url, title="", text=text),)
+        return (Page(url=question.subject, title="", text=text),)
+    if warning := _WARNING.search(head):
+        status = int(warning[1])
+        return () if status in _GONE else _fault(question, f"was answered {status} by the site")
     title = head.partition("\n")[0].removeprefix("Title:").strip()
-    return () if _GONE_BEHIND.search(head) else (Page(url=url, title=title, text=body),)
+    return (Page(url=question.subject, title=title, text=body),)
 
 
 async def _read(content: aiohttp.StreamReader, limit: int) -> bytes:

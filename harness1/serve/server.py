@@ -7,8 +7,9 @@ import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from harness1.config import Config
 from harness1.errors import MissingExtra, UsageError
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 BACKLOG = 1024
 """Connections that the system holds until they are accepted."""
-OWN_FILES = 256
-"""File descriptors that connections leave to the index and to Python."""
+OWN_FILES = 512
+"""File descriptors that connections leave to the index, of up to 16 segments of 25 files, and to Python."""
 IDLE_S = 30.0
 """A connection that sends no whole request for so long is closed."""
 SHUTDOWN_S = 5.0
@@ -35,7 +36,8 @@ PAUSE_S = 0.01
 async def serve(
     retriever: Retriever, config: Config, host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Serve a retriever until SIGTERM, or until cancelled (Ctrl-C under `asyncio.run`).
+    """Serve a retriever until SIGTERM, or until cancelled (Ctrl-C under `asyncio.run`), with all files that the system
+    lets this process open.
 
     Args:
         port: 0 lets the system choose one.
@@ -45,6 +47,7 @@ async def serve(
         MissingExtra: aiohttp is not installed.
         UsageError: nothing can listen there.
     """
+    _lift_file_limit()
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     async with listening(RetrievalService(retriever, config), host, port) as bound:
@@ -76,20 +79,19 @@ async def listening(service: RetrievalService, host: str, port: int) -> AsyncIte
             response.force_close()
         return response
 
+    from harness1.serve.connection import Connection
+
     application = web.Application(client_max_size=service.limits.body_bytes)
     application.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(
-        application,
-        access_log=None,
-        keepalive_timeout=IDLE_S,
-        shutdown_timeout=SHUTDOWN_S,
-        handler_cancellation=True,
-    )
+    runner = web.AppRunner(application, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
+    settings: dict[str, Any] = {"access_log": None, "keepalive_timeout": IDLE_S}
     with await _listener(host, port) as listener:
         await runner.setup()
+        assert runner.server is not None
+        connect = partial(Connection, runner.server, loop=asyncio.get_running_loop(), **settings)
         try:
             async with asyncio.TaskGroup() as group:
-                accepting = group.create_task(_accept(listener, runner, most))
+                accepting = group.create_task(_accept(listener, connect, runner, most))
                 yield int(listener.getsockname()[1])
                 accepting.cancel()
         finally:
@@ -104,6 +106,13 @@ def most_connections(limits: Limits) -> int:
     return max(1, min(limits.connections, files - OWN_FILES))
 
 
+def _lift_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # some systems promise more than they give
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def _listener(host: str, port: int) -> socket.socket:
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -115,20 +124,21 @@ async def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _accept(listener: socket.socket, runner: web.AppRunner, most: int) -> None:
+async def _accept(
+    listener: socket.socket, connect: Callable[[], asyncio.Protocol], runner: web.AppRunner, most: int
+) -> None:
     """Take connections as long as there is room; asyncio's own server would take all that come, and run out of files.
 
     Those beyond wait with the system, and need not wait long: while it is crowded, connections close once answered.
     """
-    loop, handlers = asyncio.get_running_loop(), runner.server
-    assert handlers is not None
+    loop = asyncio.get_running_loop()
     while True:
         if _connections(runner) >= most:
             await asyncio.sleep(PAUSE_S)
             continue
         try:
             connection, _ = await loop.sock_accept(listener)
-            await loop.connect_accepted_socket(handlers, connection)
+            await loop.connect_accepted_socket(connect, connection)
         except OSError:
             # The client left before its turn, or other parts of the process hold all files.
             await asyncio.sleep(PAUSE_S)

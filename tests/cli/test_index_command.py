@@ -71,10 +71,22 @@ def test_wrong_use_is_one_line_and_leaves_no_index(folder: Path, arguments: list
     assert not list(folder.glob("*/CURRENT"))
 
 
-def test_settings_of_an_index_are_not_changed_by_adding(folder: Path) -> None:
+@pytest.mark.parametrize("wrong", [["--set", "index.k1=2.0"], ["--force"]])
+def test_settings_of_an_index_are_not_changed_by_adding(folder: Path, wrong: list[str]) -> None:
     info("old.jsonl", "--out", "at", cwd=folder)
-    done = harness1("index", "new.jsonl", "--out", "at", "--add", "--set", "index.k1=2.0", cwd=folder)
-    assert (done.returncode, "leave index.* out" in done.stderr) == (2, True)
+    for change in (["new.jsonl", "--add"], ["--delete", "sun"]):
+        done = harness1("index", *change, "--out", "at", *wrong, cwd=folder)
+        assert (done.returncode, "leave index.* and --force out" in done.stderr) == (2, True)
+
+
+def test_a_change_that_fails_leaves_a_finished_index(folder: Path) -> None:
+    info("old.jsonl", "--out", "at", cwd=folder)
+    assert harness1("index", "--out", "at", "--delete", "nothing", cwd=folder).returncode == 2
+    (folder / "torn.jsonl").write_text('{"id": ')
+    assert harness1("index", "torn.jsonl", "--out", "at", "--add", cwd=folder).returncode == 2
+    assert json.loads((folder / "at" / "stage.json").read_text())["status"] == "finished"
+    info("old.jsonl", "--out", "at", cwd=folder)
+    assert [path.name for path in (folder / "at").glob("gen-*")] == ["gen-000001"]
 
 
 def test_an_index_with_embeddings_is_searched_by_both(folder: Path) -> None:

@@ -145,6 +145,26 @@ def test_a_cancelled_caller_disturbs_nobody_and_his_items_are_withdrawn() -> Non
     assert work.batches == [[1], [3]]
 
 
+def test_what_is_withdrawn_is_let_go_while_a_batch_is_still_at_work() -> None:
+    work = Work()
+    batcher = Batcher(work, LONG, 1)
+
+    async def callers() -> None:
+        work.gate.clear()
+        at_work = asyncio.create_task(batcher.submit([1]))
+        await begun(work)
+        kept, *leaving = (asyncio.create_task(batcher.submit([number, number])) for number in range(2, 12))
+        await asyncio.sleep(0)
+        for each in leaving:
+            each.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        assert len(batcher._waiting) == 2
+        work.gate.set()
+        assert await asyncio.wait_for(asyncio.gather(at_work, kept), 5) == [[2], [4, 4]]
+
+    asyncio.run(callers())
+
+
 def test_one_batcher_serves_one_event_loop_after_another_and_several_at_once() -> None:
     batcher = Batcher(Work(), 0.001, 8)
 

@@ -10,11 +10,12 @@ import pytest
 from harness1 import config
 from harness1.errors import CorpusError, UsageError
 from harness1.records import ChunkId, DocId
-from harness1.retrieval import building
-from harness1.retrieval.building import Watch, add_documents, build_index, delete_documents
+from harness1.retrieval import building, embeddings
+from harness1.retrieval.building import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.embedder import open_embedder
-from harness1.retrieval.index import EmbeddedIndex, open_index
+from harness1.retrieval.embedder import HashEmbedder, open_embedder
+from harness1.retrieval.index import EmbeddedIndex, SegmentEntry, open_index
+from harness1.retrieval.segment import SegmentSize
 from harness1.retrieval.vectors import VectorStore
 
 SETTINGS = config.Index(chunk_tokens=20)
@@ -32,7 +33,13 @@ def named(*words: str) -> list[Document]:
 
 
 def texts(index: EmbeddedIndex) -> list[str]:
-    return [chunk.text for chunk in index.live_chunks()]
+    """Of all chunks that were not deleted, in corpus order."""
+    return [
+        segment.chunk(number).text
+        for segment in index.segments
+        for number in range(len(segment))
+        if not segment.is_dead(number)
+    ]
 
 
 def search(index: EmbeddedIndex, query: str, k: int, exclude: list[str]) -> list[tuple[ChunkId, float]]:
@@ -137,6 +144,88 @@ def test_segments_stay_few_and_the_mostly_dead_are_written_anew(tmp_path, monkey
     assert sum(len(segment.dead) for segment in index.segments) * 2 <= len(index)
 
 
+@pytest.mark.parametrize("sizes", [[1, 8] * 40, [30, *[1] * 60], [64, 32, 16, 8, 4, 2, 1] * 5])
+def test_segments_stay_few_whatever_comes(tmp_path, monkeypatch, sizes: list[int]) -> None:
+    monkeypatch.setattr(building, "MERGE", 4)
+    monkeypatch.setattr(building, "MOST", 5)
+    written: list[SegmentEntry] = []
+    for size in sizes:
+        entry = SegmentEntry("", SegmentSize(size, size, size))
+        written.append(entry)
+        while group := building._to_merge(written):
+            total = sum(entry.size.chunks for entry in written[group.start : group.stop])
+            written[group.start : group.stop] = [SegmentEntry("", SegmentSize(total, total, total))]
+    assert len(written) <= 5
+    assert sum(entry.size.chunks for entry in written) == sum(sizes)
+
+
+def test_a_large_segment_is_not_written_again_for_small_ones() -> None:
+    sizes = [10_000, *[1] * 7]
+    assert building._to_merge([SegmentEntry("", SegmentSize(size, size, size)) for size in sizes]) is None
+    sizes.append(1)
+    assert building._to_merge([SegmentEntry("", SegmentSize(size, size, size)) for size in sizes]) == range(1, 9)
+
+
+def test_a_corpus_beyond_one_segment_is_searched_as_one(tmp_path, monkeypatch) -> None:
+    rng = random.Random(3)
+    documents = [document(rng, number) for number in range(90)]
+    build_index(documents, tmp_path / "one", DENSE)
+    monkeypatch.setattr(building, "LARGEST", 40)
+    build_index(documents, tmp_path / "many", DENSE)
+    one, many = open_index(tmp_path / "one"), open_index(tmp_path / "many")
+    assert (len(one.segments), one.info) == (1, many.info)
+    assert len(many.segments) > 2
+    assert all(len(segment) <= 40 + 20 for segment in many.segments)
+    for query in WORDS[:20]:
+        assert search(one, query, 30, ["d3#0"]) == search(many, query, 30, ["d3#0"])
+    with pytest.raises(CorpusError, match="two documents have the id 'd0'"):
+        build_index([*documents, documents[0]], tmp_path / "twice", DENSE)
+
+
+def test_only_the_model_that_embedded_an_index_adds_to_it(tmp_path, monkeypatch) -> None:
+    build_index(named("sun", "moon"), tmp_path, DENSE)
+    before = open_index(tmp_path).info
+    monkeypatch.setattr(embeddings, "open_embedder", lambda *_: HashEmbedder(64))
+    with pytest.raises(UsageError, match="another model"):
+        add_documents(named("star"), tmp_path)
+    assert open_index(tmp_path).info == before
+
+
+def test_deleting_and_merging_need_no_model(tmp_path, monkeypatch) -> None:
+    build_index(named("sun", "moon", "star", "comet", "dust"), tmp_path, DENSE)
+
+    def absent(*_):
+        raise UsageError("there is no model")
+
+    monkeypatch.setattr(embeddings, "open_embedder", absent)
+    delete(tmp_path, "id-sun")
+    delete(tmp_path, "id-moon", "id-star")
+    index, embedder = open_index(tmp_path), HashEmbedder(32)
+    assert [len(segment.dead) for segment in index.segments] == [0]
+    assert index.dense is not None
+    ((best, score),) = index.dense.search(embedder.embed_queries(["Dust\nAbout dust."]), [1], [np.array([], int)])[0]
+    assert (index.chunk_ids([best]), round(score, 2)) == (["id-dust"], 1.0)
+
+
+@pytest.mark.parametrize("search", ["hnsw", "ivf"])
+def test_an_approximate_index_grows_by_what_is_added(tmp_path, monkeypatch, search: str) -> None:
+    dense = config.Dense(model="hash:256", search=search)
+    build_index(named(*WORDS), tmp_path, config.Index(dense=dense))
+    with monkeypatch.context() as patch:
+        patch.setattr(embeddings, "build_approximate", None)
+        add_documents(named("star", "comet"), tmp_path)
+    index, embedder = open_index(tmp_path), HashEmbedder(256)
+    assert index.dense is not None
+    queries = embedder.embed_queries(["Star\nAbout star.", "Word9\nAbout word9."])
+    found = index.dense.search(queries, [1, 1], [np.array([], int)] * 2)
+    assert [index.chunk_ids([best]) for ((best, _),) in found] == [["id-star"], ["id-word9"]]
+    add_documents(named(*(f"more{number}" for number in range(90))), tmp_path)
+    grown = open_index(tmp_path)
+    assert grown.dense is not None
+    (((best, _),),) = grown.dense.search(embedder.embed_queries(["More5\nAbout more5."]), [1], [np.array([], int)])
+    assert grown.chunk_ids([best]) == ["id-more5"]
+
+
 def test_untouched_segments_are_shared_not_copied(tmp_path) -> None:
     build_index(named("sun"), tmp_path, SETTINGS)
     add_documents(named("moon"), tmp_path)
@@ -147,7 +236,10 @@ def test_untouched_segments_are_shared_not_copied(tmp_path) -> None:
 def test_only_new_texts_are_embedded(tmp_path, monkeypatch) -> None:
     """In an addition, and in a new build of the same folder with other settings for terms."""
     fresh: list[int] = []
-    watch = Watch(embeddings=lambda _, new: fresh.append(new))
+
+    def watch(_: int, new: int) -> None:
+        fresh.append(new)
+
     build_index(named("sun", "moon"), tmp_path, DENSE, watch)
     add_documents(named("star", "sun"), tmp_path, watch)
     build_index(named("sun", "moon", "star"), tmp_path, config.Index(k1=2.0, dense=DENSE.dense), watch)

@@ -57,6 +57,33 @@ def test_an_interrupted_build_leaves_the_earlier_index_and_the_next_one_cleans_u
     assert found(retriever, "alpha7 beta7")[0] == "d7"
 
 
+def test_a_build_that_ends_before_the_new_index_has_its_name_loses_nothing(server, monkeypatch) -> None:
+    from chromadb import Collection
+
+    def killed(*arguments: object, name: str | None = None, **options: object) -> None:
+        if name is not None:
+            raise KeyboardInterrupt
+        modify(*arguments, **options)
+
+    def broken():
+        yield from DOCUMENTS
+        raise KeyboardInterrupt
+
+    url, modify = f"{server.url}#unnamed", Collection.modify
+    build_chroma(DOCUMENTS[:30], url, HASHED, Run())
+    with monkeypatch.context() as patch:
+        patch.setattr(Collection, "modify", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build_chroma(DOCUMENTS, url, HASHED, Run())
+    retriever = open_chroma(url, Config())
+    assert retriever.info.documents == len(DOCUMENTS)
+    with pytest.raises(KeyboardInterrupt):
+        build_chroma(broken(), url, HASHED, Run())
+    assert open_chroma(url, Config()).info == retriever.info
+    assert found(retriever, "alpha47 beta47")[0] == "d47"
+    assert build_chroma(DOCUMENTS[:30], url, HASHED, Run()) == open_chroma(url, Config()).info
+
+
 def test_an_open_reader_never_sees_another_index(server) -> None:
     url = f"{server.url}#replaced"
     build_chroma(DOCUMENTS, url, HASHED, Run())
@@ -109,8 +136,9 @@ def test_wrong_addresses_are_told_apart() -> None:
         "http://host#a",
         "http://host# b c",
     ):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError) as error:
             parse_address(spec)
+        assert "secret" not in str(error.value)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with pytest.raises(InfrastructureFault):

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from harness1 import config
-from harness1.config import Config, load_config
+from harness1.config import Config, Dense, load_config
 from harness1.retrieval.building import build_index
 from harness1.retrieval.engines import open_retriever
 from harness1.retrieval.retriever import Retriever
@@ -36,6 +36,11 @@ class TestRemote(EngineContract):
 
     @pytest.fixture
     def orphan(self, tmp_path) -> Retriever:
-        build_index(DOCUMENTS[:20], tmp_path, config.Index())
+        build_index(DOCUMENTS[:20], tmp_path, self.settings)
         with serving(open_retriever(str(tmp_path), Config())) as url:
             return open_retriever(url, UNCACHED)
+
+
+class TestRemoteHybrid(TestRemote):
+    settings = config.Index(dense=Dense(model="hash:64"))
+    lexical = False

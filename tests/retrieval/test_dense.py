@@ -164,7 +164,7 @@ def test_equal_vectors_make_equal_approximate_files(setting: config.Dense, tmp_p
 def test_an_approximate_index_holds_the_rows_in_use(setting: config.Dense, tmp_path: Path) -> None:
     vectors = cloud(60).astype(np.float16)
     rows = np.array([50, 7, -1, 7, 30], dtype=np.int32)
-    build_approximate(vectors, rows, setting, tmp_path / "dense.faiss")
+    build_approximate(vectors, used_rows(rows), setting, tmp_path / "dense.faiss")
     opened = open_approximate(tmp_path / "dense.faiss", setting)
     index = DenseIndex(vectors, rows, np.arange(5, dtype=np.int32), opened)
     (found,) = index.search(vectors[[7]].astype(np.float32), [9], [np.array([1])])

@@ -1,12 +1,21 @@
 import asyncio
+import shutil
+import threading
+import time
+from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from harness1 import config
+from harness1.config import Config, Dense, Retrieval, Run, load_config
+from harness1.errors import CorpusError
 from harness1.records import ChunkId, DocId
-from harness1.retrieval.building import build_index
+from harness1.retrieval.building import add_documents, build_index
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.embedded import EmbeddedRetriever
+from harness1.retrieval.embedded import EmbeddedRetriever, open_embedded
+from harness1.retrieval.embedder import HashEmbedder
 from harness1.retrieval.index import open_index
 from harness1.retrieval.ordering import total_order
 from harness1.retrieval.retriever import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
@@ -108,3 +117,51 @@ def test_a_failing_engine_is_a_fault_of_its_request_alone(retriever, tmp_path, m
     first, second = asyncio.run(EmbeddedRetriever(index).search(requests))
     assert first == RetrievalFault(message="OSError: stale file handle")
     assert found(second) == ["a"]
+
+
+def built(folder: Path) -> Path:
+    """An index with embeddings."""
+    build_index(DOCUMENTS, folder, config.Index(dense=Dense(model="hash:64")))
+    return folder
+
+
+def test_an_open_reader_keeps_its_embeddings_while_newer_generations_come(tmp_path) -> None:
+    retriever = open_embedded(built(tmp_path), Config())
+    for name in ("e", "f"):
+        add_documents([Document(doc_id=DocId(name), title="River", text="One more river.")], tmp_path)
+    assert found(search(retriever, "river bridge", 2)) == ["a", "b"]
+    assert {"e", "f"} <= set(found(search(open_embedded(tmp_path, Config()), "river", 10)))
+
+
+def test_an_index_whose_embeddings_are_gone_opens_for_terms_alone(tmp_path) -> None:
+    (rows,) = built(tmp_path / "rows").rglob("rows.npy")
+    rows.unlink()
+    shutil.rmtree(built(tmp_path / "vectors") / "vectors")
+    for name in ("rows", "vectors"):
+        with pytest.raises(CorpusError, match="build"):
+            open_embedded(tmp_path / name, Config())
+        retriever = open_embedded(tmp_path / name, load_config(None, ["env.retrieval.mode=bm25"]))
+        assert found(search(retriever, "bridge")) == ["a", "b"]
+
+
+class Stuck(HashEmbedder):
+    """Embeds no query before `gate` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.gate = threading.Event()
+
+    def embed_queries(self, texts) -> NDArray[np.float32]:
+        assert self.gate.wait(10)
+        return super().embed_queries(texts)
+
+
+def test_a_deadline_is_kept_while_a_model_works(tmp_path) -> None:
+    embedder = Stuck()
+    retriever = EmbeddedRetriever(open_index(built(tmp_path)), Retrieval(), Run(), embedder)
+    begin = time.monotonic()
+    requests = [SearchRequest("river", 1, deadline=0.05), SearchRequest("castle", 1, deadline=0.1)]
+    assert asyncio.run(retriever.search(requests)) == [RetrievalFault(message="deadline")] * 2
+    assert 0.1 <= time.monotonic() - begin < 2.0
+    embedder.gate.set()
+    assert found(search(retriever, "castle", 1)) == ["c"]

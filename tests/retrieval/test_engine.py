@@ -28,6 +28,8 @@ class ListEngine:
 
     def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Found]:
         self._work("search", tuple(queries), k)
+        if "unembeddable" in queries:
+            raise RuntimeError("out of memory")
         left = [chunk for chunk in self.held if chunk.chunk_id not in exclude]
         return [[(chunk, float(chunk.index < len(query))) for chunk in left[::-1]] for query in queries]
 
@@ -128,6 +130,21 @@ def test_errors_of_the_engine_are_faults_and_mistakes_in_the_code_are_not() -> N
     engine.failure = KeyError("bug")
     with pytest.raises(KeyError):
         asyncio.run(retriever.read(DocId("d")))
+
+
+def test_a_query_that_the_model_fails_on_is_a_fault_and_leaves_the_others() -> None:
+    engine = ListEngine()
+    requests = [SearchRequest("a", 1), SearchRequest("unembeddable", 1), SearchRequest("ab", 2)]
+    answers = asyncio.run(EngineRetriever(engine, Run()).search(requests))
+    assert answers[1] == RetrievalFault("list: RuntimeError: out of memory")
+    assert [ids(answers[0]), ids(answers[2])] == [["c0000"], ["c0000", "c0001"]]
+
+
+def test_queries_asked_again_one_by_one_keep_their_deadline() -> None:
+    engine = ListEngine()
+    engine.delay_s = 0.2
+    requests = [SearchRequest("a", 1, deadline=0.3), SearchRequest("unembeddable", 1, deadline=0.3)]
+    assert asyncio.run(EngineRetriever(engine, Run()).search(requests)) == [RetrievalFault("deadline")] * 2
 
 
 def test_grep_asks_for_longer_and_longer_stretches_and_stops_at_its_limit() -> None:

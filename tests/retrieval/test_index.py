@@ -11,7 +11,8 @@ import pytest
 from harness1 import config
 from harness1.errors import CorpusError, SchemaError, UsageError
 from harness1.records import ChunkId, DocId
-from harness1.retrieval.building import Watch, build_index
+from harness1.retrieval import index as index_module
+from harness1.retrieval.building import build_index
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.index import open_index
 
@@ -25,7 +26,7 @@ def corpus(*words: str) -> list[Document]:
 
 def contents(path: Path) -> list[tuple[str, str, str, int, str]]:
     index = open_index(path)
-    chunks = list(index.live_chunks())
+    chunks = [index.chunk(position) for position in range(len(index))]
     return [(chunk.chunk_id, chunk.doc_id, chunk.title, chunk.index, chunk.text) for chunk in chunks]
 
 
@@ -88,10 +89,46 @@ def test_equal_builds_are_equal_bytes_in_every_process(tmp_path) -> None:
     assert found[0] == found[1]
 
 
-def test_progress_ends_with_the_number_of_documents(tmp_path) -> None:
-    seen: list[int] = []
-    build_index(corpus(*(f"w{number}" for number in range(300))), tmp_path, SETTINGS, Watch(documents=seen.append))
-    assert seen == [256, 300]
+def test_opening_while_generations_are_published_takes_the_newer_one(tmp_path, monkeypatch) -> None:
+    for word in ("sun", "moon"):
+        build_index(corpus(word), tmp_path, SETTINGS)
+    gone = tmp_path / "gen-000000"
+    answers = [gone, tmp_path / "gen-000002"]
+    monkeypatch.setattr(
+        index_module, "current_generation", lambda _: answers.pop(0) if len(answers) > 1 else answers[0]
+    )
+    assert open_index(tmp_path).chunk(0).text == "About moon."
+
+
+def test_small_segments_hold_no_files_open(tmp_path) -> None:
+    build_index(corpus("sun", "moon"), tmp_path, SETTINGS)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    reader = open_index(tmp_path)
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 1
+    assert reader.bm25.search("sun", 3)
+
+
+def test_too_many_open_files_are_not_called_damage(tmp_path, monkeypatch) -> None:
+    build_index(corpus("sun"), tmp_path, SETTINGS)
+
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(index_module, "load_array", refuse)
+    with pytest.raises(CorpusError, match="ulimit -n"):
+        open_index(tmp_path)
+
+
+def test_a_disk_without_room_is_an_error_and_the_earlier_index_stays(tmp_path, monkeypatch) -> None:
+    build_index(corpus("sun"), tmp_path, SETTINGS)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(CorpusError, match="No space left"):
+        build_index(corpus("moon"), tmp_path, SETTINGS)
+    assert open_index(tmp_path).chunk(0).text == "About sun."
 
 
 def test_a_reader_keeps_its_generation_while_later_ones_replace_it(tmp_path) -> None:

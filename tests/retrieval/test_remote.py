@@ -224,6 +224,15 @@ def test_opening_where_nobody_answers_is_a_fault_of_the_infrastructure_with_a_cl
             open_retriever(odd, QUICK)
 
 
+@pytest.mark.parametrize("login", ["user:secret", "user:my@secret", ":secret"])
+def test_an_address_with_a_password_is_refused_and_the_password_not_repeated(login: str) -> None:
+    for spec in (f"http://{login}@{HOST}:1", f"https://{login}@{HOST}", f"http:{login}@{HOST}"):
+        with pytest.raises(ConfigError) as caught:
+            open_retriever(spec, QUICK)
+        assert "secret" not in str(caught.value)
+        assert HOST in str(caught.value)
+
+
 def test_opening_is_tried_again_while_a_server_starts() -> None:
     asked: list[str] = []
 

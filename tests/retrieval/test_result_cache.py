@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from harness1.records import ChunkId, DocId
-from harness1.retrieval.result_cache import CachingRetriever
+from harness1.retrieval.result_cache import LARGEST, ORDINARY, CachingRetriever
 from harness1.retrieval.retriever import BadPattern, RetrievalFault, SearchRequest, SearchResult
-from tests.support import CORPUS, WordRetriever
+from tests.support import CORPUS, WordRetriever, chunk
 
 ADA = SearchRequest("Ada", 5)
 
@@ -22,11 +22,16 @@ class Slow(WordRetriever):
         super().__init__(CORPUS, faults=faults)
         self.delay = delay
         self.asked: list[list[str]] = []
+        self.cancelled: list[list[str]] = []
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
         self.asked.append([request.query for request in requests])
         deadline = min(request.deadline for request in requests)
-        await asyncio.sleep(min(self.delay, deadline))
+        try:
+            await asyncio.sleep(min(self.delay, deadline))
+        except asyncio.CancelledError:
+            self.cancelled.append(self.asked[-1])
+            raise
         if deadline < self.delay:
             return [RetrievalFault("too late") for _ in requests]
         return await super().search(requests)
@@ -110,6 +115,76 @@ def test_cancelling_the_first_who_asked_does_not_fail_the_others() -> None:
     assert inner.asked == [["Ada"]]
 
 
+class Lingering(Slow):
+    """Needs a while to give a search up."""
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        try:
+            return await super().search(requests)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.05)
+            raise
+
+
+def test_a_search_is_cancelled_with_the_last_who_waits_for_it_and_can_be_asked_anew() -> None:
+    inner = Lingering(delay=10.0)
+    retriever = cached(inner)
+
+    async def siblings() -> list[SearchResult | RetrievalFault]:
+        callers = [asyncio.create_task(retriever.search([ADA])) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        for caller in callers:
+            assert inner.cancelled == []
+            caller.cancel()
+            await asyncio.gather(caller, return_exceptions=True)
+        inner.delay = 0.02
+        return [(await retriever.search([ADA]))[0], (await retriever.search([ADA]))[0]]
+
+    first, kept = asyncio.run(siblings())
+    assert isinstance(first, SearchResult)
+    assert kept is first
+    assert inner.cancelled == [["Ada"]]
+    assert inner.asked == [["Ada"], ["Ada"]]
+
+
+def test_a_search_ends_with_the_deadline_of_the_last_who_waits_for_it() -> None:
+    inner = Slow(delay=10.0)
+    retriever = cached(inner)
+
+    async def callers() -> None:
+        await asyncio.gather(*(retriever.search([SearchRequest("Ada", 5, deadline=s)]) for s in (20.0, 0.02, 0.03)))
+
+    async def leave() -> None:
+        first = asyncio.create_task(callers())
+        await asyncio.sleep(0.06)
+        assert inner.cancelled == []
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await asyncio.sleep(0.01)
+        assert inner.cancelled == [["Ada"]]
+        assert retriever._flights == {}
+
+    asyncio.run(leave())
+
+
+def test_a_call_holds_all_its_searches_while_it_waits_for_the_first() -> None:
+    inner = Slow(delay=0.1)
+    retriever = cached(inner)
+
+    async def callers() -> list[SearchResult | RetrievalFault]:
+        first, second = (asyncio.create_task(retriever.search([SearchRequest(q, 5)])) for q in ("Ada", "Byron"))
+        await asyncio.sleep(0)
+        both = asyncio.create_task(retriever.search([ADA, SearchRequest("Byron", 5)]))
+        await asyncio.sleep(0.01)
+        for each in (first, second):
+            each.cancel()
+        return await both
+
+    assert [type(found) for found in asyncio.run(callers())] == [SearchResult, SearchResult]
+    assert inner.asked == [["Ada"], ["Byron"]]
+    assert inner.cancelled == []
+
+
 def test_a_fault_is_not_kept_and_not_shared() -> None:
     inner = Slow(faults=2)
     retriever = cached(inner)
@@ -158,6 +233,28 @@ def test_the_result_unused_for_longest_goes_first() -> None:
         ask(retriever, SearchRequest(query, 5))
     assert inner.asked == [["Ada"], ["Byron"], ["town"], ["Byron"]]
     assert len(retriever._results) == 2
+
+
+def lengths_kept(size: int, *lengths: int) -> list[int]:
+    """The lengths of the results that are left of searches for so many hits."""
+    inner = WordRetriever([chunk(f"doc{n}", "many") for n in range(max(lengths))])
+    retriever = cached(inner, size)
+    for k in lengths:
+        ask(retriever, SearchRequest("many", k))
+    return [len(result.hits) for result in retriever._results.values()]
+
+
+def test_long_results_are_kept_in_the_place_of_several() -> None:
+    room = 4 * ORDINARY
+    assert lengths_kept(4, ORDINARY, 1, 2, 3, 4) == [1, 2, 3, 4]
+    assert lengths_kept(4, room - 20, 18, 2) == [room - 20, 18, 2]
+    assert lengths_kept(4, room - 20, 18, 3) == [18, 3]
+    assert lengths_kept(4, 5, room) == [room]
+    assert lengths_kept(4, 5, room, 6) == [6]
+
+
+def test_a_huge_result_is_not_kept_and_drives_nothing_out() -> None:
+    assert lengths_kept(100, 5, LARGEST, LARGEST + 1) == [5, LARGEST]
 
 
 def test_a_search_that_a_closed_event_loop_left_behind_is_asked_anew() -> None:

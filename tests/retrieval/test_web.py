@@ -348,6 +348,24 @@ def test_a_page_that_does_not_exist_is_an_answer_and_is_remembered(api, tmp_path
     assert api.reads == [ADA]
 
 
+@pytest.mark.parametrize("status", [403, 429, 503])
+def test_the_error_of_a_site_is_no_page_and_is_not_kept(api, tmp_path, status) -> None:
+    api.read_answer = answering(
+        body=f"Title: \n\nWarning: Target URL returned error {status}: No\n\nMarkdown Content:\nupstream error".encode()
+    )
+    retriever = opened(tmp_path, api.url)
+    assert read(retriever, ADA) == RetrievalFault(message=f"the page reader was answered {status} by the site")
+    api.read_answer = None
+    assert len(read(retriever, ADA)) == 4
+
+
+def test_a_page_that_tells_of_a_warning_is_a_page(api, tmp_path) -> None:
+    body = b"Title: Errors\n\nMarkdown Content:\nWarning: Target URL returned error 503"
+    api.read_answer = answering(body=body)
+    (chunk,) = read(opened(tmp_path, api.url), ADA)
+    assert chunk.text == "Warning: Target URL returned error 503"
+
+
 def test_an_endless_page_is_cut_while_it_comes_at_the_border_of_a_character(api, tmp_path) -> None:
     sent = []
 

@@ -13,6 +13,7 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.records import Chunk
+from harness1.retrieval.result_cache import CachingRetriever
 from harness1.retrieval.retriever import RetrievalFault, SearchRequest, SearchResult
 from harness1.serve import retrieve
 from harness1.serve.retrieve import Limits, Refused, RetrievalService
@@ -226,6 +227,25 @@ def test_a_place_in_line_is_given_back_by_a_client_that_leaves_and_by_one_that_w
         return [tired.status, *(reply.status for reply in after)]
 
     assert run(scene()) == [503, 200, 200, 503]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_clients_that_leave_take_their_searches_with_them_also_behind_a_cache(cached: bool) -> None:
+    async def scene() -> tuple[int, int]:
+        retriever = Held()
+        served = RetrievalService(CachingRetriever(retriever, 10, "") if cached else retriever, Config(), SMALL)
+        for number in range(20):
+            call = {"requests": [{"query": f"ada {number}", "k": 1}]}
+            client = asyncio.create_task(served.answer("POST", "/search", body(call)))
+            await asyncio.sleep(0.001)
+            client.cancel()
+            await asyncio.gather(client, return_exceptions=True)
+        await asyncio.sleep(0.001)
+        return retriever.most, retriever.inside
+
+    most, left = run(scene())
+    assert 1 <= most <= SMALL.running
+    assert left == 0
 
 
 def test_searches_of_different_calls_are_with_the_retriever_at_the_same_time() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import resource
 import signal
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ import pytest
 
 from harness1.config import Config
 from harness1.errors import UsageError
+from harness1.retrieval.retriever import RetrievalFault, SearchRequest, SearchResult
 from harness1.serve.retrieve import Limits, RetrievalService
-from harness1.serve.server import OWN_FILES, listening, most_connections
+from harness1.serve.server import OWN_FILES, listening, most_connections, serve
 from tests.serving import HOST, process_serving, serving
 from tests.support import CORPUS, WordRetriever, run
 
@@ -61,6 +64,42 @@ def test_a_body_that_does_not_arrive_or_cannot_be_read_is_refused() -> None:
                 assert client.recv(100).split()[1] == status
 
 
+class Surprising(WordRetriever):
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        raise KeyError("an inner secret")
+
+
+def raw(url: str, request: bytes) -> tuple[int, str, Any]:
+    """Status, content type and JSON of the answer to what may be no HTTP at all."""
+    with socket.create_connection((HOST, int(url.rsplit(":", 1)[1])), timeout=5) as client:
+        client.sendall(request)
+        response = http.client.HTTPResponse(client)
+        response.begin()
+        return response.status, response.headers["Content-Type"], json.loads(response.read())
+
+
+def test_what_nobody_foresaw_is_500_in_json_without_internals_and_a_traceback_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving(Surprising(CORPUS)) as url:
+        for path, call in (("/search", b'{"requests":[{"query":"a","k":1}]}'), ("/retrieve", b'{"queries":["a"]}')):
+            assert fetch(url, "POST", path, call) == (500, {"error": "Internal Server Error"})
+        assert fetch(url, "GET", "/health")[0] == 200
+    assert caplog.text.count("Traceback") == 2
+    assert "an inner secret" in caplog.text
+
+
+def test_what_is_no_request_is_refused_in_json_too() -> None:
+    with serving(WordRetriever(CORPUS)) as url:
+        for request, status in (
+            (b"garbage\r\n\r\n", 400),
+            (b"GET /info HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 10_000 + b"\r\n\r\n", 400),
+            (b"GET /info HTTP/1.1\r\nHost: x\r\nExpect: wonders\r\n\r\n", 417),
+        ):
+            found, kind, answer = raw(url, request)
+            assert (found, kind, list(answer)) == (status, "application/json", ["error"])
+
+
 def test_a_connection_too_many_waits_until_another_has_gone() -> None:
     with serving(WordRetriever(CORPUS), limits=msgspec.structs.replace(SMALL, connections=2)) as url:
         address = (HOST, int(url.rsplit(":", 1)[1]))
@@ -96,6 +135,22 @@ def test_connections_leave_files_to_the_rest(monkeypatch: pytest.MonkeyPatch) ->
     assert most_connections(Limits(connections=10)) == 10
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     assert most_connections(Limits()) == Limits().connections
+
+
+def test_a_server_may_open_all_files_that_the_system_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    seen: list[int] = []
+
+    def ready(_: int) -> None:
+        seen.append(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (900, hard))
+        run(serve(WordRetriever(CORPUS), Config(), HOST, 0, ready))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert seen == [hard]
 
 
 def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
@@ -152,7 +207,7 @@ def test_the_command_says_who_can_reach_it_and_refuses_what_it_cannot_serve(inde
 
 @pytest.mark.service
 def test_a_thousand_clients_at_once_are_all_answered_within_the_bound_of_files(index: Path) -> None:
-    """Every client has its own connection, and the server may open 600 files, which are counted meanwhile."""
+    """Every client has its own connection, and the server may open 900 files, which are counted meanwhile."""
 
     async def one(url: str, start: asyncio.Event) -> int:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
@@ -171,7 +226,7 @@ def test_a_thousand_clients_at_once_are_all_answered_within_the_bound_of_files(i
         start.set()
         return await asyncio.gather(*clients)
 
-    with process_serving(index, files=600) as (process, url):
+    with process_serving(index, files=900) as (process, url):
         before, most, done = open_files(process.pid), [0], threading.Event()
 
         def watch() -> None:
@@ -185,7 +240,7 @@ def test_a_thousand_clients_at_once_are_all_answered_within_the_bound_of_files(i
         watcher.join()
         assert set(statuses) <= {200, 503}
         assert statuses.count(200) >= 1000
-        assert 300 < max(most) <= before + 600 - OWN_FILES + 2
+        assert 300 < max(most) <= before + 900 - OWN_FILES + 2
         assert fetch(url, "GET", "/health")[0] == 200
         deadline = time.monotonic() + 10
         while open_files(process.pid) > before + 2 and time.monotonic() < deadline:

@@ -1,0 +1,255 @@
+"""Ranking over a real index: fusion against the formula, reranking, and batches that change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from harness1.config import Config, Dense, Env, Index, Rerank, Retrieval, Run, load_config
+from harness1.errors import ConfigError
+from harness1.records import ChunkId, DocId
+from harness1.retrieval.building import build_index
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.cross_encoder import Pair
+from harness1.retrieval.embedded import EmbeddedRetriever, open_embedded
+from harness1.retrieval.embedder import EncodingEmbedder, HashEmbedder
+from harness1.retrieval.index import open_index
+from harness1.retrieval.retriever import RetrievalFault, SearchRequest, SearchResult
+from tests.support import WORDS
+
+SIZE = 64
+QUERIES = ["river castle", "Ada wrote an engine", "the king of Paris", "war 1824 poet", "rain"]
+BOTH = ["bm25", "dense"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of 80 documents, longer and shorter ones, of a few words."""
+    draw = random.Random(0)
+    documents = [
+        Document(
+            doc_id=DocId(f"d{number:02}"),
+            title=draw.choice(WORDS),
+            text=" ".join(draw.choices(WORDS, k=draw.choice([3, 8, 20, 60]))),
+        )
+        for number in range(80)
+    ]
+    path = tmp_path_factory.mktemp("hybrid")
+    build_index(documents, path, Index(dense=Dense(model=f"hash:{SIZE}")))
+    return path
+
+
+class Scorer:
+    """Gives every pair a probability of its own, and remembers the sizes of its calls."""
+
+    hash = "scorer"
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.calls: list[int] = []
+
+    def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
+        time.sleep(self.seconds)
+        self.calls.append(len(pairs))
+        return np.array([self.chance(*pair) for pair in pairs], dtype=np.float32)
+
+    def chance(self, query: str, text: str) -> float:
+        return (1 + zlib.crc32(f"{query}|{text}".encode()) % 998) / 1000
+
+
+def reranking(folder: Path, scorer: Scorer, run: Run = Run(), candidates: int = 12) -> EmbeddedRetriever:
+    settings = Retrieval(rerank=Rerank(on=True, candidates=candidates))
+    return EmbeddedRetriever(open_index(folder), settings, run, HashEmbedder(SIZE), scorer)
+
+
+def requests(count: int) -> list[SearchRequest]:
+    """Different queries, numbers of hits and exclusions; some queries come again."""
+    return [
+        SearchRequest(
+            QUERIES[number % len(QUERIES)],
+            1 + 3 * number % 17,
+            frozenset(ChunkId(f"d{other:02}") for other in range(0, number * 3 % 50, 2)),
+        )
+        for number in range(count)
+    ]
+
+
+def answers(retriever: EmbeddedRetriever, asked: Sequence[SearchRequest]) -> list[SearchResult]:
+    found = asyncio.run(retriever.search(asked))
+    assert all(isinstance(each, SearchResult) for each in found)
+    return [each for each in found if isinstance(each, SearchResult)]
+
+
+def search(
+    folder: Path, query: str, k: int, exclude: frozenset[ChunkId] = frozenset(), **settings: Any
+) -> list[tuple[ChunkId, float]]:
+    retriever = open_embedded(folder, Config(env=Env(retrieval=Retrieval(**settings))))
+    (result,) = answers(retriever, [SearchRequest(query, k, exclude)])
+    return [(hit.chunk.chunk_id, hit.score) for hit in result.hits]
+
+
+def ids(found: Sequence[tuple[ChunkId, float]]) -> list[ChunkId]:
+    return [chunk_id for chunk_id, _ in found]
+
+
+def fused(lists: Sequence[Sequence[ChunkId]], weights: Sequence[float], k: float) -> list[tuple[ChunkId, float]]:
+    """Reciprocal rank fusion, written out; scores equal to 1e-4 of the best go by id."""
+    scores = {
+        chunk_id: sum(
+            weight / (k + found.index(chunk_id) + 1)
+            for found, weight in zip(lists, weights, strict=True)
+            if chunk_id in found
+        )
+        for chunk_id in set().union(*lists)
+    }
+    step = max(scores.values()) * 1e-4
+    return sorted(scores.items(), key=lambda scored: (-round(scored[1] / step), scored[0]))
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("k", [3, 10, 40])
+@pytest.mark.parametrize(
+    ("rrf_k", "weights", "depths"),
+    [(60, (1.0, 1.0), (25, 25)), (5, (2.0, 0.5), (25, 25)), (60, (0.3, 1.0), (4, 30)), (1, (1.0, 1.0), (12, 2))],
+)
+def test_a_hybrid_ranking_is_the_weighted_fusion_of_the_two_lists(
+    folder: Path, query: str, k: int, rrf_k: int, weights: tuple[float, float], depths: tuple[int, int]
+) -> None:
+    lists = [ids(search(folder, query, max(depth, k), mode=mode)) for mode, depth in zip(BOTH, depths, strict=True)]
+    expected = fused(lists, weights, rrf_k)[:k]
+    found = search(
+        folder,
+        query,
+        k,
+        rrf_k=rrf_k,
+        bm25_weight=weights[0],
+        dense_weight=weights[1],
+        bm25_depth=depths[0],
+        dense_depth=depths[1],
+    )
+    assert set(lists[0]) != set(lists[1])
+    assert ids(found) == ids(expected)
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected])
+
+
+def test_a_heavy_list_comes_first_and_one_without_weight_adds_nothing(folder: Path) -> None:
+    terms, dense = (ids(search(folder, QUERIES[1], 80, mode=mode)) for mode in BOTH)
+    assert terms[:20] != dense[:20]
+    assert ids(search(folder, QUERIES[1], 20, bm25_weight=1e6)) == terms[:20]
+    assert ids(search(folder, QUERIES[1], 20, dense_weight=1e6)) == dense[:20]
+    assert len(terms) < len(dense)
+    assert ids(search(folder, QUERIES[1], 80, dense_weight=0.0)) == terms
+
+
+def test_depths_decide_what_takes_part(folder: Path) -> None:
+    def best(depth: int) -> list[ChunkId]:
+        return [ids(search(folder, query, 1, bm25_depth=depth, dense_depth=depth))[0] for query in QUERIES]
+
+    lists = [[ids(search(folder, query, 80, mode=mode)) for mode in BOTH] for query in QUERIES]
+    for depth in (1, 80):
+        assert best(depth) == [ids(fused([found[:depth] for found in each], [1, 1], 60))[0] for each in lists]
+    assert best(1) != best(80)
+
+
+def test_those_behind_excluded_chunks_move_up_in_both_lists(folder: Path) -> None:
+    exclude = frozenset(ids(search(folder, QUERIES[0], 6)))
+    lists = [[name for name in ids(search(folder, QUERIES[0], 80, mode=mode)) if name not in exclude] for mode in BOTH]
+    found = search(folder, QUERIES[0], 10, exclude)
+    assert ids(found) == ids(fused([each[:25] for each in lists], [1, 1], 60))[:10]
+
+
+def test_embeddings_are_used_where_the_index_has_them(folder: Path, tmp_path: Path) -> None:
+    build_index([Document(doc_id=DocId("d"), title="river", text="bridge")], tmp_path, Index())
+    assert search(folder, QUERIES[0], 9) == search(folder, QUERIES[0], 9, mode="hybrid")
+    assert search(tmp_path, "river", 9) == search(tmp_path, "river", 9, mode="bm25") != []
+    for mode in ("dense", "hybrid"):
+        with pytest.raises(ConfigError, match=r"index\.dense\.model"):
+            search(tmp_path, "river", 9, mode=mode)
+
+
+@pytest.mark.parametrize("weights", [(0, 0), ("inf", 1)])
+def test_weights_that_rank_nothing_are_refused(weights: tuple[str | int, int]) -> None:
+    names = ("env.retrieval.bm25_weight", "env.retrieval.dense_weight")
+    with pytest.raises(ConfigError, match=r"env\.retrieval\.bm25_weight"):
+        load_config(None, [f"{name}={weight}" for name, weight in zip(names, weights, strict=True)])
+
+
+def test_vectors_that_are_not_finite_are_a_fault_and_not_an_empty_answer(folder: Path) -> None:
+    broken: Any = SimpleNamespace(
+        get_embedding_dimension=lambda: SIZE, encode_query=lambda *_, **__: np.full(SIZE, np.nan)
+    )
+    embedder = EncodingEmbedder(broken, "some/model", "", "", "")
+    retriever = EmbeddedRetriever(open_index(folder), Retrieval(mode="dense"), Run(), embedder)
+    (answer,) = asyncio.run(retriever.search([SearchRequest("river", 3)]))
+    assert isinstance(answer, RetrievalFault)
+    assert "some/model" in answer.message
+
+
+def test_the_best_are_read_again_and_what_they_were_before_is_recorded(folder: Path) -> None:
+    scorer = Scorer()
+    (result,) = answers(reranking(folder, scorer), [SearchRequest(QUERIES[0], 5)])
+    before = search(folder, QUERIES[0], 12)
+    chunks = asyncio.run(reranking(folder, scorer).get(ids(before)))
+    assert not isinstance(chunks, RetrievalFault)
+    chances = {each.chunk_id: scorer.chance(QUERIES[0], f"{each.title}\n{each.text}") for each in chunks}
+    assert list(result.pre_rerank_ids) == ids(before)
+    assert [hit.chunk.chunk_id for hit in result.hits] == sorted(chances, key=lambda name: -chances[name])[:5]
+    assert [hit.chunk.chunk_id for hit in result.hits] != ids(before)[:5]
+    assert [1 / (1 + np.exp(-hit.score)) for hit in result.hits] == pytest.approx(sorted(chances.values())[:-6:-1])
+
+
+def test_more_hits_than_the_model_reads_follow_as_they_were(folder: Path) -> None:
+    (result,) = answers(reranking(folder, Scorer(), candidates=3), [SearchRequest(QUERIES[0], 9)])
+    names = [hit.chunk.chunk_id for hit in result.hits]
+    assert list(result.pre_rerank_ids) == ids(search(folder, QUERIES[0], 9))
+    assert set(names[:3]) == set(result.pre_rerank_ids[:3])
+    assert names[3:] == list(result.pre_rerank_ids[3:])
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_a_batch_changes_no_answer(folder: Path, on: bool) -> None:
+    plain = open_embedded(folder, Config())
+    retriever = reranking(folder, Scorer()) if on else plain
+    together = answers(retriever, requests(20))
+    alone = [answers(retriever, [request])[0] for request in requests(20)]
+    assert [msgspec.structs.replace(each, stage_ms={}) for each in together] == [
+        msgspec.structs.replace(each, stage_ms={}) for each in alone
+    ]
+    for request, result in zip(requests(20), together, strict=True):
+        assert len(result.hits) == request.k
+        assert not request.exclude & {hit.chunk.chunk_id for hit in result.hits}
+
+
+def test_concurrent_searches_share_one_call_of_the_scorer(folder: Path) -> None:
+    scorer = Scorer()
+    # The batch starts when all have come; the time only bounds a failure.
+    retriever = reranking(folder, scorer, Run(batch_ms=10_000, batch_size=16))
+
+    async def concurrently() -> None:
+        await asyncio.gather(*(retriever.search([request]) for request in requests(16)))
+
+    asyncio.run(concurrently())
+    assert len(scorer.calls) == 1
+    assert scorer.calls[0] > 16
+
+
+def test_each_answer_tells_the_time_of_its_whole_batch_once(folder: Path) -> None:
+    begin = time.perf_counter()
+    found = answers(reranking(folder, Scorer(seconds=0.02)), requests(4))
+    elapsed = (time.perf_counter() - begin) * 1000
+    stages = found[0].stage_ms
+    assert list(stages) == ["bm25", "dense", "fuse", "rerank"]
+    assert all(each.stage_ms == stages for each in found)
+    assert stages["rerank"] >= 20
+    assert sum(stages.values()) <= elapsed
