@@ -14,7 +14,7 @@ from harness1.errors import InfrastructureFault, UsageError
 
 app = typer.Typer(
     name="harness1",
-    help="Search episodes over your own corpora: index, search, evaluate, replay.",
+    help="Search episodes over your own corpora: index, search, evaluate, replay, serve.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -31,6 +31,7 @@ class SearchResult(Record):
     pre_rerank_ids: tuple[ChunkId, ...] = ()
     """What a reranker was given, in the order before; empty without one."""
     stage_ms: dict[str, float] = {}
+    """Milliseconds of each stage, of the whole batch that the request was answered in."""
 
 
 class RetrievalFault(Record):

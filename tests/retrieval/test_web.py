@@ -547,15 +547,15 @@ def test_equal_questions_at_one_time_are_asked_once(api, tmp_path) -> None:
 
 
 def test_no_more_requests_are_in_flight_than_are_allowed(api, tmp_path) -> None:
-    api.read_answer = after(0.02, b"page")
-    retriever = opened(tmp_path, api.url, "run.web.concurrency=3", "run.web.timeout_s=0.1")
+    api.read_answer = after(0.05, b"page")
+    retriever = opened(tmp_path, api.url, "run.web.concurrency=3", "run.web.timeout_s=0.35")
 
     async def many() -> list[Any]:
         return await asyncio.gather(*(retriever.read(DocId(f"{ADA}/{n}")) for n in range(24)))
 
     # Waiting for a turn is no part of the time that a request has.
     assert all(isinstance(answer, tuple) for answer in asyncio.run(many()))
-    assert api.most_open == 3
+    assert 1 < api.most_open <= 3
 
 
 def test_one_retriever_serves_one_loop_after_another_and_leaves_nothing_open(api, tmp_path, caplog) -> None:
