@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
-from collections.abc import Coroutine, Sequence
+import signal
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from harness1.config import Env, Run
@@ -28,6 +30,27 @@ Result = TypeVar("Result")
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     return asyncio.run(coroutine)
+
+
+def die_at_fsync(step: Callable[[], object], number: int | None) -> int:
+    """Carry out a step in another process that is killed at its n-th fsync (None: at none); its exit status."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    left = [number]
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] = None if left[0] is None else left[0] - 1
+        real(handle)
+
+    os.fsync = fsync
+    try:
+        step()
+    finally:
+        os._exit(0)
 
 
 def chunk(doc_id: str, text: str, title: str = "", index: int = 0) -> Chunk:

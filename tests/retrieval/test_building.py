@@ -2,7 +2,7 @@
 
 import os
 import random
-import signal
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from harness1.retrieval.embedder import HashEmbedder, open_embedder
 from harness1.retrieval.index import EmbeddedIndex, SegmentEntry, open_index
 from harness1.retrieval.segment import SegmentSize
 from harness1.retrieval.vectors import VectorStore
+from tests.support import die_at_fsync
 
 SETTINGS = config.Index(chunk_tokens=20)
 DENSE = config.Index(chunk_tokens=20, dense=config.Dense(model="hash:32"))
@@ -265,27 +266,6 @@ def test_embeddings_find_what_is_there_and_not_what_was_deleted(tmp_path, search
     assert index.chunk_ids(position for position, _ in again) == ["id-word8"]
 
 
-def die_while(step, path, fsyncs: int) -> int:
-    """Carry out a step in another process that is killed at its n-th fsync."""
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1]
-    left = [fsyncs]
-    real = os.fsync
-
-    def fsync(handle: int) -> None:
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left[0] -= 1
-        real(handle)
-
-    os.fsync = fsync
-    try:
-        step(path)
-    finally:
-        os._exit(0)
-
-
 @pytest.mark.parametrize(
     ("step", "after"),
     [
@@ -299,7 +279,7 @@ def test_a_killed_change_leaves_the_index_before_it_or_after_it(tmp_path, step, 
     for fsyncs in range(0, 100, 4):
         path = tmp_path / str(fsyncs)
         build_index(named("sun", "moon"), path, DENSE)
-        status = die_while(step, path, fsyncs)
+        status = die_at_fsync(partial(step, path), fsyncs)
         index = open_index(path)
         outcomes.append(texts(index))
         assert index.dense is not None

@@ -15,6 +15,7 @@ from harness1.retrieval import index as index_module
 from harness1.retrieval.building import build_index
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.index import open_index
+from tests.support import die_at_fsync
 
 SETTINGS = config.Index(chunk_tokens=8)
 LONG = "The first sentence is here. The second one is there. The third is last."
@@ -144,28 +145,13 @@ def test_a_reader_keeps_its_generation_while_later_ones_replace_it(tmp_path) -> 
 
 def build_and_die(path: Path, fsyncs: int | None) -> int:
     """Build in another process that is killed at its n-th fsync, or (None) while it reads the corpus."""
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1]
-    left = [fsyncs]
-    real = os.fsync
-
-    def fsync(handle: int) -> None:
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left[0] -= 1
-        real(handle)
 
     def documents():
         yield from corpus("moon")
         if fsyncs is None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    os.fsync = fsync
-    try:
-        build_index(documents(), path, SETTINGS)
-    finally:
-        os._exit(0)
+    return die_at_fsync(lambda: build_index(documents(), path, SETTINGS), fsyncs)
 
 
 @pytest.mark.parametrize("earlier", [True, False])
