@@ -33,24 +33,28 @@ def hybrid_table(datasets: Sequence[str], folder: Path, model: str, scripted: bo
     """One row for each dataset, and one of the mean over datasets."""
     rows = []
     for dataset in datasets:
-        source = open_source(dataset)
-        index = folder / source.name
-        ensure_index(source, index, load_config(None, [f"index.dense.model={model}"]))
-        tasks = [task for task in source.tasks("test") if task.gold is not None]
-        row: Row = {"dataset": source.name, "tasks": len(tasks)}
-        row |= _beside(*(_single_shot(index, mode, tasks) for mode in ("bm25", "dense", "hybrid")))
-        if scripted:
-            recalls = [_scripted(index, mode, source, tasks) for mode in ("bm25", "hybrid")]
-            difference = paired_difference(recalls[1], recalls[0], Config().run.bootstrap)
-            row |= {"scripted_bm25": _mean(recalls[0]), "scripted_hybrid": _mean(recalls[1])}
-            row |= {"scripted_difference": [difference.mean, difference.low, difference.high]}
-        rows.append(row)
-        print(f"hybrid: {row['dataset']} is done", file=sys.stderr, flush=True)
-    mean = _mean_row(rows)
-    return [{key: value for key, value in row.items() if key not in SAMPLES} for row in [*rows, mean]]
+        rows.append(dataset_row(dataset, folder, model, scripted))
+        print(f"hybrid: {rows[-1]['dataset']} is done", file=sys.stderr, flush=True)
+    return [{key: value for key, value in row.items() if key not in SAMPLES} for row in [*rows, mean_row(rows)]]
 
 
-def _mean_row(rows: Sequence[Row]) -> Row:
+def dataset_row(dataset: str, folder: Path, model: str, scripted: bool) -> Row:
+    """What is measured on the test tasks of one dataset, with the differences of single tasks."""
+    source = open_source(dataset)
+    index = folder / source.name
+    ensure_index(source, index, load_config(None, [f"index.dense.model={model}"]))
+    tasks = [task for task in source.tasks("test") if task.gold is not None]
+    row: Row = {"dataset": source.name, "tasks": len(tasks)}
+    row |= _beside(*(_single_shot(index, mode, tasks) for mode in ("bm25", "dense", "hybrid")))
+    if scripted:
+        recalls = [_scripted(index, mode, source, tasks) for mode in ("bm25", "hybrid")]
+        difference = paired_difference(recalls[1], recalls[0], Config().run.bootstrap)
+        row |= {"scripted_bm25": _mean(recalls[0]), "scripted_hybrid": _mean(recalls[1])}
+        row |= {"scripted_difference": [difference.mean, difference.low, difference.high]}
+    return row
+
+
+def mean_row(rows: Sequence[Row]) -> Row:
     """The mean difference in recall over datasets; datasets count alike, tasks are resampled within each."""
     row: Row = {"dataset": "mean of all", "tasks": sum(row["tasks"] for row in rows)}
     for name in ("bm25", "dense", "hybrid"):

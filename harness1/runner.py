@@ -74,7 +74,8 @@ def run_episodes(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episod
                 on_episode(episode)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_interrupts_to_parent) as pool:
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(threads,)) as pool:
         try:
             _drain(pool, bench, chunks, workers, on_episode)
         except BrokenProcessPool as error:
@@ -160,5 +161,7 @@ def _policy(spec: str) -> Policy:
     return make_policy(spec, {})
 
 
-def _leave_interrupts_to_parent() -> None:
+def _begin_worker(threads: int) -> None:
+    """Leave interrupts to the parent, and have the libraries of a model that is loaded later share the cores."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -71,6 +72,30 @@ def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: py
     config = load_config(None, ["run.workers=1", "run.concurrency=2"])
     run_episodes(Bench(config, index, "scripted"), jobs(8), lambda _: None)
     assert most == 2
+
+
+def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness1 import runner
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    begun: list[tuple[object, ...]] = []
+
+    class Pool(runner.ProcessPoolExecutor):
+        def __init__(self, workers: int, **options: Any) -> None:
+            begun.append((workers, options["initializer"], *options["initargs"]))
+            super().__init__(workers, **options)
+
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert len(episodes(index, 2, 8)) == 8
+    assert begun == [(2, runner._begin_worker, 3)]
+    previous = signal.getsignal(signal.SIGINT)
+    runner._begin_worker(3)
+    signal.signal(signal.SIGINT, previous)
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    runner._begin_worker(1)
+    signal.signal(signal.SIGINT, previous)
+    assert os.environ.pop("OMP_NUM_THREADS") == "3"
 
 
 def test_a_file_that_one_process_can_open_is_left_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
