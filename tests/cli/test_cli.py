@@ -85,7 +85,13 @@ def test_another_evaluation_into_the_same_folder_is_refused_unless_forced(folder
 def test_an_interrupted_evaluation_stops_with_130_and_is_resumed(folder: Path) -> None:
     arguments = ["eval", "world:2000", "--out", "cut", "--cache", "cache", "--json"]
     process = subprocess.Popen(
-        [*COMMAND, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell has its background jobs ignore interrupts; the tests may be one.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     episodes = folder / "cut" / "episodes.jsonl"
     deadline = time.monotonic() + 60
