@@ -304,6 +304,8 @@ class Run(Settings):
     """A name or local folder of a cross-encoder for sentence-transformers."""
     device: str = ""
     """Of models for retrieval: cpu, cuda, cuda:1; empty: what torch prefers."""
+    threads: Count = 0
+    """Of a model for retrieval on a CPU, in each process; 0: the cores, shared among worker processes."""
     batch_ms: Annotated[float, Meta(ge=0.0)] = 2.0
     """How long a search waits for others to share a batch with."""
     batch_size: Positive = 64

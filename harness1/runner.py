@@ -12,9 +12,11 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
+
+import msgspec
 
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
@@ -52,6 +54,13 @@ class Bench:
     def environment(self, retriever: Retriever) -> SearchEnv:
         return SearchEnv(self.config.env, retriever, _verifier(self.config), run=self.config.run)
 
+    def shared_by(self, workers: int) -> Bench:
+        """The same, with the cores shared among worker processes, each of which may load a model."""
+        run = self.config.run
+        threads = run.threads or max(1, (os.cpu_count() or 1) // workers)
+        config = msgspec.structs.replace(self.config, run=msgspec.structs.replace(run, threads=threads))
+        return replace(self, config=config)
+
     def policy_for(self, jobs: Sequence[Job]) -> Policy:
         if not needs_gold(self.policy):
             return _policy(self.policy)
@@ -74,10 +83,9 @@ def run_episodes(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episod
                 on_episode(episode)
         return
     context = multiprocessing.get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(threads,)) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_interrupts_to_parent) as pool:
         try:
-            _drain(pool, bench, chunks, workers, on_episode)
+            _drain(pool, bench.shared_by(workers), chunks, workers, on_episode)
         except BrokenProcessPool as error:
             raise InfrastructureFault("a worker process died; run the same command again to go on") from error
         finally:
@@ -161,7 +169,5 @@ def _policy(spec: str) -> Policy:
     return make_policy(spec, {})
 
 
-def _begin_worker(threads: int) -> None:
-    """Leave interrupts to the parent, and have the libraries of a model that is loaded later share the cores."""
+def _leave_interrupts_to_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))

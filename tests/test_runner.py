@@ -77,25 +77,18 @@ def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: py
 def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from harness1 import runner
 
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    begun: list[tuple[object, ...]] = []
+    begun: list[Bench] = []
+    original = runner._drain
 
-    class Pool(runner.ProcessPoolExecutor):
-        def __init__(self, workers: int, **options: Any) -> None:
-            begun.append((workers, options["initializer"], *options["initargs"]))
-            super().__init__(workers, **options)
+    def drain(pool: Any, bench: Bench, *rest: Any) -> None:
+        begun.append(bench)
+        original(pool, bench, *rest)
 
-    monkeypatch.setattr(runner, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(runner, "_drain", drain)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert len(episodes(index, 2, 8)) == 8
-    assert begun == [(2, runner._begin_worker, 3)]
-    previous = signal.getsignal(signal.SIGINT)
-    runner._begin_worker(3)
-    signal.signal(signal.SIGINT, previous)
-    assert os.environ["OMP_NUM_THREADS"] == "3"
-    runner._begin_worker(1)
-    signal.signal(signal.SIGINT, previous)
-    assert os.environ.pop("OMP_NUM_THREADS") == "3"
+    assert [bench.config.run.threads for bench in begun] == [3]
+    assert Bench(load_config(None, ["run.threads=5"]), index, "scripted").shared_by(2).config.run.threads == 5
 
 
 def test_a_file_that_one_process_can_open_is_left_to_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def open_cross_encoder(run: config.Run) -> StanceScorer:
     """
     if not run.reranker:
         raise ConfigError("a cross-encoder is asked for: name it or its folder with --set run.reranker=NAME")
-    return _opened(run.reranker, run.device)
+    return _opened(run.reranker, run.device, run.threads)
 
 
 class TransformerScorer:
@@ -170,10 +170,10 @@ def _place(names: Sequence[str], wanted: Container[str]) -> int | None:
 
 
 @lru_cache(maxsize=1)
-def _opened(spec: str, device: str) -> StanceScorer:
+def _opened(spec: str, device: str, threads: int) -> StanceScorer:
     """Find, load and name a model of sentence-transformers."""
     folder = model_folder(spec)
-    with loading(folder, "cross-encoder", device):
+    with loading(folder, "cross-encoder", config.Run(device=device, threads=threads)):
         from sentence_transformers import CrossEncoder
 
         model = CrossEncoder(str(folder), device=device or None, local_files_only=True)

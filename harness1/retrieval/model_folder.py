@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from harness1.config import Run
 from harness1.errors import MissingExtra, UsageError
 from harness1.hashing import digest
 
@@ -78,16 +79,19 @@ def folder_hash(folder: Path) -> str:
 
 
 @contextmanager
-def loading(folder: Path, kind: str, device: str) -> Iterator[None]:
-    """Load a model of some kind inside this: quietly, and what fails is said in one line.
+def loading(folder: Path, kind: str, run: Run) -> Iterator[None]:
+    """Load a model of some kind inside this: quietly, for so many threads, and what fails is said in one line.
 
     Raises:
         UsageError: the folder is no such model, or torch has no such device.
         MissingExtra: sentence-transformers is not installed.
     """
     try:
+        import torch
         from safetensors import SafetensorError
 
+        if run.threads:
+            torch.set_num_threads(run.threads)
         with _no_progress_bars():
             yield
     except ModuleNotFoundError as error:
@@ -95,7 +99,8 @@ def loading(folder: Path, kind: str, device: str) -> Iterator[None]:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UsageError(f"{folder} is no {kind} that sentence-transformers loads: {error}") from error
     except (RuntimeError, AssertionError) as error:  # what torch raises for devices, by their kind
-        raise UsageError(f"{folder} does not load on the device {device or 'that torch prefers'!r}: {error}") from error
+        device = run.device or "that torch prefers"
+        raise UsageError(f"{folder} does not load on the device {device!r}: {error}") from error
 
 
 @contextmanager

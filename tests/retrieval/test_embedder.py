@@ -104,6 +104,17 @@ def test_a_device_that_torch_lacks_is_named() -> None:
         opened(MINILM, device="banana")
 
 
+def test_a_model_uses_as_many_threads_as_it_is_given() -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        open_embedder(config.Dense(model=MINILM), config.Run(device="cpu", threads=before + 1))
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(MissingExtra, match=r"harness1\[dense\]"):
