@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from harness1 import config
-from harness1.errors import ConfigError
+from harness1.errors import ConfigError, CorpusError
 from harness1.retrieval.chroma_collection import (
     INDEX,
     Address,
@@ -45,7 +45,7 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
 
     Raises:
         ConfigError: the settings name no embedding model, or ask for something else than HNSW.
-        CorpusError: there are no documents, or ids are not unique.
+        CorpusError: there are no documents, ids are not unique, or somebody else's collection has the name.
         InfrastructureFault: the server failed or cannot be reached.
         MissingExtra: a package is not installed.
     """
@@ -79,6 +79,8 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
 def _clear(client: ClientAPI, where: Address) -> None:
     """Free the name that a collection has while it is built."""
     index = find_index(client, where)
+    if index is not None and INDEX not in (index.metadata or {}):
+        raise CorpusError(f"{where.collection!r} is there and no index of harness1; name another #COLLECTION")
     if index is not None and index.name == where.building:
         index.modify(name=where.collection)
     else:

@@ -116,6 +116,9 @@ def test_an_index_that_lost_chunks_or_is_none_is_not_opened(server) -> None:
     client.create_collection("foreign", embedding_function=None)
     with pytest.raises(CorpusError, match="no index of harness1"):
         open_chroma(f"{server.url}#foreign", Config())
+    with pytest.raises(CorpusError, match="name another #COLLECTION"):
+        build_chroma(DOCUMENTS, f"{server.url}#foreign", HASHED, Run())
+    assert client.get_collection("foreign", embedding_function=None).count() == 0
 
 
 def test_thousands_of_exclusions_are_answered(server) -> None:
