@@ -198,7 +198,7 @@ class Proxy:
 def test_whatever_goes_wrong_on_the_way_is_a_fault(server, mode: str) -> None:
     proxy = Proxy(server.url)
     build_chroma(DOCUMENTS, f"{server.url}#proxied", HASHED, Run())
-    retriever = open_chroma(f"{proxy.url}#proxied", Config(run=Run(call_deadline_s=0.5)))
+    retriever = open_chroma(f"{proxy.url}#proxied", Config(run=Run(call_deadline_s=1.0)))
     assert found(retriever, "alpha7 beta7")[0] == "d7"
     proxy.mode = mode
     begin = time.monotonic()
@@ -210,14 +210,14 @@ def test_whatever_goes_wrong_on_the_way_is_a_fault(server, mode: str) -> None:
     assert [type(answer) for answer in answers] == [RetrievalFault] * 3
     assert time.monotonic() - begin < 3.0
     with pytest.raises(InfrastructureFault):
-        open_chroma(f"{proxy.url}#proxied", Config(run=Run(call_deadline_s=0.5)))
+        open_chroma(f"{proxy.url}#proxied", Config(run=Run(call_deadline_s=1.0)))
     proxy.close()
 
 
 def test_a_silent_server_does_not_hold_the_threads(server) -> None:
     proxy = Proxy(server.url)
     build_chroma(DOCUMENTS, f"{server.url}#silent", HASHED, Run())
-    retriever = open_chroma(f"{proxy.url}#silent", Config(run=Run(call_deadline_s=0.3, concurrency=1)))
+    retriever = open_chroma(f"{proxy.url}#silent", Config(run=Run(call_deadline_s=1.0, concurrency=1)))
     proxy.mode = "silent"
     assert isinstance(asyncio.run(retriever.read(DocId("d7"))), RetrievalFault)
     proxy.mode = "pass"
