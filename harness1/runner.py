@@ -9,12 +9,14 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
+from multiprocessing import connection
 
 import msgspec
 
@@ -83,7 +85,7 @@ def run_episodes(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episod
                 on_episode(episode)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_interrupts_to_parent) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
         try:
             _drain(pool, bench.shared_by(workers), chunks, workers, on_episode)
         except BrokenProcessPool as error:
@@ -169,5 +171,14 @@ def _policy(spec: str) -> Policy:
     return make_policy(spec, {})
 
 
-def _leave_interrupts_to_parent() -> None:
+def _begin_worker() -> None:
+    """Leave interrupts to the parent, and end when it does: a worker would wait for work for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent:
+        threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_after(sentinel: int) -> None:
+    connection.wait([sentinel])
+    os._exit(1)

@@ -17,6 +17,7 @@ from harness1.config import Config
 from harness1.retrieval.retriever import Retriever
 from harness1.serve.retrieve import Limits, RetrievalService
 from harness1.serve.server import listening
+from tests.support import hear_interrupts
 
 HOST = "127.0.0.1"
 
@@ -99,7 +100,8 @@ def process_serving(index: Path, port: int = 0, files: int = 0) -> Iterator[tupl
     """
     command = [sys.executable, "-m", "harness1", "serve", "retrieve", "--index", str(index), "--port", str(port)]
     command = ["sh", "-c", f"ulimit -n {files} && exec {shlex.join(command)}"] if files else command
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hear_interrupts)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -32,6 +32,11 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     return asyncio.run(coroutine)
 
 
+def hear_interrupts() -> None:
+    """For `preexec_fn`: a shell has its background jobs ignore interrupts, and the tests may be one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def die_at_fsync(step: Callable[[], object], number: int | None) -> int:
     """Carry out a step in another process that is killed at its n-th fsync (None: at none); its exit status."""
     child = os.fork()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness1.store import read_episodes
+from tests.support import hear_interrupts
 
 COMMAND = [sys.executable, "-m", "harness1"]
 
@@ -90,8 +91,7 @@ def test_an_interrupted_evaluation_stops_with_130_and_is_resumed(folder: Path) -
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell has its background jobs ignore interrupts; the tests may be one.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=hear_interrupts,
     )
     episodes = folder / "cut" / "episodes.jsonl"
     deadline = time.monotonic() + 60
@@ -106,6 +106,22 @@ def test_an_interrupted_evaluation_stops_with_130_and_is_resumed(folder: Path) -
     assert json.loads((folder / "cut" / "stage.json").read_text())["status"] == "interrupted"
     assert json.loads(harness1(*arguments, cwd=folder).stdout)["tasks"] == 500
     assert len({episode.key for episode in read_episodes(folder / "cut")}) == 500
+
+
+def test_a_killed_evaluation_leaves_no_process_behind(folder: Path) -> None:
+    arguments = ["eval", "world:2000", "--out", "killed", "--cache", "cache", "--json"]
+    process = subprocess.Popen([*COMMAND, *arguments], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    episodes = folder / "killed" / "episodes.jsonl"
+    deadline = time.monotonic() + 60
+    while not (episodes.is_file() and episodes.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait()
+    assert workers
+    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline + 20:
+        time.sleep(0.05)
+    assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
 
 
 @pytest.mark.parametrize(
