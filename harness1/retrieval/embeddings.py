@@ -44,7 +44,8 @@ class Embeddings:
             UsageError: it is not there, or not the one that the index was embedded with.
             MissingExtra: sentence-transformers is not installed.
         """
-        if self._before and self._embedder.hash != self._before.embedder:
+        here = self._embedder.hash
+        if self._before and here != self._before.embedder:
             raise UsageError(
                 "the index was embedded by another model than the one that is here now: name the same one with "
                 "--set run.embedder=PATH, or build the index again"

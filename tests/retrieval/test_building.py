@@ -192,6 +192,16 @@ def test_only_the_model_that_embedded_an_index_adds_to_it(tmp_path, monkeypatch)
     assert open_index(tmp_path).info == before
 
 
+def test_a_model_that_is_not_there_is_told_before_a_document_is_read(tmp_path) -> None:
+    def documents():
+        pytest.fail("the corpus was read")
+        yield
+
+    with pytest.raises(UsageError, match="no model at"):
+        build_index(documents(), tmp_path, config.Index(dense=config.Dense(model="./absent")))
+    assert not (tmp_path / "CURRENT").exists()
+
+
 def test_deleting_and_merging_need_no_model(tmp_path, monkeypatch) -> None:
     build_index(named("sun", "moon", "star", "comet", "dust"), tmp_path, DENSE)
 
