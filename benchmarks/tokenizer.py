@@ -14,7 +14,7 @@ import msgspec
 import tiktoken
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from harness1.env.pieces import Piece, Role
+from harness1.env.pieces import Piece
 from harness1.hashing import digest
 from harness1.tools.tool import ToolSpec
 
@@ -52,7 +52,7 @@ class EncodingCounter:
     def tools(self, specs: Sequence[ToolSpec]) -> int:
         return len(self.encoding.encode_ordinary(msgspec.json.encode(specs).decode()))
 
-    def overhead(self, role: Role) -> int:
+    def overhead(self, first: Piece) -> int:
         return MESSAGE_TOKENS
 
 

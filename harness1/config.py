@@ -8,7 +8,7 @@ prompt, the tool schemas, the memory, the reward and the metrics together. Defau
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, dataclass_transform
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,19 +16,16 @@ from msgspec import Meta
 from harness1.errors import ConfigError
 from harness1.hashing import digest
 from harness1.records import Tag
-
-Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
-Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Weight = Annotated[float, Meta(ge=0.0)]
+from harness1.run_settings import Model as Model
+from harness1.run_settings import ModelServer as ModelServer
+from harness1.run_settings import Run as Run
+from harness1.run_settings import Web as Web
+from harness1.settings import Count as Count
+from harness1.settings import Positive as Positive
+from harness1.settings import Settings, Share, Weight
 
 OBSERVATION_SHARE = 0.4
 """The most of a prompt that one observation may take."""
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The base of every group of settings: immutable, unknown keys refused."""
 
 
 class Search(Settings):
@@ -90,8 +87,10 @@ class Review(Settings):
 
 class Verification(Settings):
     on: bool = True
-    judge: Literal["lexical", "cross_encoder"] = "lexical"
-    """By shared words, or by the cross-encoder at `run.reranker`."""
+    judge: Literal["lexical", "cross_encoder", "language_model"] = "lexical"
+    """By shared words, by the cross-encoder at `run.reranker`, or by the language model at `run.verifier`."""
+    model: str = ""
+    """The name of the language model that judges, as its server knows it."""
     documents: Positive = 5
     characters: Positive = 6000
     """How much of a document the verifier reads."""
@@ -162,6 +161,8 @@ class Rendering(Settings):
     recent_max: Positive = 9
     """`stable_first`: the window grows to this many turns, then is cut back to `recent`."""
     epoch_turns: Positive = 5
+    instructions: Literal["full", "brief"] = "full"
+    """The static prompt: all rules, or what a small window has room for."""
 
 
 class Env(Settings):
@@ -250,72 +251,27 @@ class Reward(Settings):
     floor: float = 0.001
 
 
-class Web(Settings):
-    """Endpoints of the web retriever (`--index web:CACHE`): a search API like Serper's, a page reader like Jina's."""
+class ChatPolicy(Settings):
+    """How a language model is asked, whichever it is. It is in `policy_hash`."""
 
-    search_url: str = ""
-    search_key: str = ""
-    read_url: str = ""
-    """The page's own address is appended to it."""
-    read_key: str = ""
-    hosts: tuple[str, ...] = ()
-    """Only pages of these hosts and their subdomains are found and read; none: of all public names.
-    IP addresses and local names must be listed exactly."""
-    results: Positive = 10
-    """Results asked of the search API, beside those that an episode has seen; it shows `env.search.hits` of them."""
-    page_bytes: Positive = 2_000_000
-    """A longer page is cut there, at the border of a character; a longer answer of the search API is a fault."""
-    timeout_s: Annotated[float, Meta(gt=0.0)] = 20.0
-    """For one request, from connecting to the last byte."""
-    concurrency: Positive = 16
-    """Requests in flight in one process."""
-    offline: bool = False
-    """Answer from the cache alone; what is not there is a fault."""
-
-    def public(self) -> Web:
-        """The settings without their keys, fit to be shown and written down."""
-        return msgspec.structs.replace(self, search_key="", read_key="")
-
-    def __repr__(self) -> str:
-        # `public` is a Web too: only the representation of the base class does not come back here.
-        return super(Web, self.public()).__repr__()
-
-    def __rich_repr__(self) -> Any:
-        return super(Web, self.public()).__rich_repr__()
-
-
-class Run(Settings):
-    """How work is carried out on this machine. It is in no hash."""
-
-    workers: Count = 0
-    """Worker processes for policies without a model; 0 means: one for each core."""
-    concurrency: Positive = 8
-    """Episodes in flight in one process."""
-    attempts: Positive = 3
-    """Tries of a retriever or verifier before its fault invalidates the episode."""
-    backoff_s: Annotated[float, Meta(ge=0.0)] = 0.2
-    call_deadline_s: Annotated[float, Meta(gt=0.0)] = 30.0
-    episode_deadline_s: Annotated[float, Meta(gt=0.0)] = 600.0
-    bootstrap: Positive = 2000
-    """Resamples behind a confidence interval."""
-    embedder: str = ""
-    """Where the embedding model of an index lies on this machine; empty: where it lay when the index was built."""
-    reranker: str = ""
-    """A name or local folder of a cross-encoder for sentence-transformers."""
-    device: str = ""
-    """Of models for retrieval: cpu, cuda, cuda:1; empty: what torch prefers."""
-    threads: Count = 0
-    """Of a model for retrieval on a CPU, in each process; 0: the cores, shared among worker processes."""
-    batch_ms: Annotated[float, Meta(ge=0.0)] = 2.0
-    """How long a search waits for others to share a batch with."""
-    batch_size: Positive = 64
-    cached_searches: Count = 4096
-    """Results kept in memory for equal searches, which sibling episodes ask; fewer where they are long; 0: none."""
-    web: Web = Web()
+    format: Literal["auto", "hermes", "harmony", "compact"] = "auto"
+    """`auto`: what the model's tokenizer was made for."""
+    temperature: Annotated[float, Meta(ge=0.0)] = 1.0
+    """0: the most likely token."""
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Count = 0
+    """0: no bound."""
+    format_retries: Count = 3
+    """Further attempts at a turn whose output holds no call."""
+    constrained: bool = False
+    """Sample under a grammar that admits nothing but calls of the shown tools."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of a model in this process; logits are single precision in both."""
 
 
 class Config(Settings):
     env: Env = Env()
+    policy: ChatPolicy = ChatPolicy()
     index: Index = Index()
     reward: Reward = Reward()
     run: Run = Run()

@@ -146,9 +146,16 @@ class Sampling(Record):
     """How the tokens of one model call were drawn."""
 
     temperature: float = 1.0
+    """0: the most likely token."""
     top_p: float = 1.0
+    top_k: int = 0
+    """0: no bound."""
     max_tokens: int = 2048
     seed: int | None = None
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end the output; the one that did is its last token."""
+    grammar: str | None = None
+    """The digest of the grammar that masked the distribution, where one did."""
 
 
 class ModelCall(Record):
@@ -288,8 +295,12 @@ class Episode(Record, kw_only=True):
     stage_ms: dict[str, float] = {}
     error: str | None = None
     """What failed, where the infrastructure did."""
+    untrainable: str | None = None
+    """Why a policy gradient cannot be made of its model calls, where there are some."""
     segments: dict[str, tuple[int, ...]] = {}
     """Token ids of the prompt segments that its model calls refer to, each once."""
+    counts: dict[str, int] = {}
+    """Tokens of whatever else the budget was reckoned with, by key, where a model's tokenizer counted."""
     tokens: TokenBlob | None = None
     """Set on disk only, in place of ids, log probabilities and segments."""
     schema_version: int = SCHEMA_VERSION

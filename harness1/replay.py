@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from harness1.config import Env, Run
+from harness1.env.budget import RecordedCounter
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.memory import WorkingMemory
 from harness1.env.model_verifier import open_verifier
@@ -68,6 +69,7 @@ def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) 
     Raises:
         ConfigError: the episode was recorded under another environment configuration.
     """
+    counter = counter or recorded_counter(episode)
     twin = SearchEnv(env, Nowhere(episode.hashes.index, episode.unit), counter=counter)
     _same_environment(twin, episode)
     twin.begin(WorkingMemory.empty(episode.task.query, episode.unit))
@@ -100,14 +102,21 @@ async def replay_live(episode: Episode, env: Env, retriever: Retriever, run: Run
     if retriever.info.index_hash != episode.hashes.index:
         raise ConfigError("the index differs from the one that the episode was recorded with")
     run = run or Run()
-    twin = SearchEnv(env, retriever, open_verifier(env, run), ApproximateCounter(), run)
+    twin = SearchEnv(env, retriever, open_verifier(env, run), recorded_counter(episode), run)
     _same_environment(twin, episode)
     await twin.reset(episode.task)
 
     async def again(turn: Turn) -> Step:
-        return await twin.step([turn.action, *turn.ignored] if turn.action else [], turn.reasoning)
+        actions = [turn.action, *turn.ignored] if turn.action else []
+        return await twin.step(actions, turn.reasoning, turn.calls)
 
     return await _compare(episode, twin, again)
+
+
+def recorded_counter(episode: Episode) -> TokenCounter:
+    """What counted an episode's tokens, or, where that was a model's tokenizer, what it had counted."""
+    approximate = ApproximateCounter()
+    return approximate if episode.hashes.counter == approximate.hash else RecordedCounter(episode)
 
 
 def _same_environment(twin: SearchEnv, episode: Episode) -> None:

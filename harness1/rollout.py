@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from harness1.env.environment import SearchEnv, Step
+from harness1.env.pieces import ApproximateCounter
 from harness1.env.render import Context
 from harness1.errors import InfrastructureFault
 from harness1.hashing import digest
@@ -43,6 +44,7 @@ async def rollout(
     public = task.public()
     hashes = Hashes(env.hash, policy.hash, env.retriever.info.index_hash, env.counter.hash)
     turns: list[Turn] = []
+    segments: dict[str, tuple[int, ...]] = {}
     clock = _Clock()
     error = None
     deadline = asyncio.timeout(env.edge.run.episode_deadline_s)
@@ -50,7 +52,7 @@ async def rollout(
         async with deadline:
             context = await env.reset(public)
             session = policy.open(public, seed)
-            stop = await _play(env, session, context, turns, clock, watch)
+            stop = await _play(env, session, context, turns, segments, clock, watch)
     except TimeoutError:
         if not deadline.expired():
             raise
@@ -76,6 +78,9 @@ async def rollout(
         policy_versions=(min(versions, default=0), max(versions, default=0)),
         stage_ms=clock.spent,
         error=error,
+        untrainable=_untrainable(turns),
+        segments=segments,
+        counts=_counts(env, segments),
     )
 
 
@@ -84,6 +89,7 @@ async def _play(
     session: Session,
     context: Context | None,
     turns: list[Turn],
+    segments: dict[str, tuple[int, ...]],
     clock: _Clock,
     watch: Watcher | None,
 ) -> StopReason:
@@ -91,6 +97,7 @@ async def _play(
     while context is not None:
         decision = await session.act(context)
         clock.lap("policy")
+        segments |= decision.segments
         if decision.parse_error is not None or not decision.actions:
             turns.append(_failed_turn(env, decision, context))
             return StopReason.FORMAT_LIMIT
@@ -114,6 +121,23 @@ def _failed_turn(env: SearchEnv, decision: Decision, context: Context) -> Turn:
         memory_hash=env.state.memory.hash(),
         context_hash=context.hash,
     )
+
+
+def _counts(env: SearchEnv, segments: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """What a replay needs in place of a tokenizer, beside the segments; nothing, where it was an approximation."""
+    if isinstance(env.counter, ApproximateCounter):
+        return {}
+    return {key: count for key, count in env.renderer.measure.known.items() if key not in segments}
+
+
+def _untrainable(turns: Sequence[Turn]) -> str | None:
+    """What is missing in the model calls, if anything is."""
+    calls = [call for turn in turns for call in turn.calls]
+    if not all(call.output_ids for call in calls):
+        return "its model gives no token ids"
+    if not all(call.output_logprobs for call in calls):
+        return "its outputs have no log probabilities"
+    return None
 
 
 def _versions(call: ModelCall) -> tuple[int, int]:

@@ -24,7 +24,8 @@ def run_stage(config: Config, policy: str, inputs: dict[str, Any], index: str, h
 
 def shown_config(config: Config) -> dict[str, Any]:
     """Every setting but the keys of services, which are secrets."""
-    run = msgspec.structs.replace(config.run, web=config.run.web.public())
+    run = config.run
+    run = msgspec.structs.replace(run, web=run.web.public(), model=run.model.public(), verifier=run.verifier.public())
     tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(config, run=run))
     return tree
 

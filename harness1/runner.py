@@ -25,7 +25,8 @@ from harness1.env.environment import SearchEnv
 from harness1.env.model_verifier import open_verifier
 from harness1.env.verification import Verifier
 from harness1.errors import InfrastructureFault
-from harness1.policy.policy import Policy
+from harness1.policy.models import is_model
+from harness1.policy.policy import Policy, counter_of
 from harness1.policy.registry import make_policy, needs_gold
 from harness1.records import Episode, Gold, Record, Task, decode_episode, encode_episode
 from harness1.retrieval.engines import is_exclusive, open_retriever
@@ -53,8 +54,9 @@ class Bench:
     retriever: str
     policy: str
 
-    def environment(self, retriever: Retriever) -> SearchEnv:
-        return SearchEnv(self.config.env, retriever, _verifier(self.config), run=self.config.run)
+    def environment(self, retriever: Retriever, policy: Policy) -> SearchEnv:
+        """An environment that counts tokens as the policy does."""
+        return SearchEnv(self.config.env, retriever, _verifier(self.config), counter_of(policy), self.config.run)
 
     def shared_by(self, workers: int) -> Bench:
         """The same, with the cores shared among worker processes, each of which may load a model."""
@@ -65,9 +67,9 @@ class Bench:
 
     def policy_for(self, jobs: Sequence[Job]) -> Policy:
         if not needs_gold(self.policy):
-            return _policy(self.policy)
+            return _policy(self.policy, self.config)
         golds: dict[str, Gold] = {job.task.task_id: job.task.gold for job in jobs if job.task.gold is not None}
-        return make_policy(self.policy, golds)
+        return make_policy(self.policy, golds, self.config)
 
 
 def run_episodes(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episode], None]) -> None:
@@ -95,7 +97,7 @@ def run_episodes(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episod
 
 
 def _workers(bench: Bench, jobs: int) -> int:
-    if is_exclusive(bench.retriever):
+    if is_exclusive(bench.retriever) or is_model(bench.policy):
         return 1
     return min(bench.config.run.workers or os.cpu_count() or 1, max(1, jobs // FEW))
 
@@ -116,7 +118,7 @@ async def _gather(bench: Bench, jobs: Sequence[Job]) -> list[Episode]:
     policy = bench.policy_for(jobs)
 
     async def one(job: Job) -> Episode:
-        env = bench.environment(retriever)
+        env = bench.environment(retriever, policy)
         episode = await rollout(env, policy, job.task, seed=job.seed, sample_idx=job.sample_idx)
         return score(episode, job.task.gold, bench.config) if job.task.gold is not None else episode
 
@@ -166,9 +168,9 @@ def _verifier(config: Config) -> Verifier:
 
 
 @lru_cache(maxsize=2)
-def _policy(spec: str) -> Policy:
-    """A policy is made once for each process: a record to repeat may be large."""
-    return make_policy(spec, {})
+def _policy(spec: str, config: Config) -> Policy:
+    """A policy is made once for each process: its model, or the record that it repeats, may be large."""
+    return make_policy(spec, {}, config)
 
 
 def _begin_worker() -> None:

@@ -172,7 +172,7 @@ def recount(env: SearchEnv, context: Context) -> int:
     role = None
     for piece in context.pieces:
         if piece.turn_ref is not None or piece.role != role:
-            total += counter.overhead(piece.role)
+            total += counter.overhead(piece)
         role = piece.role
         total += counter.piece(piece)
     return total

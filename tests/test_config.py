@@ -40,7 +40,7 @@ def changed(settings: Settings, path: str) -> str:
     if isinstance(value, bool):
         new: Any = str(not value).lower()
     elif isinstance(value, str):
-        new = next(choice for choice in get_args(field.type) if choice != value)
+        new = next((choice for choice in get_args(field.type) if choice != value), "other")
     elif isinstance(value, int):
         new = value - 1 if path.endswith("cap") else value + 1
     else:

@@ -27,7 +27,13 @@ HEAVY = (
     "datasketch",
     "typer",
 )
-PROTOCOL_METHODS = {"act", "fork", "open", "search", "grep", "read", "get", "judge", "piece", "tools", "overhead"}
+PROTOCOL_METHODS = {
+    *("act", "fork", "open"),
+    *("search", "grep", "read", "get", "judge"),
+    *("piece", "tools", "overhead"),
+    *("opening", "closing", "declarations", "generation_prompt", "parse", "speak", "grammar", "encode", "decode"),
+    *("generate", "load_weights"),
+}
 FREE_STATEMENTS = 3
 BROAD = {("harness1/env/edge.py", "_retried")}
 """Where any exception is caught: what an engine raises is its own fault, and must not end the other episodes."""
@@ -48,7 +54,7 @@ def undocumented(body: list[ast.stmt], in_class: bool = False) -> Iterator[str]:
     of three statements at most may go without; so may groups of settings, whose fields say what they are."""
     for node in body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            if ast.get_docstring(node) is None and "Settings" not in [ast.unparse(base) for base in node.bases]:
+            if ast.get_docstring(node) is None and not {"Settings", "Keyed"} & {ast.unparse(base) for base in node.bases}:
                 yield node.name
             yield from (f"{node.name}.{method}" for method in undocumented(node.body, in_class=True))
         elif isinstance(node, Function) and not node.name.startswith("_") and ast.get_docstring(node) is None:

@@ -17,11 +17,11 @@ from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
 from harness1.config import Config
 from harness1.data.source import Source, open_source
 from harness1.errors import CorpusError, UsageError
+from harness1.http_client import without_password
 from harness1.records import DocId
 from harness1.retrieval.building import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.engine_build import build_engine
-from harness1.retrieval.http_client import without_password
 from harness1.retrieval.index import build_hash, open_index
 from harness1.retrieval.retriever import IndexInfo
 from harness1.retrieval.vectors import Progress as Embedded

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from harness1.cli import config, demo, evaluate, index, replay, search, serve
+from harness1.cli import config, demo, evaluate, index, models, replay, search, serve
 from harness1.errors import InfrastructureFault, UsageError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("search")(search.search)
 app.command("eval")(evaluate.evaluate)
 app.command("replay")(replay.replay)
 app.add_typer(config.app, name="config")
+app.add_typer(models.app, name="models")
 app.add_typer(serve.app, name="serve")
 
 

@@ -17,7 +17,13 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output and nothing else.")]
 Force = Annotated[bool, typer.Option("--force", help="Do it again although it is done.")]
 PolicyName = Annotated[
-    str, typer.Option("--policy", help="scripted, single-shot, random, oracle or replay:RUN.", metavar="NAME")
+    str,
+    typer.Option(
+        "--policy",
+        help="scripted, single-shot, random, oracle, replay:RUN, hf:PATH, vllm:PATH, vllm:MODEL@URL, sglang:MODEL@URL"
+        " or openai:MODEL@URL.",
+        metavar="NAME",
+    ),
 ]
 
 

@@ -18,6 +18,7 @@ from harness1.env.environment import SearchEnv
 from harness1.env.model_verifier import open_verifier
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import digest
+from harness1.policy.policy import counter_of
 from harness1.policy.registry import make_policy, needs_gold
 from harness1.records import Episode, Task
 from harness1.retrieval.engines import open_retriever
@@ -72,8 +73,8 @@ def run_one(
     Without a folder, searches under the same configuration, policy and index share one.
     """
     verifier = open_verifier(config.env, config.run)
-    env = SearchEnv(config.env, open_retriever(index, config), verifier, run=config.run)
-    chosen = make_policy(policy, {})
+    chosen = make_policy(policy, {}, config)
+    env = SearchEnv(config.env, open_retriever(index, config), verifier, counter_of(chosen), config.run)
     hashes = {"env": env.hash, "policy": chosen.hash, "index": env.retriever.info.index_hash}
     stage = run_stage(config, policy, hashes, index, hashes)
     out = out or Path("runs") / f"search-{digest(hashes)[:8]}"

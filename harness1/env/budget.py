@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 from harness1.config import Env
 from harness1.env.blocks import Block, Drop
-from harness1.env.pieces import Piece, TokenCounter, piece
-from harness1.env.view import BudgetView
+from harness1.env.pieces import Piece, TokenCounter, grouped, piece
+from harness1.env.view import BudgetView, TurnView
+from harness1.records import Episode
+from harness1.tools.tool import ToolSpec
+
+TOOLS = "+tools"
+"""The key of what the tool declarations cost."""
 
 
 @dataclass(frozen=True)
@@ -21,28 +26,38 @@ class Budget:
 
 
 class Measure:
-    """Counts pieces once each and remembers, so that a turn costs only its new text."""
+    """Counts everything once and remembers, so that a turn costs only its new text.
+
+    Attributes:
+        known: all counts by key: what a replay needs in place of the counter (`RecordedCounter`).
+    """
 
     def __init__(self, counter: TokenCounter) -> None:
         self.counter = counter
-        self._known: dict[str, int] = {}
+        self.known: dict[str, int] = {}
 
     def piece(self, piece: Piece) -> int:
-        count = self._known.get(piece.key)
+        count = self.known.get(piece.key)
         if count is None:
-            count = self._known[piece.key] = self.counter.piece(piece)
+            count = self.known[piece.key] = self.counter.piece(piece)
+        return count
+
+    def overhead(self, first: Piece) -> int:
+        """What a message that begins with this piece adds."""
+        key = overhead_key(first)
+        count = self.known.get(key)
+        if count is None:
+            count = self.known[key] = self.counter.overhead(first)
+        return count
+
+    def tools(self, specs: Sequence[ToolSpec]) -> int:
+        """The tool declarations, and what else stands outside of messages."""
+        self.known[TOOLS] = count = self.counter.tools(specs)
         return count
 
     def total(self, pieces: Sequence[Piece]) -> int:
-        """Tokens of joined pieces; consecutive pieces of one role are one message."""
-        count = 0
-        role = None
-        for each in pieces:
-            if each.role != role or each.turn_ref is not None:
-                role = each.role
-                count += self.counter.overhead(each.role)
-            count += self.piece(each)
-        return count
+        """Tokens of joined pieces, and of the messages that they are."""
+        return sum(map(self.piece, pieces)) + sum(self.overhead(group[0]) for group in grouped(pieces))
 
 
 def fit(blocks: Sequence[Block], limit: int, measure: Measure, room: int = 0) -> tuple[list[Piece], int, int] | None:
@@ -73,12 +88,39 @@ def fit(blocks: Sequence[Block], limit: int, measure: Measure, room: int = 0) ->
     return (kept, used, dropped) if used <= limit else None
 
 
-def marker_room(env: Env, counter: TokenCounter) -> int:
+def overhead_key(first: Piece) -> str:
+    """What decides how much a message adds: its role, and the tool that answers in it."""
+    return f"+{first.role}/{first.shows.tool}" if isinstance(first.shows, TurnView) else f"+{first.role}"
+
+
+class RecordedCounter:
+    """The counts of a recorded episode, so that a replay needs no tokenizer.
+
+    Raises:
+        LookupError: on counting what the episode never had; its record was changed, or the code.
+    """
+
+    def __init__(self, episode: Episode) -> None:
+        self.hash = episode.hashes.counter
+        self._counts = {key: len(ids) for key, ids in episode.segments.items()} | episode.counts
+
+    def piece(self, piece: Piece) -> int:
+        return self._counts[piece.key]
+
+    def tools(self, specs: Sequence[ToolSpec]) -> int:
+        return self._counts[TOOLS]
+
+    def overhead(self, first: Piece) -> int:
+        return self._counts[overhead_key(first)]
+
+
+def marker_room(env: Env, measure: Measure) -> int:
     """Tokens kept free for the budget line, which is written last because it says how large the rest is: its longest
     form, twice, for other digits may need more tokens, and what its message adds."""
     if not env.budget_marker.on:
         return 0
-    return 2 * counter.piece(marker(env, env.prompt_limit, env.max_turns)) + counter.overhead("user")
+    longest = marker(env, env.prompt_limit, env.max_turns)
+    return 2 * measure.piece(longest) + measure.overhead(longest)
 
 
 def marker(env: Env, used: int, turn: int) -> Piece:

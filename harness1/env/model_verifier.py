@@ -1,12 +1,15 @@
-"""Verification by a cross-encoder, and the choice between it and the lexical verifier."""
+"""Verification by a cross-encoder, and the choice among all verifiers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from harness1.config import Env, Run
+from harness1.env.language_verifier import LanguageModelVerifier
 from harness1.env.sentences import split
 from harness1.env.verification import Judgement, LexicalVerifier, Verifier, VerifierFault
+from harness1.errors import ConfigError
+from harness1.model_endpoint import ModelEndpoint
 from harness1.records import UnitId
 from harness1.retrieval.analyser import Analyser
 from harness1.retrieval.batching import Batcher
@@ -25,16 +28,31 @@ def open_verifier(env: Env, run: Run) -> Verifier:
 
     Raises:
         ConfigError, MissingExtra, UsageError: as `open_cross_encoder`, where it is the cross-encoder.
+        ConfigError: the language model has no name or no address.
+        MissingExtra: it is the language model, and aiohttp is not installed.
     """
-    if env.verification.judge == "lexical" or not env.verification.on:
+    verification = env.verification
+    if verification.judge == "lexical" or not verification.on:
         return unopened_verifier(env)
+    if verification.judge == "language_model":
+        return _language_verifier(env, run)
     scorer = open_cross_encoder(run)
-    return CrossEncoderVerifier(scorer, env.verification.characters, run.batch_ms / 1000, run.batch_size)
+    return CrossEncoderVerifier(scorer, verification.characters, run.batch_ms / 1000, run.batch_size)
 
 
 def unopened_verifier(env: Env) -> Verifier:
     """What an environment has that was given no verifier: the lexical one, if it is the configured one."""
-    return LexicalVerifier(env.verification.characters) if env.verification.judge == "lexical" else NoVerifier()
+    judge, characters = env.verification.judge, env.verification.characters
+    return LexicalVerifier(characters) if judge == "lexical" else NoVerifier(judge)
+
+
+def _language_verifier(env: Env, run: Run) -> LanguageModelVerifier:
+    needed = {"run.verifier.url": run.verifier.url, "env.verification.model": env.verification.model}
+    if missing := [name for name, value in needed.items() if not value]:
+        raise ConfigError(f"env.verification.judge=language_model needs {' and '.join(missing)}")
+    server = run.verifier
+    endpoint = ModelEndpoint(server.url, server.key, server.timeout_s, run.attempts, run.backoff_s, server.concurrency)
+    return LanguageModelVerifier(endpoint, env.verification.model, env.verification.characters)
 
 
 class CrossEncoderVerifier:
@@ -90,10 +108,11 @@ class CrossEncoderVerifier:
 class NoVerifier:
     """Stands where a verifier was configured that nobody opened: judging is a fault, never a guess by other means."""
 
+    def __init__(self, judge: str) -> None:
+        self._fault = VerifierFault(f"env.verification.judge={judge} needs a verifier from open_verifier")
+
     async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
-        return [VerifierFault("env.verification.judge=cross_encoder needs a verifier from open_verifier")] * len(
-            documents
-        )
+        return [self._fault] * len(documents)
 
 
 def _passages(claim: str, text: str) -> dict[str, str]:

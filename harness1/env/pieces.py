@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from harness1.hashing import text_digest
-from harness1.records import Record, ToolCall
+from harness1.records import ModelCall, Record, ToolCall
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.tools.tool import ToolSpec, short_name
 
@@ -26,8 +26,8 @@ Role = Literal["system", "user", "assistant", "tool"]
 class Piece:
     """`key` names kind and content; `shows` is the typed value that the text puts into words.
 
-    A piece with `turn_ref` stands for the policy's own output of that turn: a chat format fills in the sampled ids,
-    and `text` is what stands there for policies without tokens.
+    A piece with `turn_ref` stands for the policy's own output of that turn. `spoken` is the model call that sampled it:
+    a chat format puts its ids there, as they are; for policies without tokens, `text` stands there.
     """
 
     key: str
@@ -35,12 +35,31 @@ class Piece:
     text: str
     turn_ref: int | None = None
     shows: Record | None = field(default=None, compare=False)
+    spoken: ModelCall | None = field(default=None, compare=False)
 
 
-def piece(name: str, role: Role, text: str, shows: Record | None = None, turn_ref: int | None = None) -> Piece:
+def piece(name: str, role: Role, text: str, shows: Record | None = None) -> Piece:
     """Make a piece; its text is stripped and closed by one newline."""
     body = text.strip() + "\n"
-    return Piece(f"{name}#{text_digest(body)}", role, body, turn_ref, shows)
+    return Piece(f"{name}#{text_digest(body)}", role, body, shows=shows)
+
+
+def action_piece(turn: int, text: str, shows: Record | None, spoken: ModelCall | None) -> Piece:
+    """The piece of a policy's own output; what was sampled names it, where something was."""
+    body = text.strip() + "\n"
+    content = ",".join(map(str, spoken.output_ids)) if spoken else body
+    return Piece(f"action/{turn}#{text_digest(content)}", "assistant", body, turn, shows, spoken)
+
+
+def grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Pieces as messages: consecutive pieces of one role are one, and so is each output of the policy."""
+    groups: list[list[Piece]] = []
+    for each in pieces:
+        if groups and groups[-1][0].role == each.role and each.turn_ref is None and groups[-1][0].turn_ref is None:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
 
 
 def action_text(reasoning: str, action: ToolCall | None) -> str:
@@ -77,11 +96,11 @@ class TokenCounter(Protocol):
         ...
 
     def tools(self, specs: Sequence[ToolSpec]) -> int:
-        """Tokens of the tool declarations."""
+        """Tokens of the tool declarations, and of what else every prompt holds outside its messages."""
         ...
 
-    def overhead(self, role: Role) -> int:
-        """Tokens that a message of this role adds around its pieces."""
+    def overhead(self, first: Piece) -> int:
+        """Tokens that a message which begins with this piece adds around its pieces."""
         ...
 
 
@@ -98,5 +117,5 @@ class ApproximateCounter:
             approximate_tokens(f"{spec.name} {spec.description} {json.dumps(spec.parameters)}") for spec in specs
         )
 
-    def overhead(self, role: Role) -> int:
+    def overhead(self, first: Piece) -> int:
         return 4

@@ -13,6 +13,25 @@ def static_piece(env: Env, toolbox: Toolbox) -> Piece:
 
 
 def _instructions(env: Env, toolbox: Toolbox) -> list[str]:
+    return _brief(env, toolbox) if env.rendering.instructions == "brief" else _full(env, toolbox)
+
+
+def _brief(env: Env, toolbox: Toolbox) -> list[str]:
+    """The task, and what no model can guess, for a window that has no room for more."""
+    lines = [
+        f"Find the documents that someone needs to answer the question. Your result is the curated set, at most"
+        f" {env.curation.cap}. One tool call each turn: search, curate what is useful by its handle (such as D12),"
+        " search again for what is missing, then end_search alone.",
+        "Short queries; never the same one twice.",
+    ]
+    if env.auto_populate.on:
+        lines.append(f"The first search curates its best {env.auto_populate.documents}: remove what is useless.")
+    if env.curation.tags:
+        lines.append("Tags: very_high states the answer, high is a needed link, fair may be useful, low is doubtful.")
+    return lines
+
+
+def _full(env: Env, toolbox: Toolbox) -> list[str]:
     tools = toolbox.tools
     lines = [
         "You are a search agent. You do not answer the question: you collect the documents that someone else needs to"

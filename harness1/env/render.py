@@ -63,15 +63,15 @@ class Renderer:
         self.static = static_piece(env, toolbox)
         self.memory_pieces = MemoryPieces(env)
         self.measure = Measure(counter)
-        self.limit = env.prompt_limit - counter.tools(toolbox.specs) - marker_room(env, counter)
+        self.limit = env.prompt_limit - self.measure.tools(toolbox.specs) - marker_room(env, self.measure)
 
     def smallest_window(self) -> int:
         """The smallest context window that holds what every context has, and an observation of `SMALLEST_TURN`."""
         fixed = self.measure.total([self.static, self._query(WorkingMemory(""))])
-        fixed += self.counter.tools(self.toolbox.specs) + SMALLEST_TURN + self.env.generation_reserve
+        fixed += self.measure.tools(self.toolbox.specs) + SMALLEST_TURN + self.env.generation_reserve
         window = fixed + 1
         # The budget line names the window, so that its size depends on it.
-        while window < fixed + marker_room(msgspec.structs.replace(self.env, context_window=window), self.counter):
+        while window < fixed + marker_room(msgspec.structs.replace(self.env, context_window=window), self.measure):
             window += 1
         return window
 

@@ -11,7 +11,7 @@ import msgspec
 
 from harness1.config import Env
 from harness1.env.memory import WorkingMemory
-from harness1.env.pieces import Piece, action_text, piece, shown_call
+from harness1.env.pieces import Piece, action_piece, action_text, piece, shown_call
 from harness1.env.prose import sentence
 from harness1.env.view import ActionView, ChangesView, DocumentView, HitView, JudgementView, TurnView
 from harness1.records import Delta, Hit, Observation, Ranking, Tag, Turn, UnitId, Verdict
@@ -38,7 +38,8 @@ def turn_pieces(memory: WorkingMemory, env: Env, turn: Turn, traits: Traits) -> 
     """Put a finished turn into pieces; the memory is the one after the turn, the traits are those of its tool."""
     assert turn.observation is not None
     called = ActionView(turn.index, shown_call(turn.action)) if turn.action else None
-    action = piece(f"action/{turn.index}", "assistant", action_text(turn.reasoning, turn.action), called, turn.index)
+    spoken = turn.calls[-1] if turn.calls and turn.calls[-1].output_ids else None
+    action = action_piece(turn.index, action_text(turn.reasoning, turn.action), called, spoken)
     hits = _hits(memory, env, turn.index, turn.observation, traits)
     return TurnPieces(turn.index, action, _head(memory, env, turn.index, turn.observation), hits)
 

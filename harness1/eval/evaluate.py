@@ -47,8 +47,9 @@ class Evaluation:
     def stage(self) -> Stage:
         """The card of the run; equal work has an equal card."""
         retriever = open_retriever(self.index, self.config)
-        env = self.bench.environment(retriever)
-        names = {"env": env.hash, "policy": self.bench.policy_for(self.jobs()).hash, "index": retriever.info.index_hash}
+        policy = self.bench.policy_for(self.jobs())
+        env = self.bench.environment(retriever, policy)
+        names = {"env": env.hash, "policy": policy.hash, "index": retriever.info.index_hash}
         inputs = {
             "dataset": self.dataset,
             "split": self.split,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from harness1.env.pieces import ApproximateCounter, TokenCounter
 from harness1.env.render import Context
 from harness1.records import ModelCall, Record, Task, ToolCall
 
@@ -19,6 +20,8 @@ class Decision(Record):
     reasoning: str = ""
     calls: tuple[ModelCall, ...] = ()
     parse_error: str | None = None
+    segments: dict[str, tuple[int, ...]] = {}
+    """Token ids of the stretches that the prompts of `calls` name, but for the outputs of earlier calls."""
 
 
 class Session(Protocol):
@@ -32,7 +35,10 @@ class Session(Protocol):
 
 
 class Policy(Protocol):
-    """Opens sessions; `hash` names everything that decides its behaviour, `name` is what a user typed."""
+    """Opens sessions; `hash` names everything that decides its behaviour, `name` is what a user typed.
+
+    A policy with a tokenizer has a `counter`, too, by which its environment reckons (`counter_of`).
+    """
 
     @property
     def name(self) -> str: ...
@@ -41,3 +47,9 @@ class Policy(Protocol):
     def hash(self) -> str: ...
 
     def open(self, task: Task, seed: int) -> Session: ...
+
+
+def counter_of(policy: Policy) -> TokenCounter:
+    """How an environment counts tokens for a policy: as its format does, or approximately where it has none."""
+    counter: TokenCounter | None = getattr(policy, "counter", None)
+    return counter or ApproximateCounter()

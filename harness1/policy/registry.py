@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from harness1.config import Config
 from harness1.errors import UsageError
+from harness1.policy.models import NAMES as MODELS
+from harness1.policy.models import ModelSpec, is_model, open_model
 from harness1.policy.oracle import OraclePolicy
 from harness1.policy.policy import Policy
 from harness1.policy.random_walk import RandomPolicy
@@ -22,7 +25,7 @@ PLAIN: dict[str, Callable[[], Policy]] = {
 """Policies that need nothing but their name."""
 
 ORACLE = "oracle"
-NAMES = (*PLAIN, "scripted:SIZE (1 to 30)", ORACLE, "replay:RUN")
+NAMES = (*PLAIN, "scripted:SIZE (1 to 30)", ORACLE, "replay:RUN", *MODELS)
 
 
 def needs_gold(spec: str) -> bool:
@@ -31,19 +34,23 @@ def needs_gold(spec: str) -> bool:
 
 
 def check_policy(spec: str) -> None:
-    """Refuse a policy that does not exist, before any work is done for it.
+    """Refuse a policy that does not exist, before any work is done for it. Models are not loaded.
 
     Raises:
         UsageError: there is no such policy.
     """
-    make_policy(spec, {})
+    if is_model(spec):
+        ModelSpec.read(spec)
+    else:
+        make_policy(spec, {})
 
 
-def make_policy(spec: str, golds: Mapping[str, Gold]) -> Policy:
+def make_policy(spec: str, golds: Mapping[str, Gold], config: Config = Config()) -> Policy:
     """A policy from its name; the oracle alone is given the gold, by task id.
 
     Raises:
-        UsageError: there is no such policy.
+        UsageError: there is no such policy, or its model cannot be loaded.
+        ConfigError: the settings do not fit its model.
     """
     kind, _, argument = spec.partition(":")
     if kind == "replay" and argument:
@@ -54,4 +61,6 @@ def make_policy(spec: str, golds: Mapping[str, Gold]) -> Policy:
         return OraclePolicy(golds)
     if spec in PLAIN:
         return PLAIN[spec]()
+    if is_model(spec):
+        return open_model(spec, config)
     raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(NAMES)}")

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from harness1 import config
 from harness1.errors import UsageError
+from harness1.http_client import without_password
 from harness1.retrieval.chroma_build import build_chroma
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.http_client import without_password
 from harness1.retrieval.milvus_build import build_milvus
 from harness1.retrieval.retriever import IndexInfo
 

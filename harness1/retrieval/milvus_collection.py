@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.http_client import without_password
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.http_client import without_password
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient

@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import msgspec
 
-from harness1.config import Config, Run, Settings
+from harness1.config import Config, Run
 from harness1.errors import ConfigError, InfrastructureFault
+from harness1.http_client import HttpClient, HttpFault, error_text, without_password
 from harness1.records import Chunk, ChunkId, DocId, Record
-from harness1.retrieval.http_client import HttpClient, error_text, without_password
 from harness1.retrieval.retriever import (
     BadPattern,
     IndexInfo,
@@ -35,6 +35,7 @@ from harness1.serve.messages import (
     SearchAnswers,
     SearchCall,
 )
+from harness1.settings import Settings
 
 GRACE_S = 2.0
 """Beyond a deadline, which the server keeps, how long its answer may be on the way."""
@@ -90,7 +91,8 @@ class RemoteRetriever:
         return _chunks(await self._post("/get", call, ChunksAnswer, self._run.call_deadline_s))
 
     async def _post(self, path: str, call: Record, kind: type[Answer], deadline: float) -> Answer | RetrievalFault:
-        return await self._client.post(path, msgspec.json.encode(call), kind, max(deadline, 0.0) + GRACE_S)
+        found = await self._client.post(path, msgspec.json.encode(call), kind, max(deadline, 0.0) + GRACE_S)
+        return RetrievalFault(found.message) if isinstance(found, HttpFault) else found
 
 
 def open_http(url: str, config: Config) -> Retriever:

@@ -22,8 +22,8 @@ import msgspec
 from harness1.config import Config
 from harness1.errors import ConfigError
 from harness1.hashing import digest, text_digest
+from harness1.http_client import HttpClient, HttpFault
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.http_client import HttpClient
 from harness1.retrieval.ordering import total_order
 from harness1.retrieval.retriever import (
     BadPattern,
@@ -67,10 +67,10 @@ class SearchR1Retriever:
         body = msgspec.json.encode(RetrieveCall(queries, topk, True))
         latest = max(request.deadline for request in requests)
         answer = await self._client.post("/retrieve", body, _Answer, max(latest, 0.0))
-        if isinstance(answer, _Answer) and len(answer.result) != len(requests):
-            answer = RetrievalFault(f"{len(answer.result)} results for {len(requests)} queries")
-        if isinstance(answer, RetrievalFault):
-            return [answer] * len(requests)
+        if isinstance(answer, HttpFault):
+            return [RetrievalFault(answer.message)] * len(requests)
+        if len(answer.result) != len(requests):
+            return [RetrievalFault(f"{len(answer.result)} results for {len(requests)} queries")] * len(requests)
         spent = time.monotonic() - begin
         return [
             RetrievalFault("deadline") if spent > request.deadline else self._result(request, passages, spent)

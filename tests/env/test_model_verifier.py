@@ -17,6 +17,7 @@ from harness1.env.environment import SearchEnv
 from harness1.env.model_verifier import CrossEncoderVerifier, NoVerifier, open_verifier
 from harness1.env.verification import Judgement, LexicalVerifier, VerifierFault
 from harness1.errors import ConfigError, InfrastructureFault
+from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import UnitId
 from harness1.runner import Bench
 from tests.retrieval.test_cross_encoder import save_pair_model
@@ -138,7 +139,10 @@ def test_the_configuration_chooses_the_verifier(tmp_path: Path) -> None:
     verifier = open_verifier(chosen.env, chosen.run)
     assert isinstance(verifier, CrossEncoderVerifier)
     assert verifier.characters == 77
-    assert isinstance(Bench(chosen, "", "scripted").environment(WordRetriever(CORPUS)).verifier, CrossEncoderVerifier)
+    assert isinstance(
+        Bench(chosen, "", "scripted").environment(WordRetriever(CORPUS), ScriptedPolicy()).verifier,
+        CrossEncoderVerifier,
+    )
     lexical = open_verifier(Env(verification=Verification(characters=78)), Run())
     assert isinstance(lexical, LexicalVerifier)
     assert lexical.characters == 78

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from harness1.config import Env, Rendering
-from harness1.env.pieces import ApproximateCounter, action_text, piece
+from harness1.env.pieces import ApproximateCounter, action_piece, action_text, piece
 from harness1.records import ToolCall
 from tests.support import call, chunk, curate, make_env, play, search
 
@@ -156,7 +156,7 @@ def test_control_tokens_in_a_document_are_ordinary_text(control: str, encoders: 
 @given(_TEXT, _TEXT)
 def test_an_action_in_words_is_one_piece(reasoning: str, argument: str) -> None:
     words = action_text(reasoning, ToolCall("search_corpus", {"query": argument}))
-    made = piece("action/1", "assistant", words, None, 1)
+    made = action_piece(1, words, None, None)
     assert made.text.startswith("Action: search_corpus")
     assert made.text.count("\n") == 1 + bool(reasoning.strip()) or reasoning
 
@@ -170,4 +170,4 @@ def test_the_approximate_counter_takes_four_characters_for_a_token() -> None:
     counter = ApproximateCounter()
     assert counter.piece(piece("x", "user", "12345678")) == 3
     assert counter.tools(make_env().toolbox.specs) > 100
-    assert counter.overhead("user") == 4
+    assert counter.overhead(piece("x", "user", "one")) == 4

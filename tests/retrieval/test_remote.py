@@ -20,10 +20,10 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.env.environment import SearchEnv
 from harness1.errors import ConfigError, InfrastructureFault
+from harness1.http_client import CONNECTIONS
 from harness1.policy.registry import make_policy
 from harness1.records import ChunkId, DocId, Status, Task
 from harness1.retrieval.engines import open_retriever
-from harness1.retrieval.http_client import CONNECTIONS
 from harness1.retrieval.remote import RemoteRetriever
 from harness1.retrieval.retriever import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
 from harness1.retrieval.search_r1 import SearchR1Retriever

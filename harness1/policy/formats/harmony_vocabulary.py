@@ -1,0 +1,44 @@
+"""The vocabulary of gpt-oss as `openai-harmony` has it, for a model behind a server whose tokenizer is not at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness1.errors import MissingExtra, UsageError
+from harness1.hashing import digest
+from harness1.plain import plain_text
+
+
+class HarmonyVocabulary:
+    """A `Tokenizer` over the encoding of `openai-harmony`, which fetches its vocabulary or reads it from the folder
+    that its own variable `TIKTOKEN_ENCODINGS_BASE` names.
+
+    Raises:
+        MissingExtra: `openai-harmony` is not installed.
+        UsageError: it finds no vocabulary.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from openai_harmony import HarmonyEncodingName, HarmonyError, load_harmony_encoding
+        except ModuleNotFoundError as error:
+            raise MissingExtra("openai_harmony", "harmony") from error
+        try:
+            self._encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+        except HarmonyError as error:
+            raise UsageError(
+                f"openai-harmony has no vocabulary ({error}): let TIKTOKEN_ENCODINGS_BASE name a folder with"
+                " o200k_base.tiktoken"
+            ) from error
+        names = self._encoding.special_tokens_set
+        self.control = {name: self._encoding.encode(name, allowed_special="all")[0] for name in sorted(names)}
+        self.hash = digest([self._encoding.name, self.control])
+        self._size = max(self.control.values()) + 1
+
+    def encode(self, text: str) -> list[int]:
+        return self._encoding.encode(plain_text(text), disallowed_special=())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        known = [token for token in ids if 0 <= token < self._size]
+        text: str = self._encoding.decode(known, errors="replace")
+        return text

@@ -1,0 +1,96 @@
+"""Reading calls out of text: tolerant where the meaning is clear, never an exception, and in bounded time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from harness1.records import ToolCall
+
+LONGEST = 100_000
+"""Characters of an output that are read; no valid call is longer."""
+MOST_CALLS = 64
+"""Calls of an output that are read: one is carried out, so that no policy means more."""
+WRAPPERS = ("multi_tool_use", "multi_tool_use.parallel", "parallel")
+"""Names under which models wrap several calls into one."""
+_MARKER = re.compile(r"<\|[^|<>]*\|>")
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*'
+_BRACES = re.compile(rf'{_STRING}"?|[{{}}]', re.DOTALL)
+_ESCAPES = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})|\\")
+_COMMAS = re.compile(rf'({_STRING}")|,(?=\s*[}}\]])', re.DOTALL)
+
+Call = tuple[str, dict[str, Any]]
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that a text is, or the first balanced one in it (spec 2.5: strict, then balanced, then repaired).
+
+    Control characters in strings are taken; backslashes that escape nothing stand for themselves; a comma behind the
+    last item counts not.
+    """
+    text = text[:LONGEST].strip()
+    for candidate in _candidates(text):
+        found = _loaded(candidate)
+        if isinstance(found, dict):
+            return found
+    return None
+
+
+def balanced(text: str, start: int = 0) -> str | None:
+    """The stretch from the first `{` at or behind `start` to the brace that closes it; braces in strings count not."""
+    begin = text.find("{", start)
+    depth = 0
+    for token in _BRACES.finditer(text, begin) if begin >= 0 else ():
+        if token[0] in "{}":
+            depth += 1 if token[0] == "{" else -1
+            if not depth:
+                return text[begin : token.end()]
+    return None
+
+
+def clean_name(name: str) -> str:
+    """The name of a tool without the prefix, quotes and marker tokens that models put around it."""
+    stretches = [stretch.strip(" \t\r\n\"'`:") for stretch in _MARKER.split(name)]
+    return next((stretch for stretch in stretches if stretch), "").removeprefix("functions.")
+
+
+def read_call(found: dict[str, Any]) -> tuple[ToolCall, ...]:
+    """The calls that an object of name and arguments stands for; none if it is no such object."""
+    call = _named(found)
+    return unwrapped(*call) if call else ()
+
+
+def unwrapped(name: str, arguments: dict[str, Any]) -> tuple[ToolCall, ...]:
+    """One call, or those that it wraps; a wrapper inside of another is none."""
+    if name not in WRAPPERS:
+        return (ToolCall(name, arguments),) if name else ()
+    inner = arguments.get("tool_calls", arguments.get("tool_uses"))
+    calls = [_named(each) for each in inner if isinstance(each, dict)] if isinstance(inner, list) else []
+    return tuple(ToolCall(*call) for call in calls[:MOST_CALLS] if call and call[0] not in WRAPPERS)
+
+
+def _named(found: dict[str, Any]) -> Call | None:
+    name = found.get("name", found.get("tool_name", found.get("recipient_name")))
+    arguments = found.get("arguments", found.get("parameters"))
+    if isinstance(arguments, str):
+        arguments = read_object(arguments)
+    if not isinstance(name, str) or not isinstance(arguments, dict) or not (name := clean_name(name)):
+        return None
+    return name, arguments
+
+
+def _candidates(text: str) -> Iterator[str]:
+    yield text
+    if body := balanced(text):
+        yield body
+        mended = _ESCAPES.sub(lambda found: found[0] if len(found[0]) > 1 else r"\\", body)
+        yield _COMMAS.sub(lambda found: found[1] or "", mended)
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):  # numbers of thousands of digits are ValueErrors, too
+        return None

@@ -1,0 +1,106 @@
+"""Which tokens a grammar allows next, by `xgrammar`, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.policy.backend import Grammar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COMPILED_BYTES = 64 << 20
+"""Compiled grammars are kept up to this size, so that a grammar is compiled once and not for every call."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for the tokenizer in a model's folder.
+
+    Args:
+        vocabulary: width of the model's logits.
+
+    Raises:
+        MissingExtra: xgrammar is not installed.
+        UsageError: the folder has no tokenizer.
+    """
+
+    def __init__(self, folder: Path, vocabulary: int) -> None:
+        try:
+            import xgrammar
+        except ModuleNotFoundError as error:
+            raise MissingExtra("xgrammar", "grammar") from error
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocabulary)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise UsageError(f"{folder} has no tokenizer that a grammar can be compiled for: {error}") from error
+        self._xgrammar, self._vocabulary = xgrammar, vocabulary
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=COMPILED_BYTES)
+
+    def start(self, grammar: Grammar, stop_ids: Sequence[int]) -> GrammarState:
+        """The state at the beginning of an output. A stop token is allowed only where the grammar may end.
+
+        Raises:
+            UsageError: the grammar does not compile, or no token could end it.
+        """
+        if not stop_ids:
+            raise UsageError("an output with a grammar needs a stop token: there is no other way to end it")
+        try:
+            compiled = self._compiler.compile_grammar(grammar.ebnf)
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(f"the grammar {grammar.digest} does not compile: {error}") from error
+        matcher = self._xgrammar.GrammarMatcher(compiled, override_stop_tokens=list(stop_ids))
+        return GrammarState(matcher, self._vocabulary)
+
+    def masks(self, grammar: Grammar, stop_ids: Sequence[int], output_ids: Sequence[int]) -> Tensor:
+        """What was allowed at each token of an output: bool, [tokens, vocabulary]. It raises what `start` raises, and
+
+        Raises:
+            InfrastructureFault: the output is none of this grammar.
+        """
+        import torch
+
+        state, masks = self.start(grammar, stop_ids), []
+        for token in output_ids:
+            masks.append(state.allowed())
+            state.accept(token)
+        return torch.stack(masks)
+
+
+class GrammarState:
+    """Where in a grammar an output is."""
+
+    def __init__(self, matcher: Any, vocabulary: int) -> None:
+        import torch
+
+        self._matcher, self._vocabulary = matcher, vocabulary
+        self._bits = torch.empty(1, -(-vocabulary // 32), dtype=torch.int32)
+
+    def allowed(self) -> Tensor:
+        """Which tokens may come next: bool, [vocabulary].
+
+        Raises:
+            InfrastructureFault: none may.
+        """
+        import torch
+
+        self._bits.fill_(-1)
+        self._matcher.fill_next_token_bitmask(self._bits)
+        mask = (self._bits[0, :, None] >> torch.arange(32, dtype=torch.int32) & 1).bool().flatten()[: self._vocabulary]
+        if not mask.any():
+            raise InfrastructureFault("the grammar allows none of the tokenizer's tokens")
+        return mask
+
+    def accept(self, token: int) -> None:
+        """Take a token.
+
+        Raises:
+            InfrastructureFault: the grammar does not allow it.
+        """
+        if not self._matcher.accept_token(token):
+            raise InfrastructureFault(f"the grammar does not allow the token {token} here")

@@ -1,0 +1,130 @@
+"""A language model as a policy: contexts become token ids, sampled ids become actions, and every call is recorded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from harness1.config import ChatPolicy
+from harness1.env.pieces import Piece, piece
+from harness1.env.render import Context
+from harness1.hashing import digest
+from harness1.policy.backend import Backend, Grammar
+from harness1.policy.formats.chat_format import ChatFormat, Parsed, Segment
+from harness1.policy.policy import Decision
+from harness1.records import ModelCall, Sampling, Task
+from harness1.tools.tool import ToolSpec
+
+
+class LanguageModelPolicy:
+    """A model that speaks a chat format.
+
+    Args:
+        reserve: tokens that an output may have: `env.generation_reserve`.
+        settings: sampling, retries and constraints.
+        name: what a user typed.
+    """
+
+    def __init__(
+        self, model: Backend, chat: ChatFormat, reserve: int, settings: ChatPolicy | None = None, name: str = "model"
+    ) -> None:
+        self.model, self.counter, self.reserve, self.name = model, chat, reserve, name
+        self.settings = settings or ChatPolicy()
+        asked = msgspec.structs.replace(self.settings, format="auto")
+        self.hash = digest(["language model", model.hash, chat.hash, asked, reserve])
+
+    def open(self, task: Task, seed: int) -> LanguageModelSession:
+        return LanguageModelSession(self, digest([task.query, seed]))
+
+
+class LanguageModelSession:
+    """One episode. A faulty attempt is a side branch: it and its note leave the context (design section 5)."""
+
+    def __init__(self, policy: LanguageModelPolicy, seed: str, turn: int = 0, parent: str | None = None) -> None:
+        self._policy, self._seed, self._turn, self._parent = policy, seed, turn, parent
+
+    async def act(self, context: Context) -> Decision:
+        """Ask until an output holds a call, at most `format_retries` times more than once.
+
+        Raises:
+            InfrastructureFault, UsageError: as the backend.
+        """
+        policy, chat = self._policy, self._policy.counter
+        self._turn += 1
+        told = chat.segments(context)
+        calls: list[ModelCall] = []
+        used = {segment.key: segment.ids for segment in told}
+        parsed = Parsed()
+        for attempt in range(policy.settings.format_retries + 1):
+            note = chat.messages([[retry_note(parsed, chat)]], context.tools) if attempt else []
+            prompt = [*told, *note, chat.prompt_end()]
+            room = policy.reserve - sum(len(segment.ids) for segment in note)
+            if room < 1:  # the note would take all that is left of the window
+                break
+            call = await self._call(prompt, room, attempt, context.tools)
+            calls.append(call)
+            used |= {segment.key: segment.ids for segment in prompt}
+            parsed = read_output(chat, call, context.tools)
+            if parsed.actions:
+                self._parent = call.call_id
+                break
+        segments = {key: ids for key, ids in used.items() if not key.startswith("call/")}
+        error = None if parsed.actions else parsed.error or "there is no call"
+        return Decision(parsed.actions, parsed.reasoning, tuple(calls), error, segments)
+
+    def fork(self) -> LanguageModelSession:
+        return LanguageModelSession(self._policy, self._seed, self._turn, self._parent)
+
+    async def _call(self, prompt: Sequence[Segment], room: int, attempt: int, tools: Sequence[ToolSpec]) -> ModelCall:
+        policy, settings = self._policy, self._policy.settings
+        grammar = policy.counter.grammar(tools) if settings.constrained else None
+        sampling = self._sampling(room, attempt, grammar)
+        begun = time.time()
+        output = await policy.model.generate([token for _, ids in prompt for token in ids], sampling, grammar)
+        return ModelCall(
+            call_id=f"{self._turn}.{attempt}",
+            parent_call_id=self._parent,
+            attempt=attempt,
+            prompt=tuple(segment.key for segment in prompt),
+            output_ids=output.output_ids,
+            output_logprobs=output.output_logprobs,
+            sampling=sampling,
+            tokenizer_hash=policy.counter.tokenizer.hash,
+            policy_version_start=output.version_start,
+            policy_version_end=output.version_end,
+            finish_reason=output.finish_reason,
+            t_start=begun,
+            t_end=time.time(),
+        )
+
+    def _sampling(self, room: int, attempt: int, grammar: Grammar | None) -> Sampling:
+        settings = self._policy.settings
+        return Sampling(
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            max_tokens=room,
+            seed=call_seed(self._seed, self._turn, attempt),
+            stop_ids=self._policy.counter.stop_ids,
+            grammar=grammar.digest if grammar else None,
+        )
+
+
+def call_seed(episode: str, turn: int, attempt: int) -> int:
+    """The seed of one call: the same episode, turn and attempt draw the same, whatever runs beside them."""
+    return int(digest([episode, turn, attempt])[:8], 16) >> 1
+
+
+def read_output(chat: ChatFormat, call: ModelCall, tools: Sequence[ToolSpec]) -> Parsed:
+    """What an output means; of one that was cut before it held a call, that it was cut."""
+    parsed = chat.parse(call.output_ids, tools)
+    if parsed.actions or call.finish_reason != "length":
+        return parsed
+    return msgspec.structs.replace(parsed, error="the output was too long and is cut")
+
+
+def retry_note(parsed: Parsed, chat: ChatFormat) -> Piece:
+    """What a policy is told after an output without a call. It quotes nothing of it."""
+    return piece("retry", "user", f"Your last output was not valid: {parsed.error}. {chat.instruction}")

@@ -1,0 +1,144 @@
+"""Language models by what a user typed, such as `hf:PATH` or `openai:MODEL@URL`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from harness1.config import Config
+from harness1.errors import ConfigError, UsageError
+from harness1.model_endpoint import ModelEndpoint
+from harness1.models.fetch import resolve_model
+from harness1.policy.backend import Backend
+from harness1.policy.chat_completions import ChatCompletionsPolicy
+from harness1.policy.formats.chat_format import ChatFormat
+from harness1.policy.formats.harmony_vocabulary import HarmonyVocabulary
+from harness1.policy.formats.registry import open_format
+from harness1.policy.language_model import LanguageModelPolicy
+from harness1.policy.policy import Policy
+from harness1.policy.sglang_server import SglangServer
+from harness1.policy.token_server import server_root
+from harness1.policy.tokenizer import open_tokenizer
+from harness1.policy.transformers_backend import open_transformers
+from harness1.policy.vllm_backend import open_vllm
+from harness1.policy.vllm_server import VllmServer
+
+KINDS = ("hf", "vllm", "sglang", "openai")
+NAMES = ("hf:PATH", "vllm:PATH", "vllm:MODEL@URL", "sglang:MODEL@URL", "openai:MODEL@URL")
+HARMONY = "harmony"
+"""As `run.model.tokenizer`: the vocabulary of gpt-oss."""
+
+
+class ModelSpec(NamedTuple):
+    """A kind of backend, the model, and where its server is, if it has one."""
+
+    kind: str
+    model: str
+    url: str | None
+
+    @classmethod
+    def read(cls, spec: str) -> ModelSpec:
+        """
+        Raises:
+            UsageError: it is not of one of the forms of `NAMES`.
+        """
+        kind, _, rest = spec.partition(":")
+        model, sign, url = rest.rpartition("@http")
+        if not sign:
+            model, url = rest, ""
+        needs_server = {"hf": False, "sglang": True, "openai": True}.get(kind, bool(sign))
+        if kind not in KINDS or not model or needs_server != bool(sign):
+            raise UsageError(f"{spec!r} names no model: write one of {', '.join(NAMES)}")
+        return cls(kind, model, f"http{url}" if sign else None)
+
+
+def is_model(spec: str) -> bool:
+    """Whether a policy is a language model: such a one runs in a single process, which owns it."""
+    return spec.partition(":")[0] in KINDS
+
+
+def open_model(spec: str, config: Config) -> Policy:
+    """A language model as a policy.
+
+    Raises:
+        UsageError: there is no such model, or it cannot be loaded.
+        ConfigError: the settings do not fit it.
+        MissingExtra: what runs it is not installed.
+    """
+    asked = ModelSpec.read(spec)
+    settings, reserve = config.policy, config.env.generation_reserve
+    if asked.kind == "openai":
+        if settings.constrained:
+            raise ConfigError("policy.constrained needs a model whose tokens are sampled here or by vLLM")
+        return ChatCompletionsPolicy(_endpoint(asked.url or "", config), asked.model, reserve, settings, spec)
+    model, chat = open_backend(asked, config)
+    return LanguageModelPolicy(model, chat, reserve, settings, spec)
+
+
+def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]:
+    """What samples tokens, and the format of its model.
+
+    Raises:
+        UsageError, ConfigError, MissingExtra: as `open_model`.
+    """
+    if asked.url is not None:
+        chat = _server_format(asked, config)
+        server = VllmServer if asked.kind == "vllm" else SglangServer
+        return server(_endpoint(server_root(asked.url), config), asked.model, weights=asked.model), chat
+    folder = resolve_model(asked.model)
+    chat = open_format(config.policy.format, open_tokenizer(folder))
+    _check_window(folder, config)
+    model = config.run.model
+    if asked.kind == "vllm":
+        window = config.env.context_window
+        return open_vllm(folder, dtype=config.policy.dtype, max_model_len=window, memory_share=model.memory_share), chat
+    backend = open_transformers(
+        folder,
+        device=model.device,
+        dtype=config.policy.dtype,
+        threads=model.threads,
+        rows=model.rows,
+        cache_tokens=model.cache_tokens,
+    )
+    return backend, chat
+
+
+def _endpoint(url: str, config: Config) -> ModelEndpoint:
+    run = config.run
+    return ModelEndpoint(
+        url,
+        run.model.key,
+        timeout_s=run.model.timeout_s,
+        attempts=run.attempts,
+        backoff_s=run.backoff_s,
+        concurrency=run.model.concurrency,
+    )
+
+
+def _server_format(asked: ModelSpec, config: Config) -> ChatFormat:
+    """The format of a model behind a server, by the tokenizer that is said to be its."""
+    place = config.run.model.tokenizer or asked.model
+    tokenizer = HarmonyVocabulary() if place == HARMONY else open_tokenizer(resolve_model(place))
+    return open_format(config.policy.format, tokenizer)
+
+
+def _check_window(folder: Path, config: Config) -> None:
+    """Refuse a context window that the model does not have, before an episode runs into its end."""
+
+    class Shape(msgspec.Struct):
+        max_position_embeddings: int | None = None
+
+    try:
+        shape = msgspec.json.decode((folder / "config.json").read_bytes(), type=Shape)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{folder} holds no config.json of a model: {error}") from error
+    most = shape.max_position_embeddings
+    if most is not None and config.env.context_window > most:
+        raise ConfigError(
+            f"env.context_window={config.env.context_window} is more than the {most} tokens that {folder.name} reads:"
+            " --config configs/small.toml fits 8,192"
+        )
+
+

@@ -1,0 +1,157 @@
+"""Log probabilities of given tokens by one plain forward pass, and the gate that recorded ones must pass.
+
+Nothing here shares code with decoding but the definition of the distribution (`processed_logprobs`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from harness1.policy.causal_model import Dtype
+from harness1.policy.sampler import processed_logprobs
+from harness1.records import Record, Sampling
+from harness1.rl.sampled_call import SampledCall
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+BOUND = 1e-4
+"""Of a difference between log probabilities in float32, at temperatures from 1; below, divided by the temperature."""
+MEAN_K3_BOUND = 1e-3
+TIES = {"float32": 1e-3, "bfloat16": 0.25}
+"""Logits that differ by less are equally likely to be the highest in another order of computation."""
+NUCLEUS_EDGE = 1e-5
+"""A token whose cumulative probability is so near to `top_p` may fall on either side of it."""
+
+MaskOf = Callable[[SampledCall], "Tensor | None"]
+
+
+def token_logprobs(
+    model: PreTrainedModel, token_ids: Sequence[int], sampling: Sampling, masks: Tensor | None = None
+) -> Tensor:
+    """The log probability of each token but the first, given those before it, under the distribution of `sampling`.
+
+    A token that `top_k` or `top_p` would have cut counts as the one that was kept beyond them: which tokens are cut
+    depends on rounding. Differentiable in the model's parameters.
+
+    Args:
+        token_ids: one sequence of at least two tokens.
+        masks: bool, [tokens - 1, vocabulary]; False where a grammar forbade the next token.
+
+    Returns:
+        [tokens - 1], float32.
+    """
+    return _chosen(_logits(model, token_ids, len(token_ids) - 1), token_ids[1:], sampling, masks)
+
+
+def _logits(model: PreTrainedModel, token_ids: Sequence[int], last: int) -> Tensor:
+    """What predicts the last tokens of a sequence: [last, vocabulary], float32."""
+    import torch
+
+    ids = torch.tensor([list(token_ids)], device=model.device)
+    logits: Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=last + 1).logits
+    return logits[0, :-1].float()
+
+
+def _chosen(logits: Tensor, ids: Sequence[int], sampling: Sampling, masks: Tensor | None) -> Tensor:
+    """The log probabilities of the ids, [tokens], of logits [tokens, vocabulary]."""
+    import torch
+
+    at = torch.tensor(list(ids), device=logits.device)[:, None]
+    logprobs = processed_logprobs(logits, sampling, masks)
+    chosen = logprobs.gather(-1, at)
+    if sampling.temperature == 0 or (sampling.top_p == 1 and sampling.top_k == 0):
+        return chosen[:, 0]
+    uncut = processed_logprobs(logits, Sampling(temperature=sampling.temperature), masks)
+    own, kept = uncut.gather(-1, at), uncut.masked_fill(logprobs.isinf(), -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.where(chosen.isinf(), own - torch.logaddexp(kept, own), chosen)[:, 0]
+
+
+class GateReport(Record):
+    """How recorded log probabilities compare with replayed ones.
+
+    `worst_ratio` is the greatest difference as a share of its bound, 1e-4 / min(temperature, 1). `mean_k3` is the mean
+    of r - 1 - log r with log r = replayed - recorded, which estimates the divergence of the two distributions
+    (Schulman, "Approximating KL divergence", 2020). Tokens at temperature 0 have no distribution: `greedy_gap` is by
+    how much the logit of one was below the highest.
+    """
+
+    tokens: int = 0
+    max_difference: float = 0.0
+    worst_ratio: float = 0.0
+    mean_k3: float = 0.0
+    greedy_tokens: int = 0
+    greedy_gap: float = 0.0
+
+    def passes(self, dtype: Dtype) -> bool:
+        """Whether they agree as far as this type of numbers allows: each in float32, on the mean in bfloat16."""
+        if self.tokens + self.greedy_tokens == 0 or not self.greedy_gap <= TIES[dtype]:
+            return False
+        return self.worst_ratio <= 1 if dtype == "float32" else self.mean_k3 <= MEAN_K3_BOUND
+
+
+def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of: MaskOf | None = None) -> GateReport:
+    """Replay each call by one plain forward pass and compare.
+
+    Args:
+        model: with the weights that sampled the calls, and with its own attention.
+        mask_of: what a call's grammar allowed at each token, bool [tokens, vocabulary]; None where it had none.
+    """
+    import torch
+
+    report, k3 = GateReport(), 0.0
+    for call in calls:
+        masks = None if mask_of is None else mask_of(call)
+        with torch.no_grad():
+            logits = _logits(model, call.prompt_ids + call.output_ids, len(call.output_ids))
+        if call.sampling.temperature == 0:
+            report = _greedy(report, call, logits, masks)
+            continue
+        differences = _differences(call, logits, masks)
+        worst = float(differences.abs().max())
+        k3 += float((differences.exp() - 1 - differences).sum())
+        report = msgspec.structs.replace(
+            report,
+            tokens=report.tokens + len(call.output_ids),
+            max_difference=max(report.max_difference, worst),
+            worst_ratio=max(report.worst_ratio, worst * min(call.sampling.temperature, 1.0) / BOUND),
+        )
+    return msgspec.structs.replace(report, mean_k3=k3 / max(report.tokens, 1))
+
+
+def _differences(call: SampledCall, logits: Tensor, masks: Tensor | None) -> Tensor:
+    """Replayed minus recorded log probabilities, [tokens], float64; of those on either side of an edge the smaller."""
+    import torch
+
+    recorded = torch.tensor(call.output_logprobs, dtype=torch.float64)
+    if call.sampling.top_p < 1:
+        tops = [call.sampling.top_p + edge for edge in (0.0, -NUCLEUS_EDGE, NUCLEUS_EDGE)]
+        kinds = [msgspec.structs.replace(call.sampling, top_p=min(top, 1.0)) for top in tops]
+    else:
+        kinds = [call.sampling]
+    replayed = torch.stack([_chosen(logits, call.output_ids, kind, masks).double().cpu() for kind in kinds])
+    differences = replayed - recorded
+    return differences.gather(0, differences.abs().argmin(0, keepdim=True))[0]
+
+
+def _greedy(report: GateReport, call: SampledCall, logits: Tensor, masks: Tensor | None) -> GateReport:
+    """Add a call at temperature 0; what is recorded must be 0."""
+    import torch
+
+    if masks is not None:
+        logits = logits.masked_fill(~masks.to(logits.device), -torch.inf)
+    at = torch.tensor(call.output_ids, device=logits.device)[:, None]
+    gap = float((logits.max(-1, keepdim=True).values - logits.gather(-1, at)).max())
+    recorded = max(abs(logprob) for logprob in call.output_logprobs)
+    return msgspec.structs.replace(
+        report,
+        greedy_tokens=report.greedy_tokens + len(call.output_ids),
+        greedy_gap=max(report.greedy_gap, gap),
+        max_difference=max(report.max_difference, recorded),
+        worst_ratio=math.inf if recorded else report.worst_ratio,
+    )

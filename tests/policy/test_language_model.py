@@ -1,0 +1,321 @@
+"""A model as a policy: every attempt is recorded as it was, a faulty one leaves no trace in what comes after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from harness1.config import ChatPolicy, Env, Rendering
+from harness1.env.environment import SearchEnv
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.model_calls import calls_of, prompt_ids, trained_calls
+from harness1.policy.backend import Generation, Grammar
+from harness1.policy.formats.chat_format import ChatFormat
+from harness1.policy.language_model import LanguageModelPolicy, call_seed
+from harness1.policy.policy import counter_of
+from harness1.records import Episode, Sampling, Status, StopReason, Task, ToolCall
+from harness1.replay import replay_episode
+from harness1.rollout import rollout
+from harness1.store import EpisodeStore, read_episodes
+from tests.support import call, curate, make_env, run, search, wide_corpus
+from tests.vocabularies import SPOKEN, chat_format
+
+TASK = Task("t", "Where did the father of Ada Lovelace die?")
+END = call("end_search")
+NONSENSE = "the secret nonsense of a faulty attempt"
+RESERVE = 400
+
+
+class Sayer:
+    """A backend that says what it is told, one output for each call; a string stands for words without a call."""
+
+    hash = "sayer"
+    version = 7
+
+    def __init__(self, chat: ChatFormat, *outputs: ToolCall | str | Exception) -> None:
+        self.chat, self.outputs = chat, list(outputs)
+        self.prompts: list[tuple[int, ...]] = []
+        self.samplings: list[Sampling] = []
+        self.grammars: list[Grammar | None] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
+    ) -> Generation:
+        self.prompts.append(tuple(prompt_ids))
+        self.samplings.append(sampling)
+        self.grammars.append(grammar)
+        output = self.outputs.pop(0) if self.outputs else END
+        if isinstance(output, Exception):
+            raise output
+        if isinstance(output, str):
+            ids = (*self.chat.text(output), self.chat.stop_ids[0])
+        else:
+            ids = self.chat.speak("Because.", output)
+        logprobs = tuple(-(number + 1) / 7 for number in range(len(ids)))
+        return Generation(ids, logprobs, "stop", self.version, self.version + 1)
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        raise UsageError("it has none")
+
+
+def policy_of(model: Sayer, **settings: Any) -> LanguageModelPolicy:
+    return LanguageModelPolicy(model, model.chat, RESERVE, ChatPolicy(**settings))
+
+
+def env_of(chat: ChatFormat, order: str = "paper", **settings: Any) -> SearchEnv:
+    config = Env(generation_reserve=RESERVE, rendering=Rendering(order=order), **settings)  # type: ignore[arg-type]
+    return make_env(config, wide_corpus(20), counter=chat)
+
+
+def episode_of(model: Sayer, order: str = "paper", seed: int = 0, **settings: Any) -> Episode:
+    policy = policy_of(model, **settings)
+    assert counter_of(policy) is model.chat
+    return run(rollout(env_of(model.chat, order), policy, TASK, seed=seed))
+
+
+def sayer(*outputs: ToolCall | str | Exception, name: str = "hermes", kind: str = "chatml") -> Sayer:
+    return Sayer(chat_format(name, kind), *outputs)
+
+
+@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])
+@pytest.mark.parametrize(("name", "kind"), SPOKEN)
+def test_every_call_of_an_episode_puts_its_prompt_together_again(name: str, kind: str, order: str) -> None:
+    model = sayer(search("river"), NONSENSE, curate(add_ids=["D1"]), search("war"), NONSENSE, NONSENSE, search("town"),
+                  name=name, kind=kind)  # fmt: skip
+    episode = episode_of(model, order)
+    assert episode.stop_reason is StopReason.END_SEARCH
+    assert [prompt_ids(episode, each) for each in calls_of(episode)] == model.prompts
+    assert len(model.prompts) == 8
+    window = env_of(model.chat, order).config.context_window
+    for prompt, sampling in zip(model.prompts, model.samplings, strict=True):
+        assert len(prompt) + sampling.max_tokens <= window
+        assert sampling.stop_ids == model.chat.stop_ids
+
+
+def test_attempts_are_recorded_with_their_numbers_and_their_parents() -> None:
+    model = sayer(search("river"), NONSENSE, NONSENSE, search("war"), NONSENSE, END)
+    episode = episode_of(model)
+    recorded = [(each.call_id, each.attempt, each.parent_call_id) for each in calls_of(episode)]
+    assert recorded == [
+        ("1.0", 0, None),
+        ("2.0", 0, "1.0"),
+        ("2.1", 1, "1.0"),
+        ("2.2", 2, "1.0"),
+        ("3.0", 0, "2.2"),
+        ("3.1", 1, "2.2"),
+    ]
+    assert [turn.action for turn in episode.turns] == [search("river"), search("war"), END]
+    assert {(each.policy_version_start, each.policy_version_end) for each in calls_of(episode)} == {(7, 8)}
+    assert episode.policy_versions == (7, 8)
+    assert [each.call_id for each in trained_calls(episode)] == ["1.0", "2.2", "3.1"]
+
+
+def test_a_retry_is_the_same_context_and_one_short_note() -> None:
+    model = sayer(search("river"), NONSENSE, search("war"))
+    episode_of(model)
+    first, retry, after = model.prompts[1:4]
+    end = model.chat.prompt_end().ids
+    told = first[: -len(end)]
+    assert retry[: len(told)] == told
+    assert retry[-len(end) :] == end
+    note = model.chat.tokenizer.decode(retry[len(told) : -len(end)])
+    assert note.startswith("<|im_start|>user\nYour last output was not valid: there is no call. End with one call:")
+    assert len(note) < 250
+    assert model.samplings[1].max_tokens == RESERVE
+    assert model.samplings[2].max_tokens == RESERVE - (len(retry) - len(first))
+    text = model.chat.tokenizer.decode(after)
+    assert NONSENSE not in text
+    assert "not valid" not in text
+
+
+def test_nothing_of_a_faulty_attempt_is_in_any_later_prompt() -> None:
+    for order in ("paper", "stable_first", "epoch"):
+        model = sayer(search("river"), NONSENSE, NONSENSE, search("war"), search("town"), search("rain"))
+        episode_of(model, order)
+        assert all(NONSENSE not in model.chat.tokenizer.decode(prompt) for prompt in model.prompts)
+        noted = [number for number, ids in enumerate(model.prompts) if "not valid" in model.chat.tokenizer.decode(ids)]
+        assert noted == [2, 3]
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_after_so_many_failures_the_episode_ends_by_its_policys_error(retries: int) -> None:
+    model = sayer(search("river"), *[NONSENSE] * 9)
+    episode = episode_of(model, format_retries=retries)
+    assert (episode.stop_reason, episode.status) == (StopReason.FORMAT_LIMIT, Status.POLICY_ERROR)
+    failed = episode.turns[-1]
+    assert failed.parse_error == "there is no call"
+    assert failed.action is None
+    assert [each.attempt for each in failed.calls] == list(range(retries + 1))
+    assert [each.call_id for each in trained_calls(episode)] == [
+        "1.0",
+        *[f"2.{number}" for number in range(retries + 1)],
+    ]
+    assert [prompt_ids(episode, each) for each in calls_of(episode)] == model.prompts
+
+
+def test_the_number_of_retries_starts_anew_each_turn() -> None:
+    model = sayer(*[NONSENSE] * 3, search("river"), *[NONSENSE] * 3, search("war"), *[NONSENSE] * 3, END)
+    assert episode_of(model).stop_reason is StopReason.END_SEARCH
+
+
+def test_there_is_no_retry_where_its_note_would_fill_the_window() -> None:
+    model = sayer(NONSENSE)
+    policy = LanguageModelPolicy(model, model.chat, 10, ChatPolicy())
+    env = make_env(Env(generation_reserve=10), counter=model.chat)
+    episode = run(rollout(env, policy, TASK))
+    assert (episode.status, len(model.prompts)) == (Status.POLICY_ERROR, 1)
+    assert episode.turns[0].parse_error == "there is no call"
+
+
+def test_an_output_that_was_cut_says_so_in_its_error() -> None:
+    class Cut(Sayer):
+        async def generate(self, *arguments: Any) -> Generation:
+            found = await super().generate(*arguments)
+            return msgspec.structs.replace(found, finish_reason="length")
+
+    model = Cut(chat_format("hermes", "chatml"), NONSENSE, search("river"), NONSENSE)
+    episode = episode_of(model, format_retries=1)
+    assert episode.turns[0].action == search("river")
+    assert "Your last output was not valid: the output was too long and is cut." in model.chat.tokenizer.decode(
+        model.prompts[1]
+    )
+
+
+@pytest.mark.parametrize(("name", "kind"), SPOKEN)
+def test_inside_an_epoch_each_prompt_and_output_begins_the_next_prompt(name: str, kind: str) -> None:
+    words = ["river", "war", NONSENSE, "town", "rain", "king", "Rome", "Paris", "castle"]
+    model = sayer(*[each if each == NONSENSE else search(each) for each in words], name=name, kind=kind)
+    episode = episode_of(model, "epoch")
+    accepted = [turn.calls[-1] for turn in episode.turns]
+    prompts = [prompt_ids(episode, each) for each in accepted]
+    merged = []
+    for number in range(1, len(accepted)):
+        whole = (*prompts[number - 1], *accepted[number - 1].output_ids)
+        merged.append(prompts[number][: len(whole)] == whole)
+    # An epoch has five turns; the third turn was retried, so that its note stands between prompt and output.
+    assert merged == [True, True, False, True, False, True, True, True]
+
+
+def test_seeds_differ_by_turn_and_attempt_and_are_equal_for_equal_episodes() -> None:
+    def seeds(seed: int) -> list[int | None]:
+        model = sayer(search("river"), NONSENSE, search("war"))
+        episode_of(model, seed=seed)
+        return [sampling.seed for sampling in model.samplings]
+
+    assert len(set(seeds(1))) == 4
+    assert seeds(1) == seeds(1)
+    assert not set(seeds(1)) & set(seeds(2))
+    assert 0 <= call_seed("x", 1, 0) < 2**31
+
+
+def test_a_fork_goes_on_from_where_it_was() -> None:
+    model = sayer(search("river"), search("war"), search("war"))
+
+    async def play() -> list[tuple[str, str | None, int | None]]:
+        env = env_of(model.chat)
+        context = await env.reset(TASK)
+        assert context is not None
+        session = policy_of(model).open(TASK, 3)
+        decision = await session.act(context)
+        context = (await env.step(decision.actions, "", decision.calls)).context
+        assert context is not None
+        twins = [session.fork(), session]
+        calls = [(await twin.act(context)).calls[0] for twin in twins]
+        return [(each.call_id, each.parent_call_id, each.sampling.seed) for each in calls]
+
+    first, second = run(play())
+    assert first == second
+    assert first[:2] == ("2.0", "1.0")
+
+
+def test_a_fault_of_the_backend_breaks_the_episode_and_a_misuse_ends_it_all() -> None:
+    episode = episode_of(sayer(search("river"), InfrastructureFault("gone")))
+    assert (episode.status, episode.error) == (Status.INFRA_ERROR, "gone")
+    with pytest.raises(UsageError, match="too long"):
+        episode_of(sayer(UsageError("too long")))
+
+
+def test_sampling_is_as_configured_and_a_grammar_is_named() -> None:
+    model = sayer(END)
+    episode_of(model, temperature=0.5, top_p=0.9, top_k=20, constrained=True)
+    grammar = model.grammars[0]
+    assert grammar is not None
+    sampling = msgspec.structs.replace(model.samplings[0], seed=None)
+    assert sampling == Sampling(0.5, 0.9, 20, RESERVE, None, model.chat.stop_ids, grammar.digest)
+    plain = sayer(END)
+    episode_of(plain)
+    assert plain.grammars == [None]
+    assert plain.samplings[0].grammar is None
+
+
+def test_the_hash_names_model_format_settings_and_reserve_but_not_how_the_format_was_chosen() -> None:
+    model = sayer()
+    plain = policy_of(model).hash
+    assert policy_of(model, format="hermes").hash == plain
+    assert policy_of(model, temperature=0.5).hash != plain
+    assert LanguageModelPolicy(model, model.chat, RESERVE + 1, ChatPolicy()).hash != plain
+    assert policy_of(sayer(name="compact")).hash != plain
+    assert policy_of(sayer(kind="qwen")).hash != plain
+
+
+def told_again(order: str) -> Episode:
+    return episode_of(sayer(search("river"), NONSENSE, curate(add_ids=["D1"]), search("war"), search("town")), order)
+
+
+def test_a_stored_episode_keeps_its_ids_and_log_probabilities(tmp_path: Path) -> None:
+    episode = told_again("epoch")
+    assert episode.untrainable is None
+    with EpisodeStore(tmp_path) as store:
+        store.append(episode)
+    (read,) = read_episodes(tmp_path)
+    assert read.segments == episode.segments
+    assert read.counts == episode.counts
+    for before, after in zip(calls_of(episode), calls_of(read), strict=True):
+        assert after.output_ids == before.output_ids
+        assert after.prompt == before.prompt
+        assert prompt_ids(read, after) == prompt_ids(episode, before)
+        assert np.array_equal(np.float32(after.output_logprobs), np.float32(before.output_logprobs))
+
+
+@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])
+def test_an_episode_is_replayed_without_its_tokenizer(order: str) -> None:
+    episode = told_again(order)
+    env = env_of(chat_format("hermes", "chatml"), order).config
+    report = replay_episode(episode, env)
+    assert (report.equal, report.turns, report.difference) == (5, 5, None)
+    ended = episode_of(sayer(search("river"), *[NONSENSE] * 4), order)
+    report = replay_episode(ended, env)
+    assert (report.equal, report.turns, report.difference) == (2, 2, None)
+
+
+def with_count(episode: Episode, prefix: str, change: int) -> Episode:
+    """The episode with another size of what the key names, or without it."""
+
+    def changed(sizes: dict[str, Any], add: Callable[[Any], Any]) -> dict[str, Any]:
+        return {
+            key: add(size) if key.startswith(prefix) else size
+            for key, size in sizes.items()
+            if change or not key.startswith(prefix)
+        }
+
+    return msgspec.structs.replace(
+        episode,
+        counts=changed(episode.counts, lambda count: count + change),
+        segments=changed(episode.segments, lambda ids: (*ids, *[1] * change)),
+    )
+
+
+@pytest.mark.parametrize("prefix", ["action/2", "turn/1", "hit/1"])
+@pytest.mark.parametrize("change", [0, 1])
+def test_a_replay_notices_a_changed_count(prefix: str, change: int) -> None:
+    episode = told_again("paper")
+    forged = with_count(episode, prefix, change)
+    assert forged != episode
+    report = replay_episode(forged, env_of(chat_format("hermes", "chatml")).config)
+    assert report.difference is not None
+    assert report.equal < report.turns
