@@ -43,7 +43,26 @@ STRANGE_SHARE = 0.002
 """Share of outputs that are huge or deeply nested: they take long."""
 
 WORDS = (
-    *("river", "Ada", "D1", "very_high", "汉字", "é", "👩🏽‍🚀", "\n", "\t", '"', "'", "\\", "\\d+", "{", "}", "[", "]", ","),
+    *(
+        "river",
+        "Ada",
+        "D1",
+        "very_high",
+        "汉字",
+        "é",
+        "👩🏽‍🚀",
+        "\n",
+        "\t",
+        '"',
+        "'",
+        "\\",
+        "\\d+",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+    ),
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<|im_end|>", "<|im_start|>", "<|call|>", "<|end|>", ""),
 )
 SYNTAX = (
@@ -67,7 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if options.json:
         print(json.dumps(report))
     else:
-        print("".join(f"{name:8} {'  '.join(f'{key} {value}' for key, value in report[name].items())}\n" for name in names))
+        print(
+            "".join(
+                f"{name:8} {'  '.join(f'{key} {value}' for key, value in report[name].items())}\n" for name in names
+            )
+        )
     return report
 
 
@@ -254,7 +277,9 @@ def _closed(dice: random.Random) -> str:
 
 
 def _many(dice: random.Random) -> str:
-    line = dice.choice(('curate {"add_ids": [\n', '<tool_call>{"name"', "curate {}\n", "```", "```json ", "<think>", "  "))
+    line = dice.choice(
+        ('curate {"add_ids": [\n', '<tool_call>{"name"', "curate {}\n", "```", "```json ", "<think>", "  ")
+    )
     return line * (30_000 // len(line)) + dice.choice(("", "x", "{}"))
 
 

@@ -118,6 +118,7 @@ class Pipeline(Generic[Job, Prepared, Ran, Result]):
                 await asyncio.wait(self._carriers)
         finally:
             self._stop()
+            await asyncio.wait({self._feeding, *self._carriers})
         if self._error is not None:
             raise self._error
         await self._feeding

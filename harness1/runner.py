@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -24,15 +24,29 @@ from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.env.model_verifier import open_verifier
 from harness1.env.verification import Verifier
-from harness1.errors import InfrastructureFault
+from harness1.errors import HarnessError, InfrastructureFault
+from harness1.hashing import digest
+from harness1.pipeline import Finished, Limits, Pipeline, StageFailure, StageName
 from harness1.policy.models import is_model
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.registry import make_policy, needs_gold
-from harness1.records import Episode, Gold, Record, Task, decode_episode, encode_episode
+from harness1.records import (
+    Episode,
+    Gold,
+    Hashes,
+    Record,
+    Status,
+    StopReason,
+    Task,
+    decode_episode,
+    encode_episode,
+)
 from harness1.retrieval.engines import is_exclusive, open_retriever
 from harness1.retrieval.retriever import Retriever
 from harness1.reward.composite import score
 from harness1.rollout import rollout
+
+Scorable = tuple["Job", Episode]
 
 FEW = 4
 """Episodes for which a further worker process is not worth its start."""
@@ -79,6 +93,9 @@ def run_episodes(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episod
         InfrastructureFault: a worker process died; what had finished was handed over, and a resumed run goes on.
         KeyboardInterrupt: passed on after the running chunks were handed over.
     """
+    if is_model(bench.policy):
+        asyncio.run(run_staged(bench, jobs, on_episode))
+        return
     workers = _workers(bench, len(jobs))
     chunks = batched_jobs(jobs, min(bench.config.run.concurrency, -(-len(jobs) // workers) or 1))
     if workers == 1:
@@ -97,7 +114,7 @@ def run_episodes(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episod
 
 
 def _workers(bench: Bench, jobs: int) -> int:
-    if is_exclusive(bench.retriever) or is_model(bench.policy):
+    if is_exclusive(bench.retriever):
         return 1
     return min(bench.config.run.workers or os.cpu_count() or 1, max(1, jobs // FEW))
 
@@ -123,6 +140,61 @@ async def _gather(bench: Bench, jobs: Sequence[Job]) -> list[Episode]:
         return score(episode, job.task.gold, bench.config) if job.task.gold is not None else episode
 
     return list(await asyncio.gather(*(one(job) for job in jobs)))
+
+
+async def run_staged(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episode], None]) -> None:
+    """Run jobs in one loop, which a language model shares with its episodes: environments are made ready while others
+    run, and an episode that waits for its score holds no place of those that run.
+
+    A fault in one stage ends that episode, which says so; what is nobody's fault but the user's or ours ends the run.
+
+    Raises:
+        HarnessError: what a policy, an environment or a score raised that is no fault of the infrastructure.
+    """
+    retriever = _retriever(bench.retriever, bench.config)
+    policy = bench.policy_for(jobs)
+    hashes = Hashes(bench.environment(retriever, policy).hash, policy.hash, retriever.info.index_hash)
+
+    async def init(job: Job) -> tuple[Job, SearchEnv]:
+        return job, bench.environment(retriever, policy)
+
+    async def run(prepared: tuple[Job, SearchEnv], keep: Callable[[Scorable], None]) -> Scorable:
+        job, env = prepared
+        return job, await rollout(env, policy, job.task, seed=job.seed, sample_idx=job.sample_idx)
+
+    async def post(ran: Scorable) -> Episode:
+        job, episode = ran
+        return score(episode, job.task.gold, bench.config) if job.task.gold is not None else episode
+
+    def hand_over(job: Job, outcome: Finished[Episode] | StageFailure) -> None:
+        if isinstance(outcome, Finished):
+            on_episode(msgspec.structs.replace(outcome.result, stage_ms=outcome.result.stage_ms | _waits(outcome.ms)))
+        elif outcome.kind == "fault" and not isinstance(outcome.cause, InfrastructureFault):
+            raise outcome.cause or HarnessError(outcome.error)
+        else:
+            on_episode(_broken(job, hashes, f"{outcome.stage}: {outcome.error}"))
+
+    places = bench.config.run.concurrency
+    limits = Limits(init=places, ready=places, run=places, post=places)
+    await Pipeline(limits, init, run, post, hand_over).process(jobs)
+
+
+def _waits(ms: Mapping[StageName, float]) -> dict[str, float]:
+    return {stage: round(ms[stage], 3) for stage in ms if stage in ("ready", "post_wait", "post")}
+
+
+def _broken(job: Job, hashes: Hashes, error: str) -> Episode:
+    """The record of an episode that a fault ended outside of its turns."""
+    return Episode(
+        episode_id=digest([job.task.public(), job.sample_idx, job.seed, hashes])[:16],
+        task=job.task.public(),
+        sample_idx=job.sample_idx,
+        seed=job.seed,
+        stop_reason=StopReason.FAULT,
+        status=Status.INFRA_ERROR,
+        hashes=hashes,
+        error=error,
+    )
 
 
 def _drain(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -27,12 +27,19 @@ def serving(
     retriever: Retriever, config: Config | None = None, limits: Limits | None = None, port: int = 0
 ) -> Iterator[str]:
     """The URL of a server in a thread with a loop of its own."""
+    with in_thread(lambda: listening(RetrievalService(retriever, config or Config(), limits), HOST, port)) as url:
+        yield url
+
+
+@contextmanager
+def in_thread(opened: Callable[[], AbstractAsyncContextManager[int]]) -> Iterator[str]:
+    """The URL of whatever listens, opened and closed on a loop in a thread."""
 
     bound: list[int] = []
     ready, loop, ended = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
 
     async def main() -> None:
-        async with listening(RetrievalService(retriever, config or Config(), limits), HOST, port) as found:
+        async with opened() as found:
             bound.append(found)
             ready.set()
             await ended.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import selectors
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import stages
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.pipeline import Finished, Limits, Pipeline, StageFailure
 
@@ -458,3 +460,21 @@ def test_a_pipeline_takes_one_source() -> None:
 def test_every_stage_has_room(stage: str) -> None:
     with pytest.raises(ConfigError, match="room"):
         msgspec.structs.replace(ONE, **{stage: 0})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_stages_use_the_run_slots_better_than_a_pool_that_knows_none(seed: int) -> None:
+    scoring = run(stages.compare("slow scoring", seed, 1))
+    assert scoring["use"] >= 0.8
+    assert scoring["ratio"] >= 1.35
+    assert run(stages.compare("slow init and scoring", seed, 1))["ratio"] >= 1.35
+    assert run(stages.compare("cheap", seed, 1))["ratio"] >= 1.0
+
+
+def test_the_benchmark_of_stages_prints_use_and_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    report = stages.main(["--seeds", "1", "--scale", "2000", "--json"])
+    assert json.loads(capsys.readouterr().out) == report
+    assert report["profiles"].keys() == stages.PROFILES.keys()
+    assert all(0 < row["use"] <= 1 for row in report["profiles"].values())
+    stages.main(["--seeds", "1", "--scale", "2000"])
+    assert "slow scoring" in capsys.readouterr().out

@@ -1,7 +1,7 @@
 """Small byte-level tokenizers, trained on the spot: what the real ones differ in, without a download.
 
-`CHATML` is cut like GPT-2 and SmolLM2, `QWEN` like Qwen 2.5 and Llama 3 (with the tags of its calls as added tokens that
-are not special, and Unicode composed), `HARMONY` like o200k_base.
+`chatml` cuts words as GPT-2 and SmolLM2 do, `qwen` as Qwen 2.5 and Llama 3 (the tags of its calls are added tokens that
+are not special, and it composes characters), `harmony` as o200k_base.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HARMONY = (
     "<|call|>",
 )
 KINDS = {"chatml": (None, CHATML, ()), "qwen": (QWEN_WORDS, CHATML, TAGS), "harmony": (PATTERN, HARMONY, ())}
-"""Each tokenizer: how it cuts words (None: as GPT-2 did), its control tokens, and its added tokens that are not special."""
+"""Each tokenizer: how it cuts words (None: as GPT-2), its control tokens, and added tokens that are not special."""
 SPOKEN = (("compact", "chatml"), ("compact", "qwen"), ("hermes", "chatml"), ("hermes", "qwen"), ("harmony", "harmony"))
 """Formats, each with the kinds of tokenizers that it is tested with."""
 SIZE = 1500

@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from harness1.cli.options import Force, Json
 from harness1.models.bundled import BUNDLED, bundled
@@ -47,12 +45,9 @@ def list_models(cache: Cache = None, as_json: Json = False) -> None:
     if as_json:
         print(msgspec.json.encode({"models": rows}).decode())
         return
-    table = Table()
-    for column in ("name", "what it is", "download", "licence", "fetched"):
-        table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(row["name"], row["what"], f"{row['megabytes']} MB", row["licence"], row["folder"] or "no")
-    Console(highlight=False).print(table)
+        print(f"{row['name']}: {row['what']}")
+        print(f"    {row['megabytes']} MB, {row['licence']}, {row['folder'] or 'not fetched'}")
 
 
 @app.command("get")

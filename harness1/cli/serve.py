@@ -1,18 +1,19 @@
-"""harness1 serve: an index for other processes, other machines and other trainers."""
+"""harness1 serve: an index for other processes, other machines and other trainers; a model for other agents."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from harness1.cli.options import ConfigFile, Overrides, resolve
+from harness1.cli.options import ConfigFile, Overrides, resolve, say_torn
+from harness1.http_client import without_password
 from harness1.retrieval.engines import open_retriever
-from harness1.retrieval.http_client import without_password
-from harness1.serve.server import serve
+from harness1.serve.server import answering, lift_file_limit, serve, until_ended
 
 app = typer.Typer(help="Serve over HTTP.", no_args_is_help=True)
 
@@ -36,21 +37,67 @@ def retrieve(
     """
     settings = resolve(config, overrides)
     retriever = open_retriever(index, settings)
-    if not _is_loopback(host):
-        print(
-            f"harness1: whoever reaches {host} can search and read this index: nobody is asked who they are",
-            file=sys.stderr,
-        )
+    _warn(host, "can search and read this index")
 
     def ready(bound: int) -> None:
         info = retriever.info
-        where = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
         print(
-            f"{without_password(index)} at {where}: {info.documents} documents, index {info.index_hash[:12]}",
+            f"{without_password(index)} at {_address(host, bound)}: {info.documents} documents,"
+            f" index {info.index_hash[:12]}",
             flush=True,
         )
 
     asyncio.run(serve(retriever, settings, host, port, ready))
+
+
+@app.command()
+def proxy(
+    upstream: Annotated[
+        str,
+        typer.Option(
+            "--upstream",
+            help="A model as for --policy (hf:PATH, ...), or a chat server's http://.../v1.",
+            metavar="SPEC",
+        ),
+    ],
+    record: Annotated[Path, typer.Option("--record", help="The folder that takes the calls.", metavar="RUN")],
+    port: Annotated[int, typer.Option("--port", help="0 lets the system choose one.", min=0, max=65535)] = 0,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Answer POST /v1/chat/completions (OpenAI) and /v1/messages (Anthropic), recording every call. Ends on SIGTERM.
+
+    An agent names its session by its API key, or by the header x-session-id.
+
+    Example: harness1 serve proxy --upstream hf:models/qwen --record runs/agent --port 8001
+    """
+    from harness1.serve.proxy.opening import open_upstream
+    from harness1.serve.proxy.record import recording
+    from harness1.serve.proxy.service import ProxyService, proxy_limits
+
+    settings = resolve(config, overrides)
+    model = open_upstream(upstream, settings)
+    _warn(host, "can use this model and write to this record")
+
+    def ready(bound: int) -> None:
+        where = _address(host, bound)
+        print(f"{without_password(upstream)} at {where} (OpenAI: {where}/v1), recorded in {record}", flush=True)
+
+    with recording(record, model.inputs) as recorder:
+        say_torn(record, recorder.torn)
+        service = ProxyService(model, recorder, proxy_limits(settings))
+        lift_file_limit()
+        asyncio.run(until_ended(answering(service.answer, service.limits, host, port), ready))
+
+
+def _warn(host: str, what: str) -> None:
+    if not _is_loopback(host):
+        print(f"harness1: whoever reaches {host} {what}: nobody is asked who they are", file=sys.stderr)
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _is_loopback(host: str) -> bool:

@@ -39,7 +39,9 @@ def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedMode
                 folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
             )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise UsageError(f"{folder} is no causal language model that transformers loads: {_line(error)}") from error
+        raise UsageError(
+            f"{folder} is no causal language model that transformers loads: {first_line(error)}"
+        ) from error
     model: Any = loaded[0]
     missing: set[str] = loaded[1]["missing_keys"]
     if missing:
@@ -47,7 +49,9 @@ def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedMode
     try:
         model.to(device)
     except (RuntimeError, AssertionError) as error:  # what torch raises for devices, by their kind
-        raise UsageError(f"{folder} does not load on the device {device!r}: {_line(error)}") from error
+        raise UsageError(f"{folder} does not load on the device {device!r}: {first_line(error)}") from error
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")  # torch's fused attention, the default, leaves soft caps out unsaid
     if dtype != "float32":
         model.set_output_embeddings(_float32_head(model.get_output_embeddings()))
     ready: PreTrainedModel = model.eval()
@@ -97,7 +101,8 @@ def _float32_head(head: Any) -> nn.Module:
     return Float32Head(head.weight, head.bias)
 
 
-def _line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, as far as it fits one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

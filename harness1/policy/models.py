@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from harness1.config import Config
-from harness1.errors import ConfigError, UsageError
+from harness1.errors import ConfigError, MissingExtra, UsageError
 from harness1.model_endpoint import ModelEndpoint
 from harness1.models.fetch import resolve_model
 from harness1.policy.backend import Backend
@@ -96,13 +96,21 @@ def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]
         return open_vllm(folder, dtype=config.policy.dtype, max_model_len=window, memory_share=model.memory_share), chat
     backend = open_transformers(
         folder,
-        device=model.device,
+        device=model.device or _preferred_device(),
         dtype=config.policy.dtype,
         threads=model.threads,
         rows=model.rows,
         cache_tokens=model.cache_tokens,
     )
     return backend, chat
+
+
+def _preferred_device() -> str:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise MissingExtra("torch", "train") from error
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _endpoint(url: str, config: Config) -> ModelEndpoint:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness1.errors import UsageError
+from harness1.policy.causal_model import first_line
 from harness1.policy.kv_slots import KvSlots, SlotPass, attend
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class SlotModel:
                 self.logits([ids[PROBE_REUSED:start]], SlotPass(slots, slot, [PROBE_REUSED], new, self.device))
             found = self.logits([[ids[start]] for start in starts], SlotPass(slots, 0, starts, 1, self.device))
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-            raise UsageError(f"{_name(self.model)} does not run with attention over slots: {error}") from error
+            reason = f"does not run with attention over slots ({first_line(error)})"
+            raise UsageError(f"{_name(self.model)} {reason}; use vLLM for it") from error
         wanted = expected[starts]
         bound = PROBE_BOUNDS[str(self.model.dtype).removeprefix("torch.")]
         if not float((found - wanted).norm() / wanted.norm()) <= bound:

@@ -194,6 +194,8 @@ class TransformersBackend:
         while self._swaps and not self._running:
             with self._changed:
                 swap = self._swaps.popleft()
+            if not swap.future.set_running_or_notify_cancel():
+                continue
             with _Failing([swap.future]):
                 self._decoder.reset()
                 self._usable = False

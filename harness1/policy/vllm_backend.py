@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import gc
 import itertools
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,12 +57,7 @@ def open_vllm(
         MissingExtra: vLLM is not installed.
     """
     shapes = weight_shapes(folder)
-    try:
-        from vllm import AsyncEngineArgs
-        from vllm.exceptions import VLLMError
-    except ModuleNotFoundError as error:
-        raise MissingExtra(error.name or "vllm", "vllm") from error
-    given: dict[str, Any] = {
+    fields = {
         "model": str(folder.resolve()),
         "dtype": dtype,
         "seed": seed,
@@ -74,17 +70,26 @@ def open_vllm(
     }
     loop = _LoopThread()
     try:
-        engine = loop.call(_start(AsyncEngineArgs(**given | options)))
-    except (VLLMError, ValueError, TypeError, RuntimeError, OSError, AssertionError) as error:
+        engine = loop.call(_start(fields | options))
+    except UsageError:
         loop.stop()
-        raise UsageError(f"vLLM does not start on {folder}: {error}") from error
+        raise
     return VllmBackend(engine, loop, shapes, digest(["vllm", folder_hash(folder), dtype]))
 
 
-async def _start(arguments: Any) -> AsyncLLM:
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    return AsyncLLM.from_engine_args(arguments)
+async def _start(fields: Mapping[str, Any]) -> AsyncLLM:
+    """The engine. It is imported here, in the thread of its loop: vLLM keeps an error that it meets while it is
+    imported, that error keeps the stack that it was met on, and a frame that knew the engine would keep it for ever."""
+    try:
+        from vllm import AsyncEngineArgs
+        from vllm.exceptions import VLLMError
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ModuleNotFoundError as error:
+        raise MissingExtra(error.name or "vllm", "vllm") from error
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**fields))
+    except (VLLMError, ValueError, TypeError, RuntimeError, OSError, AssertionError) as error:
+        raise UsageError(f"vLLM does not start on {fields['model']}: {error}") from error
 
 
 class VllmBackend:
@@ -120,7 +125,8 @@ class VllmBackend:
         atexit.unregister(self.close)
         if self._loop.stop():
             self._engine.shutdown()
-            del self._engine  # what it does when it is collected fails while the interpreter ends
+            del self._engine
+            gc.collect()  # what the engine does when it is collected fails while the interpreter ends
 
     async def _generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, grammar: Grammar | None) -> Generation:
         from vllm.exceptions import VLLMClientError, VLLMError

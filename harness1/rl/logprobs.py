@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from harness1.errors import UsageError
 from harness1.policy.causal_model import Dtype
 from harness1.policy.sampler import processed_logprobs
 from harness1.records import Record, Sampling
@@ -78,7 +79,7 @@ class GateReport(Record):
     `worst_ratio` is the greatest difference as a share of its bound, 1e-4 / min(temperature, 1). `mean_k3` is the mean
     of r - 1 - log r with log r = replayed - recorded, which estimates the divergence of the two distributions
     (Schulman, "Approximating KL divergence", 2020). Tokens at temperature 0 have no distribution: `greedy_gap` is by
-    how much the logit of one was below the highest.
+    how much the logit of one was below the highest, and infinite where something else than 0 was recorded.
     """
 
     tokens: int = 0
@@ -101,11 +102,17 @@ def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of:
     Args:
         model: with the weights that sampled the calls, and with its own attention.
         mask_of: what a call's grammar allowed at each token, bool [tokens, vocabulary]; None where it had none.
+
+    Raises:
+        UsageError: a call has no output, or not one log probability for each id of it.
     """
     import torch
 
     report, k3 = GateReport(), 0.0
     for call in calls:
+        if not call.output_ids or len(call.output_ids) != len(call.output_logprobs):
+            found = f"{len(call.output_ids)} ids and {len(call.output_logprobs)} log probabilities"
+            raise UsageError(f"a call with an output of {found} cannot be replayed")
         masks = None if mask_of is None else mask_of(call)
         with torch.no_grad():
             logits = _logits(model, call.prompt_ids + call.output_ids, len(call.output_ids))
@@ -113,7 +120,7 @@ def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of:
             report = _greedy(report, call, logits, masks)
             continue
         differences = _differences(call, logits, masks)
-        worst = float(differences.abs().max())
+        worst = _largest(differences.abs())
         k3 += float((differences.exp() - 1 - differences).sum())
         report = msgspec.structs.replace(
             report,
@@ -135,7 +142,7 @@ def _differences(call: SampledCall, logits: Tensor, masks: Tensor | None) -> Ten
     else:
         kinds = [call.sampling]
     replayed = torch.stack([_chosen(logits, call.output_ids, kind, masks).double().cpu() for kind in kinds])
-    differences = replayed - recorded
+    differences = (replayed - recorded).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
     return differences.gather(0, differences.abs().argmin(0, keepdim=True))[0]
 
 
@@ -146,12 +153,16 @@ def _greedy(report: GateReport, call: SampledCall, logits: Tensor, masks: Tensor
     if masks is not None:
         logits = logits.masked_fill(~masks.to(logits.device), -torch.inf)
     at = torch.tensor(call.output_ids, device=logits.device)[:, None]
-    gap = float((logits.max(-1, keepdim=True).values - logits.gather(-1, at)).max())
-    recorded = max(abs(logprob) for logprob in call.output_logprobs)
+    gap = _largest(logits.max(-1, keepdim=True).values - logits.gather(-1, at))
+    if any(logprob != 0 for logprob in call.output_logprobs):
+        gap = math.inf
     return msgspec.structs.replace(
         report,
         greedy_tokens=report.greedy_tokens + len(call.output_ids),
         greedy_gap=max(report.greedy_gap, gap),
-        max_difference=max(report.max_difference, recorded),
-        worst_ratio=math.inf if recorded else report.worst_ratio,
     )
+
+
+def _largest(values: Tensor) -> float:
+    """What is no number is larger than any: it must not pass a comparison."""
+    return float(values.nan_to_num(nan=math.inf, posinf=math.inf).max())

@@ -26,9 +26,9 @@ def test_list_shows_licence_size_and_place(tmp_path: Path) -> None:
     assert rows["minilm"]["folder"] == str(tmp_path / "minilm")
     assert rows["smollm2-135m"]["folder"] is None
     assert rows["smollm2-135m"]["licence"] == "Apache-2.0"
-    table = CliRunner().invoke(app, ["list", "--cache", str(tmp_path)]).stdout
-    assert "93 MB" in table
-    assert "Apache-2.0" in table
+    lines = CliRunner().invoke(app, ["list", "--cache", str(tmp_path)]).stdout
+    assert "93 MB, Apache-2.0, not fetched" in lines
+    assert str(tmp_path / "minilm") in lines
 
 
 def test_get_prints_the_folder_and_nothing_else(tmp_path: Path) -> None:

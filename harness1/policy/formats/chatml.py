@@ -48,7 +48,7 @@ class ChatML(ChatFormat):
 
 
 def as_words(reasoning: str) -> str:
-    """Reasoning as what may stand before a call: a line that holds no bracket of a call or a tag, or nothing. Without
-    that, a call that is only spoken of would be carried out, and a thought that is not closed would swallow its call."""
+    """Reasoning as what may stand before a call: nothing, or a line without the brackets of calls and tags. With them,
+    a call that is only spoken of would be carried out, and a thought that is not closed would swallow the call."""
     words = " ".join(reasoning.translate(_BRACKETS).split())
     return f"{words}\n" if words else ""

@@ -17,7 +17,8 @@ from harness1.records import ToolCall
 from harness1.tools.tool import ToolSpec
 
 _LINE = re.compile(
-    r"^[ \t>*`-]*(?:(?:action|call|tool)[ \t]*:[ \t]*)?[`\"]?([\w.]{1,80})[`\"]?[ \t]*(?:[:(][ \t]*)?(?=\{)", re.I | re.M
+    r"^[ \t>*`-]*(?:(?:action|call|tool)[ \t]*:[ \t]*)?[`\"]?([\w.]{1,80})[`\"]?[ \t]*(?:[:(][ \t]*)?(?=\{)",
+    re.I | re.M,
 )
 
 

@@ -36,7 +36,8 @@ class HarmonyVocabulary:
         self._size = max(self.control.values()) + 1
 
     def encode(self, text: str) -> list[int]:
-        return self._encoding.encode(plain_text(text), disallowed_special=())
+        ids: list[int] = self._encoding.encode(plain_text(text), disallowed_special=())
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         known = [token for token in ids if 0 <= token < self._size]

@@ -152,7 +152,13 @@ def test_huge_outputs_are_read_in_bounded_time(name: str, strange: Any) -> None:
 def test_no_repetition_makes_reading_slow(name: str, unit: str) -> None:
     chat = chat_format(name, parser_fuzz.KINDS[name][0])
     begun = time.process_time()
-    for start, end in (("", ""), ("curate", "x"), ("```", "x"), ('curate {"add_ids": ["', '"]}'), ("<tool_call>{", "}")):
+    for start, end in (
+        ("", ""),
+        ("curate", "x"),
+        ("```", "x"),
+        ('curate {"add_ids": ["', '"]}'),
+        ("<tool_call>{", "}"),
+    ):
         chat.parse(said(chat, start + unit * 6_000 + end), SPECS)
     assert time.process_time() - begun < 2
 
@@ -203,7 +209,7 @@ def test_the_fuzzer_prints_its_counts(capsys: pytest.CaptureFixture[str]) -> Non
         ('<tool_call>{"name": "end_search", "parameters": {}}', (END,), ""),
         ('<tool_call>{"name": "end_search", "arguments": "{}"}', (END,), ""),
         ('<tool_call>{"name": "end_search", "arguments": {},}', (END,), ""),
-        (r'<tool_call>{"name": "grep_corpus", "arguments": {"pattern": "\d+ \\w \", ]"}}', ("\\d+ \\w \", ]",), ""),
+        (r'<tool_call>{"name": "grep_corpus", "arguments": {"pattern": "\d+ \\w \", ]"}}', ('\\d+ \\w ", ]',), ""),
         ('<tool_call>{"name": "grep_corpus", "arguments": {"pattern": "a\nb\x01"}}', ("a\nb\x01",), ""),
         (r'<tool_call>{"name": "grep_corpus", "arguments": {"pattern": "\u12 ,]",}}', ("\\u12 ,]",), ""),
     ],
@@ -268,7 +274,7 @@ def test_calls_that_are_wrapped_into_one_are_unwrapped(wrapper: str, field: str,
         ('search_corpus {"query": "river",}', (RIVER,)),
         ('search_corpus {"query": "river"}\nend_search {}', (RIVER, END)),
         ('search_corpus {"query": "a\nend_search {}"}', (search("a\nend_search {}"),)),
-        ('search_corpus {broken\n}\nend_search {}', (END,)),
+        ("search_corpus {broken\n}\nend_search {}", (END,)),
         ('search_corpus {"query": \nend_search {}', (END,)),
         ('Look.\nfetch {"query": "river"}', ()),
         ('I would call search_corpus {"query": "river"}', ()),

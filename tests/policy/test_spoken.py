@@ -1,0 +1,107 @@
+"""A policy without a model speaks a format: its episodes hold the tokens that a model would have said."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness1.config import Env, Rendering
+from harness1.model_calls import calls_of, prompt_ids
+from harness1.policy.policy import Policy, counter_of
+from harness1.policy.random_walk import RandomPolicy
+from harness1.policy.scripted import ScriptedPolicy
+from harness1.policy.spoken import SpokenPolicy
+from harness1.records import Episode, Task
+from harness1.replay import replay_episode
+from harness1.rollout import rollout
+from harness1.tools.registry import Toolbox
+from tests.support import END, Script, curate, make_env, run, search, wide_corpus
+from tests.vocabularies import SPOKEN, chat_format
+
+TASK = Task("t", "Which river flows past the castle of the king in Rome?")
+CORPUS = wide_corpus(30)
+
+
+def spoken(policy: Policy, name: str = "hermes", kind: str = "chatml", order: str = "epoch") -> Episode:
+    taught = SpokenPolicy(policy, chat_format(name, kind))
+    config = Env(rendering=Rendering(order=order))  # type: ignore[arg-type]
+    env = make_env(config, CORPUS, counter=counter_of(taught))
+    return run(rollout(env, taught, TASK, seed=5))
+
+
+@pytest.mark.parametrize("policy", [ScriptedPolicy(), RandomPolicy()], ids=["scripted", "random"])
+@pytest.mark.parametrize(("name", "kind"), SPOKEN)
+def test_what_a_script_does_is_what_its_outputs_say(name: str, kind: str, policy: Policy) -> None:
+    episode = spoken(policy, name, kind)
+    chat = chat_format(name, kind)
+    assert len(episode.turns) > 2
+    for turn in episode.turns:
+        (recorded,) = turn.calls
+        found = chat.parse(recorded.output_ids, Toolbox.of(Env()).specs)
+        assert (found.actions, found.error) == ((turn.action,), None)
+        assert recorded.tokenizer_hash == chat.tokenizer.hash
+        assert recorded.output_ids[-1] in chat.stop_ids
+    assert episode.untrainable == "its outputs have no log probabilities"
+
+
+def test_its_prompts_are_those_of_the_student() -> None:
+    chat = chat_format("hermes", "chatml")
+    seen: list[tuple[int, ...]] = []
+
+    class Seen(Script):
+        def open(self, task: Task, seed: int) -> Seen:  # type: ignore[override]
+            return self
+
+        async def act(self, context):  # type: ignore[no-untyped-def]
+            seen.append(tuple(token for _, ids in [*chat.segments(context), chat.prompt_end()] for token in ids))
+            return await self.session.act(context)
+
+        session = Script(search("river"), search("war"), curate(add_ids=["D1"])).open(TASK, 0)
+
+    episode = spoken(Seen())
+    assert [prompt_ids(episode, each) for each in calls_of(episode)] == seen
+    assert len(seen) == 4
+
+
+def test_of_several_actions_it_says_the_one_that_counts() -> None:
+    episode = spoken(Script([END, search("river"), search("war")], END))
+    assert [turn.action for turn in episode.turns] == [search("river"), END]
+    assert episode.turns[0].ignored == ()
+
+
+def test_a_decision_without_an_action_stays_one() -> None:
+    episode = spoken(Script("no idea"))
+    assert (episode.turns[0].parse_error, episode.turns[0].calls) == ("no idea", ())
+
+
+@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])
+def test_its_episodes_are_replayed_without_a_tokenizer(order: str) -> None:
+    episode = spoken(ScriptedPolicy(), order=order)
+    report = replay_episode(episode, Env(rendering=Rendering(order=order)))  # type: ignore[arg-type]
+    assert (report.equal, report.difference) == (len(episode.turns), None)
+
+
+def test_forks_go_on_alike() -> None:
+    taught = SpokenPolicy(ScriptedPolicy(), chat_format("compact", "chatml"))
+
+    async def play() -> None:
+        env = make_env(chunks=CORPUS, counter=taught.counter)
+        context = await env.reset(TASK)
+        assert context is not None
+        session = taught.open(TASK, 0)
+        decision = await session.act(context)
+        context = (await env.step(decision.actions, "", decision.calls)).context
+        assert context is not None
+        twin = session.fork()
+        assert await twin.act(context) == await session.act(context)
+
+    run(play())
+
+
+def test_the_hash_names_policy_and_format() -> None:
+    hashes = {
+        SpokenPolicy(policy, chat_format(name, kind)).hash
+        for policy in (ScriptedPolicy(), RandomPolicy())
+        for name, kind in SPOKEN
+    }
+    assert len(hashes) == 2 * len(SPOKEN)
+    assert SpokenPolicy(ScriptedPolicy(), chat_format("hermes", "qwen")).name == "scripted"

@@ -1,0 +1,287 @@
+"""The recording proxy in tests: a model that plays dice over a script, the proxy with and without sockets, and agents
+that reach it by the official clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from harness1.config import ChatPolicy, Config
+from harness1.env.environment import choose
+from harness1.env.render import Context
+from harness1.hashing import digest
+from harness1.policy.backend import Backend, Generation, Grammar
+from harness1.policy.chat_messages import Message, Said, messages_of, tools_of
+from harness1.policy.formats.chat_format import ChatFormat, Parsed
+from harness1.policy.language_model import call_seed, retry_note
+from harness1.policy.policy import Decision
+from harness1.records import ModelCall, Sampling, Task, ToolCall
+from harness1.serve.proxy.record import RecordedCall, read_records, recording
+from harness1.serve.proxy.service import ProxyService
+from harness1.serve.proxy.token_upstream import TokenUpstream
+from harness1.serve.proxy.upstream import Upstream
+from harness1.serve.retrieve import Limits, Reply
+from harness1.serve.server import Request, answering
+from tests.serving import HOST, in_thread
+from tests.support import END, call, search
+from tests.vocabularies import chat_format
+
+OPENAI_PATH, ANTHROPIC_PATH = "/v1/chat/completions", "/v1/messages"
+SETTINGS = Config(policy=ChatPolicy(temperature=0.7, top_p=0.9, top_k=50))
+LIMITS = Limits(running=8, waiting=8, deadline_s=20.0)
+SCRIPT: tuple[ToolCall | str, ...] = (
+    search("poet"),
+    search("Where did Lord Byron die?"),
+    call("curate", add={"D1": "high"}),
+    call("read_document", document="D1"),
+    call("search_corpus", query='a "quoted" \n line, naïve 東京 <|im_end|>'),
+    call("no_such_tool", x=1),
+    "There is nothing to call.",
+)
+
+
+class Dice:
+    """A backend that draws an output from a script by the digest of prompt and seed, in tokens that no tokenizer would
+    make of it: a third of the characters stand alone. The sixth call and those behind it may end the episode."""
+
+    version = 3
+    hash = "dice"
+
+    def __init__(self, chat: ChatFormat, script: Sequence[ToolCall | str] = SCRIPT) -> None:
+        self.chat, self.script = chat, script
+        self.calls: list[tuple[tuple[int, ...], Sampling, Generation]] = []
+        self.wait_s = 0.0
+        self.cancelled = 0
+        self.error: Exception | None = None
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
+    ) -> Generation:
+        try:
+            await asyncio.sleep(self.wait_s)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        draw = digest([list(prompt_ids), sampling.seed])
+        said = self.script[int(draw[:8], 16) % len(self.script)]
+        if len(self.calls) > 5 and int(draw[8], 16) < 4:
+            said = END
+        ids = [*self._said(said, draw), self.chat.stop_ids[0]]
+        ids = ids[: sampling.max_tokens]
+        logprobs = tuple(-int(draw[16:20], 16) / 65536 - place / 64 for place in range(len(ids)))
+        stopped = ids[-1] == self.chat.stop_ids[0]
+        made = Generation(tuple(ids), logprobs, "stop" if stopped else "length", self.version, self.version)
+        self.calls.append((tuple(prompt_ids), sampling, made))
+        return made
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        raise NotImplementedError
+
+    def _said(self, said: ToolCall | str, draw: str) -> list[int]:
+        if isinstance(said, str):
+            return self._shredded(f"{said} {draw[:4]}", draw)
+        spoken = self.chat.speak("", said)
+        return [*self._shredded(f"I think {draw[:6]}.\n", draw), *spoken[:-1]]
+
+    def _shredded(self, text: str, draw: str) -> list[int]:
+        parts, start = [], 0
+        for place in range(len(text)):
+            if int(draw[place % 64], 16) < 5:
+                parts += [text[start:place], text[place : place + 1]]
+                start = place + 1
+        return [token for part in [*parts, text[start:]] for token in self.chat.tokenizer.encode(part)]
+
+
+def hermes() -> ChatFormat:
+    return chat_format("hermes", "chatml")
+
+
+def upstream_of(model: Backend, chat: ChatFormat, config: Config = SETTINGS) -> TokenUpstream:
+    return TokenUpstream("hf:dice", model, chat, config)
+
+
+async def ask(
+    service: ProxyService,
+    body: object,
+    path: str = OPENAI_PATH,
+    headers: Mapping[str, str] = {},
+    query: Mapping[str, str] = {},
+    method: str = "POST",
+) -> Reply:
+    """One request without a socket."""
+    sent = body if isinstance(body, bytes) else msgspec.json.encode(body)
+
+    async def read() -> bytes:
+        return sent
+
+    return await service.answer(Request(method, path, query, headers, read))
+
+
+def recorded(run: Path, upstream: Upstream, scene: Callable[[ProxyService], Awaitable[object]]) -> list[RecordedCall]:
+    """The calls that a scene leaves behind."""
+
+    async def main() -> None:
+        with recording(run, upstream.inputs) as recorder:
+            await scene(ProxyService(upstream, recorder, LIMITS))
+
+    asyncio.run(main())
+    return list(read_records(run))
+
+
+@contextmanager
+def proxying(run: Path, upstream: Upstream, limits: Limits = LIMITS) -> Iterator[str]:
+    """The URL of a proxy in a thread with a loop of its own."""
+    with recording(run, upstream.inputs) as recorder:
+        service = ProxyService(upstream, recorder, limits)
+        with in_thread(lambda: answering(service.answer, limits, HOST, 0)) as url:
+            yield url
+
+
+class Heard(NamedTuple):
+    """What a client got: words, calls as (id, name, arguments), whether it was cut, and the ids of the output where it
+    gives them."""
+
+    text: str
+    calls: list[tuple[str, str, dict[str, Any]]]
+    cut: bool
+    ids: tuple[int, ...] = ()
+
+
+Client = Callable[[list[Message], list[dict[str, Any]], int, int, str], Awaitable[Heard]]
+"""Asks with messages and tools in OpenAI's form, a seed, the most tokens, and a session."""
+
+
+def openai_client(url: str, stream: bool, ids: bool = False) -> Client:
+    from openai import AsyncOpenAI
+
+    async def asks(messages: list[Message], tools: list[dict[str, Any]], seed: int, room: int, session: str) -> Heard:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key=session, max_retries=0) as client:
+            extra = {"return_token_ids": True} if ids else {}
+            asked: dict[str, Any] = {"messages": messages, "tools": tools, "seed": seed, "max_completion_tokens": room}
+            made = await client.chat.completions.create(model="any", stream=stream, extra_body=extra, **asked)
+            if not stream:
+                message = made.choices[0].message
+                found = [(each.id, each.function.name, each.function.arguments) for each in message.tool_calls or ()]
+                cut = made.choices[0].finish_reason == "length"
+                sampled = tuple(made.choices[0].token_ids) if ids else ()
+                return Heard(message.content or "", [(*head, json.loads(text)) for *head, text in found], cut, sampled)
+            text, calls, cut = "", dict[int, list[str]](), False
+            async for chunk in made:
+                for choice in chunk.choices:
+                    text, cut = text + (choice.delta.content or ""), choice.finish_reason == "length"
+                    for each in choice.delta.tool_calls or ():
+                        calls.setdefault(each.index, [each.id, each.function.name, ""])[2] += each.function.arguments
+            return Heard(text, [(call_id, name, json.loads(text)) for call_id, name, text in calls.values()], cut)
+
+    return asks
+
+
+def anthropic_client(url: str, stream: bool) -> Client:
+    from anthropic import AsyncAnthropic
+
+    async def asks(messages: list[Message], tools: list[dict[str, Any]], seed: int, room: int, session: str) -> Heard:
+        async with AsyncAnthropic(base_url=url, api_key=session, max_retries=0) as client:
+            system, turns = as_anthropic(messages)
+            asked: dict[str, Any] = {
+                "model": "any",
+                "system": system,
+                "messages": turns,
+                "max_tokens": room,
+                "extra_body": {"seed": seed},
+                "tools": [
+                    {
+                        "name": tool["function"]["name"],
+                        "description": tool["function"]["description"],
+                        "input_schema": tool["function"]["parameters"],
+                    }
+                    for tool in tools
+                ],
+            }
+            if stream:
+                async with client.messages.stream(**asked) as events:
+                    made = await events.get_final_message()
+            else:
+                made = await client.messages.create(**asked)
+            text = "".join(block.text for block in made.content if block.type == "text")
+            uses = [block for block in made.content if block.type == "tool_use"]
+            return Heard(text, [(use.id, use.name, use.input) for use in uses], made.stop_reason == "max_tokens")
+
+    return asks
+
+
+def as_anthropic(messages: Sequence[Message]) -> tuple[str, list[dict[str, Any]]]:
+    """Messages of OpenAI as Anthropic's clients send them."""
+    system, turns = "", list[dict[str, Any]]()
+    for message in messages:
+        if message["role"] == "system":
+            system = message["content"]
+        elif message["role"] == "tool":
+            result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
+            turns.append({"role": "user", "content": [result]})
+        elif message.get("tool_calls"):
+            blocks = [{"type": "text", "text": message["content"]}] if message["content"] else []
+            for each in message["tool_calls"]:
+                named, given = each["function"], json.loads(each["function"]["arguments"])
+                blocks.append({"type": "tool_use", "id": each["id"], "name": named["name"], "input": given})
+            turns.append({"role": "assistant", "content": blocks})
+        else:
+            turns.append({"role": message["role"], "content": message["content"]})
+    return system, turns
+
+
+class AgentPolicy:
+    """An agent that knows messages and no tokens; it asks again after faults as `LanguageModelPolicy` does."""
+
+    name = hash = "agent"
+
+    def __init__(self, client: Client, chat: ChatFormat, reserve: int, settings: ChatPolicy) -> None:
+        self.client, self.chat, self.reserve, self.settings = client, chat, reserve, settings
+
+    def open(self, task: Task, seed: int) -> AgentSession:
+        return AgentSession(self, digest([task.query, seed]))
+
+
+class AgentSession:
+    def __init__(self, policy: AgentPolicy, seed: str) -> None:
+        self.policy, self.seed, self.turn = policy, seed, 0
+        self.said: dict[int, Said] = {}
+
+    async def act(self, context: Context) -> Decision:
+        policy, parsed = self.policy, Parsed()
+        self.turn += 1
+        messages, tools = messages_of(context.pieces, self.said), tools_of(context.tools)
+        for attempt in range(policy.settings.format_retries + 1):
+            note, room = list[Message](), policy.reserve
+            if attempt:
+                told = retry_note(parsed, policy.chat)
+                note = [{"role": "user", "content": told.text}]
+                room -= sum(len(segment.ids) for segment in policy.chat.messages([[told]], context.tools))
+            seed = call_seed(self.seed, self.turn, attempt)
+            heard = await policy.client(messages + note, tools, seed, room, "episode-1")
+            if heard.calls:
+                return self._decided(heard)
+            parsed = Parsed(error="the output was too long and is cut" if heard.cut else "there is no call")
+        return Decision(parse_error=parsed.error)
+
+    def fork(self) -> AgentSession:
+        raise NotImplementedError
+
+    def _decided(self, heard: Heard) -> Decision:
+        actions = tuple(ToolCall(name, arguments) for _, name, arguments in heard.calls)
+        executed = heard.calls[actions.index(choose(actions)[0])][0]
+        calls = [
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+            for call_id, name, arguments in heard.calls
+        ]
+        message = {"role": "assistant", "content": heard.text or None, "tool_calls": calls}
+        self.said[self.turn] = Said(message, tuple(call_id for call_id, _, _ in heard.calls), executed)
+        asked = (ModelCall(f"{self.turn}", output_ids=heard.ids),) if heard.ids else ()
+        return Decision(actions, heard.text, asked)
