@@ -14,6 +14,7 @@ import numpy as np
 from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.eval.metrics import measure, metric_names
+from harness1.eval.model_use import model_use
 from harness1.eval.outcome import outcome
 from harness1.eval.statistics import Interval, bootstrap_means
 from harness1.records import Episode, Status, StopReason, Task
@@ -106,7 +107,8 @@ def _read(episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config
             continue
         result = outcome(episode, tasks[task_id].gold)
         scored = msgspec.structs.replace(episode, reward=composite(result, episode, config))
-        run.samples[task_id].append(measure(result, scored, config.env, tasks[task_id].gold))
+        measured = measure(result, scored, config.env, tasks[task_id].gold)
+        run.samples[task_id].append(measured | model_use(episode))
         run.calls.update(result.calls)
     return run
 

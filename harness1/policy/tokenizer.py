@@ -57,14 +57,15 @@ class FastTokenizer:
         self.hash = hashlib.sha256(data).hexdigest()
         try:
             tree: dict[str, Any] = msgspec.json.decode(data)
-            added = tree["added_tokens"]
-            self.control: dict[str, int] = {token["content"]: token["id"] for token in added}
             self._whole = Loaded.from_buffer(data)
             # Without its added tokens, it takes their names in a text for the text that they are.
             plain = {**tree, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
             self._plain = Loaded.from_buffer(msgspec.json.encode(plain))
         except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"not a tokenizer.json: {error}") from error
+        # Where the ids in a file leave holes, the library numbers them anew: its ids are the ones in use.
+        added = self._whole.get_added_tokens_decoder().items()
+        self.control: dict[str, int] = {token.content: number for number, token in sorted(added)}
         self._ids = frozenset(self.control.values())
         self._check_joining()
 

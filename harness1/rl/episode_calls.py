@@ -33,12 +33,15 @@ def captured_calls(episode: Episode) -> Iterator[CapturedCall]:
     Raises:
         SchemaError: the episode does not hold a stretch of a prompt.
     """
+    failed = {call.call_id for turn in episode.turns if turn.action is None for call in turn.calls}
     for call in trained_calls(episode):
         if call.output_ids:
-            yield _captured(episode, call)
+            yield _captured(episode, call, call.call_id if call.call_id in failed else "")
 
 
-def _captured(episode: Episode, call: ModelCall) -> CapturedCall:
+def _captured(episode: Episode, call: ModelCall, agent_id: str) -> CapturedCall:
+    """Failed attempts that are trained on are all meant, so that none may pass for a retry of another: each counts as
+    an agent of its own."""
     return CapturedCall(
         call_id=f"{episode.episode_id}/{call.call_id}",
         prompt_ids=prompt_ids(episode, call),
@@ -47,6 +50,7 @@ def _captured(episode: Episode, call: ModelCall) -> CapturedCall:
         version_start=call.policy_version_start,
         version_end=call.policy_version_end,
         session_id=episode.episode_id,
+        agent_id=agent_id,
         finish_reason=call.finish_reason,
         attempt=call.attempt,
     )

@@ -69,6 +69,13 @@ def test_a_control_token_that_is_also_a_word_of_the_vocabulary_is_never_made_of_
     assert made.decode(made.encode("<|im_end|>")) == "<|im_end|>"
 
 
+def test_control_tokens_have_the_ids_that_the_library_gives_them() -> None:
+    tree = json.loads(vocabulary("chatml"))
+    tree["added_tokens"][-1]["id"] += 50
+    made = FastTokenizer(json.dumps(tree).encode())
+    assert {name: made.decode([token]) for name, token in made.control.items()} == {name: name for name in CHATML}
+
+
 def test_a_tokenizer_whose_pieces_would_not_join_is_refused() -> None:
     prefixed = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     with pytest.raises(UsageError, match="would not join"):

@@ -109,7 +109,7 @@ def test_a_grammar_knows_the_shown_tools_and_arguments_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["hermes", "compact"])
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(reasoning=short | st.just(""), query=short, handle=short)
 def test_what_a_teacher_says_in_short_fits_the_grammar(name: str, reasoning: str, query: str, handle: str) -> None:
     chat = chat_format(name, "chatml")
