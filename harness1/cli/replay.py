@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +15,11 @@ from rich.progress import track
 
 from harness1.cli.options import Json, say_torn
 from harness1.config import Config
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.model_calls import calls_of
 from harness1.models.fetch import resolve_model
 from harness1.policy.causal_model import load_causal_model
-from harness1.policy.formats.registry import open_format
-from harness1.policy.tokenizer import open_tokenizer
+from harness1.policy.models import HARMONY, format_at
 from harness1.records import Episode, Status
 from harness1.replay import ReplayReport, replay_episode, replay_live
 from harness1.retrieval.engines import open_retriever
@@ -48,6 +50,7 @@ def replay(
     Example: harness1 replay runs/search --live
     """
     config, own_index = run_config(run)
+    folder = None if model is None else resolve_model(model)
     recorded = list(read_episodes(run, on_torn=partial(say_torn, run)))
     episodes = [episode for episode in recorded if episode.status is not Status.INFRA_ERROR]
     skipped = len(recorded) - len(episodes)
@@ -66,20 +69,19 @@ def replay(
         for episode, report in zip(episodes, reports, strict=True)
         if report.difference
     ]
-    gate = None if model is None else _gate(episodes, resolve_model(model), config, console)
-    if gate is not None and not gate.passes(config.policy.dtype):
-        differences.append("the recorded log probabilities are not those of this model")
+    gate = None
+    if folder is not None:
+        gate, complaint = _gate(episodes, folder, config, console)
+        if complaint:
+            differences.append(complaint)
     if as_json:
         counts = {"episodes": len(episodes), "skipped": skipped, "turns": turns, "equal": equal}
         summary = {**counts, "differences": differences, "logprobs": gate}
         print(msgspec.json.encode(summary).decode())
     else:
         print(f"{len(episodes)} episodes, {equal} of {turns} turns equal")
-        if gate is not None:
-            print(
-                f"{gate.tokens} sampled tokens: log probabilities differ by at most {gate.max_difference:.2g}"
-                f" ({gate.worst_ratio:.2f} of the bound), mean k3 {gate.mean_k3:.2g}"
-            )
+        for line in _gate_lines(gate) if gate else ():
+            print(line)
         if skipped:
             print(f"{skipped} skipped: the infrastructure had failed")
         for difference in differences[:10]:
@@ -88,12 +90,40 @@ def replay(
         raise typer.Exit(1)
 
 
-def _gate(episodes: list[Episode], folder: Path, config: Config, console: Console) -> GateReport:
-    """Compare all model calls with plain forward passes of a model."""
+def _gate(
+    episodes: list[Episode], folder: Path, config: Config, console: Console
+) -> tuple[GateReport | None, str | None]:
+    """Compare all model calls with plain forward passes of a model; the second is what is wrong.
+
+    Raises:
+        UsageError: no call has log probabilities, or the model does not load.
+    """
+    sampled = [call for episode in episodes for call in calls_of(episode) if call.output_logprobs]
+    if not sampled:
+        raise UsageError("this run holds no sampled tokens with log probabilities: there is nothing to compute again")
+    chat = format_at(HARMONY if config.run.model.tokenizer == HARMONY else folder, config)
+    if any(call.tokenizer_hash != chat.tokenizer.hash for call in sampled):
+        return None, f"{folder} has another tokenizer than the model that was sampled from"
     model = load_causal_model(folder, config.run.model.device or "cpu", config.policy.dtype)
-    chat = open_format(config.policy.format, open_tokenizer(folder))
     masks = None
     if config.policy.constrained:
         masks = grammar_masks(folder, model.config.vocab_size, [chat.grammar(Toolbox.of(config.env).specs)])
-    calls = [call for episode in episodes for call in sampled_calls(episode)]
-    return compare_calls(model, track(calls, "computing", console=console, transient=True), masks)
+    calls = (call for episode in episodes for call in sampled_calls(episode))
+    shown = track(calls, "computing", total=len(sampled), console=console, transient=True)
+    try:
+        report = compare_calls(model, shown, masks)
+    except InfrastructureFault as fault:  # an output that its grammar would not have let pass
+        return None, str(fault)
+    if report.passes(config.policy.dtype):
+        return report, None
+    return report, f"the recorded log probabilities are not those of {folder}"
+
+
+def _gate_lines(gate: GateReport) -> Iterator[str]:
+    if gate.tokens:
+        yield (
+            f"{gate.tokens} sampled tokens: log probabilities differ by at most {gate.max_difference:.2g}"
+            f" ({gate.worst_ratio:.2f} of the bound), mean k3 {gate.mean_k3:.2g}"
+        )
+    if gate.greedy_tokens:
+        yield f"{gate.greedy_tokens} tokens at temperature 0: at most {gate.greedy_gap:.2g} below the highest logit"

@@ -60,6 +60,8 @@ def search(
         print(msgspec.json.encode(as_result(env, episode, out)).decode())
     else:
         show_result(env, episode, console)
+        if failure := parse_failure(episode):
+            console.print(f"[red]The policy gave no valid action: {escape(failure)}[/]")
         console.print(f"recorded in {out}", highlight=False)
     if episode.error:
         raise InfrastructureFault(episode.error)
@@ -110,7 +112,13 @@ def as_result(env: SearchEnv, episode: Episode, out: Path) -> dict[str, Any]:
         "episode_id": episode.episode_id,
         "run": str(out),
         "error": episode.error,
+        "parse_error": parse_failure(episode),
     }
     if episode.reward is not None:
         result["reward"] = episode.reward.total
     return result
+
+
+def parse_failure(episode: Episode) -> str | None:
+    """Why the last output of a policy held no action, where that ended the episode."""
+    return episode.turns[-1].parse_error if episode.turns else None

@@ -10,10 +10,11 @@ import msgspec
 from harness1.config import ChatPolicy
 from harness1.env.environment import choose
 from harness1.env.render import Context
+from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.model_endpoint import ModelEndpoint
-from harness1.policy.chat_messages import Said, messages_of, tools_of
-from harness1.policy.formats.reading import clean_name, read_object, unwrapped
+from harness1.policy.chat_messages import Message, Said, messages_of, tools_of
+from harness1.policy.formats.reading import MOST_CALLS, clean_name, read_object, unwrapped
 from harness1.policy.language_model import call_seed
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
@@ -23,19 +24,20 @@ INSTRUCTION = "Answer with one call of a tool."
 
 class _Function(msgspec.Struct):
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] | None = None
 
 
 class _Call(msgspec.Struct):
-    id: str
     function: _Function
+    id: str | None = None
 
 
 class _Message(msgspec.Struct):
-    content: str | None = None
+    content: Any = None
+    """Text, or parts where a server divides it."""
     tool_calls: list[_Call] | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+    reasoning: Any = None
+    reasoning_content: Any = None
 
 
 class _Choice(msgspec.Struct):
@@ -45,6 +47,10 @@ class _Choice(msgspec.Struct):
 
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
+
+
+Meant = tuple[_Call, tuple[ToolCall, ...]]
+"""A call as its server wrote it, and the actions that it stands for."""
 
 
 class ChatCompletionsPolicy:
@@ -66,9 +72,30 @@ class ChatCompletionsPolicy:
         self.endpoint, self.model, self.reserve, self.name = endpoint, model, reserve, name
         self.settings = settings or ChatPolicy()
         self.hash = digest(["chat completions", model, self.settings, reserve])
+        self._tool_choice, self._limit = "required", "max_tokens"
 
     def open(self, task: Task, seed: int) -> ChatCompletionsSession:
         return ChatCompletionsSession(self, digest([task.query, seed]), {})
+
+    async def complete(self, body: dict[str, Any]) -> _Completion:
+        """Post a body, with what not all servers call the same: where one refuses that by its name, in the other way.
+
+        Raises:
+            InfrastructureFault: the server failed.
+            UsageError: it refuses the request for good.
+        """
+        while True:
+            asked = body | {"tool_choice": self._tool_choice, self._limit: self.reserve}
+            try:
+                return await self.endpoint.post("/chat/completions", asked, _Completion)
+            except UsageError as refusal:
+                # Reasoning models of some hosts must be free not to call, and OpenAI's know the new name alone.
+                if "max_completion_tokens" in str(refusal) and "max_tokens" in asked:
+                    self._limit = "max_completion_tokens"
+                elif "tool_choice" in str(refusal) and asked["tool_choice"] == "required":
+                    self._tool_choice = "auto"
+                else:
+                    raise
 
 
 class ChatCompletionsSession:
@@ -80,8 +107,7 @@ class ChatCompletionsSession:
     async def act(self, context: Context) -> Decision:
         """
         Raises:
-            InfrastructureFault: the server failed.
-            UsageError: it refuses the request for good.
+            InfrastructureFault, UsageError: as `ChatCompletionsPolicy.complete`.
         """
         self._turn += 1
         calls: list[ModelCall] = []
@@ -90,36 +116,31 @@ class ChatCompletionsSession:
         for attempt in range(self._policy.settings.format_retries + 1):
             note = [{"role": "user", "content": f"Your last output was not valid: {error}. {INSTRUCTION}\n"}]
             choice = await self._ask(messages + note * bool(attempt), context, attempt, calls)
-            actions, error = _actions(choice.message)
-            if actions:
-                self._said[self._turn] = _said(choice.message, [action for action, _ in actions])
-                return Decision(
-                    tuple(call for _, unwrapped_calls in actions for call in unwrapped_calls),
-                    _reasoning(choice.message),
-                    tuple(calls),
-                )
+            meant, error = _meaning(choice)
+            if meant:
+                actions = tuple(action for _, stands_for in meant for action in stands_for)
+                self._said[self._turn] = _said(choice.message, meant, choose(actions)[0], self._turn)
+                return Decision(actions, _reasoning(choice.message), tuple(calls))
         return Decision(reasoning=_reasoning(choice.message), calls=tuple(calls), parse_error=error)
 
     def fork(self) -> ChatCompletionsSession:
         return ChatCompletionsSession(self._policy, self._seed, dict(self._said), self._turn)
 
-    async def _ask(
-        self, messages: list[dict[str, Any]], context: Context, attempt: int, calls: list[ModelCall]
-    ) -> _Choice:
+    async def _ask(self, messages: list[Message], context: Context, attempt: int, calls: list[ModelCall]) -> _Choice:
         policy, settings = self._policy, self._policy.settings
         seed = call_seed(self._seed, self._turn, attempt)
         body = {
             "model": policy.model,
             "messages": messages,
             "tools": tools_of(context.tools),
-            "tool_choice": "required",
             "temperature": settings.temperature,
             "top_p": settings.top_p,
-            "max_tokens": policy.reserve,
             "seed": seed,
         }
+        if settings.top_k:  # OpenAI's own models do not know it
+            body["top_k"] = settings.top_k
         begun = time.time()
-        completion = await policy.endpoint.post("/chat/completions", body, _Completion)
+        completion = await policy.complete(body)
         choice = completion.choices[0] if completion.choices else _Choice(_Message())
         sampling = Sampling(settings.temperature, settings.top_p, settings.top_k, policy.reserve, seed)
         calls.append(
@@ -135,31 +156,37 @@ class ChatCompletionsSession:
         return choice
 
 
-def _actions(message: _Message) -> tuple[list[tuple[_Call, tuple[ToolCall, ...]]], str]:
-    """The calls of a message with what each means, or why there is none."""
-    found = []
-    for call in message.tool_calls or []:
-        arguments = call.function.arguments
-        read = arguments if isinstance(arguments, dict) else read_object(arguments or "{}")
-        if read is None:
+def _meaning(choice: _Choice) -> tuple[list[Meant], str]:
+    """The calls of an answer with what each means, or why there is none."""
+    found: list[Meant] = []
+    for call in (choice.message.tool_calls or [])[:MOST_CALLS]:
+        given = call.function.arguments or "{}"
+        arguments = given if isinstance(given, dict) else read_object(given)
+        if arguments is None:
             return [], "the arguments are not a JSON object"
-        meant = unwrapped(clean_name(call.function.name), read)
-        if meant:
+        if meant := unwrapped(clean_name(call.function.name), arguments):
             found.append((call, meant))
-    return found, "" if found else "there is no call"
+    if found:
+        return found, ""
+    return [], "the output was too long and is cut" if choice.finish_reason == "length" else "there is no call"
 
 
-def _said(message: _Message, calls: list[_Call]) -> Said:
-    """The message as it goes back, and which of its calls the environment carries out."""
-    named = [ToolCall(clean_name(call.function.name)) for call in calls]
-    executed = calls[named.index(choose(named)[0])].id
-    listed = [{"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)} for call in calls]
-    return Said(
-        {"role": "assistant", "content": message.content, "tool_calls": listed},
-        tuple(call.id for call in calls),
-        executed,
-    )
+def _said(message: _Message, meant: list[Meant], executed: ToolCall, turn: int) -> Said:
+    """The message as it goes back, its thoughts included, which some servers demand. Calls get ids where theirs do not
+    tell them apart."""
+    ids = [call.id or "" for call, _ in meant]
+    if not all(ids) or len(set(ids)) < len(ids):
+        ids = [f"turn-{turn}-{place}" for place in range(len(ids))]
+    listed = [
+        {"id": name, "type": "function", "function": msgspec.to_builtins(call.function)}
+        for name, (call, _) in zip(ids, meant, strict=True)
+    ]
+    thoughts = {"reasoning": message.reasoning, "reasoning_content": message.reasoning_content}
+    kept = {name: thought for name, thought in thoughts.items() if thought is not None}
+    place = next(at for at, (_, actions) in enumerate(meant) if any(each is executed for each in actions))
+    return Said({"role": "assistant", "content": message.content, **kept, "tool_calls": listed}, tuple(ids), ids[place])
 
 
 def _reasoning(message: _Message) -> str:
-    return (message.reasoning_content or message.reasoning or message.content or "").strip()
+    said = (message.reasoning_content, message.reasoning, message.content)
+    return next((text.strip() for text in said if isinstance(text, str) and text.strip()), "")

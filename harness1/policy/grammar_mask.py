@@ -35,12 +35,11 @@ class GrammarCompiler:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocabulary)
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise UsageError(f"{folder} has no tokenizer that a grammar can be compiled for: {error}") from error
         self._xgrammar, self._vocabulary = xgrammar, vocabulary
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=COMPILED_BYTES)
+        self._compilers: dict[tuple[int, ...], Any] = {}
 
     def start(self, grammar: Grammar, stop_ids: Sequence[int]) -> GrammarState:
         """The state at the beginning of an output. A stop token is allowed only where the grammar may end.
@@ -51,11 +50,20 @@ class GrammarCompiler:
         if not stop_ids:
             raise UsageError("an output with a grammar needs a stop token: there is no other way to end it")
         try:
-            compiled = self._compiler.compile_grammar(grammar.ebnf)
+            compiled = self._compiler(tuple(stop_ids)).compile_grammar(grammar.ebnf)
         except (RuntimeError, ValueError) as error:
             raise UsageError(f"the grammar {grammar.digest} does not compile: {error}") from error
-        matcher = self._xgrammar.GrammarMatcher(compiled, override_stop_tokens=list(stop_ids))
-        return GrammarState(matcher, self._vocabulary)
+        return GrammarState(self._xgrammar.GrammarMatcher(compiled), self._vocabulary)
+
+    def _compiler(self, stop_ids: tuple[int, ...]) -> Any:
+        """What compiles grammars with these stop tokens. Others that the tokenizer names would be allowed everywhere."""
+        if stop_ids not in self._compilers:
+            info = self._xgrammar.TokenizerInfo.from_huggingface(
+                self._tokenizer, vocab_size=self._vocabulary, stop_token_ids=list(stop_ids)
+            )
+            compiler = self._xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=COMPILED_BYTES)
+            self._compilers[stop_ids] = compiler
+        return self._compilers[stop_ids]
 
     def masks(self, grammar: Grammar, stop_ids: Sequence[int], output_ids: Sequence[int]) -> Tensor:
         """What was allowed at each token of an output: bool, [tokens, vocabulary]. It raises what `start` raises, and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ KINDS = ("hf", "vllm", "sglang", "openai")
 NAMES = ("hf:PATH", "vllm:PATH", "vllm:MODEL@URL", "sglang:MODEL@URL", "openai:MODEL@URL")
 HARMONY = "harmony"
 """As `run.model.tokenizer`: the vocabulary of gpt-oss."""
+_SERVED = re.compile(r"(.*)@(https?://.+)", re.I)
+_PASSWORD = re.compile(r"https?://[^/]*@", re.I)
 
 
 class ModelSpec(NamedTuple):
@@ -42,16 +45,17 @@ class ModelSpec(NamedTuple):
     def read(cls, spec: str) -> ModelSpec:
         """
         Raises:
-            UsageError: it is not of one of the forms of `NAMES`.
+            UsageError: it is not of one of the forms of `NAMES`, or holds a password: it is shown and recorded.
         """
         kind, _, rest = spec.partition(":")
-        model, sign, url = rest.rpartition("@http")
-        if not sign:
-            model, url = rest, ""
-        needs_server = {"hf": False, "sglang": True, "openai": True}.get(kind, bool(sign))
-        if kind not in KINDS or not model or needs_server != bool(sign):
+        if _PASSWORD.search(rest):
+            raise UsageError("the name of a policy is recorded: give run.model.key, and no password in the address")
+        served = _SERVED.fullmatch(rest)
+        model, url = served.groups() if served else (rest, None)
+        needs_server = {"hf": False, "sglang": True, "openai": True}.get(kind, bool(url))
+        if kind not in KINDS or not model or needs_server != bool(url):
             raise UsageError(f"{spec!r} names no model: write one of {', '.join(NAMES)}")
-        return cls(kind, model, f"http{url}" if sign else None)
+        return cls(kind, model, url)
 
 
 def is_model(spec: str) -> bool:
@@ -84,11 +88,11 @@ def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]
         UsageError, ConfigError, MissingExtra: as `open_model`.
     """
     if asked.url is not None:
-        chat = _server_format(asked, config)
+        chat = format_at(config.run.model.tokenizer or asked.model, config)
         server = VllmServer if asked.kind == "vllm" else SglangServer
         return server(_endpoint(server_root(asked.url), config), asked.model, weights=asked.model), chat
     folder = resolve_model(asked.model)
-    chat = open_format(config.policy.format, open_tokenizer(folder))
+    chat = format_at(folder, config)
     _check_window(folder, config)
     model = config.run.model
     if asked.kind == "vllm":
@@ -103,6 +107,16 @@ def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]
         cache_tokens=model.cache_tokens,
     )
     return backend, chat
+
+
+def format_at(place: str | Path, config: Config) -> ChatFormat:
+    """The format of a model by where its tokenizer lies, or `HARMONY`.
+
+    Raises:
+        UsageError, ConfigError, MissingExtra: as `open_model`.
+    """
+    tokenizer = HarmonyVocabulary() if place == HARMONY else open_tokenizer(resolve_model(str(place)))
+    return open_format(config.policy.format, tokenizer)
 
 
 def _preferred_device() -> str:
@@ -125,13 +139,6 @@ def _endpoint(url: str, config: Config) -> ModelEndpoint:
     )
 
 
-def _server_format(asked: ModelSpec, config: Config) -> ChatFormat:
-    """The format of a model behind a server, by the tokenizer that is said to be its."""
-    place = config.run.model.tokenizer or asked.model
-    tokenizer = HarmonyVocabulary() if place == HARMONY else open_tokenizer(resolve_model(place))
-    return open_format(config.policy.format, tokenizer)
-
-
 def _check_window(folder: Path, config: Config) -> None:
     """Refuse a context window that the model does not have, before an episode runs into its end."""
 
@@ -148,5 +155,3 @@ def _check_window(folder: Path, config: Config) -> None:
             f"env.context_window={config.env.context_window} is more than the {most} tokens that {folder.name} reads:"
             " --config configs/small.toml fits 8,192"
         )
-
-

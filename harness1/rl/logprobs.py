@@ -142,7 +142,7 @@ def _differences(call: SampledCall, logits: Tensor, masks: Tensor | None) -> Ten
     else:
         kinds = [call.sampling]
     replayed = torch.stack([_chosen(logits, call.output_ids, kind, masks).double().cpu() for kind in kinds])
-    differences = (replayed - recorded).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    differences = replayed - recorded
     return differences.gather(0, differences.abs().argmin(0, keepdim=True))[0]
 
 

@@ -1,4 +1,4 @@
-"""The sockets of a `RetrievalService`: a thin shell of aiohttp, with bounded connections and a clean end."""
+"""The sockets of a service: a thin shell of aiohttp, with bounded connections and a clean end."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness1.config import Config
 from harness1.errors import MissingExtra, UsageError
 from harness1.retrieval.retriever import Retriever
-from harness1.serve.retrieve import Limits, Refused, RetrievalService
+from harness1.serve.retrieve import Limits, ReadBody, Refused, Reply, RetrievalService
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -33,6 +33,19 @@ PAUSE_S = 0.01
 """Between two looks for room for another connection."""
 
 
+class Request(NamedTuple):
+    """A request whose body is still to be read; names of headers may be in any case."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    read: ReadBody
+
+
+Answer = Callable[[Request], Awaitable[Reply]]
+
+
 async def serve(
     retriever: Retriever, config: Config, host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
 ) -> None:
@@ -47,16 +60,26 @@ async def serve(
         MissingExtra: aiohttp is not installed.
         UsageError: nothing can listen there.
     """
-    _lift_file_limit()
+    lift_file_limit()
+    await until_ended(listening(RetrievalService(retriever, config), host, port), on_ready)
+
+
+async def until_ended(bound: AbstractAsyncContextManager[int], on_ready: Callable[[int], None]) -> None:
+    """Keep a port open until SIGTERM, or until cancelled."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    async with listening(RetrievalService(retriever, config), host, port) as bound:
-        on_ready(bound)
+    async with bound as port:
+        on_ready(port)
         await ended.wait()
 
 
+def listening(service: RetrievalService, host: str, port: int) -> AbstractAsyncContextManager[int]:
+    """As `answering`, for a retriever."""
+    return answering(lambda asked: service.answer(asked.method, asked.path, asked.read), service.limits, host, port)
+
+
 @asynccontextmanager
-async def listening(service: RetrievalService, host: str, port: int) -> AsyncIterator[int]:
+async def answering(answer: Answer, limits: Limits, host: str, port: int) -> AsyncIterator[int]:
     """Accept connections while the context is open; gives the port.
 
     Raises:
@@ -68,20 +91,20 @@ async def listening(service: RetrievalService, host: str, port: int) -> AsyncIte
     except ImportError as error:
         raise MissingExtra("aiohttp", "serve") from error
 
-    most = most_connections(service.limits)
+    most = most_connections(limits)
 
     async def handle(request: web.Request) -> web.Response:
-        reply = await service.answer(request.method, request.path, lambda: _body(request, service.limits))
-        response = web.Response(
-            status=reply.status, body=reply.body, headers=reply.headers, content_type="application/json"
-        )
+        asked = Request(request.method, request.path, request.query, request.headers, lambda: _body(request, limits))
+        reply = await answer(asked)
+        headers = {"Content-Type": "application/json", **reply.headers}
+        response = web.Response(status=reply.status, body=reply.body, headers=headers)
         if _connections(runner) > most * CROWDED:
             response.force_close()
         return response
 
     from harness1.serve.connection import Connection
 
-    application = web.Application(client_max_size=service.limits.body_bytes)
+    application = web.Application(client_max_size=limits.body_bytes)
     application.router.add_route("*", "/{path:.*}", handle)
     runner = web.AppRunner(application, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
     settings: dict[str, Any] = {"access_log": None, "keepalive_timeout": IDLE_S}
@@ -106,7 +129,8 @@ def most_connections(limits: Limits) -> int:
     return max(1, min(limits.connections, files - OWN_FILES))
 
 
-def _lift_file_limit() -> None:
+def lift_file_limit() -> None:
+    """Let this process open as many files as the system allows it to."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):  # some systems promise more than they give

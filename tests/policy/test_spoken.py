@@ -66,6 +66,8 @@ def test_of_several_actions_it_says_the_one_that_counts() -> None:
     episode = spoken(Script([END, search("river"), search("war")], END))
     assert [turn.action for turn in episode.turns] == [search("river"), END]
     assert episode.turns[0].ignored == ()
+    said = chat_format("hermes", "chatml").parse(episode.turns[0].calls[0].output_ids, Toolbox.of(Env()).specs)
+    assert said.actions == (search("river"),)
 
 
 def test_a_decision_without_an_action_stays_one() -> None:

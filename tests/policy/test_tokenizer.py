@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -26,6 +26,7 @@ def changed(kind: str, **fields: Any) -> bytes:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_text_is_encoded_as_the_library_does_and_comes_back(kind: str, text: str) -> None:
     ids = tokenizer(kind).encode(text)
@@ -47,6 +48,7 @@ def test_names_of_control_tokens_in_a_text_are_text(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
 @given(ids=st.lists(st.integers(-(2**70), 2**70) | st.integers(0, 1600)))
 def test_any_ids_have_a_text(kind: str, ids: list[int]) -> None:
     assert isinstance(tokenizer(kind).decode(ids), str)

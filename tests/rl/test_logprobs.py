@@ -65,6 +65,25 @@ def test_masks_take_away_what_was_forbidden(folder: Path) -> None:
     assert float(found[1]) == pytest.approx(float(logits[[3, 4]].log_softmax(-1)[0]), abs=1e-5)
 
 
+def test_a_token_that_was_cut_counts_as_the_one_kept_beyond_the_others(folder: Path) -> None:
+    model, ids = load_causal_model(folder, "cpu", "float32"), [5, 9]
+    best, third = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1).detach().sort(descending=True)[0][[0, 2]]
+    ids.append(int(model(torch.tensor([ids])).logits[0, -1].argsort(descending=True)[2]))
+    found = token_logprobs(model, ids, Sampling(top_k=1)).detach()
+    assert float(found[-1]) == pytest.approx(float(third - torch.logaddexp(best, third)), abs=1e-5)
+
+
+def test_the_edge_of_the_nucleus_may_fall_on_either_side(folder: Path) -> None:
+    model, ids = load_causal_model(folder, "cpu", "float32"), (5, 9)
+    likely, order = model(torch.tensor([ids])).logits[0, -1].softmax(-1).detach().sort(descending=True)
+    edge, of_two = float(likely[:2].sum()), float((likely[0] / likely[:2].sum()).log())
+    passed = []
+    for beyond in (-5e-6, 5e-6, 5e-5):
+        call = SampledCall(ids, (int(order[0]),), (of_two,), Sampling(top_p=edge + beyond))
+        passed.append(gate(folder, [call]).passes("float32"))
+    assert passed == [True, True, False]
+
+
 def test_what_was_sampled_passes(folder: Path, calls: list[SampledCall]) -> None:
     report = gate(folder, calls)
     assert report.tokens == 16 * len(calls)

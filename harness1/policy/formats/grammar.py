@@ -1,4 +1,7 @@
-"""Grammars of valid calls, in the EBNF of `xgrammar`: bounded, so that an output under one always ends."""
+"""Grammars of valid calls, in the EBNF of `xgrammar`: bounded in words, so that an output under one comes to its end.
+
+Bounds in characters would be stricter. But then a token's mask takes 230 ms over a vocabulary of 49,152, not 0.2.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,19 @@ from harness1.hashing import digest
 from harness1.policy.backend import Grammar
 from harness1.tools.tool import ToolSpec
 
-STRING = 200
-"""Characters of a string argument, at most."""
+STRING = 24
+"""Words of a string argument, at most."""
 ITEMS = 8
 """Items of a list or a mapping, at most."""
-THOUGHT = 200
-"""Characters of reasoning before a call, on one line."""
+THOUGHT = 32
+"""Words of reasoning before a call, at most, on one line."""
 
 _BASE = f"""\
-thought ::= ([^\\n{{}}<>] [^\\n{{}}<>]{{0,{THOUGHT - 1}}} "\\n")?
-string ::= "\\"" char{{1,{STRING}}} "\\""
-char ::= [^"\\\\\\x00-\\x1f] | "\\\\" ["\\\\/bfnrt] | "\\\\u00" [01] [0-9a-f]
+thought ::= (said (" " said){{0,{THOUGHT - 1}}} "\\n")?
+said ::= [^ \\n{{}}<>]+
+string ::= "\\"" word (" " word){{0,{STRING - 1}}} "\\""
+word ::= char+
+char ::= [^ "\\\\\\x00-\\x1f] | "\\\\" ["\\\\/bfnrt] | "\\\\u00" [01] [0-9a-f]
 strings ::= "[" (string (", " string){{0,{ITEMS - 1}}})? "]"
 mapping ::= "{{" (string ": " string (", " string ": " string){{0,{ITEMS - 1}}})? "}}"
 integer ::= "-"? ("0" | [1-9] [0-9]{{0,14}})

@@ -101,8 +101,8 @@ def test_a_grammar_knows_the_shown_tools_and_arguments_alone() -> None:
         'search_corpus {"query": "x"} ',
         'search_corpus {"query": ""}',
         'search_corpus {"query": "x", "k": "5"}',
-        f'search_corpus {{"query": "{"x" * (STRING + 1)}"}}',
-        f'{"x" * (THOUGHT + 1)}\nsearch_corpus {{"query": "x"}}',
+        f'search_corpus {{"query": "{" ".join("x" * (STRING + 1))}"}}',
+        f'{" ".join("x" * (THOUGHT + 1))}\nsearch_corpus {{"query": "x"}}',
         "",
     ):
         assert not accepts(full, text), text

@@ -157,7 +157,7 @@ def prompt_of(chat: ChatFormat, context: Context) -> list[int]:
 
 
 @pytest.mark.parametrize(("name", "kind"), SPOKEN)
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(world=worlds())
 def test_prompts_are_exact_in_every_way(name: str, kind: str, world: World) -> None:
     chat = chat_format(name, kind)

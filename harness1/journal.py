@@ -1,0 +1,118 @@
+"""A file of lines that only grows, and a binary file beside it for the numbers of each line.
+
+The numbers of a line are written before it, so that a line never refers to what is not there. A torn last line, left
+by a crash, is cut off when the journal is opened for writing and skipped when it is read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from harness1.errors import SchemaError, UsageError
+from harness1.records import TokenBlob
+
+
+class Journal:
+    """Appends to the two files of a folder; one process at a time holds them.
+
+    Attributes:
+        torn: bytes of a torn last line that were cut off on opening.
+
+    Raises:
+        UsageError: another process is writing to the folder, or this one may not.
+    """
+
+    def __init__(self, folder: Path, lines: str, numbers: str) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lines = (folder / lines).open("ab+")
+        except OSError as error:
+            raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lines, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lines.close()
+            raise UsageError(f"{folder} is being written by another process") from error
+        self._numbers = (folder / numbers).open("ab")
+        self.torn = self._cut_torn_line()
+
+    @property
+    def offset(self) -> int:
+        """Where the next numbers will begin, in bytes."""
+        return self._numbers.tell()
+
+    def append(self, line: bytes, numbers: bytes = b"") -> None:
+        """Write one line and its numbers; both are on disk when this returns, as far as the operating system is
+        concerned."""
+        if numbers:
+            self._numbers.write(numbers)
+            self._numbers.flush()
+        self._lines.write(line + b"\n")
+        self._lines.flush()
+
+    def close(self) -> None:
+        self._lines.close()
+        self._numbers.close()
+
+    def _cut_torn_line(self) -> int:
+        self._lines.seek(0)
+        data = self._lines.read()
+        end = data.rfind(b"\n") + 1
+        self._lines.truncate(end)
+        self._lines.seek(end)
+        return len(data) - end
+
+
+def read_lines(path: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[tuple[int, bytes]]:
+    """The lines of a journal with their numbers from 1.
+
+    Args:
+        on_torn: called with its size in bytes if the last line is torn; it is left out.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path.parent} holds no {path.name}")
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                if on_torn is not None:
+                    on_torn(len(line))
+                return
+            yield number, line
+
+
+def packed(arrays: Sequence[np.ndarray], offset: int) -> tuple[bytes, TokenBlob | None]:
+    """Arrays of four-byte numbers as they lie in the file, and how they are found there again; None for no numbers."""
+    blob = b"".join(array.tobytes() for array in arrays)
+    if not blob:
+        return blob, None
+    return blob, TokenBlob(offset, len(blob), zlib.crc32(blob), tuple(map(len, arrays)))
+
+
+def unpacked(path: Path, place: TokenBlob, of: str) -> Iterator[np.ndarray]:
+    """The arrays again, as words of four bytes without a type: `view` gives them theirs.
+
+    Args:
+        of: what they belong to, for the error.
+
+    Raises:
+        SchemaError: the file is missing, or not what was written.
+    """
+    if not path.is_file():
+        raise SchemaError(f"{path.name}, which holds its tokens, is missing")
+    with path.open("rb") as numbers:
+        numbers.seek(place.offset)
+        blob = numbers.read(place.size)
+    if zlib.crc32(blob) != place.crc32:
+        raise SchemaError(f"the tokens of {of} are damaged")
+    words, start = np.frombuffer(blob, dtype="<u4"), 0
+    for count in place.counts:
+        yield words[start : start + count]
+        start += count

@@ -1,0 +1,200 @@
+"""Anthropic's messages (https://docs.anthropic.com/en/api/messages), read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Literal
+
+import msgspec
+
+from harness1.serve.proxy.chat import (
+    Called,
+    ChatMessage,
+    ChatReply,
+    ChatRequest,
+    Seed,
+    Temperature,
+    Tokens,
+    TopK,
+    TopP,
+    converted,
+    spec_of,
+)
+from harness1.serve.proxy.dialect import Dialect, Event
+from harness1.serve.retrieve import Refused
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "stop_sequences": ([],),
+    "thinking": ({"type": "disabled"},),
+    "output_config": ({},),
+    "output_format": (),
+    "mcp_servers": ([],),
+    "container": (),
+}
+STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+"""The types of errors by status; other statuses below 500 are the request's fault, and the rest ours."""
+THOUGHTS = ("thinking", "redacted_thinking")
+"""Blocks of another model's; they are not shown to this one."""
+
+
+class _Block(msgspec.Struct):
+    type: str
+    text: str = ""
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] = {}
+    tool_use_id: str = ""
+    content: str | list[_Block] | None = None
+
+
+class _Message(msgspec.Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[_Block]
+
+
+class _Tool(msgspec.Struct):
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    type: str = "auto"
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Request(msgspec.Struct):
+    messages: list[_Message]
+    model: str = ""
+    system: str | list[_Block] = ""
+    tools: list[_Tool] = []
+    tool_choice: _Choice = _Choice()
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    max_tokens: Tokens | None = None
+    seed: Seed | None = None
+    """Not of Anthropic's: a client gives it as `extra_body`."""
+    stream: bool = False
+
+
+def read(body: Mapping[str, Any]) -> ChatRequest:
+    """A request.
+
+    Raises:
+        Refused: it is none, or has blocks, tools or a choice of tools that no text model can do anything with.
+    """
+    asked = converted(body, _Request)
+    if not asked.messages:
+        raise Refused(400, "there are no messages")
+    if asked.tool_choice.type not in ("auto", "any"):
+        raise Refused(400, f"tool_choice {asked.tool_choice.type!r} is not supported here: auto or any")
+    if other := next((tool.type for tool in asked.tools if tool.type not in (None, "custom")), None):
+        raise Refused(400, f"a tool of type {other!r} is the provider's own, and not here")
+    system = _text(asked.system)
+    messages = [ChatMessage("system", system)] if system else []
+    for message in asked.messages:
+        messages += _messages(message)
+    return ChatRequest(
+        messages=tuple(messages),
+        tools=tuple(spec_of(tool.name, tool.description, tool.input_schema) for tool in asked.tools),
+        model=asked.model,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        max_tokens=asked.max_tokens,
+        seed=asked.seed,
+        must_call=asked.tool_choice.type == "any",
+        one_call=bool(asked.tool_choice.disable_parallel_tool_use),
+        stream=asked.stream,
+    )
+
+
+def whole(reply: ChatReply) -> dict[str, Any]:
+    """A reply as one message."""
+    content = [{**block, **filling} for block, filling in _blocks(reply)]
+    return {**_head(reply), "content": content, "stop_reason": STOPS[reply.finish], "usage": _usage(reply)}
+
+
+def events(reply: ChatReply, usage: bool) -> list[Event]:
+    """A reply as a stream: the bare message, each block with one delta, and the reason of the end."""
+    start = {**_head(reply), "usage": {**_usage(reply), "output_tokens": 0}}
+    found: list[Event] = [("message_start", {"message": start})]
+    for index, (block, filling) in enumerate(_blocks(reply)):
+        empty: dict[str, Any] = {"input": {}} if "input" in filling else {"text": ""}
+        if "input" in filling:
+            delta = {"type": "input_json_delta", "partial_json": msgspec.json.encode(filling["input"]).decode()}
+        else:
+            delta = {"type": "text_delta", "text": filling["text"]}
+        found.append(("content_block_start", {"index": index, "content_block": {**block, **empty}}))
+        found.append(("content_block_delta", {"index": index, "delta": delta}))
+        found.append(("content_block_stop", {"index": index}))
+    end = {"stop_reason": STOPS[reply.finish], "stop_sequence": None}
+    found += [("message_delta", {"delta": end, "usage": _usage(reply)}), ("message_stop", {})]
+    return [(name, {"type": name, **data}) for name, data in found]
+
+
+def error(status: int, message: str) -> dict[str, Any]:
+    """What a client finds in the body of a failed call."""
+    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+ANTHROPIC = Dialect("anthropic", NEUTRAL, read, whole, events, error)
+
+
+def _messages(message: _Message) -> Iterator[ChatMessage]:
+    """A message of a user holds results of tools and words; each run of words is a message of its own."""
+    blocks = [_Block("text", message.content)] if isinstance(message.content, str) else message.content
+    blocks = [block for block in blocks if block.type not in THOUGHTS]
+    if message.role == "assistant":
+        uses = [block for block in blocks if block.type == "tool_use"]
+        calls = [Called(block.id, block.name, msgspec.json.encode(block.input).decode()) for block in uses]
+        yield ChatMessage("assistant", _text([block for block in blocks if block.type != "tool_use"]), tuple(calls))
+        return
+    for results, run in groupby(blocks, lambda block: block.type == "tool_result"):
+        if results:
+            yield from (ChatMessage("tool", _text(block.content or ""), answers=block.tool_use_id) for block in run)
+        else:
+            yield ChatMessage(message.role, _text(list(run)))
+
+
+def _text(content: str | Sequence[_Block]) -> str:
+    if isinstance(content, str):
+        return content
+    if other := next((block.type for block in content if block.type != "text"), None):
+        raise Refused(400, f"a block of type {other!r} is no text, and this model reads nothing else")
+    return "\n".join(block.text for block in content)
+
+
+def _blocks(reply: ChatReply) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each block of a reply as what it is and what it holds."""
+    if reply.text:
+        yield {"type": "text"}, {"text": reply.text}
+    for call in reply.calls:
+        yield {"type": "tool_use", "id": call.call_id, "name": call.name}, {"input": call.meaning()}
+
+
+def _head(reply: ChatReply) -> dict[str, Any]:
+    return {
+        "id": f"msg_{reply.call_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": reply.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
+
+
+def _usage(reply: ChatReply) -> dict[str, int]:
+    return {"input_tokens": reply.prompt_tokens, "output_tokens": reply.output_tokens}

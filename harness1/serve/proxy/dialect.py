@@ -1,0 +1,36 @@
+"""What a provider's clients speak, as one value: how a body is read, and how a reply, a stream and an error look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from harness1.serve.proxy.chat import ChatReply, ChatRequest
+
+Event = tuple[str, dict[str, Any]]
+"""The name of an event of a stream ("" where it has none), and its data."""
+
+
+class Dialect(NamedTuple):
+    """`neutral` names the parameters that change the distribution and are not carried out, with harmless values.
+
+    `read` raises `Refused`. `events` are a whole reply as a stream, and `last` is what such a stream ends with.
+    """
+
+    name: str
+    neutral: Mapping[str, tuple[Any, ...]]
+    read: Callable[[Mapping[str, Any]], ChatRequest]
+    whole: Callable[[ChatReply], dict[str, Any]]
+    events: Callable[[ChatReply, bool], list[Event]]
+    error: Callable[[int, str], dict[str, Any]]
+    last: str = ""
+
+    def stream(self, reply: ChatReply, usage: bool) -> bytes:
+        """A reply as server-sent events (HTML standard, 9.2)."""
+        lines = []
+        for name, data in self.events(reply, usage):
+            head = f"event: {name}\n" if name else ""
+            lines.append(f"{head}data: {msgspec.json.encode(data).decode()}\n\n")
+        return "".join([*lines, self.last]).encode()

@@ -1,0 +1,113 @@
+"""What the model said in each session, by its sampled tokens: history that comes back is never tokenised again."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from harness1.hashing import digest
+from harness1.policy.formats.chat_format import Ids
+from harness1.serve.proxy.chat import Called, ChatMessage, ChatReply
+
+
+class Past(NamedTuple):
+    """The messages before a place, in short."""
+
+    digest: str = ""
+
+    def then(self, message: ChatMessage) -> Past:
+        """The past of what follows a message. What clients write anew (arguments, outer space) does not count."""
+        ids = [call.call_id for call in message.calls]
+        return Past(digest([self.digest, message.role, message.text.strip(), ids, message.answers]))
+
+
+class _Said(NamedTuple):
+    text: str
+    calls: list[tuple[str, str, object]]
+    ids: array[int]
+
+
+class Memory:
+    """Outputs by session, the least recently used forgotten first; nothing of it outlives the process.
+
+    Args:
+        sessions: that are remembered.
+        outputs: keys that are remembered of one session; an output with calls has one, one of words has two.
+        ids: tokens of all sessions together.
+    """
+
+    def __init__(self, sessions: int = 2000, outputs: int = 2000, ids: int = 50_000_000) -> None:
+        self._most_sessions, self._most_outputs, self._most_ids = sessions, outputs, ids
+        self._sessions: OrderedDict[str, OrderedDict[str, _Said]] = OrderedDict()
+        self._owners: dict[str, str] = {}
+        self._ids = 0
+
+    def owner(self, messages: Sequence[ChatMessage]) -> str | None:
+        """The session whose calls stand in the messages, the last ones first."""
+        keys = (_call_key(message.calls) for message in reversed(messages) if message.calls)
+        return next((self._owners[key] for key in keys if key in self._owners), None)
+
+    def remember(self, session: str, past: Past, reply: ChatReply, output_ids: Sequence[int]) -> None:
+        """Remember what was answered behind a past: by its calls, whose ids are unique, or by its words."""
+        said = _Said(reply.text.strip(), _meant(reply.calls), array("i", output_ids))
+        known = self._sessions.setdefault(session, OrderedDict())
+        self._sessions.move_to_end(session)
+        for key in [_call_key(reply.calls)] if reply.calls else _text_keys(past, said.text):
+            self._forget(session, key)
+            known[key] = said
+            self._ids += len(said.ids)
+            if reply.calls:
+                self._owners[key] = session
+        while len(known) > self._most_outputs:
+            self._forget(session, next(iter(known)))
+        while len(self._sessions) > self._most_sessions or self._ids > self._most_ids:
+            self._forget_session(next(iter(self._sessions)))
+
+    def recall(self, session: str, past: Past, message: ChatMessage) -> Ids | None:
+        """The sampled ids of a message that was answered here; None of any other, and of one that was edited.
+
+        Words are looked up behind the very past in which they were said, then anywhere in the session. A client may
+        leave out the words beside its calls.
+        """
+        text = message.text.strip()
+        if not message.calls:
+            found = [self._find(session, key) for key in _text_keys(past, text)]
+            return next((tuple(said.ids) for said in found if said is not None), None)
+        key = _call_key(message.calls)
+        said = self._find(self._owners.get(key, session), key)
+        if said is None or said.calls != _meant(message.calls) or text not in ("", said.text):
+            return None
+        return tuple(said.ids)
+
+    def _find(self, session: str, key: str) -> _Said | None:
+        known = self._sessions.get(session)
+        if known is None or key not in known:
+            return None
+        self._sessions.move_to_end(session)
+        known.move_to_end(key)
+        return known[key]
+
+    def _forget(self, session: str, key: str) -> None:
+        said = self._sessions[session].pop(key, None)
+        if said is not None:
+            self._ids -= len(said.ids)
+            self._owners.pop(key, None)
+
+    def _forget_session(self, session: str) -> None:
+        for key in list(self._sessions[session]):
+            self._forget(session, key)
+        del self._sessions[session]
+
+
+def _call_key(calls: Sequence[Called]) -> str:
+    return f"call/{calls[0].call_id}"
+
+
+def _text_keys(past: Past, text: str) -> tuple[str, str]:
+    return f"at/{past.digest}/{digest(text)}", f"text/{digest(text)}"
+
+
+def _meant(calls: Sequence[Called]) -> list[tuple[str, str, object]]:
+    return [(call.call_id, call.name, call.meaning()) for call in calls]

@@ -1,0 +1,226 @@
+"""OpenAI's chat completions (https://platform.openai.com/docs/api-reference/chat), read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from harness1.serve.proxy.chat import (
+    Called,
+    ChatMessage,
+    ChatReply,
+    ChatRequest,
+    Seed,
+    Temperature,
+    Tokens,
+    TopK,
+    TopP,
+    converted,
+    spec_of,
+)
+from harness1.serve.proxy.dialect import Dialect, Event
+from harness1.serve.retrieve import Refused
+
+ONE_OUTPUT: dict[str, tuple[Any, ...]] = {"n": (1,)}
+"""What no upstream is asked for: a call has one output."""
+NEUTRAL: dict[str, tuple[Any, ...]] = ONE_OUTPUT | {
+    "best_of": (1,),
+    "stop": ("", []),
+    "stop_token_ids": ([],),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "tool_choice": ("auto", "required"),
+    "functions": ([],),
+    "function_call": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+}
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = ""
+
+
+class _Call(msgspec.Struct):
+    id: str
+    function: _Function
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str = ""
+
+
+class _Message(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str = ""
+
+
+class _Declared(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Tool(msgspec.Struct):
+    type: Literal["function"]
+    function: _Declared
+
+
+class _StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class _Request(msgspec.Struct):
+    messages: list[_Message]
+    model: str = ""
+    tools: list[_Tool] = []
+    tool_choice: Any = "auto"
+    parallel_tool_calls: bool = True
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    seed: Seed | None = None
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+    return_token_ids: bool = False
+    """As vLLM has it."""
+
+
+def read(body: Mapping[str, Any]) -> ChatRequest:
+    """A request.
+
+    Raises:
+        Refused: it is none, or has parts that are no text.
+    """
+    asked = converted(body, _Request)
+    if not asked.messages:
+        raise Refused(400, "there are no messages")
+    return ChatRequest(
+        messages=tuple(map(_message, asked.messages)),
+        tools=tuple(
+            spec_of(tool.function.name, tool.function.description, tool.function.parameters) for tool in asked.tools
+        ),
+        model=asked.model,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        max_tokens=asked.max_completion_tokens or asked.max_tokens,
+        seed=asked.seed,
+        must_call=asked.tool_choice == "required",
+        one_call=not asked.parallel_tool_calls,
+        stream=asked.stream,
+        stream_usage=bool(asked.stream_options.include_usage),
+        token_ids=asked.return_token_ids,
+    )
+
+
+def body_of(request: ChatRequest) -> dict[str, Any]:
+    """The opposite of `read`: a request as a body, without what it does not say."""
+    body: dict[str, Any] = {"model": request.model, "messages": [_written(message) for message in request.messages]}
+    if request.tools:
+        body["tools"] = [{"type": "function", "function": msgspec.to_builtins(spec)} for spec in request.tools]
+        body["tool_choice"] = "required" if request.must_call else "auto"
+        body["parallel_tool_calls"] = not request.one_call
+    for name in ("temperature", "top_p", "top_k", "max_tokens", "seed"):
+        if (value := getattr(request, name)) is not None:
+            body[name] = value
+    return body
+
+
+def whole(reply: ChatReply) -> dict[str, Any]:
+    """A reply as one completion; its tokens, where they were asked for, stand as vLLM's do."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.calls else "")}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["tool_calls"] = [_call(call) for call in reply.calls]
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish}
+    found = {**_head(reply, "chat.completion"), "choices": [choice], "usage": _usage(reply)}
+    if reply.tokens is not None:
+        choice["token_ids"], found["prompt_token_ids"] = reply.tokens.output_ids, reply.tokens.prompt_ids
+        if reply.tokens.output_logprobs is not None:
+            named = zip(reply.tokens.output_ids, reply.tokens.output_logprobs, strict=True)
+            content = [{"token": f"token_id:{token}", "logprob": value, "top_logprobs": []} for token, value in named]
+            choice["logprobs"] = {"content": content}
+    return found
+
+
+def events(reply: ChatReply, usage: bool) -> list[Event]:
+    """A reply as chunks: the role, the text, each call, the reason of the end and, if asked for, the usage."""
+    head = _head(reply, "chat.completion.chunk")
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas += [{"reasoning_content": reply.reasoning}] if reply.reasoning else []
+    deltas += [{"content": reply.text}] if reply.text else []
+    deltas += [{"tool_calls": [{"index": place, **_call(call)}]} for place, call in enumerate(reply.calls)]
+    choices: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": reply.finish})
+    chunks = [{**head, "choices": [choice]} for choice in choices]
+    if usage:
+        chunks.append({**head, "choices": [], "usage": _usage(reply)})
+    return [("", chunk) for chunk in chunks]
+
+
+def error(status: int, message: str) -> dict[str, Any]:
+    """What a client finds in the body of a failed call."""
+    kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+OPENAI = Dialect("openai", NEUTRAL, read, whole, events, error, last="data: [DONE]\n\n")
+
+
+def _message(message: _Message) -> ChatMessage:
+    return ChatMessage(
+        role="system" if message.role == "developer" else message.role,
+        text=_text(message.content),
+        calls=tuple(Called(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()),
+        answers=message.tool_call_id,
+    )
+
+
+def _text(content: str | list[_Part] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if other := next((part.type for part in content if part.type != "text"), None):
+        raise Refused(400, f"a part of type {other!r} is no text, and this model reads nothing else")
+    return "\n".join(part.text for part in content)
+
+
+def _written(message: ChatMessage) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.calls:
+        found |= {"content": message.text or None, "tool_calls": [_call(call) for call in message.calls]}
+    if message.role == "tool":
+        found["tool_call_id"] = message.answers
+    return found
+
+
+def _call(call: Called) -> dict[str, Any]:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _head(reply: ChatReply, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{reply.call_id}", "object": kind, "created": reply.created, "model": reply.model}
+
+
+def _usage(reply: ChatReply) -> dict[str, int]:
+    total = reply.prompt_tokens + reply.output_tokens
+    return {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.output_tokens, "total_tokens": total}

@@ -1,0 +1,30 @@
+"""Upstreams by what a user typed: a model as for `--policy`, or the address of a chat server."""
+
+from __future__ import annotations
+
+from harness1.config import Config
+from harness1.policy.models import ModelSpec, open_backend
+from harness1.serve.proxy.chat_upstream import ChatUpstream
+from harness1.serve.proxy.token_upstream import TokenUpstream
+from harness1.serve.proxy.upstream import Upstream
+
+
+def open_upstream(spec: str, config: Config) -> Upstream:
+    """What answers the calls of a proxy.
+
+    Args:
+        spec: `http://HOST:PORT/v1`, `openai:MODEL@URL`, or a model whose tokens are sampled by id: `hf:PATH`,
+            `vllm:PATH`, `vllm:MODEL@URL`, `sglang:MODEL@URL`.
+
+    Raises:
+        UsageError: there is no such model, or it cannot be loaded.
+        ConfigError: the settings do not fit it.
+        MissingExtra: what runs it is not installed.
+    """
+    if spec.startswith(("http://", "https://")):
+        return ChatUpstream(spec, "", config)
+    asked = ModelSpec.read(spec)
+    if asked.kind == "openai":
+        return ChatUpstream(asked.url or "", asked.model, config)
+    model, chat = open_backend(asked, config)
+    return TokenUpstream(spec, model, chat, config)

@@ -1,0 +1,188 @@
+"""What is kept of a call: `calls.jsonl`, one line each, with token ids and log probabilities in a file beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from harness1.errors import SchemaError, UsageError
+from harness1.journal import Journal, packed, read_lines, unpacked
+from harness1.records import Record, Sampling, TokenBlob, ToolCall
+from harness1.rl.captured_call import CapturedCall
+from harness1.stage import Stage, read_stage
+
+CALLS = "calls.jsonl"
+TOKENS = "tokens.bin"
+VERB = "proxy"
+ABANDONED = 499
+"""The status in the record of a call whose client left before it was answered; nobody was sent it."""
+
+
+class RecordedCall(Record, kw_only=True):
+    """One call as it passed the proxy, whatever became of it. Times are in seconds since 1970."""
+
+    call_id: str
+    session_id: str
+    dialect: str
+    agent_id: str = ""
+    attempt: int = 0
+    t_arrived: float = 0.0
+    t_start: float = 0.0
+    """When the upstream was asked; 0: it was not."""
+    t_end: float = 0.0
+    model: str = ""
+    """As the client called it."""
+    status: int = 0
+    error: str | None = None
+    untrainable: str | None = None
+    """Why no row can be made of it, although it was answered."""
+    prompt_ids: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
+    output_logprobs: tuple[float, ...] | None = None
+    """Natural logarithms, one for each output id; None where they are not known."""
+    sampling: Sampling | None = None
+    version_start: int = 0
+    version_end: int = 0
+    finish_reason: str = ""
+    actions: tuple[ToolCall, ...] = ()
+    request: dict[str, Any] | None = None
+    """What was forwarded, and below what came back: where no ids say it."""
+    reply: dict[str, Any] | None = None
+    tokens: TokenBlob | None = None
+    """Where ids and log probabilities lie; of a call that was read, None."""
+
+    def captured(self) -> CapturedCall | None:
+        """The call as rows are built of it; None if none can be."""
+        if self.error is not None or self.untrainable is not None or self.output_logprobs is None:
+            return None
+        return CapturedCall(
+            call_id=self.call_id,
+            prompt_ids=self.prompt_ids,
+            output_ids=self.output_ids,
+            output_logprobs=self.output_logprobs,
+            version_start=self.version_start,
+            version_end=self.version_end,
+            session_id=self.session_id,
+            agent_id=self.agent_id,
+            finish_reason=self.finish_reason,
+            attempt=self.attempt,
+        )
+
+
+class Recorder:
+    """Appends calls to a folder; one process at a time holds it. `count` is how many it appended.
+
+    Raises:
+        UsageError: another process is writing to the folder, or this one may not.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._journal = Journal(folder, CALLS, TOKENS)
+        self.torn, self.count = self._journal.torn, 0
+
+    def append(self, call: RecordedCall) -> None:
+        """Write one call that has ended.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        logprobs = call.output_logprobs or ()
+        arrays = (
+            np.asarray(call.prompt_ids, dtype="<i4"),
+            np.asarray(call.output_ids, dtype="<i4"),
+            np.asarray(logprobs, dtype="<f4"),
+        )
+        blob, place = packed(arrays, self._journal.offset)
+        known = None if call.output_logprobs is None else ()
+        bare = msgspec.structs.replace(call, prompt_ids=(), output_ids=(), output_logprobs=known, tokens=place)
+        self._journal.append(msgspec.json.encode(bare), blob)
+        self.count += 1
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
+    """A recorder of a folder with its card (`stage.json`), which says at the end whether the end was a clean one.
+
+    Args:
+        inputs: what decides the answers. A folder goes on with the same, and takes no other.
+
+    Raises:
+        UsageError: the folder holds something else, is being written, or cannot be.
+    """
+    _refuse_foreign(folder, inputs)
+    with Recorder(folder) as recorder:
+        stage, ended = Stage(VERB, inputs).write(folder), "interrupted"
+        try:
+            yield recorder
+            ended = "finished"
+        finally:
+            stage.write(folder, status=ended, outputs={"calls": recorder.count})
+
+
+def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[RecordedCall]:
+    """Every call of a folder in the order in which they ended, those that failed included.
+
+    Args:
+        on_torn: called with its size in bytes if the last line is torn; it is left out.
+
+    Raises:
+        UsageError: the folder holds no calls.
+        SchemaError: a line is no call, or its tokens are damaged.
+    """
+    path = run / CALLS
+    for number, line in read_lines(path, on_torn):
+        try:
+            yield _with_tokens(msgspec.json.decode(line, type=RecordedCall), run)
+        except (msgspec.MsgspecError, SchemaError) as error:
+            raise SchemaError(f"{path}:{number}: {error}") from error
+
+
+def read_calls(run: Path) -> Iterator[CapturedCall]:
+    """The calls of a folder that rows can be built of (`per_request`, `prefix_merging`).
+
+    Raises:
+        UsageError, SchemaError: as `read_records`.
+    """
+    captured = (call.captured() for call in read_records(run))
+    return (call for call in captured if call is not None)
+
+
+def _with_tokens(call: RecordedCall, run: Path) -> RecordedCall:
+    if call.tokens is None:
+        return call
+    prompt, output, logprobs = unpacked(run / TOKENS, call.tokens, f"call {call.call_id}")
+    return msgspec.structs.replace(
+        call,
+        prompt_ids=tuple(prompt.view("<i4").tolist()),
+        output_ids=tuple(output.view("<i4").tolist()),
+        output_logprobs=None if call.output_logprobs is None else tuple(logprobs.view("<f4").tolist()),
+        tokens=None,
+    )
+
+
+def _refuse_foreign(folder: Path, inputs: dict[str, Any]) -> None:
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    found = read_stage(folder)
+    if found is None or found.verb != VERB:
+        raise UsageError(f"{folder} is not empty and holds no record of a proxy: choose another --record")
+    if found.inputs != msgspec.to_builtins(inputs):
+        names = [name for name in inputs if found.inputs.get(name) != msgspec.to_builtins(inputs[name])]
+        raise UsageError(f"{folder} holds the record of another proxy (it differs in {', '.join(names)})")

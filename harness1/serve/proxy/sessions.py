@@ -1,0 +1,50 @@
+"""Which session a call belongs to; a session is the episode of the rows that are made of its calls."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+
+from harness1.hashing import text_digest
+
+HEADERS = ("x-session-id", "x-harness-session")
+QUERY = "session"
+PLACEHOLDERS = re.compile(
+    r"\W*|[x*.]+|(sk-)?(1234|anything|changeme|dummy|empty|fake|key|local|none?|null|placeholder|secret|test|token|unused)"
+    r"|na|(your|my|no|sk-no)?[-_]?(api)?[-_]?key([-_]?(here|required))?|not[-_](needed|used|required|set)",
+    re.IGNORECASE,
+)
+"""Keys that name nobody: what people write where a client insists on one."""
+LONGEST_NAME = 128
+_UNFIT = re.compile(r"[^\w.:@/+=-]", re.ASCII)
+
+
+def session_of(headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
+    """The session that a request names: in a header, in its query, or by its key; None where it names none.
+
+    What looks like a real key (`sk-...`) names a session by its digest, for it must not stand in a record.
+
+    Args:
+        headers: by names in lower case.
+    """
+    named = [headers.get(name, "") for name in HEADERS] + [query.get(QUERY, "")]
+    if found := next((name.strip() for name in named if name.strip()), None):
+        return clean_name(found)
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    key = bearer.strip() if scheme.lower() == "bearer" else ""
+    key = key or headers.get("x-api-key", "").strip()
+    if not key or PLACEHOLDERS.fullmatch(key):
+        return None
+    return f"key-{text_digest(key)}" if key.startswith("sk-") else clean_name(key)
+
+
+def clean_name(name: str) -> str:
+    """A name of bounded length and plain characters; what had to be changed for it is told apart by a digest."""
+    plain = _UNFIT.sub("_", name)[:LONGEST_NAME]
+    return plain if plain == name else f"{plain[:96]}~{text_digest(name)}"
+
+
+def fresh_session() -> str:
+    """The name of a session that nobody named."""
+    return f"anonymous-{secrets.token_hex(8)}"

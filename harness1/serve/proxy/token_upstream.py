@@ -1,0 +1,105 @@
+"""A model that is asked by token ids: what it samples is recorded, and shown again, as it was sampled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness1.config import Config
+from harness1.plain import plain_call
+from harness1.policy.backend import Backend, Grammar
+from harness1.policy.formats.chat_format import ChatFormat
+from harness1.records import Sampling, ToolCall
+from harness1.serve.proxy.chat import Called, ChatReply, ChatRequest, refuse_unsupported
+from harness1.serve.proxy.dialect import Dialect
+from harness1.serve.proxy.rendering import Recall, plain_text, prompt_of
+from harness1.serve.proxy.upstream import Answered, Asked
+from harness1.serve.retrieve import Refused
+from harness1.tools.tool import ToolSpec
+
+
+class TokenUpstream:
+    """A backend and the format of its model.
+
+    Args:
+        name: what a user typed.
+        config: `policy` and `env.generation_reserve` say what a call does not.
+    """
+
+    def __init__(self, name: str, model: Backend, chat: ChatFormat, config: Config) -> None:
+        self._name, self._model, self._chat = name, model, chat
+        self._settings, self._reserve = config.policy, config.env.generation_reserve
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        hashes = {"model": self._model.hash, "format": self._chat.hash}
+        return {"upstream": self._name, **hashes, "policy": self._settings, "reserve": self._reserve}
+
+    async def models(self) -> Sequence[str]:
+        return (self._name,)
+
+    def prepare(self, dialect: Dialect, body: Mapping[str, Any], request: ChatRequest, recall: Recall) -> Asked:
+        """As `Upstream.prepare`."""
+        refuse_unsupported(body, dialect.neutral)
+        grammar = self._declared(request.tools)
+        prompt = prompt_of(self._chat, request.messages, request.tools, recall)
+        top_k = self._settings.top_k if request.top_k is None else max(request.top_k, 0)
+        sampling = Sampling(
+            temperature=self._settings.temperature if request.temperature is None else request.temperature,
+            top_p=request.top_p or self._settings.top_p,
+            top_k=top_k,
+            max_tokens=request.max_tokens or self._reserve,
+            seed=request.seed,
+            stop_ids=self._chat.stop_ids,
+            grammar=grammar.digest if grammar else None,
+        )
+        return Asked(
+            sampling=sampling,
+            prompt_ids=prompt.ids,
+            past=prompt.past,
+            tools=request.tools,
+            grammar=grammar,
+            one_call=request.one_call,
+        )
+
+    async def answer(self, asked: Asked, call_id: str) -> Answered:
+        """As `Upstream.answer`. An output without a call is words: what they are worth, the agent decides."""
+        output = await self._model.generate(asked.prompt_ids, asked.sampling, asked.grammar)
+        parsed = self._chat.parse(output.output_ids, asked.tools)
+        actions = tuple(map(plain_call, parsed.actions if asked.tools else ()))
+        calls = _calls(actions[:1] if asked.one_call else actions, call_id)
+        reply = ChatReply(
+            call_id=call_id,
+            text=parsed.reasoning if calls else plain_text(self._chat, output.output_ids),
+            calls=calls,
+            finish="tool_calls" if calls else output.finish_reason,
+            prompt_tokens=len(asked.prompt_ids),
+            output_tokens=len(output.output_ids),
+        )
+        return Answered(
+            reply=reply,
+            prompt_ids=asked.prompt_ids,
+            output_ids=output.output_ids,
+            output_logprobs=output.output_logprobs,
+            version_start=output.version_start,
+            version_end=output.version_end,
+            finish_reason=output.finish_reason,
+            actions=actions,
+        )
+
+    def _declared(self, tools: Sequence[ToolSpec]) -> Grammar | None:
+        """The grammar of the tools, where one is asked for. Schemas of anybody's may be other than a format expects."""
+        try:
+            self._chat.declarations(tools)
+            return self._chat.grammar(tools) if self._settings.constrained and tools else None
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise Refused(400, f"the tools cannot be declared in this model's format: {error}") from error
+
+
+def _calls(actions: Sequence[ToolCall], call_id: str) -> tuple[Called, ...]:
+    """Calls with ids that no other output has: by them it is known again."""
+    return tuple(
+        Called(f"call_{call_id}_{place}", action.name, json.dumps(action.arguments, ensure_ascii=False))
+        for place, action in enumerate(actions)
+    )

@@ -1,0 +1,440 @@
+"""Whole episodes through the proxy by the official clients, and everything that can go wrong on a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness1.config import ChatPolicy, Config, Env, Model, Run
+from harness1.env.pieces import TokenCounter
+from harness1.errors import InfrastructureFault
+from harness1.policy.language_model import LanguageModelPolicy
+from harness1.policy.policy import Policy
+from harness1.records import Episode, Status, Task
+from harness1.rl.prefix_merging import prefix_merging
+from harness1.rollout import rollout
+from harness1.serve.proxy.chat_upstream import ChatUpstream
+from harness1.serve.proxy.record import ABANDONED, RecordedCall, read_calls, read_records
+from harness1.serve.retrieve import Limits
+from harness1.stage import read_stage
+from tests.proxying import (
+    ANTHROPIC_PATH,
+    LIMITS,
+    OPENAI_PATH,
+    SCRIPT,
+    SETTINGS,
+    AgentPolicy,
+    Client,
+    Dice,
+    anthropic_client,
+    hermes,
+    openai_client,
+    proxying,
+    upstream_of,
+)
+from tests.serving import HOST, imitating
+from tests.support import hear_interrupts, make_env
+from tests.test_http_client import replying
+
+pytestmark = pytest.mark.service
+
+ENV = Env(max_turns=12)
+QUICK = Run(attempts=2, backoff_s=0.0, model=Model(timeout_s=5.0))
+CLIENTS: dict[str, Callable[[str], Client]] = {
+    "openai": lambda url: openai_client(url, stream=False),
+    "openai streamed": lambda url: openai_client(url, stream=True),
+    "anthropic": lambda url: anthropic_client(url, stream=False),
+    "anthropic streamed": lambda url: anthropic_client(url, stream=True),
+}
+
+
+def episode(policy: Policy, seed: int, counter: TokenCounter | None = None) -> Episode:
+    task = Task("task", "Where did the father of Ada Lovelace die?")
+    return asyncio.run(rollout(make_env(ENV, counter=counter), policy, task, seed=seed))
+
+
+def in_process(model: Dice, seed: int, counter: TokenCounter | None = None) -> Episode:
+    policy = LanguageModelPolicy(model, model.chat, ENV.generation_reserve, SETTINGS.policy)
+    return episode(policy, seed, counter)
+
+
+def float32(values: Sequence[float]) -> tuple[float, ...]:
+    import numpy as np
+
+    return tuple(np.asarray(values, dtype=np.float32).tolist())
+
+
+def assert_same_calls(model: Dice, run: Path) -> None:
+    """What was recorded is what the model in this process was asked, and said."""
+    records = list(read_records(run))
+    assert [(call.prompt_ids, call.output_ids) for call in records] == [
+        (prompt, made.output_ids) for prompt, _, made in model.calls
+    ]
+    assert [call.output_logprobs for call in records] == [float32(made.output_logprobs) for *_, made in model.calls]
+    assert [call.sampling for call in records] == [sampling for _, sampling, _ in model.calls]
+    assert {(call.version_start, call.status, call.session_id) for call in records} == {(3, 200, "episode-1")}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_episode_through_a_client_has_the_very_tokens_of_one_in_process(
+    tmp_path: Path, client: str, seed: int
+) -> None:
+    alone, served = Dice(hermes()), Dice(hermes())
+    expected = in_process(alone, seed)
+    with proxying(tmp_path, upstream_of(served, served.chat)) as url:
+        agent = AgentPolicy(CLIENTS[client](url), hermes(), ENV.generation_reserve, SETTINGS.policy)
+        found = episode(agent, seed)
+    assert len(alone.calls) > len(expected.turns) > 4, "there are retries, and turns enough"
+    assert [turn.action for turn in found.turns] == [turn.action for turn in expected.turns]
+    assert (found.curated, found.status) == (expected.curated, expected.status)
+    assert_same_calls(alone, tmp_path)
+    assert [call.call_id for call in read_calls(tmp_path)] == [call.call_id for call in read_records(tmp_path)]
+
+
+def test_a_client_that_asks_for_ids_counts_its_contexts_by_them(tmp_path: Path) -> None:
+    alone, served = Dice(hermes()), Dice(hermes())
+    expected = in_process(alone, 1, alone.chat)
+    with proxying(tmp_path, upstream_of(served, served.chat)) as url:
+        agent = AgentPolicy(
+            openai_client(url, stream=False, ids=True), hermes(), ENV.generation_reserve, SETTINGS.policy
+        )
+        found = episode(agent, 1, hermes())
+    assert [turn.context_hash for turn in found.turns] == [turn.context_hash for turn in expected.turns]
+    assert_same_calls(alone, tmp_path)
+
+
+def test_a_proxy_before_a_server_that_gives_ids_records_them_as_that_server_does(tmp_path: Path) -> None:
+    alone, served = Dice(hermes()), Dice(hermes())
+    in_process(alone, 2)
+    with proxying(tmp_path / "inner", upstream_of(served, served.chat)) as inner:
+        upstream = ChatUpstream(f"{inner}/v1", "", Config(policy=SETTINGS.policy, run=QUICK))
+        with proxying(tmp_path / "outer", upstream) as url:
+            agent = AgentPolicy(CLIENTS["anthropic streamed"](url), hermes(), ENV.generation_reserve, SETTINGS.policy)
+            episode(agent, 2)
+    outer, own = read_records(tmp_path / "outer"), alone.calls
+    for call, (prompt, sampling, made) in zip(outer, own, strict=True):
+        assert (call.prompt_ids, call.output_ids, call.untrainable) == (prompt, made.output_ids, None)
+        assert call.output_logprobs == float32(made.output_logprobs)
+        assert (call.sampling and call.sampling.seed, call.request) == (sampling.seed, None)
+
+
+def test_an_append_only_agent_leaves_one_row(tmp_path: Path) -> None:
+    """Words only, and calls: what was said comes back by its sampled ids, of which no tokenizer would think."""
+    model = Dice(hermes(), ("Well, then.", *SCRIPT[:3]))
+
+    async def chat(url: str) -> None:
+        from openai import AsyncOpenAI
+
+        tools = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}]
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", default_headers={"x-session-id": "s"}) as client:
+            messages: list[Any] = [{"role": "user", "content": "Begin."}]
+            for turn in range(8):
+                made = await client.chat.completions.create(model="m", messages=messages, seed=turn, tools=tools)
+                message = made.choices[0].message
+                messages.append(message.model_dump(exclude_none=True))
+                for each in message.tool_calls or ():
+                    messages.append({"role": "tool", "tool_call_id": each.id, "content": f"Seen {turn}."})
+                if not message.tool_calls:
+                    messages.append({"role": "user", "content": "Go on."})
+
+    with proxying(tmp_path, upstream_of(model, model.chat)) as url:
+        asyncio.run(chat(url))
+    calls = list(read_calls(tmp_path))
+    assert len({bool(call.actions) for call in read_records(tmp_path)}) == 2
+    for earlier, later in pairwise(calls):
+        so_far = earlier.prompt_ids + earlier.output_ids
+        assert later.prompt_ids[: len(so_far)] == so_far
+    assert prefix_merging(calls).counts == {
+        "rows": 1,
+        "trained": 8,
+        "ambiguous": 0,
+        "unresolved": 0,
+        "superseded": 0,
+        "empty": 0,
+    }
+
+
+WORDS = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20}
+
+
+def failing(tmp_path: Path, upstream: Any, limits: Limits = LIMITS) -> tuple[list[int], list[str], list[RecordedCall]]:
+    """Statuses and messages that both official clients report, and the records."""
+    from anthropic import Anthropic
+    from anthropic import APIStatusError as AnthropicError
+    from openai import APIStatusError as OpenAIError
+    from openai import OpenAI
+
+    statuses, said = [], []
+    with proxying(tmp_path, upstream, limits) as url:
+        with pytest.raises(OpenAIError) as caught:
+            OpenAI(base_url=f"{url}/v1", api_key="a", max_retries=0).chat.completions.create(**WORDS)
+        statuses.append(caught.value.status_code)
+        said.append(caught.value.body["message"])
+        with pytest.raises(AnthropicError) as told:
+            Anthropic(base_url=url, api_key="a", max_retries=0).messages.create(**WORDS)
+        statuses.append(told.value.status_code)
+        assert told.value.body["type"] == "error"
+        said.append(told.value.body["error"]["message"])
+    records = list(read_records(tmp_path))
+    assert [call.error for call in records] == said
+    assert [call.status for call in records] == statuses
+    assert not list(read_calls(tmp_path))
+    return statuses, said, records
+
+
+def chat_upstream(url: str) -> ChatUpstream:
+    return ChatUpstream(url, "", Config(run=QUICK))
+
+
+def test_a_dead_upstream_is_an_error_of_the_provider_and_a_record_of_what_was_asked(tmp_path: Path) -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+    statuses, said, records = failing(tmp_path, chat_upstream(f"http://{HOST}:{port}/v1"))
+    assert statuses == [502, 502]
+    assert "2 attempts" in said[0]
+    assert all(call.request and call.request["messages"][-1]["content"] == "Hello" for call in records)
+
+
+@pytest.mark.parametrize("garbage", [b"<html>", b'{"choices": []}', b'{"choices": [{"message": 5}]}', b""])
+def test_an_upstream_that_answers_garbage_is_one_too(tmp_path: Path, garbage: bytes) -> None:
+    with replying(lambda _: (200, {}, garbage)) as url:
+        assert failing(tmp_path, chat_upstream(url))[0] == [502, 502]
+
+
+def test_a_slow_upstream_is_cut_off_in_time(tmp_path: Path) -> None:
+    model = Dice(hermes())
+    model.wait_s = 30.0
+    begun = time.monotonic()
+    statuses, said, records = failing(
+        tmp_path, upstream_of(model, model.chat), msgspec.structs.replace(LIMITS, deadline_s=0.1)
+    )
+    assert time.monotonic() - begun < 10
+    assert statuses == [504, 504]
+    assert "0.1 s" in said[0]
+    assert model.cancelled == 2
+    assert all(call.prompt_ids and not call.output_ids for call in records)
+
+
+def test_a_model_that_fails_and_one_that_refuses_are_told_apart(tmp_path: Path) -> None:
+    model = Dice(hermes())
+    model.error = InfrastructureFault("out of memory")
+    assert failing(tmp_path / "a", upstream_of(model, model.chat))[0] == [502, 502]
+    with replying(lambda _: (400, {}, b'{"error": {"message": "too long"}}')) as url:
+        statuses, said, _ = failing(tmp_path / "b", chat_upstream(url))
+    assert statuses == [400, 400]
+    assert "too long" in said[0]
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_a_client_that_leaves_is_recorded_and_frees_its_place(tmp_path: Path, half: bool) -> None:
+    model = Dice(hermes())
+    model.wait_s = 30.0
+    body = json.dumps(WORDS).encode()
+    head = f"POST {OPENAI_PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with proxying(tmp_path, upstream_of(model, model.chat)) as url:
+        client = socket.create_connection((HOST, int(url.rsplit(":", 1)[1])), timeout=5)
+        client.sendall(head + body)
+        time.sleep(0.3)
+        if half:
+            client.shutdown(socket.SHUT_WR)
+        else:
+            client.close()
+        patience = time.monotonic() + 5
+        while not (tmp_path / "calls.jsonl").read_bytes() and time.monotonic() < patience:
+            time.sleep(0.02)
+        client.close()
+    (call,) = read_records(tmp_path)
+    assert (call.status, model.cancelled, bool(call.prompt_ids)) == (ABANDONED, 1, True)
+    assert "client left" in str(call.error)
+
+
+def test_an_upstream_without_ids_is_served_and_its_calls_are_no_examples(tmp_path: Path) -> None:
+    answers = [
+        {},
+        {"prompt_token_ids": [1, 2]},
+        {"prompt_token_ids": [1, 2], "token_ids": [3, 4]},
+        {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0]},
+        {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0, None]},
+        {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0, -9999.0]},
+        {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0, None, -0.5]},
+        {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0, -0.5]},
+    ]
+    left, bodies = list(answers), list[Any]()
+
+    def answer(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        given = left.pop(0)
+        bodies.append(json.loads(body))
+        choice: dict[str, Any] = {"message": {"content": "Hi.", "refusal": None}, "finish_reason": "stop"}
+        choice["token_ids"] = given.get("token_ids")
+        if "logprobs" in given:
+            choice["logprobs"] = {"content": [{"token": "x", "logprob": each} for each in given["logprobs"]]}
+        return 200, json.dumps({"choices": [choice], "prompt_token_ids": given.get("prompt_token_ids")}).encode()
+
+    from openai import OpenAI
+
+    with imitating(answer) as upstream, proxying(tmp_path, chat_upstream(f"{upstream}/v1")) as url:
+        client = OpenAI(base_url=f"{url}/v1", api_key="secret-of-the-agent", max_retries=0)
+        for _ in answers:
+            made = client.chat.completions.create(**WORDS, stop=["END"])
+            assert made.choices[0].message.content == "Hi."
+    records = list(read_records(tmp_path))
+    assert [call.untrainable is None for call in records] == [False] * 7 + [True]
+    assert all(call.output_ids == () and call.output_logprobs is None for call in records[:7])
+    assert all(call.request and call.reply == {"content": "Hi."} for call in records[:7])
+    assert [call.output_logprobs for call in read_calls(tmp_path)] == [(-1.0, -0.5)]
+    assert bodies[0] == {
+        **WORDS,
+        "stop": ["END"],
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "stream": False,
+        "logprobs": True,
+        "return_token_ids": True,
+    }
+
+
+def test_the_key_of_an_agent_stays_here_and_ours_goes_to_the_server(tmp_path: Path) -> None:
+    seen = []
+
+    def reply(asked: Any) -> tuple[int, dict[str, str], bytes]:
+        seen.append(asked.headers.get("Authorization"))
+        return 200, {}, b'{"choices": [{"message": {"content": "Hi."}}]}'
+
+    from openai import OpenAI
+
+    config = Config(run=msgspec.structs.replace(QUICK, model=Model(key="sk-ours-123456")))
+    with replying(reply) as upstream, proxying(tmp_path, ChatUpstream(upstream, "", config)) as url:
+        OpenAI(base_url=f"{url}/v1", api_key="episode-9").chat.completions.create(**WORDS)
+    assert seen == ["Bearer sk-ours-123456"]
+    assert [call.session_id for call in read_records(tmp_path)] == ["episode-9"]
+    assert b"sk-ours" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_models_are_listed_for_both_clients(tmp_path: Path) -> None:
+    from anthropic import Anthropic
+    from openai import OpenAI
+
+    model = Dice(hermes())
+    with proxying(tmp_path, upstream_of(model, model.chat)) as url:
+        assert [each.id for each in OpenAI(base_url=f"{url}/v1", api_key="a").models.list()] == ["hf:dice"]
+        assert [each.id for each in Anthropic(base_url=url, api_key="a").models.list()] == ["hf:dice"]
+
+
+def test_a_local_model_says_the_same_in_process_and_through_the_proxy(tmp_path: Path) -> None:
+    """A random model speaks no words and no UTF-8: only its ids can be handed back to it."""
+    from harness1.policy.transformers_backend import open_transformers
+    from tests.tiny_models import save_tiny_model
+
+    chat = hermes()
+    size = max(chat.tokenizer.control.values()) + 1
+    folder = save_tiny_model(tmp_path / "model", vocab_size=size, max_position_embeddings=16384)
+    config = Config(policy=ChatPolicy(temperature=0.8, top_p=0.95, format_retries=2), env=Env(generation_reserve=24))
+
+    def opened() -> Any:
+        return open_transformers(folder, device="cpu", dtype="float32", threads=1, rows=4, cache_tokens=16384)
+
+    policy = LanguageModelPolicy(opened(), chat, 96, config.policy)
+    expected = episode(policy, 5)
+    assert expected.status is Status.POLICY_ERROR
+    with proxying(tmp_path / "run", upstream_of(opened(), hermes(), config)) as url:
+        for client in CLIENTS.values():
+            episode(AgentPolicy(client(url), chat, 96, config.policy), 5)
+        asyncio.run(_small_talk(url))
+    calls = list(read_calls(tmp_path / "run"))
+    own = expected.turns[0].calls
+    for which in range(4):
+        for call, alone in zip(calls[which * 3 : which * 3 + 3], own, strict=True):
+            prompt = tuple(token for key in alone.prompt for token in expected.segments[key])
+            assert (call.prompt_ids, call.output_ids) == (prompt, alone.output_ids)
+            assert call.output_logprobs == pytest.approx(alone.output_logprobs, abs=1e-4)
+    talk = calls[12:]
+    assert prefix_merging(talk).counts["rows"] == 1
+    assert len(talk) == 4
+
+
+async def _small_talk(url: str) -> None:
+    from anthropic import AsyncAnthropic
+
+    async with AsyncAnthropic(base_url=url, api_key="talk") as client:
+        messages: list[Any] = []
+        for turn in range(4):
+            messages.append({"role": "user", "content": f"Number {turn}."})
+            made = await client.messages.create(model="m", max_tokens=12, messages=messages, extra_body={"seed": turn})
+            messages.append({"role": "assistant", "content": made.content})
+
+
+def command(*options: str) -> list[str]:
+    return [sys.executable, "-m", "harness1", "serve", "proxy", *options]
+
+
+def test_the_command_says_where_it_is_records_and_ends_on_a_signal(tmp_path: Path) -> None:
+    done = json.dumps({"choices": [{"message": {"content": "Hi."}, "finish_reason": "stop"}]}).encode()
+    with imitating(lambda *_: (200, done)) as upstream:
+        started = command("--upstream", f"{upstream}/v1", "--record", str(tmp_path / "run"), "--port", "0")
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(started, **pipes, preexec_fn=hear_interrupts)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            url = next(word for word in line.split() if word.startswith(f"http://{HOST}") and word not in started)
+
+            from openai import OpenAI
+
+            made = OpenAI(base_url=f"{url.rstrip('/')}/v1", api_key="e").chat.completions.create(**WORDS)
+            assert made.choices[0].message.content == "Hi."
+            process.send_signal(signal.SIGTERM)
+            _, complaint = process.communicate(timeout=15)
+        finally:
+            process.kill()
+            process.communicate()
+    assert (process.returncode, complaint) == (0, "")
+    card = read_stage(tmp_path / "run")
+    assert card is not None
+    assert (card.verb, card.status, card.outputs) == ("proxy", "finished", {"calls": 1})
+
+
+def test_the_command_refuses_in_one_line_what_it_cannot_do(tmp_path: Path) -> None:
+    def complaint(*options: str) -> str:
+        done = subprocess.run(command(*options), capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2, done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        return done.stderr
+
+    http = ("--upstream", f"http://{HOST}:1/v1")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    (tmp_path / "file").write_text("")
+    with socket.create_server((HOST, 0)) as taken:
+        busy = str(taken.getsockname()[1])
+        assert "cannot listen" in complaint(*http, "--record", str(tmp_path / "a"), "--port", busy)
+    assert "names no model" in complaint("--upstream", "gpt", "--record", str(tmp_path / "b"))
+    assert "is no address" in complaint("--upstream", "http://", "--record", str(tmp_path / "c"))
+    assert "is not empty" in complaint(*http, "--record", str(tmp_path / "full"))
+    assert "cannot write" in complaint(*http, "--record", str(tmp_path / "file" / "run"))
+
+
+def test_other_paths_and_methods_are_told_so(tmp_path: Path) -> None:
+    import http.client
+
+    model = Dice(hermes())
+    with proxying(tmp_path, upstream_of(model, model.chat)) as url:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
+        for method, path, status in (("GET", "/health", 200), ("GET", ANTHROPIC_PATH, 405), ("GET", "/v1/other", 404)):
+            connection.request(method, path)
+            answer = connection.getresponse()
+            assert (answer.status, json.loads(answer.read()) != {}) == (status, True)
+        connection.close()
+    assert (tmp_path / "calls.jsonl").read_bytes() == b""

@@ -1,0 +1,264 @@
+"""What agents send becomes one normal form, and what they get has their provider's form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness1.config import Env
+from harness1.policy.chat_messages import tools_of
+from harness1.serve.proxy.anthropic_dialect import ANTHROPIC
+from harness1.serve.proxy.chat import Called, ChatMessage, ChatReply, ChatRequest, decoded, refuse_unsupported
+from harness1.serve.proxy.openai_dialect import ONE_OUTPUT, OPENAI, body_of
+from harness1.serve.retrieve import Refused
+from harness1.tools.registry import Toolbox
+from tests.proxying import as_anthropic
+
+SPECS = Toolbox.of(Env()).specs
+CALLED = Called("call_7_0", "search_corpus", '{"query": "é"}')
+TALK = (
+    ChatMessage("system", "You search.\n"),
+    ChatMessage("user", " Where?\n"),
+    ChatMessage("assistant", "I look.", (CALLED, Called("call_7_1", "end_search", "{}"))),
+    ChatMessage("tool", "Found.\n", answers="call_7_0"),
+    ChatMessage("tool", "Not executed.\n", answers="call_7_1"),
+    ChatMessage("user", "Go on.\n"),
+    ChatMessage("assistant", "Done."),
+)
+REPLY = ChatReply(
+    call_id="7",
+    model="m",
+    created=5,
+    text="I look.",
+    calls=(CALLED, Called("call_7_1", "end_search", "{}")),
+    finish="tool_calls",
+    prompt_tokens=11,
+    output_tokens=3,
+)
+
+
+def openai(**body: Any) -> ChatRequest:
+    return OPENAI.read({"messages": [{"role": "user", "content": "Hi"}], **body})
+
+
+def anthropic(**body: Any) -> ChatRequest:
+    return ANTHROPIC.read({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9, **body})
+
+
+def sent(body: dict[str, Any]) -> dict[str, Any]:
+    return decoded(json.dumps(body).encode())
+
+
+def refused(body: dict[str, Any]) -> str:
+    def both() -> None:
+        refuse_unsupported(body, OPENAI.neutral)
+        OPENAI.read(body)
+
+    with pytest.raises(Refused) as caught:
+        both()
+    assert caught.value.reply.status == 400
+    return str(caught.value)
+
+
+def test_messages_and_tools_come_out_of_either_form_as_they_went_in() -> None:
+    request = ChatRequest(messages=TALK, tools=SPECS, model="m", temperature=0.5, top_p=0.9, max_tokens=9, seed=4)
+    body = sent(body_of(request))
+    assert OPENAI.read(body) == request
+    assert body["tools"] == sent({"tools": tools_of(SPECS)})["tools"]
+    system, turns = as_anthropic(body["messages"])
+    tools = [{"name": s.name, "description": s.description, "input_schema": s.parameters} for s in SPECS]
+    other = {"system": system, "messages": turns, "tools": tools, "model": "m", "temperature": 0.5, "top_p": 0.9}
+    found = ANTHROPIC.read(sent({**other, "max_tokens": 9, "seed": 4}))
+    assert [message.text for message in found.messages] == [message.text for message in TALK]
+    assert [call.meaning() for call in found.messages[2].calls] == [{"query": "é"}, {}]
+    assert msgspec.structs.replace(found, messages=()) == msgspec.structs.replace(request, messages=())
+
+
+def test_anthropic_blocks_are_read_in_their_order() -> None:
+    blocks = [
+        {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "A"}], "is_error": True},
+        {"type": "tool_result", "tool_use_id": "b"},
+        {"type": "text", "text": "and", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "more"},
+    ]
+    thought = [{"type": "thinking", "thinking": "hm", "signature": "x"}, {"type": "text", "text": "Said"}]
+    found = ANTHROPIC.read(
+        {
+            "system": [{"type": "text", "text": "S1"}, {"type": "text", "text": "S2"}],
+            "messages": [{"role": "user", "content": blocks}, {"role": "assistant", "content": thought}],
+        }
+    )
+    assert found.messages == (
+        ChatMessage("system", "S1\nS2"),
+        ChatMessage("tool", "A", answers="a"),
+        ChatMessage("tool", "", answers="b"),
+        ChatMessage("user", "and\nmore"),
+        ChatMessage("assistant", "Said"),
+    )
+
+
+def test_openai_parts_and_roles_are_read() -> None:
+    found = OPENAI.read(
+        {
+            "messages": [
+                {"role": "developer", "content": [{"type": "text", "text": "D"}]},
+                {"role": "assistant", "content": None, "tool_calls": [], "refusal": None, "audio": None},
+            ]
+        }
+    )
+    assert found.messages == (ChatMessage("system", "D"), ChatMessage("assistant", ""))
+
+
+def test_what_was_said_about_sampling_is_read_and_the_rest_left_open() -> None:
+    assert openai().temperature is openai().max_tokens is openai().seed is None
+    assert openai(max_tokens=5, max_completion_tokens=7).max_tokens == 7
+    assert (openai(temperature=0).temperature, openai(top_k=-1).top_k) == (0.0, -1)
+    assert openai(parallel_tool_calls=False).one_call
+    assert anthropic(tool_choice={"type": "any", "disable_parallel_tool_use": True}).one_call
+    assert anthropic(tool_choice={"type": "any"}).must_call
+    assert openai(stream=True, stream_options={"include_usage": True}).stream_usage
+    assert anthropic(top_k=4, metadata={"user_id": "x"}, service_tier="auto").top_k == 4
+
+
+def test_parameters_that_would_change_the_distribution_are_refused_and_others_ignored() -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    for name, value in {
+        "n": 2,
+        "stop": ["END"],
+        "logit_bias": {"5": 1},
+        "presence_penalty": 0.5,
+        "response_format": {"type": "json_object"},
+        "tool_choice": {"type": "function", "function": {"name": "x"}},
+        "reasoning_effort": "high",
+    }.items():
+        assert name in refused({**body, name: value})
+    harmless = {"n": 1, "stop": [], "logit_bias": {}, "presence_penalty": 0.0, "tool_choice": "auto", "user": "me"}
+    refuse_unsupported({**body, **harmless, "store": True, "metadata": {}, "logprobs": True}, OPENAI.neutral)
+    with pytest.raises(Refused, match="stop_sequences"):
+        refuse_unsupported({"stop_sequences": ["x"]}, ANTHROPIC.neutral)
+    with pytest.raises(Refused, match="thinking"):
+        refuse_unsupported({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ANTHROPIC.neutral)
+    refuse_unsupported({"thinking": {"type": "disabled"}, "stop_sequences": []}, ANTHROPIC.neutral)
+    refuse_unsupported({"stop": ["END"], "n": 1}, ONE_OUTPUT)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"temperature": -1},
+        {"temperature": "hot"},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"max_tokens": 0},
+        {"max_tokens": True},
+        {"seed": -1},
+        {"seed": 2**64},
+        {"messages": []},
+        {"messages": [{"role": "robot", "content": "Hi"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        {"messages": "Hi"},
+        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"properties": [1]}}}]},
+    ],
+)
+def test_what_is_no_request_is_the_clients_fault(body: dict[str, Any]) -> None:
+    assert refused({"messages": [{"role": "user", "content": "Hi"}], **body})
+
+
+def test_anthropics_own_tools_and_blocks_are_refused() -> None:
+    for body in (
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        {"tool_choice": {"type": "tool", "name": "x"}},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        {"messages": []},
+    ):
+        with pytest.raises(Refused) as caught:
+            anthropic(**body)
+        assert caught.value.reply.status == 400
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"nonsense", b'{"a": ', b"\xff", b"[" * 100_000])
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(Refused):
+        decoded(body)
+
+
+def test_arguments_that_are_no_json_still_mean_something() -> None:
+    assert Called("1", "x", "").meaning() == {}
+    assert Called("1", "x", "{oops").meaning() == {"arguments": "{oops"}
+    assert Called("1", "x", "[1]").meaning() == {"arguments": "[1]"}
+    assert msgspec.json.encode(Called("1", "x", '{"a": "\\ud800"}').meaning())
+
+
+def test_a_reply_has_the_form_of_its_provider() -> None:
+    found = OPENAI.whole(REPLY)
+    assert found["choices"][0]["finish_reason"] == "tool_calls"
+    assert found["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "I look.",
+        "tool_calls": [
+            {
+                "id": "call_7_0",
+                "type": "function",
+                "function": {"name": "search_corpus", "arguments": '{"query": "é"}'},
+            },
+            {"id": "call_7_1", "type": "function", "function": {"name": "end_search", "arguments": "{}"}},
+        ],
+    }
+    assert found["usage"] == {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
+    other = ANTHROPIC.whole(REPLY)
+    assert (other["id"], other["stop_reason"], other["usage"]) == (
+        "msg_7",
+        "tool_use",
+        {"input_tokens": 11, "output_tokens": 3},
+    )
+    assert other["content"] == [
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "id": "call_7_0", "name": "search_corpus", "input": {"query": "é"}},
+        {"type": "tool_use", "id": "call_7_1", "name": "end_search", "input": {}},
+    ]
+    assert ANTHROPIC.whole(ChatReply(call_id="1", finish="length"))["stop_reason"] == "max_tokens"
+    assert OPENAI.whole(ChatReply(call_id="1"))["choices"][0]["message"]["content"] == ""
+
+
+def events_of(stream: bytes) -> list[tuple[str, Any]]:
+    found = []
+    for block in stream.decode().strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n"))
+        data = fields["data"]
+        found.append((fields.get("event", ""), data if data == "[DONE]" else json.loads(data)))
+    return found
+
+
+def test_a_stream_of_openai_adds_up_to_the_reply() -> None:
+    events = events_of(OPENAI.stream(REPLY, usage=True))
+    assert events.pop() == ("", "[DONE]")
+    usage = events.pop()[1]
+    assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], 14)
+    choices = [event["choices"][0] for _, event in events]
+    assert [choice["finish_reason"] for choice in choices] == [None] * 4 + ["tool_calls"]
+    calls = [choice["delta"]["tool_calls"][0] for choice in choices if "tool_calls" in choice["delta"]]
+    assert [(call.pop("index"), call) for call in calls] == list(
+        enumerate(OPENAI.whole(REPLY)["choices"][0]["message"]["tool_calls"])
+    )
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == "I look."
+    assert len(events_of(OPENAI.stream(REPLY, usage=False))) == len(events) + 1
+
+
+def test_a_stream_of_anthropic_opens_fills_and_closes_each_block() -> None:
+    names = [name for name, _ in events_of(ANTHROPIC.stream(REPLY, usage=False))]
+    block = ["content_block_start", "content_block_delta", "content_block_stop"]
+    assert names == ["message_start", *block * 3, "message_delta", "message_stop"]
+    assert all(event["type"] == name for name, event in events_of(ANTHROPIC.stream(REPLY, usage=False)))
+
+
+def test_an_error_has_the_form_of_its_provider() -> None:
+    assert OPENAI.error(400, "no")["error"]["type"] == "invalid_request_error"
+    assert OPENAI.error(502, "no")["error"] == {"message": "no", "type": "server_error", "param": None, "code": None}
+    assert ANTHROPIC.error(502, "no") == {"type": "error", "error": {"type": "api_error", "message": "no"}}
+    kinds = [ANTHROPIC.error(status, "no")["error"]["type"] for status in (400, 404, 413, 429, 503, 504)]
+    expected = ["invalid_request_error", "not_found_error", "request_too_large", "rate_limit_error"]
+    assert kinds == [*expected, "api_error", "api_error"]

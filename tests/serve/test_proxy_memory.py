@@ -1,0 +1,121 @@
+"""Sessions have bounded names, and what was said in them is known again by its sampled tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness1.serve.proxy.chat import Called, ChatMessage, ChatReply
+from harness1.serve.proxy.memory import Memory, Past
+from harness1.serve.proxy.sessions import LONGEST_NAME, clean_name, fresh_session, session_of
+
+START = Past()
+USER = ChatMessage("user", "Hello")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_a_header_goes_before_the_query_and_the_query_before_the_key() -> None:
+    both = {"x-session-id": "one", "x-harness-session": "two", **bearer("four")}
+    assert session_of(both, {"session": "three"}) == "one"
+    assert session_of({"x-harness-session": "two", **bearer("four")}, {"session": "three"}) == "two"
+    assert session_of(bearer("four"), {"session": "three"}) == "three"
+    assert session_of(bearer("four"), {}) == "four"
+    assert session_of({"x-api-key": "five"}, {}) == "five"
+    assert session_of({"x-session-id": " "}, {}) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["EMPTY", "none", "sk-no-key-required", "xxx", "...", "your-api-key", "not-needed", "sk-test", "dummy", " ", "-"],
+)
+def test_a_placeholder_names_nobody(key: str) -> None:
+    assert session_of(bearer(key), {}) is None
+    assert session_of({"x-api-key": key}, {}) is None
+
+
+@pytest.mark.parametrize("key", ["episode-1", "task/7#2", "nonesuch", "testing", "keynote"])
+def test_other_keys_are_no_placeholders(key: str) -> None:
+    assert session_of(bearer(key), {}) is not None
+
+
+def test_a_real_key_does_not_stand_in_a_record() -> None:
+    found = session_of(bearer("sk-proj-abcdef123456"), {})
+    assert found is not None
+    assert found.startswith("key-")
+    assert "abcdef" not in found
+    assert found == session_of({"x-api-key": "sk-proj-abcdef123456"}, {})
+
+
+def test_names_are_plain_and_short_and_stay_different() -> None:
+    assert clean_name("run-1/task:2@a.b") == "run-1/task:2@a.b"
+    odd = [clean_name(name) for name in ("a b", "a\nb", "a" * 200, "a" * 201, "é", "\udce9")]
+    assert len(set(odd)) == 6
+    assert all(len(name) <= LONGEST_NAME and name.isascii() and name.isprintable() and " " not in name for name in odd)
+    assert fresh_session() != fresh_session()
+
+
+def said(text: str, *calls: Called) -> ChatReply:
+    return ChatReply(call_id="1", text=text, calls=calls)
+
+
+def test_a_call_is_known_by_its_id_in_any_session_until_somebody_edits_it() -> None:
+    memory = Memory()
+    call = Called("call_1_0", "look", '{"a": 1, "b": 2}')
+    memory.remember("s", START, said("I look.", call), [5, 6])
+    rewritten = Called("call_1_0", "look", '{"b":2,"a":1}')
+    assert memory.recall("s", START, ChatMessage("assistant", "I look.", (call,))) == (5, 6)
+    assert memory.recall("t", START.then(USER), ChatMessage("assistant", "", (rewritten,))) == (5, 6)
+    for other in (
+        ChatMessage("assistant", "I lie.", (call,)),
+        ChatMessage("assistant", "", (Called("call_1_0", "look", '{"a": 2, "b": 2}'),)),
+        ChatMessage("assistant", "", (Called("call_1_0", "peek", call.arguments),)),
+        ChatMessage("assistant", "", (Called("call_2_0", "look", call.arguments),)),
+        ChatMessage("assistant", "", (call, call)),
+    ):
+        assert memory.recall("s", START, other) is None
+    assert memory.owner([USER, ChatMessage("assistant", "", (call,))]) == "s"
+    assert memory.owner([USER, ChatMessage("assistant", "", (Called("x", "look"),))]) is None
+
+
+def test_words_are_known_by_their_place_then_anywhere_in_their_session() -> None:
+    memory, later = Memory(), START.then(USER)
+    memory.remember("s", START, said("Yes."), [1])
+    memory.remember("s", later, said("Yes.\n"), [2])
+    message = ChatMessage("assistant", "Yes.")
+    assert memory.recall("s", START, message) == (1,)
+    assert memory.recall("s", later, message) == (2,)
+    assert memory.recall("s", later.then(USER), message) == (2,)
+    assert memory.recall("t", START, message) is None
+    assert memory.recall("s", START, ChatMessage("assistant", "Yes!")) is None
+
+
+def test_the_past_is_what_was_said_and_not_how_a_client_wrote_it() -> None:
+    call = Called("c", "look", '{"a": 1}')
+    written = ChatMessage("assistant", " Yes.\n", (Called("c", "look", '{"a":1}'),))
+    assert START.then(ChatMessage("assistant", "Yes.", (call,))) == START.then(written)
+    assert START.then(USER) != START.then(ChatMessage("tool", "Hello")) != START
+
+
+def test_the_memory_forgets_the_oldest_outputs_sessions_and_tokens() -> None:
+    def has(memory: Memory, session: str, text: str) -> bool:
+        return memory.recall(session, START, ChatMessage("assistant", text)) is not None
+
+    few = Memory(outputs=4)
+    for text in "abc":
+        few.remember("s", START, said(text), [1])
+    assert [has(few, "s", text) for text in "abc"] == [False, True, True]
+    narrow = Memory(sessions=2)
+    narrow.remember("s", START, said("a"), [1])
+    narrow.remember("t", START, said("a"), [1])
+    assert has(narrow, "s", "a")
+    narrow.remember("u", START, said("a"), [1])
+    assert [has(narrow, session, "a") for session in "stu"] == [True, False, True]
+    small = Memory(ids=10)
+    small.remember("s", START, said("", Called("x", "look")), [1] * 6)
+    small.remember("t", START, said("", Called("y", "look")), [1] * 6)
+    assert small.owner([ChatMessage("assistant", "", (Called("x", "look"),))]) is None
+    assert small.owner([ChatMessage("assistant", "", (Called("y", "look"),))]) == "t"
+    small.remember("t", START, said("", Called("y", "look")), [1] * 6)
+    assert small.recall("t", START, ChatMessage("assistant", "", (Called("y", "look"),))) == (1,) * 6
