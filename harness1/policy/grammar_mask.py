@@ -56,7 +56,7 @@ class GrammarCompiler:
         return GrammarState(self._xgrammar.GrammarMatcher(compiled), self._vocabulary)
 
     def _compiler(self, stop_ids: tuple[int, ...]) -> Any:
-        """What compiles grammars with these stop tokens. Others that the tokenizer names would be allowed everywhere."""
+        """What compiles grammars with these stop tokens. Others that the tokenizer names would be allowed anywhere."""
         if stop_ids not in self._compilers:
             info = self._xgrammar.TokenizerInfo.from_huggingface(
                 self._tokenizer, vocab_size=self._vocabulary, stop_token_ids=list(stop_ids)

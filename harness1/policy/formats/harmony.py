@@ -193,17 +193,24 @@ def _default(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _type(schema: Mapping[str, Any]) -> str:
-    """A JSON schema as a type of TypeScript, as far as tools go."""
-    if "enum" in schema:
+def _type(schema: Any) -> str:
+    """A JSON schema as a type of TypeScript; `any` for what is beyond that."""
+    if not isinstance(schema, dict):
+        return "any"
+    if isinstance(schema.get("enum"), list):
         return " | ".join(json.dumps(each) for each in schema["enum"])
     match schema.get("type"):
+        case list() as types:
+            return " | ".join(_type({**schema, "type": each}) for each in types)
         case "array":
-            return f"{_type(schema.get('items', {}))}[]"
+            return f"{_type(schema.get('items'))}[]"
+        case "object" if isinstance(schema.get("properties"), dict):
+            fields = (f"{name}: {_type(inner)}" for name, inner in schema["properties"].items())
+            return f"{{ {', '.join(fields)} }}"
         case "object":
-            return f"{{ [key: string]: {_type(schema.get('additionalProperties') or {})} }}"
+            return f"{{ [key: string]: {_type(schema.get('additionalProperties'))} }}"
         case "integer" | "number":
             return "number"
-        case "string" | "boolean" as name:
+        case "string" | "boolean" | "null" as name:
             return str(name)
     return "any"
