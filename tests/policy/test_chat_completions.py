@@ -1,0 +1,442 @@
+"""A hosted model as a policy: what it is asked, what its answers mean, and who is to blame if they mean nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness1.cli import main
+from harness1.config import ChatPolicy, Config, Env
+from harness1.data.source import open_source
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.model_calls import calls_of, trained_calls
+from harness1.model_endpoint import ModelEndpoint
+from harness1.policy.chat_completions import INSTRUCTION, ChatCompletionsPolicy
+from harness1.policy.chat_messages import NOT_EXECUTED
+from harness1.policy.policy import Decision
+from harness1.policy.registry import make_policy
+from harness1.records import Episode, Sampling, Status, StopReason, Task, ToolCall
+from harness1.replay import replay_episode
+from harness1.retrieval.building import build_index
+from harness1.rollout import rollout
+from harness1.store import EpisodeStore, read_episodes
+from tests.policy.test_chat_messages import check
+from tests.serving import imitating
+from tests.support import END, call, curate, make_env, run, search, wide_corpus
+
+TASK = Task("t", "Where did the father of Ada Lovelace die?")
+RESERVE = 400
+NONSENSE = "the secret nonsense of a faulty attempt"
+
+Answer = dict[str, Any]
+
+
+def answer(*calls: ToolCall | tuple[str, str], content: str | None = None, **fields: Any) -> Answer:
+    """A completion with calls, of which a pair holds the raw text of the arguments."""
+    listed = []
+    for place, each in enumerate(calls):
+        name, arguments = (each.name, json.dumps(each.arguments)) if isinstance(each, ToolCall) else each
+        function = {"name": name, "arguments": arguments}
+        listed.append({"id": f"id-{place}", "type": "function", "index": place, "function": function})
+    message = {"role": "assistant", "content": content, "refusal": None, **fields}
+    finish = "tool_calls" if listed else "stop"
+    return {"id": "x", "choices": [{"index": 0, "message": message | {"tool_calls": listed}, "finish_reason": finish}]}
+
+
+class Hosted:
+    """An endpoint that answers from a list, then ends the episode; what is an exception is raised."""
+
+    def __init__(self, *answers: Answer | Exception) -> None:
+        self.answers, self.asked = list(answers), list[dict[str, Any]]()
+
+    async def post(self, path: str, body: object, kind: type) -> Any:
+        assert path == "/chat/completions"
+        self.asked.append(json.loads(msgspec.json.encode(body)))
+        given = self.answers.pop(0) if self.answers else answer(END)
+        if isinstance(given, Exception):
+            raise given
+        return msgspec.json.decode(json.dumps(given), type=kind)
+
+
+def policy_of(hosted: Hosted, **settings: Any) -> ChatCompletionsPolicy:
+    return ChatCompletionsPolicy(hosted, "gpt", RESERVE, ChatPolicy(**settings))  # type: ignore[arg-type]
+
+
+def episode_of(hosted: Hosted, seed: int = 0, **settings: Any) -> Episode:
+    env = make_env(Env(generation_reserve=RESERVE), wide_corpus(20))
+    return run(rollout(env, policy_of(hosted, **settings), TASK, seed=seed))
+
+
+def decided(*answers: Answer, **settings: Any) -> tuple[Decision, Hosted]:
+    """The decision at the first turn."""
+    hosted = Hosted(*answers)
+
+    async def act() -> Decision:
+        context = await make_env().reset(TASK)
+        assert context is not None
+        return await policy_of(hosted, **settings).open(TASK, 0).act(context)
+
+    return run(act()), hosted
+
+
+def test_a_request_declares_the_tools_and_demands_a_call() -> None:
+    decision, hosted = decided(answer(search("poet")), temperature=0.0, top_p=0.9)
+    (body,) = hosted.asked
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert [tool["function"]["name"] for tool in body["tools"]] == [spec.name for spec in make_env().toolbox.specs]
+    fixed = {name: value for name, value in body.items() if name not in ("messages", "tools", "seed")}
+    assert fixed == {
+        "model": "gpt",
+        "tool_choice": "required",
+        "temperature": 0.0,
+        "top_p": 0.9,
+        "max_tokens": RESERVE,
+    }
+    (made,) = decision.calls
+    assert made.sampling == Sampling(0.0, 0.9, 0, RESERVE, body["seed"])
+    assert (made.finish_reason, made.call_id, made.output_ids) == ("tool_calls", "1.0", ())
+    assert made.t_end >= made.t_start > 0
+
+
+def test_top_k_is_asked_for_where_it_is_set() -> None:
+    assert decided(answer(search("poet")), top_k=20)[1].asked[0]["top_k"] == 20
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (search("poet"), search("poet")),
+        (("functions.search_corpus", '```json\n{"query": "poet",}\n```'), search("poet")),
+        (("end_search", ""), call("end_search")),
+        (("end_search", "{}"), call("end_search")),
+        (("no_such_tool", '{"x": 1}'), call("no_such_tool", x=1)),
+    ],
+)
+def test_a_call_is_understood_where_its_meaning_is_clear(said: ToolCall | tuple[str, str], meant: ToolCall) -> None:
+    decision, _ = decided(answer(said))
+    assert (decision.actions, decision.parse_error, len(decision.calls)) == ((meant,), None, 1)
+
+
+def test_arguments_may_come_as_an_object_or_not_at_all_and_calls_without_ids() -> None:
+    given = answer(search("poet"))
+    (listed,) = given["choices"][0]["message"]["tool_calls"]
+    listed["function"]["arguments"] = {"query": "war"}
+    del listed["id"]
+    assert decided(given)[0].actions == (search("war"),)
+    listed["function"]["arguments"] = None
+    assert decided(given)[0].actions == (call("search_corpus"),)
+
+
+def test_of_several_calls_each_is_answered_and_one_carried_out() -> None:
+    hosted = Hosted(answer(END, search("river"), curate(add_ids=["D1"])))
+    episode = episode_of(hosted)
+    first = episode.turns[0]
+    assert (first.action, first.ignored) == (search("river"), (END, curate(add_ids=["D1"])))
+    answers = [message for message in hosted.asked[1]["messages"] if message["role"] == "tool"]
+    assert [each["tool_call_id"] for each in answers] == ["id-0", "id-1", "id-2"]
+    assert [each["content"] == NOT_EXECUTED for each in answers] == [True, False, True]
+
+
+def test_calls_that_a_server_does_not_tell_apart_get_ids() -> None:
+    for ids in (["", ""], ["same", "same"], [None, "a"]):
+        given = answer(END, search("river"))
+        for listed, name in zip(given["choices"][0]["message"]["tool_calls"], ids, strict=True):
+            listed["id"] = name
+        hosted = Hosted(given)
+        episode_of(hosted)
+        check(hosted.asked[1]["messages"])
+        answers = [message["content"] for message in hosted.asked[1]["messages"] if message["role"] == "tool"]
+        assert [text == NOT_EXECUTED for text in answers] == [True, False]
+
+
+def test_a_wrapped_call_is_answered_where_it_was_carried_out() -> None:
+    inner = [{"recipient_name": "functions.end_search", "parameters": {}}]
+    wrapper = ("multi_tool_use.parallel", json.dumps({"tool_uses": inner}))
+    hosted = Hosted(answer(wrapper, search("river")))
+    assert episode_of(hosted).turns[0].action == search("river")
+    answers = [message["content"] for message in hosted.asked[1]["messages"] if message["role"] == "tool"]
+    assert [text == NOT_EXECUTED for text in answers] == [True, False]
+
+
+def test_a_message_goes_back_as_it_came_with_its_thoughts() -> None:
+    said = answer(search("river"), content="Let me see.", reasoning_content="Rivers.", reasoning=None)
+    hosted = Hosted(said)
+    assert episode_of(hosted).turns[0].reasoning == "Rivers."
+    back = next(message for message in hosted.asked[1]["messages"] if message["role"] == "assistant")
+    (listed,) = said["choices"][0]["message"]["tool_calls"]
+    listed.pop("index")
+    assert back == {
+        "role": "assistant",
+        "content": "Let me see.",
+        "reasoning_content": "Rivers.",
+        "tool_calls": [listed],
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "reasoning"),
+    [
+        ({"reasoning_content": " a ", "reasoning": "b", "content": "c"}, "a"),
+        ({"reasoning_content": "", "reasoning": "b", "content": "c"}, "b"),
+        ({"reasoning_content": None, "content": " c\n"}, "c"),
+        ({"reasoning": {"odd": 1}, "content": [{"type": "text", "text": "x"}]}, ""),
+        ({}, ""),
+    ],
+)
+def test_reasoning_is_found_where_servers_put_it(fields: dict[str, Any], reasoning: str) -> None:
+    assert decided(answer(search("poet"), **fields))[0].reasoning == reasoning
+
+
+@pytest.mark.parametrize(
+    ("faulty", "error"),
+    [
+        (answer(("search_corpus", NONSENSE)), "the arguments are not a JSON object"),
+        (answer(search("war"), ("curate", '["D1"]')), "the arguments are not a JSON object"),
+        (answer(content=NONSENSE), "there is no call"),
+        (answer(("", "{}")), "there is no call"),
+        (answer(("parallel", '{"tool_calls": []}')), "there is no call"),
+        ({"choices": []}, "there is no call"),
+        ({"choices": [{"message": {"content": NONSENSE}, "finish_reason": "length"}]}, "the output was too long and is"),
+    ],
+)
+def test_a_faulty_answer_is_asked_again_with_a_note_and_without_itself(faulty: Answer, error: str) -> None:
+    hosted = Hosted(faulty, faulty, answer(search("river")), answer(search("war")))
+    episode = episode_of(hosted)
+    assert [turn.action for turn in episode.turns] == [search("river"), search("war"), END]
+    first, second, third, after = [body["messages"] for body in hosted.asked[:4]]
+    assert second == third == [*first, second[-1]]
+    assert second[-1]["role"] == "user"
+    assert second[-1]["content"].startswith(f"Your last output was not valid: {error}")
+    assert second[-1]["content"].endswith(f". {INSTRUCTION}\n")
+    assert NONSENSE not in json.dumps(hosted.asked)
+    assert "not valid" not in json.dumps(after)
+    recorded = [(made.call_id, made.attempt) for made in episode.turns[0].calls]
+    assert recorded == [("1.0", 0), ("1.1", 1), ("1.2", 2)]
+    seeds = [made.sampling.seed for made in calls_of(episode)]
+    assert seeds == [body["seed"] for body in hosted.asked]
+    assert len(set(seeds)) == len(seeds)
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+def test_after_the_last_attempt_the_episode_ends_by_its_policys_error(retries: int) -> None:
+    hosted = Hosted(answer(search("river")), *[answer(content=NONSENSE, reasoning="Lost.")] * 9)
+    episode = episode_of(hosted, format_retries=retries)
+    assert (episode.stop_reason, episode.status) == (StopReason.FORMAT_LIMIT, Status.POLICY_ERROR)
+    failed = episode.turns[-1]
+    assert (failed.action, failed.parse_error, failed.reasoning) == (None, "there is no call", "Lost.")
+    assert [made.attempt for made in failed.calls] == list(range(retries + 1))
+    assert len(hosted.asked) == retries + 2
+
+
+def test_an_episode_says_that_it_cannot_be_trained_on(tmp_path: Path) -> None:
+    episode = episode_of(Hosted(answer(search("river"))))
+    assert episode.untrainable == "its model gives no token ids"
+    assert not any(made.output_ids for made in trained_calls(episode))
+    assert replay_episode(episode, Env(generation_reserve=RESERVE)).difference is None
+    with EpisodeStore(tmp_path) as store:
+        store.append(episode)
+    assert list(read_episodes(tmp_path)) == [episode]
+
+
+def test_a_fault_breaks_the_episode_and_a_refusal_ends_everything() -> None:
+    episode = episode_of(Hosted(answer(search("river")), InfrastructureFault("no answer")))
+    assert (episode.status, episode.error, len(episode.turns)) == (Status.INFRA_ERROR, "no answer", 1)
+    with pytest.raises(UsageError, match="401 wrong key"):
+        episode_of(Hosted(UsageError("401 wrong key")))
+
+
+def test_a_server_that_does_not_let_calls_be_demanded_is_asked_for_them_freely() -> None:
+    refusal = UsageError("http://host: 400 Thinking mode does not support this tool_choice")
+    hosted = Hosted(refusal, answer(search("river")), answer(content="Hm."), answer(search("war")))
+    episode = episode_of(hosted)
+    assert [turn.action for turn in episode.turns] == [search("river"), search("war"), END]
+    assert [body["tool_choice"] for body in hosted.asked] == ["required", *["auto"] * 4]
+    assert [len(turn.calls) for turn in episode.turns] == [1, 2, 1]
+
+
+def test_a_server_that_knows_the_new_name_of_the_limit_alone_is_asked_by_it() -> None:
+    refusal = UsageError("400 Unsupported parameter: 'max_tokens' ... Use 'max_completion_tokens' instead.")
+    hosted = Hosted(refusal, UsageError("400 tool_choice"), answer(search("river")))
+    episode_of(hosted)
+    limits = [(body.get("max_tokens"), body.get("max_completion_tokens")) for body in hosted.asked]
+    assert limits == [(RESERVE, None), *[(None, RESERVE)] * 3]
+
+
+def test_a_server_that_refuses_it_all_is_not_asked_for_ever() -> None:
+    for said in ("400 tool_choice", "400 max_completion_tokens", "400 tool_choice and max_completion_tokens"):
+        hosted = Hosted(*[UsageError(said)] * 9)
+        with pytest.raises(UsageError, match=said):
+            episode_of(hosted)
+        assert len(hosted.asked) <= 3
+
+
+def test_seeds_follow_the_episode_and_a_fork_goes_on_by_itself() -> None:
+    def seeds(seed: int) -> list[int]:
+        hosted = Hosted(answer(search("river")))
+        episode_of(hosted, seed)
+        return [body["seed"] for body in hosted.asked]
+
+    assert seeds(1) == seeds(1)
+    assert not set(seeds(1)) & set(seeds(2))
+
+    async def forked() -> list[list[Any]]:
+        hosted = Hosted(answer(search("river"), content="Mine."))
+        env = make_env()
+        context = await env.reset(TASK)
+        assert context is not None
+        session = policy_of(hosted).open(TASK, 0)
+        decision = await session.act(context)
+        twin = session.fork()
+        context = (await env.step(decision.actions, "")).context
+        assert context is not None
+        for each in (twin, session):
+            await each.act(context)
+        return [body["messages"] for body in hosted.asked[1:]]
+
+    first, second = run(forked())
+    assert first == second
+    assert "Mine." in json.dumps(first)
+
+
+def test_the_hash_names_model_settings_and_reserve_and_not_the_address() -> None:
+    plain = policy_of(Hosted()).hash
+    assert make_policy("openai:gpt@http://a/v1", {}, Config()).hash != plain
+    one, other = (make_policy(f"openai:gpt@http://{host}/v1", {}, Config()).hash for host in "ab")
+    assert one == other
+    assert policy_of(Hosted(), temperature=0.5).hash != plain
+    assert ChatCompletionsPolicy(Hosted(), "gpt-2", RESERVE).hash != plain  # type: ignore[arg-type]
+
+
+Served = Callable[[dict[str, Any]], tuple[int, bytes]]
+"""What a server makes of a body."""
+
+
+def well(body: dict[str, Any]) -> tuple[int, bytes]:
+    """A server that searches, curates and ends, and demands what OpenAI demands of messages."""
+    check(body["messages"])
+    turns = sum(message["role"] == "assistant" for message in body["messages"])
+    said = [answer(search("company founder"), END), answer(curate(add={"D1": "high"})), answer(END)]
+    return 200, json.dumps(said[turns]).encode()
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = tmp_path_factory.mktemp("hosted") / "index"
+    build_index(open_source("world:60").documents(), made, Config().index)
+    return str(made)
+
+
+@pytest.mark.service
+def test_a_whole_episode_against_a_server() -> None:
+    asked: list[tuple[str, str, dict[str, Any]]] = []
+
+    def reply(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        asked.append((method, path, json.loads(body)))
+        return well(asked[-1][2])
+
+    with imitating(reply) as url:
+        policy = ChatCompletionsPolicy(ModelEndpoint(f"{url}/v1", "sk-key", backoff_s=0.0), "gpt", RESERVE)
+        episodes = [asyncio.run(rollout(make_env(Env()), policy, TASK)) for _ in range(2)]
+    for episode in episodes:  # each on an event loop of its own
+        assert (episode.status, len(episode.turns)) == (Status.COMPLETED, 3)
+    assert {(method, path) for method, path, _ in asked} == {("POST", "/v1/chat/completions")}
+    assert [body["seed"] for _, _, body in asked[:3]] == [body["seed"] for _, _, body in asked[3:]]
+
+
+def searched(
+    served: Served, index: str, out: Path, monkeypatch: pytest.MonkeyPatch, *options: str
+) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code of `harness1 search` with a server, and what that was asked."""
+    asked: list[dict[str, Any]] = []
+
+    def reply(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        asked.append(json.loads(body))
+        return served(asked[-1])
+
+    with imitating(reply) as url:
+        spec = f"openai:gpt:20b@{url}/v1"
+        command = ["harness1", "search", "Who founded it?", "--index", index, "--policy", spec, "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", [*command, "--set", "run.backoff_s=0", *options])
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+    return int(ended.value.code or 0), asked
+
+
+@pytest.mark.service
+def test_a_search_by_a_hosted_model_is_recorded(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, asked = searched(well, index, tmp_path / "run", monkeypatch, "--json", "--set", "run.model.key=sk-secret")
+    assert (code, len(asked)) == (0, 3)
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["status"], shown["turns"], shown["error"], shown["parse_error"]) == ("completed", 3, None, None)
+    (episode,) = read_episodes(tmp_path / "run")
+    assert episode.untrainable == "its model gives no token ids"
+    stage = (tmp_path / "run" / "stage.json").read_text()
+    assert '"policy": "openai:gpt:20b@http' in stage
+    assert "sk-secret" not in stage + (tmp_path / "run" / "episodes.jsonl").read_text()
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(
+    ("status", "body", "code", "says"),
+    [
+        (401, b'{"error": {"message": "wrong key sk-secret"}}', 2, "401 wrong key ***"),
+        (404, b"<html>no such page</html>", 2, "404 <html>no such page"),
+        (200, b"<html>welcome</html>", 3, "not the answer expected"),
+        (200, b'{"error": {"message": "overloaded"}}', 3, "not the answer expected"),
+        (200, b'{"choices": [{"message": null}]}', 3, "not the answer expected"),
+        (500, b"\xff\x00", 3, "500"),
+    ],
+)
+def test_a_server_that_answers_something_else_is_one_line_and_an_exit_code(
+    index: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    body: bytes,
+    code: int,
+    says: str,
+) -> None:
+    options = ("--set", "run.model.key=sk-secret", "--set", "run.attempts=2")
+    ended, asked = searched(lambda _: (status, body), index, tmp_path / "run", monkeypatch, *options)
+    assert (ended, len(asked)) == (code, 1 if code == 2 else 2)
+    line = capsys.readouterr().err.strip()
+    assert line.startswith("harness1: http://")
+    assert says in line
+    assert "\n" not in line
+    assert "sk-secret" not in line
+    episodes = list(read_episodes(tmp_path / "run"))
+    assert [episode.status for episode in episodes] == [Status.INFRA_ERROR] * (code == 3)
+
+
+@pytest.mark.service
+def test_a_search_whose_model_never_calls_says_so(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = json.dumps(answer(content="No.")).encode()
+    code, asked = searched(lambda _: (200, silent), index, tmp_path / "run", monkeypatch)
+    assert (code, len(asked)) == (0, 4)
+    assert "The policy gave no valid action: there is no call" in capsys.readouterr().out
+
+
+@pytest.mark.service
+def test_a_server_that_refuses_to_be_told_to_call_is_searched_with_all_the_same(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def free(body: dict[str, Any]) -> tuple[int, bytes]:
+        if body["tool_choice"] == "required":
+            return 400, b'{"error": {"message": "Thinking mode does not support this tool_choice"}}'
+        return well(body)
+
+    code, asked = searched(free, index, tmp_path / "run", monkeypatch)
+    assert (code, len(asked)) == (0, 4)
+    assert next(iter(read_episodes(tmp_path / "run"))).status is Status.COMPLETED
