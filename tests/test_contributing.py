@@ -17,6 +17,7 @@ from harness1.retrieval.building import build_index
 from harness1.reward.component import Case
 from harness1.tools.tool import build_tool
 from tests.support import make_env, play, search
+from tests.vocabularies import tokenizer
 
 TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
 
@@ -65,6 +66,16 @@ def test_the_example_benchmark_is_evaluated(tmp_path: Path) -> None:
     evaluation = Evaluation("capitals", "test", tasks, str(tmp_path / "index"), "single-shot", config)
     metrics = evaluate(evaluation, tmp_path / "run", lambda *_: None, lambda _: None)
     assert metrics["curated_recall"]["mean"] == 1.0
+
+
+def test_the_example_format_speaks_and_understands() -> None:
+    chat = example("Add a chat format")["Bare"](tokenizer("chatml"))
+    specs = make_env().toolbox.specs
+    said = chat.speak("Because.", search("Ada Lovelace"))
+    assert chat.parse(said, specs).actions == (search("Ada Lovelace"),)
+    assert chat.parse(said[2:], specs).error == "there is no call"
+    assert "args_search_corpus" in chat.grammar(specs).ebnf
+    assert chat.tools(specs) > 10
 
 
 def test_the_example_of_the_readme_runs_on_its_own_index(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
-from harness1.env.pieces import Piece, grouped
+from harness1.env.pieces import Piece, Role, grouped
 from harness1.env.render import Context
 from harness1.hashing import digest, text_digest
 from harness1.policy.backend import Grammar
@@ -21,6 +21,8 @@ CACHED_TEXTS = 1_000
 """Texts of the format's own whose ids are remembered."""
 
 Ids = tuple[int, ...]
+_PROBE = ToolSpec("tool", "Does it.", {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]})
+_PROBED = ToolCall("tool", {"x": "y"})
 
 
 class Parsed(Record):
@@ -60,7 +62,12 @@ class ChatFormat(ABC):
 
     @cached_property
     def hash(self) -> str:
-        return digest([self.name, self.tokenizer.hash])
+        """Names the tokenizer and everything that the format itself writes: another wording is another format."""
+        roles: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+        pieces = [Piece("", role, "x\n") for role in roles]
+        frame = [(self.opening(each), self.closing(each)) for each in pieces]
+        said = (self.generation_prompt(), self.instruction, self.declarations([_PROBE]), self.speak("a", _PROBED))
+        return digest([self.name, self.tokenizer.hash, frame, said])
 
     @property
     @abstractmethod
