@@ -80,7 +80,7 @@ def speed_table(options: argparse.Namespace, tasks: Sequence[Task]) -> list[Row]
     for setting, (at_once, kept) in SETTINGS.items():
         config = _config(options, f"run.concurrency={len(tasks) if at_once else 1}", f"run.model.cache_tokens={kept}")
         began = time.perf_counter()
-        episodes, backend = _episodes(options, config, tasks)
+        episodes, backend = _episodes(options, config, tasks if at_once else tasks[: options.alone])
         stats = backend.stats()
         decoded = stats.decoded_tokens / stats.decode_seconds
         rows.append(
@@ -98,6 +98,7 @@ def speed_table(options: argparse.Namespace, tasks: Sequence[Task]) -> list[Row]
                 **_scores(episodes, tasks, config),
             }
         )
+        print(f"{setting}: {rows[-1]['seconds']:.0f} s", file=sys.stderr)
     return rows
 
 
@@ -125,6 +126,7 @@ def gate_table(options: argparse.Namespace, tasks: Sequence[Task]) -> list[Row]:
                 "passes": gate.passes(config.policy.dtype),
             }
         )
+        print(f"temperature {temperature}: {gate.tokens} tokens compared", file=sys.stderr)
     return rows
 
 
@@ -208,7 +210,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--split", default="test")
     parser.add_argument("--episodes", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--alone", type=int, default=3, help="how many of them run in the settings one at a time")
+    parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--order", choices=ORDERS, default="epoch")
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
