@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 import typer
@@ -29,6 +29,8 @@ from harness1.rl.logprobs import GateReport, compare_calls
 from harness1.run_folder import run_config
 from harness1.store import read_episodes
 from harness1.tools.registry import Toolbox
+
+Item = TypeVar("Item")
 
 
 def replay(
@@ -62,7 +64,7 @@ def replay(
         return asyncio.run(replay_live(episode, config.env, retriever, config.run))
 
     console = Console(stderr=True)
-    reports = [one(episode) for episode in track(episodes, "replaying", console=console, transient=True)]
+    reports = [one(episode) for episode in _tracked(episodes, "replaying", len(episodes), console)]
     turns, equal = sum(report.turns for report in reports), sum(report.equal for report in reports)
     differences = [
         f"{episode.task.task_id}: {report.difference}"
@@ -109,9 +111,8 @@ def _gate(
     if config.policy.constrained:
         masks = grammar_masks(folder, model.config.vocab_size, [chat.grammar(Toolbox.of(config.env).specs)])
     calls = (call for episode in episodes for call in sampled_calls(episode))
-    shown = track(calls, "computing", total=len(sampled), console=console, transient=True)
     try:
-        report = compare_calls(model, shown, masks)
+        report = compare_calls(model, _tracked(calls, "computing", len(sampled), console), masks)
     except InfrastructureFault as fault:  # an output that its grammar would not have let pass
         return None, str(fault)
     if report.passes(config.policy.dtype):
@@ -127,3 +128,8 @@ def _gate_lines(gate: GateReport) -> Iterator[str]:
         )
     if gate.greedy_tokens:
         yield f"{gate.greedy_tokens} tokens at temperature 0: at most {gate.greedy_gap:.2g} below the highest logit"
+
+
+def _tracked(items: Iterable[Item], doing: str, count: int, console: Console) -> Iterable[Item]:
+    """The items, under a bar on a terminal; elsewhere it would leave an empty line behind."""
+    return track(items, doing, total=count, console=console, transient=True, disable=not console.is_terminal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,9 +83,12 @@ def run_one(
     out = out or Path("runs") / f"search-{digest(hashes)[:8]}"
     refuse_other_run(stage, out)
     console.print(f"[bold]{escape(task.query)}[/]\n")
+    # Off a terminal, a spinner would leave an empty line behind.
+    waiting = console.status("the policy is at work") if console.is_terminal else nullcontext()
     with EpisodeStore(out) as store:
         say_torn(out, store.torn)
-        episode = asyncio.run(rollout(env, chosen, task, seed=seed, watch=watcher(env, console)))
+        with waiting:
+            episode = asyncio.run(rollout(env, chosen, task, seed=seed, watch=watcher(env, console)))
         episode = score(episode, task.gold, config) if task.gold is not None else episode
         store.append(episode)
     stage.write(out, status="finished")

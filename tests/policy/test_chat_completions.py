@@ -203,7 +203,10 @@ def test_reasoning_is_found_where_servers_put_it(fields: dict[str, Any], reasoni
         (answer(("", "{}")), "there is no call"),
         (answer(("parallel", '{"tool_calls": []}')), "there is no call"),
         ({"choices": []}, "there is no call"),
-        ({"choices": [{"message": {"content": NONSENSE}, "finish_reason": "length"}]}, "the output was too long and is"),
+        (
+            {"choices": [{"message": {"content": NONSENSE}, "finish_reason": "length"}]},
+            "the output was too long and is",
+        ),
     ],
 )
 def test_a_faulty_answer_is_asked_again_with_a_note_and_without_itself(faulty: Answer, error: str) -> None:

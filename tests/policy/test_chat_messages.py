@@ -125,6 +125,13 @@ def test_an_output_of_which_only_the_words_are_known_is_said_in_words() -> None:
     assert "tool" not in [message["role"] for message in messages]
 
 
+def test_a_call_is_answered_once_and_what_comes_later_is_said_by_the_user() -> None:
+    (context,) = contexts("paper", ACTIONS[0])
+    messages = messages_of([*context.pieces, piece("turn/2", "tool", "And more.")], {1: said(1, "search_corpus")})
+    check(messages)
+    assert messages[-1] == {"role": "user", "content": "And more.\n"}
+
+
 def test_tools_are_declared_as_functions_with_their_schemas() -> None:
     specs = Toolbox.of(Env()).specs
     declared = tools_of(specs)
