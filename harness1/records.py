@@ -164,6 +164,7 @@ class ModelCall(Record):
 
     call_id: str
     parent_call_id: str | None = None
+    """The call whose output is the last one in the prompt."""
     attempt: int = 0
     prompt: tuple[str, ...] = ()
     output_ids: tuple[int, ...] = ()

@@ -83,8 +83,11 @@ def refuse_foreign(out: Path) -> None:
     Raises:
         UsageError: the folder holds something else.
     """
-    if not out.exists() or not any(out.iterdir()):
-        return
+    try:
+        if not out.exists() or not any(out.iterdir()):
+            return
+    except OSError as error:
+        raise UsageError(f"{out} cannot hold a run: {error.strerror}") from error
     stage = read_stage(out)
     if (stage is None and not (out / EPISODES).is_file()) or (stage is not None and stage.verb != "run"):
         raise UsageError(f"{out} is not empty and holds no run: choose another --out")

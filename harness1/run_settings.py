@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 import msgspec
 from msgspec import Meta
 
+from harness1.http_client import without_password
 from harness1.settings import Count, Positive, Seconds, Settings
 
 
@@ -14,9 +15,11 @@ class Keyed(Settings):
     """Settings with keys, which are secrets."""
 
     def public(self) -> Self:
-        """The settings without their keys, fit to be shown and written down."""
-        secret = [name for name in self.__struct_fields__ if name == "key" or name.endswith("_key")]
-        return msgspec.structs.replace(self, **dict.fromkeys(secret, ""))
+        """The settings without their keys and without passwords in addresses, fit to be shown and written down."""
+        shown = {name: "" for name in self.__struct_fields__ if name.endswith("key")}
+        addresses = [name for name in self.__struct_fields__ if name.endswith("url")]
+        shown |= {name: without_password(getattr(self, name)) for name in addresses}
+        return msgspec.structs.replace(self, **shown)
 
     def __repr__(self) -> str:
         # `public` is of the same class: only the representation of the base class does not come back here.

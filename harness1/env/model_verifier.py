@@ -50,8 +50,8 @@ def _language_verifier(env: Env, run: Run) -> LanguageModelVerifier:
     needed = {"run.verifier.url": run.verifier.url, "env.verification.model": env.verification.model}
     if missing := [name for name, value in needed.items() if not value]:
         raise ConfigError(f"env.verification.judge=language_model needs {' and '.join(missing)}")
-    server = run.verifier
-    endpoint = ModelEndpoint(server.url, server.key, server.timeout_s, run.attempts, run.backoff_s, server.concurrency)
+    verifier = run.verifier
+    endpoint = ModelEndpoint(verifier.url, verifier.key, verifier.timeout_s, run.attempts, run.backoff_s, verifier.concurrency)
     return LanguageModelVerifier(endpoint, env.verification.model, env.verification.characters)
 
 

@@ -39,6 +39,8 @@ class Context:
     tools: tuple[ToolSpec, ...]
     budget: Budget
     hash: str
+    turn: int = 1
+    """The turn that is to be decided, from 1."""
 
     @cached_property
     def view(self) -> View:
@@ -131,7 +133,7 @@ class Renderer:
             pieces.append(marker(self.env, used, turn))
         keys = [each.key for each in pieces]
         name = digest([keys, self.counter.hash])
-        return Context(tuple(pieces), self.toolbox.specs, Budget(used, self.env.prompt_limit, dropped), name)
+        return Context(tuple(pieces), self.toolbox.specs, Budget(used, self.env.prompt_limit, dropped), name, turn + 1)
 
     def _query(self, memory: WorkingMemory) -> Piece:
         query = " ".join(memory.query.split())

@@ -82,7 +82,7 @@ def resolve_model(spec: str, cache: Path | None = None) -> Path:
     except MissingExtra as error:
         raise MissingExtra("huggingface_hub", "train") from error
     except UsageError as error:
-        reason = str(error.__cause__ or error)
+        reason = str(error.__cause__ or error).split("\n")[0]
         raise UsageError(
             f"no model {spec!r}: it is no folder, and does not come from the hub ({reason}); "
             "harness1 models list shows the models that need no hub"

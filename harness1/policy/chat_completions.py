@@ -101,15 +101,14 @@ class ChatCompletionsPolicy:
 class ChatCompletionsSession:
     """One episode. What was not understood is asked again, without the faulty answer, as with every other model."""
 
-    def __init__(self, policy: ChatCompletionsPolicy, seed: str, said: dict[int, Said], turn: int = 0) -> None:
-        self._policy, self._seed, self._said, self._turn = policy, seed, said, turn
+    def __init__(self, policy: ChatCompletionsPolicy, seed: str, said: dict[int, Said]) -> None:
+        self._policy, self._seed, self._said = policy, seed, said
 
     async def act(self, context: Context) -> Decision:
         """
         Raises:
             InfrastructureFault, UsageError: as `ChatCompletionsPolicy.complete`.
         """
-        self._turn += 1
         calls: list[ModelCall] = []
         messages = messages_of(context.pieces, self._said)
         error = ""
@@ -119,16 +118,16 @@ class ChatCompletionsSession:
             meant, error = _meaning(choice)
             if meant:
                 actions = tuple(action for _, stands_for in meant for action in stands_for)
-                self._said[self._turn] = _said(choice.message, meant, choose(actions)[0], self._turn)
+                self._said[context.turn] = _said(choice.message, meant, choose(actions)[0], context.turn)
                 return Decision(actions, _reasoning(choice.message), tuple(calls))
         return Decision(reasoning=_reasoning(choice.message), calls=tuple(calls), parse_error=error)
 
     def fork(self) -> ChatCompletionsSession:
-        return ChatCompletionsSession(self._policy, self._seed, dict(self._said), self._turn)
+        return ChatCompletionsSession(self._policy, self._seed, dict(self._said))
 
     async def _ask(self, messages: list[Message], context: Context, attempt: int, calls: list[ModelCall]) -> _Choice:
         policy, settings = self._policy, self._policy.settings
-        seed = call_seed(self._seed, self._turn, attempt)
+        seed = call_seed(self._seed, context.turn, attempt)
         body = {
             "model": policy.model,
             "messages": messages,
@@ -145,7 +144,7 @@ class ChatCompletionsSession:
         sampling = Sampling(settings.temperature, settings.top_p, settings.top_k, policy.reserve, seed)
         calls.append(
             ModelCall(
-                call_id=f"{self._turn}.{attempt}",
+                call_id=f"{context.turn}.{attempt}",
                 attempt=attempt,
                 sampling=sampling,
                 finish_reason=choice.finish_reason or "",

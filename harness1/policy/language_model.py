@@ -40,10 +40,13 @@ class LanguageModelPolicy:
 
 
 class LanguageModelSession:
-    """One episode. A faulty attempt is a side branch: it and its note leave the context (design section 5)."""
+    """One episode. A faulty attempt is a side branch: it and its note leave the context (design section 5).
 
-    def __init__(self, policy: LanguageModelPolicy, seed: str, turn: int = 0, parent: str | None = None) -> None:
-        self._policy, self._seed, self._turn, self._parent = policy, seed, turn, parent
+    It remembers nothing: whatever a turn depends on is in the context, so that a session may begin at any turn.
+    """
+
+    def __init__(self, policy: LanguageModelPolicy, seed: str) -> None:
+        self._policy, self._seed = policy, seed
 
     async def act(self, context: Context) -> Decision:
         """Ask until an output holds a call, at most `format_retries` times more than once.
@@ -52,7 +55,6 @@ class LanguageModelSession:
             InfrastructureFault, UsageError: as the backend.
         """
         policy, chat = self._policy, self._policy.counter
-        self._turn += 1
         told = chat.segments(context)
         calls: list[ModelCall] = []
         used = {segment.key: segment.ids for segment in told}
@@ -63,29 +65,29 @@ class LanguageModelSession:
             room = policy.reserve - sum(len(segment.ids) for segment in note)
             if room < 1:  # the note would take all that is left of the window
                 break
-            call = await self._call(prompt, room, attempt, context.tools)
+            call = await self._call(prompt, room, attempt, context)
             calls.append(call)
             used |= {segment.key: segment.ids for segment in prompt}
             parsed = read_output(chat, call, context.tools)
             if parsed.actions:
-                self._parent = call.call_id
                 break
         segments = {key: ids for key, ids in used.items() if not key.startswith("call/")}
         error = None if parsed.actions else parsed.error or "there is no call"
         return Decision(parsed.actions, parsed.reasoning, tuple(calls), error, segments)
 
     def fork(self) -> LanguageModelSession:
-        return LanguageModelSession(self._policy, self._seed, self._turn, self._parent)
+        return LanguageModelSession(self._policy, self._seed)
 
-    async def _call(self, prompt: Sequence[Segment], room: int, attempt: int, tools: Sequence[ToolSpec]) -> ModelCall:
+    async def _call(self, prompt: Sequence[Segment], room: int, attempt: int, context: Context) -> ModelCall:
         policy, settings = self._policy, self._policy.settings
-        grammar = policy.counter.grammar(tools) if settings.constrained else None
-        sampling = self._sampling(room, attempt, grammar)
+        grammar = policy.counter.grammar(context.tools) if settings.constrained else None
+        sampling = self._sampling(room, call_seed(self._seed, context.turn, attempt), grammar)
+        shown = [piece.spoken.call_id for piece in context.pieces if piece.spoken is not None]
         begun = time.time()
         output = await policy.model.generate([token for _, ids in prompt for token in ids], sampling, grammar)
         return ModelCall(
-            call_id=f"{self._turn}.{attempt}",
-            parent_call_id=self._parent,
+            call_id=f"{context.turn}.{attempt}",
+            parent_call_id=shown[-1] if shown else None,
             attempt=attempt,
             prompt=tuple(segment.key for segment in prompt),
             output_ids=output.output_ids,
@@ -99,14 +101,14 @@ class LanguageModelSession:
             t_end=time.time(),
         )
 
-    def _sampling(self, room: int, attempt: int, grammar: Grammar | None) -> Sampling:
+    def _sampling(self, room: int, seed: int, grammar: Grammar | None) -> Sampling:
         settings = self._policy.settings
         return Sampling(
             temperature=settings.temperature,
             top_p=settings.top_p,
             top_k=settings.top_k,
             max_tokens=room,
-            seed=call_seed(self._seed, self._turn, attempt),
+            seed=seed,
             stop_ids=self._policy.counter.stop_ids,
             grammar=grammar.digest if grammar else None,
         )

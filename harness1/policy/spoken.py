@@ -25,24 +25,23 @@ class SpokenPolicy:
         self.hash = digest(["spoken", policy.hash, chat.hash])
 
     def open(self, task: Task, seed: int) -> SpokenSession:
-        return SpokenSession(self.policy.open(task, seed), self.counter, 0)
+        return SpokenSession(self.policy.open(task, seed), self.counter)
 
 
 class SpokenSession:
     """One episode of it."""
 
-    def __init__(self, session: Session, chat: ChatFormat, turn: int) -> None:
-        self._session, self._chat, self._turn = session, chat, turn
+    def __init__(self, session: Session, chat: ChatFormat) -> None:
+        self._session, self._chat = session, chat
 
     async def act(self, context: Context) -> Decision:
         decision = await self._session.act(context)
-        self._turn += 1
         if not decision.actions:
             return decision
         prompt = [*self._chat.segments(context), self._chat.prompt_end()]
         action, _ = choose(decision.actions)
         call = ModelCall(
-            call_id=f"{self._turn}.0",
+            call_id=f"{context.turn}.0",
             prompt=tuple(segment.key for segment in prompt),
             output_ids=self._chat.speak(decision.reasoning, action),
             tokenizer_hash=self._chat.tokenizer.hash,
@@ -52,4 +51,4 @@ class SpokenSession:
         return msgspec.structs.replace(decision, actions=(action,), calls=(call,), segments=segments)
 
     def fork(self) -> SpokenSession:
-        return SpokenSession(self._session.fork(), self._chat, self._turn)
+        return SpokenSession(self._session.fork(), self._chat)
