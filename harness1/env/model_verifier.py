@@ -51,7 +51,8 @@ def _language_verifier(env: Env, run: Run) -> LanguageModelVerifier:
     if missing := [name for name, value in needed.items() if not value]:
         raise ConfigError(f"env.verification.judge=language_model needs {' and '.join(missing)}")
     verifier = run.verifier
-    endpoint = ModelEndpoint(verifier.url, verifier.key, verifier.timeout_s, run.attempts, run.backoff_s, verifier.concurrency)
+    # One try each: the edge of the environment tries again.
+    endpoint = ModelEndpoint(verifier.url, verifier.key, verifier.timeout_s, 1, concurrency=verifier.concurrency)
     return LanguageModelVerifier(endpoint, env.verification.model, env.verification.characters)
 
 
