@@ -233,7 +233,7 @@ def test_every_failure_is_told_in_the_providers_form_and_recorded(tmp_path: Path
 
 def test_schemas_that_a_format_cannot_write_are_refused(tmp_path: Path) -> None:
     model = Dice(chat_format("harmony", "harmony"))
-    odd = {"properties": [1]}
+    odd = {"properties": {"a": {"description": 3}}}
     tool = {"type": "function", "function": {"name": "x", "parameters": odd}}
 
     async def scene(service: ProxyService) -> None:

@@ -178,7 +178,8 @@ def _signature(spec: ToolSpec) -> str:
         return "() => any"
     required = spec.parameters.get("required", ())
     lines = []
-    for name, schema in properties.items():
+    for name, inner in properties.items():
+        schema = inner if isinstance(inner, dict) else {}
         mark = "" if name in required else "?"
         default = f" // default: {_default(schema['default'])}" if "default" in schema else ""
         lines.append(f"{_comment(schema.get('description', ''))}{name}{mark}: {_type(schema)},{default}")
