@@ -31,8 +31,9 @@ def prompt_ids(episode: Episode, call: ModelCall) -> tuple[int, ...]:
 
 def trained_calls(episode: Episode) -> Iterator[ModelCall]:
     """The calls that an episode is trained on: of each turn the last attempt, which was acted on; and the failed ones
-    of the turn that ended an episode by its policy's error, for there they are what the reward is about."""
-    for turn in episode.turns:
+    of the turn that ended an episode by its policy's error, for there they are what the reward is about. None of an
+    episode that the infrastructure broke."""
+    for turn in episode.turns if episode.status is not Status.INFRA_ERROR else ():
         if turn.action is not None:
             yield from turn.calls[-1:]
         elif episode.status is Status.POLICY_ERROR:

@@ -45,6 +45,7 @@ async def rollout(
     hashes = Hashes(env.hash, policy.hash, env.retriever.info.index_hash, env.counter.hash)
     turns: list[Turn] = []
     segments: dict[str, tuple[int, ...]] = {}
+    session: Session | None = None
     clock = _Clock()
     error = None
     deadline = asyncio.timeout(env.edge.run.episode_deadline_s)
@@ -59,6 +60,9 @@ async def rollout(
         stop, error = StopReason.FAULT, f"the episode took more than {env.edge.run.episode_deadline_s:g} s"
     except InfrastructureFault as fault:
         stop, error = StopReason.FAULT, str(fault)
+    if stop is StopReason.FAULT and (cut := getattr(session, "pending", None)) is not None:
+        turns.append(_failed_turn(env, cut))
+        segments |= cut.segments
     memory = env.state.memory
     versions = [version for turn in turns for call in turn.calls for version in _versions(call)]
     return Episode(
@@ -99,7 +103,7 @@ async def _play(
         clock.lap("policy")
         segments |= decision.segments
         if decision.parse_error is not None or not decision.actions:
-            turns.append(_failed_turn(env, decision, context))
+            turns.append(_failed_turn(env, decision))
             return StopReason.FORMAT_LIMIT
         step = await env.step(decision.actions, decision.reasoning, decision.calls)
         clock.lap("environment")
@@ -112,14 +116,16 @@ async def _play(
     return StopReason.CONTEXT_LIMIT
 
 
-def _failed_turn(env: SearchEnv, decision: Decision, context: Context) -> Turn:
+def _failed_turn(env: SearchEnv, decision: Decision) -> Turn:
+    """A turn that came to no action, with the attempts at it."""
+    context = env.state.context
     return Turn(
         index=env.state.memory.turn + 1,
         calls=decision.calls,
         reasoning=plain_text(decision.reasoning),
         parse_error=plain_text(decision.parse_error or "no action"),
         memory_hash=env.state.memory.hash(),
-        context_hash=context.hash,
+        context_hash=context.hash if context is not None else "",
     )
 
 

@@ -164,7 +164,9 @@ async def run_staged(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Ep
 
     async def post(ran: Scorable) -> Episode:
         job, episode = ran
-        return score(episode, job.task.gold, bench.config) if job.task.gold is not None else episode
+        # In a thread: decoding goes on meanwhile.
+        gold = job.task.gold
+        return await asyncio.to_thread(score, episode, gold, bench.config) if gold is not None else episode
 
     def hand_over(job: Job, outcome: Finished[Episode] | StageFailure) -> None:
         if isinstance(outcome, Finished):

@@ -42,11 +42,12 @@ class LanguageModelPolicy:
 class LanguageModelSession:
     """One episode. A faulty attempt is a side branch: it and its note leave the context (design section 5).
 
-    It remembers nothing: whatever a turn depends on is in the context, so that a session may begin at any turn.
+    From turn to turn it remembers nothing: what a turn depends on is in the context, so that a session may begin at any.
     """
 
     def __init__(self, policy: LanguageModelPolicy, seed: str) -> None:
         self._policy, self._seed = policy, seed
+        self.pending: Decision | None = None
 
     async def act(self, context: Context) -> Decision:
         """Ask until an output holds a call, at most `format_retries` times more than once.
@@ -69,11 +70,14 @@ class LanguageModelSession:
             calls.append(call)
             used |= {segment.key: segment.ids for segment in prompt}
             parsed = read_output(chat, call, context.tools)
+            error = None if parsed.actions else parsed.error or "there is no call"
+            segments = {key: ids for key, ids in used.items() if not key.startswith("call/")}
+            decision = Decision(parsed.actions, parsed.reasoning, tuple(calls), error, segments)
             if parsed.actions:
                 break
-        segments = {key: ids for key, ids in used.items() if not key.startswith("call/")}
-        error = None if parsed.actions else parsed.error or "there is no call"
-        return Decision(parsed.actions, parsed.reasoning, tuple(calls), error, segments)
+            self.pending = decision
+        self.pending = None
+        return decision
 
     def fork(self) -> LanguageModelSession:
         return LanguageModelSession(self._policy, self._seed)

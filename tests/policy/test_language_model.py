@@ -240,6 +240,18 @@ def test_a_fault_of_the_backend_breaks_the_episode_and_a_misuse_ends_it_all() ->
         episode_of(sayer(UsageError("too long")))
 
 
+def test_attempts_before_a_fault_are_on_record_and_trained_nowhere() -> None:
+    model = sayer(search("river"), NONSENSE, InfrastructureFault("gone"))
+    episode = episode_of(model)
+    assert episode.status is Status.INFRA_ERROR
+    calls = list(calls_of(episode))
+    assert [call.call_id for call in calls] == ["1.0", "2.0"]
+    assert [prompt_ids(episode, call) for call in calls] == model.prompts[:2]
+    assert list(trained_calls(episode)) == []
+    late = sayer(search("river"), InfrastructureFault("gone"))
+    assert [call.call_id for call in calls_of(episode_of(late))] == ["1.0"]
+
+
 def test_sampling_is_as_configured_and_a_grammar_is_named() -> None:
     model = sayer(END)
     episode_of(model, temperature=0.5, top_p=0.9, top_k=20, constrained=True)
