@@ -164,9 +164,14 @@ async def run_staged(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Ep
 
     async def post(ran: Scorable) -> Episode:
         job, episode = ran
-        # In a thread: decoding goes on meanwhile.
-        gold = job.task.gold
-        return await asyncio.to_thread(score, episode, gold, bench.config) if gold is not None else episode
+        if job.task.gold is None:
+            return episode
+        try:
+            # In a thread: decoding goes on meanwhile.
+            return await asyncio.to_thread(score, episode, job.task.gold, bench.config)
+        except InfrastructureFault as fault:
+            broken = {"stop_reason": StopReason.FAULT, "status": Status.INFRA_ERROR, "error": f"scoring: {fault}"}
+            return msgspec.structs.replace(episode, **broken)
 
     def hand_over(job: Job, outcome: Finished[Episode] | StageFailure) -> None:
         if isinstance(outcome, Finished):

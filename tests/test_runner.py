@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,13 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.data.source import open_source
-from harness1.errors import InfrastructureFault
-from harness1.records import Episode
+from harness1.env.render import Context
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.policy.policy import Decision, Policy
+from harness1.records import Episode, Status, Task
 from harness1.retrieval.building import build_index
-from harness1.runner import Bench, Job, run_episodes
+from harness1.runner import Bench, Job, run_episodes, run_staged
+from tests.support import Script
 
 SOURCE = open_source("world:100")
 
@@ -116,3 +121,68 @@ def test_a_killed_worker_is_an_infrastructure_fault_and_not_a_hang(index: str) -
     with pytest.raises(InfrastructureFault, match="worker process died"):
         run_episodes(bench, jobs(400), found.append)
     assert found
+
+
+class Staged(Bench):
+    """A bench whose policy is given: a script in place of a language model."""
+
+    def policy_for(self, jobs: Sequence[Job]) -> Policy:
+        return Failing()
+
+
+class Failing(Script):
+    """Ends every episode at once; those of some seeds raise instead."""
+
+    def open(self, task: Task, seed: int) -> Any:
+        return Raising(FAULTS[seed]) if seed in FAULTS else super().open(task, seed)
+
+
+class Raising:
+    def __init__(self, fault: Exception) -> None:
+        self.fault = fault
+
+    async def act(self, context: Context) -> Decision:
+        raise self.fault
+
+
+FAULTS: dict[int, Exception] = {3: InfrastructureFault("the model is gone"), 99: UsageError("a wrong key")}
+
+
+def staged(index: str, seeds: Sequence[int], **overrides: int) -> list[Episode]:
+    config = load_config(None, [f"{name}={value}" for name, value in overrides.items()])
+    found: list[Episode] = []
+    work = [msgspec.structs.replace(job, seed=seed) for job, seed in zip(jobs(len(seeds)), seeds, strict=True)]
+    asyncio.run(run_staged(Staged(config, index, "hf:script"), work, found.append))
+    return found
+
+
+def test_a_fault_of_one_episode_of_a_model_leaves_the_others_alone(index: str) -> None:
+    found = staged(index, range(8))
+    assert len(found) == 8
+    broken = [episode for episode in found if episode.status is Status.INFRA_ERROR]
+    assert [(episode.seed, episode.error) for episode in broken] == [(3, "the model is gone")]
+    assert all(episode.reward is not None for episode in found if episode not in broken)
+
+
+def test_what_the_user_must_mend_ends_a_run_of_a_model(index: str) -> None:
+    with pytest.raises(UsageError, match="a wrong key"):
+        staged(index, [0, 1, 99, 2])
+
+
+def test_a_fault_in_scoring_is_that_episodes_own(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness1 import runner
+
+    real = runner.score
+
+    def score(episode: Episode, *rest: Any) -> Episode:
+        if episode.seed == 1:
+            raise InfrastructureFault("the judge is gone")
+        return real(episode, *rest)
+
+    monkeypatch.setattr(runner, "score", score)
+    found = {episode.seed: episode for episode in staged(index, range(4))}
+    assert len(found) == 4
+    assert found[1].status is Status.INFRA_ERROR
+    assert found[1].error == "scoring: the judge is gone"
+    assert found[1].turns, "what it had done is kept"
+    assert found[1].key == msgspec.structs.replace(found[0], task=found[1].task, sample_idx=found[1].sample_idx).key
