@@ -47,3 +47,16 @@ class ModelError(UsageError, ValueError):
 
 class InfrastructureFault(HarnessError):
     """A retriever, verifier or model failed after its retries: the episode is invalid, never punished."""
+
+
+class Refusal(InfrastructureFault):
+    """The server of a model refuses one request for good: too long, filtered, or with a name that it does not know.
+    It may take the next one.
+
+    Args:
+        status: the one of HTTP that it answered with.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status

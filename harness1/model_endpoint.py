@@ -9,11 +9,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from harness1.errors import ConfigError, InfrastructureFault, UsageError
+from harness1.errors import ConfigError, InfrastructureFault, Refusal, UsageError
 from harness1.http_client import HttpClient, HttpFault, without_password
 
 REFUSALS = frozenset(range(300, 500)) - {408, 409, 429}
 """The statuses that no other try will change. An answer of another form than was asked for has 200, and is retried."""
+MISCONFIGURED = frozenset({401, 403, 404})
+"""Those of them that the user has to mend, and that every other request would meet, too."""
 LONGEST_WAIT_S = 60.0
 """However long a server asks to wait."""
 
@@ -61,7 +63,8 @@ class ModelEndpoint:
         """Post a body (bytes are JSON already) and read the answer as a `kind`.
 
         Raises:
-            UsageError: the server refuses the request for good: a wrong key, model or value.
+            UsageError: a wrong key, model or address.
+            Refusal: the server refuses this request for good.
             InfrastructureFault: no answer, an error of the server, too many requests, or an answer of another form,
                 `attempts` times.
         """
@@ -73,11 +76,17 @@ class ModelEndpoint:
                 answer = await self._client.post(path, sent, kind, self._timeout_s)
             if not isinstance(answer, HttpFault):
                 return answer
+            if answer.status in MISCONFIGURED:
+                raise UsageError(answer.message + self._advice(path, answer.status))
             if answer.status in REFUSALS:
-                raise UsageError(answer.message)
+                raise Refusal(answer.message, answer.status)
             if attempt >= self._attempts:
                 raise InfrastructureFault(f"{answer.message} ({attempt} attempts)")
             await asyncio.sleep(self._wait_s(attempt, answer))
+
+    def _advice(self, path: str, status: int) -> str:
+        astray = status == 404 and path == "/chat/completions" and "/v1" not in self.url
+        return "; the address must reach up to and including the /v1" if astray else ""
 
     def _gate(self) -> asyncio.Semaphore:
         """The gate of this event loop. A gate holds its loop, so that those of closed loops are let go by hand."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from harness1.errors import ConfigError, InfrastructureFault, UsageError
+from harness1.errors import ConfigError, InfrastructureFault, Refusal, UsageError
 from harness1.model_endpoint import ModelEndpoint
 from tests.test_http_client import KEY, Ask, Reply, replying
 
@@ -58,12 +58,34 @@ def test_what_may_pass_is_tried_again(status: int) -> None:
 
 
 @pytest.mark.service
-@pytest.mark.parametrize("status", [307, 400, 401, 403, 404, 413, 422])
+@pytest.mark.parametrize("status", [401, 403, 404])
 def test_what_the_user_must_mend_is_said_at_once(status: int) -> None:
     script = Script([(status, {}, b'{"error": {"message": "the model does not exist"}}'), WELL])
     with replying(script) as url, pytest.raises(UsageError, match=f"{status} the model does not exist"):
         posted(endpoint(url))
     assert len(script.asked) == 1
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("status", [307, 400, 413, 422])
+def test_a_request_that_is_refused_is_a_fault_at_once_with_the_words_of_the_server(status: int) -> None:
+    script = Script([(status, {}, b'{"error": {"message": "maximum context length is 8192"}}'), WELL])
+    with replying(script) as url, pytest.raises(Refusal, match=f"{status} maximum context length is 8192$") as caught:
+        posted(endpoint(url))
+    assert (caught.value.status, len(script.asked)) == (status, 1)
+
+
+@pytest.mark.service
+def test_a_route_that_is_not_found_says_how_far_the_address_must_reach() -> None:
+    def complaint(base: str, path: str) -> str:
+        with pytest.raises(UsageError) as caught:
+            asyncio.run(endpoint(base).post(path, {}, Numbers))
+        return str(caught.value)
+
+    with replying(lambda _: (404, {}, b"Not Found")) as url:
+        assert complaint(url, "/chat/completions").endswith("the address must reach up to and including the /v1")
+        for base, path in ((f"{url}/v1", "/chat/completions"), (url, "/v1/completions"), (url, "/pause")):
+            assert complaint(base, path).endswith("404 Not Found")
 
 
 @pytest.mark.service

@@ -68,7 +68,8 @@ def proxy(
 ) -> None:
     """Answer POST /v1/chat/completions (OpenAI) and /v1/messages (Anthropic), recording every call. Ends on SIGTERM.
 
-    An agent names its session by its API key, or by the header x-session-id.
+    An agent names its session by the header x-session-id, or by its API key: one like episode-17 is kept as it is, any
+    other only as a digest. A tool_choice that demands a call is advice, unless policy.constrained is set.
 
     Example: harness1 serve proxy --upstream hf:models/qwen --record runs/agent --port 8001
     """

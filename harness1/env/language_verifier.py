@@ -11,7 +11,7 @@ from typing import Annotated, Protocol, TypeVar, get_args
 import msgspec
 
 from harness1.env.verification import Judgement, Label, VerifierFault
-from harness1.errors import HarnessError
+from harness1.errors import HarnessError, Refusal
 from harness1.hashing import digest
 from harness1.records import UnitId
 
@@ -25,8 +25,8 @@ yes: the document says it, or it follows plainly. no: the document contradicts i
 Answer with one JSON object and nothing else, without a code fence:
 {"verdict": "yes", "no" or "unclear", "quote": "one sentence of the document, word for word, on which the verdict \
 rests, or nothing"}"""
-MOST_TOKENS = 256
-"""Of an answer: a verdict and one sentence."""
+MOST_TOKENS = 1024
+"""Of an answer: a verdict and one sentence, and what a model thinks before it."""
 CACHED = 8192
 """Verdicts that are kept, those used last."""
 EXCERPT = 120
@@ -58,6 +58,7 @@ class LanguageModelVerifier:
 
     def __init__(self, endpoint: Endpoint, model: str, characters: int = 6000, cached: int = CACHED) -> None:
         self._endpoint, self._model, self.characters, self._cached = endpoint, model, characters, cached
+        self._options: dict[str, int] = {"temperature": 0, "max_tokens": MOST_TOKENS}
         self._judgements: OrderedDict[str, Judgement] = OrderedDict()
         self._flights: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Task[Judgement | VerifierFault]] = {}
 
@@ -79,14 +80,8 @@ class LanguageModelVerifier:
         return await asyncio.shield(flight)
 
     async def _ask(self, name: str, claim: str, text: str) -> Judgement | VerifierFault:
-        body = {
-            "model": self._model,
-            "messages": messages(claim, text),
-            "temperature": 0,
-            "max_tokens": MOST_TOKENS,
-        }
         try:
-            completion = await self._endpoint.post("/chat/completions", body, _Completion)
+            completion = await self._complete({"model": self._model, "messages": messages(claim, text)})
         except HarnessError as error:
             return VerifierFault(f"language model: {error}")
         judgement = parse_judgement(completion.choices[0].message.content or "", text)
@@ -95,6 +90,22 @@ class LanguageModelVerifier:
             if len(self._judgements) > self._cached:
                 self._judgements.popitem(last=False)
         return judgement
+
+    async def _complete(self, body: dict[str, object]) -> _Completion:
+        """Post a body. Some models of OpenAI know the limit by its new name alone, and take no temperature."""
+        while True:
+            options = self._options
+            try:
+                return await self._endpoint.post("/chat/completions", body | options, _Completion)
+            except Refusal as refusal:
+                if "max_completion_tokens" in str(refusal) and "max_tokens" in options:
+                    refused, instead = "max_tokens", {"max_completion_tokens": MOST_TOKENS}
+                elif "temperature" in str(refusal) and "temperature" in options:
+                    refused, instead = "temperature", {}
+                else:
+                    raise
+                kept = {name: value for name, value in options.items() if name != refused}
+                self._options = kept | instead
 
 
 class _Message(msgspec.Struct):
@@ -116,7 +127,7 @@ def messages(claim: str, document: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
 
 
-class _Verdict(msgspec.Struct, forbid_unknown_fields=True):
+class _Verdict(msgspec.Struct):
     verdict: str
     quote: str | None = None
 
@@ -126,19 +137,30 @@ _BRIEF = re.compile(r"(\w+)\s*[.!,;:]?\s*(?:[\"“](.*)[\"”]\s*[.!]?)?", re.DO
 
 def parse_judgement(answer: str, document: str) -> Judgement | VerifierFault:
     """Read an answer strictly: an object with `verdict` and perhaps `quote`, or one word, perhaps with a quoted
-    sentence behind it. The verdict is yes, no or unclear in any case, with or without a final `.` or `!`. Anything else
-    is a fault. A quote that does not stand in the document, white space aside, is left out."""
-    answer = answer.strip()
+    sentence behind it; thoughts may stand before it, and a code fence around it. The verdict is yes, no or unclear in
+    any case, with or without a final `.` or `!`. Anything else is a fault. A quote that does not stand in the document,
+    white space aside, is left out."""
+    said = _bare(answer)
     try:
-        found = msgspec.json.decode(answer, type=_Verdict)
+        found = msgspec.json.decode(said, type=_Verdict)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        brief = _BRIEF.fullmatch(answer)
+        brief = _BRIEF.fullmatch(said)
         found = _Verdict(brief[1], brief[2]) if brief else _Verdict("")
     verdict = found.verdict.strip().rstrip(".!").casefold()
     for label in get_args(Label):
         if verdict == label:
             return Judgement(label, _standing(found.quote or "", document))
     return VerifierFault(f"language model: no verdict can be read from {answer[:EXCERPT]!r}")
+
+
+def _bare(answer: str) -> str:
+    """An answer without the thoughts before it and the code fence around it."""
+    answer = answer.strip()
+    if answer.startswith("<think>"):
+        answer = answer.partition("</think>")[2].strip()
+    if answer.startswith("```") and answer.endswith("```"):
+        answer = answer[3:-3].removeprefix("json").strip()
+    return answer
 
 
 _OPENING = re.compile(r"<(?=[^\s\d=])|\[(?=/?[A-Z_]+\])")

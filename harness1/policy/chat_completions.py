@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from harness1.config import ChatPolicy
 from harness1.env.environment import choose
 from harness1.env.render import Context
-from harness1.errors import UsageError
+from harness1.errors import Refusal
 from harness1.hashing import digest
 from harness1.model_endpoint import ModelEndpoint
 from harness1.policy.chat_messages import Message, Said, messages_of, tools_of
@@ -20,6 +22,10 @@ from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
 
 INSTRUCTION = "Answer with one call of a tool."
+LONGEST_NAME = 64
+"""Characters of the name of a function that servers take back."""
+_UNSENDABLE = re.compile(r"[^a-zA-Z0-9_-]")
+"""What they refuse in it."""
 
 
 class _Function(msgspec.Struct):
@@ -46,11 +52,11 @@ class _Choice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    choices: list[_Choice]
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
 
 
 Meant = tuple[_Call, tuple[ToolCall, ...]]
-"""A call as its server wrote it, and the actions that it stands for."""
+"""A call as it can go back to its server, and the actions that it stands for."""
 
 
 class ChatCompletionsPolicy:
@@ -81,14 +87,14 @@ class ChatCompletionsPolicy:
         """Post a body, with what not all servers call the same: where one refuses that by its name, in the other way.
 
         Raises:
-            InfrastructureFault: the server failed.
-            UsageError: it refuses the request for good.
+            InfrastructureFault: the server failed, or refuses this request.
+            UsageError: it would refuse every request.
         """
         while True:
             asked = body | {"tool_choice": self._tool_choice, self._limit: self.reserve}
             try:
                 return await self.endpoint.post("/chat/completions", asked, _Completion)
-            except UsageError as refusal:
+            except Refusal as refusal:
                 # Reasoning models of some hosts must be free not to call, and OpenAI's know the new name alone.
                 if "max_completion_tokens" in str(refusal) and "max_tokens" in asked:
                     self._limit = "max_completion_tokens"
@@ -140,7 +146,7 @@ class ChatCompletionsSession:
             body["top_k"] = settings.top_k
         begun = time.time()
         completion = await policy.complete(body)
-        choice = completion.choices[0] if completion.choices else _Choice(_Message())
+        choice = completion.choices[0]
         sampling = Sampling(settings.temperature, settings.top_p, settings.top_k, policy.reserve, seed)
         calls.append(
             ModelCall(
@@ -164,10 +170,20 @@ def _meaning(choice: _Choice) -> tuple[list[Meant], str]:
         if arguments is None:
             return [], "the arguments are not a JSON object"
         if meant := unwrapped(clean_name(call.function.name), arguments):
-            found.append((call, meant))
+            found.append((_Call(_sendable(call.function, arguments), call.id), meant))
     if found:
         return found, ""
     return [], "the output was too long and is cut" if choice.finish_reason == "length" else "there is no call"
+
+
+def _sendable(function: _Function, arguments: dict[str, Any]) -> _Function:
+    """A function as a server takes it back: as it came, or as it was understood where that is not quite JSON."""
+    given, name = function.arguments, _UNSENDABLE.sub("_", clean_name(function.name))[:LONGEST_NAME]
+    try:
+        msgspec.json.decode(given if isinstance(given, str) else "", type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        given = json.dumps(arguments)
+    return _Function(name, given)
 
 
 def _said(message: _Message, meant: list[Meant], executed: ToolCall, turn: int) -> Said:

@@ -43,12 +43,16 @@ class DecodingStats(Record):
 
 
 class Row:
-    """One output on its way: its ids (prompt and output), log probabilities, generator and state of its grammar."""
+    """One output on its way: its ids (prompt and output), log probabilities, generator and state of its grammar.
+
+    `fault` is what ended it alone: its grammar allows no token, or not the one that was drawn.
+    """
 
     def __init__(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: GrammarState | None = None) -> None:
         self.ids, self.logprobs = list(prompt_ids), list[float]()
         self.prompt_tokens, self.sampling, self.grammar = len(prompt_ids), sampling, grammar
         self.generator = _generator(sampling.seed)
+        self.fault: InfrastructureFault | None = None
 
     @property
     def output_ids(self) -> tuple[int, ...]:
@@ -65,8 +69,20 @@ class Row:
         """Take the next token."""
         self.ids.append(token)
         self.logprobs.append(logprob)
-        if self.grammar is not None:
-            self.grammar.accept(token)
+        if self.grammar is not None and self.fault is None:
+            try:
+                self.grammar.accept(token)
+            except InfrastructureFault as fault:
+                self.fault = fault
+
+    def allowed(self, free: Tensor) -> Tensor:
+        """What its grammar allows next; `free`, every token, where it has none, or none that holds."""
+        if self.grammar is not None and self.fault is None:
+            try:
+                return self.grammar.allowed()
+            except InfrastructureFault as fault:
+                self.fault = fault
+        return free
 
 
 class Decoder:
@@ -233,7 +249,7 @@ def _mask(rows: list[Row], logits: Tensor) -> Tensor | None:
     if all(row.grammar is None for row in rows):
         return None
     free = torch.ones(logits.shape[-1], dtype=torch.bool)
-    return torch.stack([free if row.grammar is None else row.grammar.allowed() for row in rows]).to(logits.device)
+    return torch.stack([row.allowed(free) for row in rows]).to(logits.device)
 
 
 def _generator(seed: int | None) -> Generator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 COMPILED_BYTES = 64 << 20
 """Compiled grammars are kept up to this size, so that a grammar is compiled once and not for every call."""
+STOP_SETS = 4
+"""Sets of stop tokens whose compilers are kept, the last ones used."""
 
 
 class GrammarCompiler:
@@ -39,7 +42,7 @@ class GrammarCompiler:
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise UsageError(f"{folder} has no tokenizer that a grammar can be compiled for: {error}") from error
         self._xgrammar, self._vocabulary = xgrammar, vocabulary
-        self._compilers: dict[tuple[int, ...], Any] = {}
+        self._compiler = lru_cache(STOP_SETS)(self._new_compiler)
 
     def start(self, grammar: Grammar, stop_ids: Sequence[int]) -> GrammarState:
         """The state at the beginning of an output. A stop token is allowed only where the grammar may end.
@@ -55,15 +58,12 @@ class GrammarCompiler:
             raise UsageError(f"the grammar {grammar.digest} does not compile: {error}") from error
         return GrammarState(self._xgrammar.GrammarMatcher(compiled), self._vocabulary)
 
-    def _compiler(self, stop_ids: tuple[int, ...]) -> Any:
+    def _new_compiler(self, stop_ids: tuple[int, ...]) -> Any:
         """What compiles grammars with these stop tokens. Others that the tokenizer names would be allowed anywhere."""
-        if stop_ids not in self._compilers:
-            info = self._xgrammar.TokenizerInfo.from_huggingface(
-                self._tokenizer, vocab_size=self._vocabulary, stop_token_ids=list(stop_ids)
-            )
-            compiler = self._xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=COMPILED_BYTES)
-            self._compilers[stop_ids] = compiler
-        return self._compilers[stop_ids]
+        info = self._xgrammar.TokenizerInfo.from_huggingface(
+            self._tokenizer, vocab_size=self._vocabulary, stop_token_ids=list(stop_ids)
+        )
+        return self._xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=COMPILED_BYTES)
 
     def masks(self, grammar: Grammar, stop_ids: Sequence[int], output_ids: Sequence[int]) -> Tensor:
         """What was allowed at each token of an output: bool, [tokens, vocabulary]. It raises what `start` raises, and

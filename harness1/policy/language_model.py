@@ -42,7 +42,7 @@ class LanguageModelPolicy:
 class LanguageModelSession:
     """One episode. A faulty attempt is a side branch: it and its note leave the context (design section 5).
 
-    From turn to turn it remembers nothing: what a turn depends on is in the context, so that a session may begin at any.
+    From turn to turn it remembers nothing: what a turn depends on is in the context, and a session may begin at any.
     """
 
     def __init__(self, policy: LanguageModelPolicy, seed: str) -> None:

@@ -88,7 +88,7 @@ def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]
         UsageError, ConfigError, MissingExtra: as `open_model`.
     """
     if asked.url is not None:
-        chat = format_at(config.run.model.tokenizer or asked.model, config)
+        chat = format_at(config.run.model.tokenizer or _weights_of(asked), config)
         server = VllmServer if asked.kind == "vllm" else SglangServer
         return server(_endpoint(server_root(asked.url), config), asked.model, weights=asked.model), chat
     folder = resolve_model(asked.model)
@@ -117,6 +117,13 @@ def format_at(place: str | Path, config: Config) -> ChatFormat:
     """
     tokenizer = HarmonyVocabulary() if place == HARMONY else open_tokenizer(resolve_model(str(place)))
     return open_format(config.policy.format, tokenizer)
+
+
+def _weights_of(asked: ModelSpec) -> Path:
+    try:
+        return resolve_model(asked.model)
+    except UsageError as error:
+        raise UsageError(f"{error}; for another name of a server's: --set run.model.tokenizer=FOLDER") from error
 
 
 def _preferred_device() -> str:

@@ -27,8 +27,8 @@ class Decision(Record):
 class Session(Protocol):
     """A policy at work on one episode.
 
-    One that may fail within a turn, after calls that cost something, has them in `pending`: a `Decision` without actions
-    while `act` is under way, else None. An episode that a fault ends records them.
+    One that may fail within a turn, after calls that cost something, has them in `pending`: a `Decision` without
+    actions while `act` is under way, else None. An episode that a fault ends records them.
     """
 
     async def act(self, context: Context) -> Decision: ...

@@ -12,6 +12,8 @@ from harness1.records import Record, Sampling
 
 LEAST = -9000.0
 """No sampled token is as unlikely; vLLM's server writes -9999 for minus infinity."""
+IDS = 2**31
+"""Records store ids in 32 bits, signed."""
 ROUNDING = 1e-4
 """A log probability may exceed 0 by this much."""
 
@@ -51,7 +53,7 @@ def _wrong_ids(ids: Sequence[int], sampled: Sampled, sampling: Sampling) -> str 
         return "an answer without token ids"
     if len(ids) > sampling.max_tokens:
         return f"{len(ids)} tokens where {sampling.max_tokens} were asked for"
-    if min(ids) < 0 or set(ids[:-1]) & set(sampling.stop_ids):
+    if min(ids) < 0 or max(ids) >= IDS or set(ids[:-1]) & set(sampling.stop_ids):
         return "token ids that go on behind a stop token, or are none"
     if sampled.finish not in ("stop", "length"):
         return f"an output that ended by {sampled.finish!r}"

@@ -7,17 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
-
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import Refusal, UsageError
 from harness1.hashing import digest
-from harness1.http_client import HttpClient, HttpFault, without_password
 from harness1.model_endpoint import ModelEndpoint
 from harness1.policy.backend import Generation, Grammar
 from harness1.policy.sampled import Sampled, checked
 from harness1.policy.weight_files import weight_shapes
 from harness1.policy.weight_gate import WeightGate
-from harness1.records import Record, Sampling
+from harness1.records import Sampling
 
 PROBE_TEMPERATURES = (0.5, 2.0)
 PROBE_TOKENS = 8
@@ -62,11 +59,15 @@ class TokenServer(ABC):
             return checked(sampled, sampling, self._gate.version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """As `Backend.load_weights`. The server reads the folder itself: its path must be the same there."""
+        """As `Backend.load_weights`. The server reads the folder itself: its path must be the same there. One that
+        refuses it keeps the old weights."""
         folder = folder.resolve()
         weight_shapes(folder)
         async with self._gate.change(version):
-            await self._load(folder, version)
+            try:
+                await self._load(folder, version)
+            except Refusal as error:
+                raise UsageError(str(error)) from error
 
     async def _is_processed(self, prompt_ids: Sequence[int]) -> bool:
         """Whether the log probability of the likeliest token follows the temperature; asked once.
@@ -95,49 +96,6 @@ class TokenServer(ABC):
     @abstractmethod
     async def _load(self, folder: Path, version: int) -> None:
         """Have the server load weights while no call is in flight."""
-
-
-class ServedModel(Record):
-    """A model as a server lists it."""
-
-    name: str
-    """What requests ask for."""
-    weights: str
-    """Where the server has its weights from: a folder, or a name on a hub."""
-    window: int | None = None
-    """Tokens of prompt and output together."""
-
-
-class _Listed(msgspec.Struct):
-    id: str
-    root: str | None = None
-    max_model_len: int | None = None
-
-
-class _List(msgspec.Struct):
-    data: list[_Listed]
-
-
-async def served_model(url: str, name: str = "", key: str = "", timeout_s: float = 30.0) -> ServedModel:
-    """What a server serves under a name; without a name, the one model that it has.
-
-    Args:
-        url: with or without the `/v1`.
-        key: sent as a bearer token; empty: none is.
-
-    Raises:
-        UsageError: there is no such model, or a choice of several.
-        InfrastructureFault: the server does not answer.
-    """
-    client = HttpClient(server_root(url), {"Authorization": f"Bearer {key}"} if key else {})
-    answer = await client.get("/v1/models", _List, timeout_s)
-    if isinstance(answer, HttpFault):
-        raise InfrastructureFault(answer.message)
-    found = [model for model in answer.data if name in ("", model.id)]
-    if len(found) != 1:
-        names = ", ".join(model.id for model in answer.data) or "none"
-        raise UsageError(f"{without_password(url)}: name one of its models ({names}), not {name!r}")
-    return ServedModel(found[0].id, found[0].root or found[0].id, found[0].max_model_len)
 
 
 def server_root(url: str) -> str:

@@ -181,11 +181,13 @@ class TransformersBackend:
         """Let rows leave that have ended, with an answer, or that nobody waits for any more."""
         with self._failing_all():
             for row, call in list(self._running.items()):
-                if row.finish_reason is None and not call.future.done():
+                if row.finish_reason is None and row.fault is None and not call.future.done():
                     continue
                 self._decoder.release(row)
                 del self._running[row]
-                if row.finish_reason is not None:
+                if row.fault is not None:
+                    _fail(call.future, row.fault)
+                elif row.finish_reason is not None:
                     tags = row.finish_reason, self._version, self._version
                     _answer(call.future, Generation(row.output_ids, tuple(row.logprobs), *tags))
 
@@ -282,11 +284,15 @@ class _Failing:
         if self._clean_up is not None:
             self._clean_up()
         for future in self._futures:
-            with suppress(InvalidStateError):  # answered already, or cancelled
-                future.set_exception(error)
+            _fail(future, error)
         return True
 
 
 def _answer(future: Future[Result], result: Result) -> None:
     with suppress(InvalidStateError):  # the caller may have been cancelled meanwhile
         future.set_result(result)
+
+
+def _fail(future: Future[Any], error: HarnessError) -> None:
+    with suppress(InvalidStateError):  # answered already, or cancelled
+        future.set_exception(error)

@@ -76,16 +76,17 @@ class VllmServer(TokenServer):
         return max(top[0].values())
 
     async def _load(self, folder: Path, version: int) -> None:
-        """Calls of other clients end first, too; the cache of prefixes goes with the old weights."""
+        """Calls of other clients end first, too; the cache of prefixes goes with the old weights. A pause that was not
+        answered may have begun, and is ended all the same."""
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         try:
-            await self._endpoint.post("/pause?mode=wait", {}, msgspec.Raw)
+            try:
+                await self._endpoint.post("/pause?mode=wait", {}, msgspec.Raw)
+                await self._endpoint.post("/collective_rpc", reload, msgspec.Raw)
+            finally:
+                await self._endpoint.post("/resume", {}, msgspec.Raw)
         except UsageError as error:
             raise UsageError(f"{error}; to load weights, start vLLM with VLLM_SERVER_DEV_MODE=1") from error
-        try:
-            reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-            await self._endpoint.post("/collective_rpc", reload, msgspec.Raw)
-        finally:
-            await self._endpoint.post("/resume", {}, msgspec.Raw)
 
     def _body(self, prompt_ids: Sequence[int], temperature: float) -> dict[str, Any]:
         """What every request says. The penalties are named because a model's own defaults would hold otherwise;

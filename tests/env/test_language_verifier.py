@@ -14,7 +14,7 @@ from harness1.env.environment import SearchEnv
 from harness1.env.language_verifier import LanguageModelVerifier, messages, parse_judgement
 from harness1.env.model_verifier import open_verifier
 from harness1.env.verification import Judgement, VerifierFault
-from harness1.errors import ConfigError, HarnessError, InfrastructureFault, UsageError
+from harness1.errors import ConfigError, HarnessError, InfrastructureFault, Refusal, UsageError
 from harness1.records import UnitId
 from tests.support import CORPUS, WordRetriever, call, play, search
 from tests.test_http_client import KEY, Ask, Reply, replying
@@ -64,7 +64,7 @@ def test_each_document_is_one_request_and_all_are_asked_at_once_in_order() -> No
     assert endpoint.most == 3
     for body in endpoint.bodies:
         assert (body["model"], body["temperature"]) == ("judge-model", 0)
-        assert 0 < body["max_tokens"] <= 512
+        assert body["max_tokens"] == 1024, "with room for thoughts"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,11 @@ def test_each_document_is_one_request_and_all_are_asked_at_once_in_order() -> No
         ("Unclear!", Judgement("unclear")),
         ('{"verdict": "no", "quote": ""}', Judgement("no")),
         ('{"verdict": " No. "}', Judgement("no")),
+        ('{"verdict": "yes", "confidence": 0.9}', Judgement("yes")),
+        ('```json\n{"verdict": "yes"}\n```', Judgement("yes")),
+        ('```\n{"verdict": "no"}```\n', Judgement("no")),
+        ('<think>\nno, yes?\n</think>\n{"verdict": "unclear"}', Judgement("unclear")),
+        ('\n<think></think>```json\n{"verdict": "no"}\n```', Judgement("no")),
         ('{"verdict": "yes", "quote": null}', Judgement("yes")),
         ('\n{"verdict":"yes","quote":"She won the prize in 1903."}\n', Judgement("yes", "She won the prize in 1903.")),
         ('{"verdict":"yes","quote":"She won the prize in 1904."}', Judgement("yes")),
@@ -103,7 +108,13 @@ def test_a_verdict_is_read_and_its_quote_kept_where_it_stands_in_the_document(an
         '{"verdict": "maybe"}',
         '{"verdict": true}',
         '{"verdict": "yes", "quote": 3}',
-        '{"verdict": "yes", "confidence": 0.9}',
+        '{"verdict": "yes", "verdicts": ["no"]} because',
+        '```json\n{"verdict": "yes"}\n``` or ```json\n{"verdict": "no"}\n```',
+        "<think>yes",
+        "<think>no</think>",
+        "yes <think>no</think>",
+        "```",
+        "``````",
         '{"quote": "yes"}',
         '{"verdict": "yes"',
         '{"verdict": "yes"} {"verdict": "no"}',
@@ -114,6 +125,30 @@ def test_a_verdict_is_read_and_its_quote_kept_where_it_stands_in_the_document(an
 )
 def test_what_is_no_verdict_is_a_fault(answer: str) -> None:
     assert isinstance(parse_judgement(answer, DOCUMENT), VerifierFault)
+
+
+def test_a_model_that_refuses_the_names_of_options_is_asked_without_them() -> None:
+    class Strict(Says):
+        async def post(self, path: str, body: Any, kind: type[Any]) -> Any:
+            if "max_tokens" in body:
+                refused: str | None = "'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+            else:
+                refused = "'temperature' does not support 0" if "temperature" in body else None
+            self.says = lambda asked: Refusal(f"400 {refused}") if refused else "yes"
+            return await super().post(path, body, kind)
+
+    endpoint = Strict(lambda asked: "")
+    verifier = LanguageModelVerifier(endpoint, "m")
+    assert judge(verifier, "a") == judge(verifier, "b") == [Judgement("yes")]
+    assert [sorted(body.keys() - {"model", "messages"}) for body in endpoint.bodies] == [
+        ["max_tokens", "temperature"],
+        ["max_completion_tokens", "temperature"],
+        *[["max_completion_tokens"]] * 2,
+    ]
+    for said in ("400 max_completion_tokens", "400 temperature", "400 temperature and max_completion_tokens"):
+        stubborn = Says(lambda asked, said=said: Refusal(said))  # type: ignore[misc]
+        assert judge(LanguageModelVerifier(stubborn, "m"), "a") == [VerifierFault(f"language model: {said}")]
+        assert len(stubborn.bodies) <= 3
 
 
 def test_faults_are_told_and_never_kept() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from harness1.cli import main
 from harness1.config import ChatPolicy, Config, Env
 from harness1.data.source import open_source
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import InfrastructureFault, Refusal, UsageError
 from harness1.model_calls import calls_of, trained_calls
 from harness1.model_endpoint import ModelEndpoint
 from harness1.policy.chat_completions import INSTRUCTION, ChatCompletionsPolicy
@@ -62,7 +63,10 @@ class Hosted:
         given = self.answers.pop(0) if self.answers else answer(END)
         if isinstance(given, Exception):
             raise given
-        return msgspec.json.decode(json.dumps(given), type=kind)
+        try:
+            return msgspec.json.decode(json.dumps(given), type=kind)
+        except msgspec.ValidationError as error:
+            raise InfrastructureFault(str(error)) from error
 
 
 def policy_of(hosted: Hosted, **settings: Any) -> ChatCompletionsPolicy:
@@ -202,7 +206,6 @@ def test_reasoning_is_found_where_servers_put_it(fields: dict[str, Any], reasoni
         (answer(content=NONSENSE), "there is no call"),
         (answer(("", "{}")), "there is no call"),
         (answer(("parallel", '{"tool_calls": []}')), "there is no call"),
-        ({"choices": []}, "there is no call"),
         (
             {"choices": [{"message": {"content": NONSENSE}, "finish_reason": "length"}]},
             "the output was too long and is",
@@ -248,7 +251,45 @@ def test_an_episode_says_that_it_cannot_be_trained_on(tmp_path: Path) -> None:
     assert list(read_episodes(tmp_path)) == [episode]
 
 
-def test_a_fault_breaks_the_episode_and_a_refusal_ends_everything() -> None:
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ('{"query": "poet",}', '{"query": "poet"}'),
+        ('{"query": "a\nb"}', r'{"query": "a\nb"}'),
+        (None, "{}"),
+        ("", "{}"),
+    ],
+)
+def test_a_call_that_was_mended_goes_back_as_it_was_understood(given: str | None, arguments: str) -> None:
+    hosted = Hosted(answer(("functions.search_corpus", given)))  # type: ignore[arg-type]
+    episode_of(hosted)
+    back = next(message for message in hosted.asked[1]["messages"] if message["role"] == "assistant")
+    assert back["tool_calls"][0]["function"] == {"name": "search_corpus", "arguments": arguments}
+
+
+def test_no_name_goes_back_that_servers_refuse() -> None:
+    for name in ("multi_tool_use.parallel", "search corpus!", "<|channel|>search", "x" * 99):
+        hosted = Hosted(answer((name, '{"tool_calls": [{"name": "end_search", "arguments": {}}]}'), search("river")))
+        episode_of(hosted)
+        said = [message for message in hosted.asked[-1]["messages"] if message["role"] == "assistant"]
+        names = [each["function"]["name"] for message in said for each in message["tool_calls"]]
+        assert names
+        assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", each) for each in names)
+
+
+def test_an_answer_without_a_choice_is_a_fault_and_not_the_policys() -> None:
+    episode = episode_of(Hosted(answer(search("river")), {"choices": []}))
+    assert (episode.status, len(episode.turns)) == (Status.INFRA_ERROR, 1)
+
+
+def test_a_request_that_is_refused_breaks_its_episode_alone() -> None:
+    hosted = Hosted(Refusal("400 maximum context length is 8192"))
+    first, second = episode_of(hosted), episode_of(hosted)
+    assert (first.status, first.error) == (Status.INFRA_ERROR, "400 maximum context length is 8192")
+    assert second.status is Status.COMPLETED
+
+
+def test_a_fault_breaks_the_episode_and_a_wrong_key_ends_everything() -> None:
     episode = episode_of(Hosted(answer(search("river")), InfrastructureFault("no answer")))
     assert (episode.status, episode.error, len(episode.turns)) == (Status.INFRA_ERROR, "no answer", 1)
     with pytest.raises(UsageError, match="401 wrong key"):
@@ -256,7 +297,7 @@ def test_a_fault_breaks_the_episode_and_a_refusal_ends_everything() -> None:
 
 
 def test_a_server_that_does_not_let_calls_be_demanded_is_asked_for_them_freely() -> None:
-    refusal = UsageError("http://host: 400 Thinking mode does not support this tool_choice")
+    refusal = Refusal("http://host: 400 Thinking mode does not support this tool_choice")
     hosted = Hosted(refusal, answer(search("river")), answer(content="Hm."), answer(search("war")))
     episode = episode_of(hosted)
     assert [turn.action for turn in episode.turns] == [search("river"), search("war"), END]
@@ -265,8 +306,8 @@ def test_a_server_that_does_not_let_calls_be_demanded_is_asked_for_them_freely()
 
 
 def test_a_server_that_knows_the_new_name_of_the_limit_alone_is_asked_by_it() -> None:
-    refusal = UsageError("400 Unsupported parameter: 'max_tokens' ... Use 'max_completion_tokens' instead.")
-    hosted = Hosted(refusal, UsageError("400 tool_choice"), answer(search("river")))
+    refusal = Refusal("400 Unsupported parameter: 'max_tokens' ... Use 'max_completion_tokens' instead.")
+    hosted = Hosted(refusal, Refusal("400 tool_choice"), answer(search("river")))
     episode_of(hosted)
     limits = [(body.get("max_tokens"), body.get("max_completion_tokens")) for body in hosted.asked]
     assert limits == [(RESERVE, None), *[(None, RESERVE)] * 3]
@@ -274,9 +315,8 @@ def test_a_server_that_knows_the_new_name_of_the_limit_alone_is_asked_by_it() ->
 
 def test_a_server_that_refuses_it_all_is_not_asked_for_ever() -> None:
     for said in ("400 tool_choice", "400 max_completion_tokens", "400 tool_choice and max_completion_tokens"):
-        hosted = Hosted(*[UsageError(said)] * 9)
-        with pytest.raises(UsageError, match=said):
-            episode_of(hosted)
+        hosted = Hosted(*[Refusal(said)] * 9)
+        assert episode_of(hosted).error == said
         assert len(hosted.asked) <= 3
 
 

@@ -116,6 +116,11 @@ def test_a_model_behind_a_server_counts_by_the_tokenizer_that_is_said_to_be_its(
     assert open_model(f"{kind}:other/name@{URL}", config).hash != policy.hash
 
 
+def test_a_servers_own_name_for_a_model_asks_for_a_tokenizer() -> None:
+    for kind in ("vllm", "sglang"):
+        assert "--set run.model.tokenizer=FOLDER" in complaint(f"{kind}:an-alias@{URL}")
+
+
 def test_a_hosted_model_is_opened_without_asking_its_server() -> None:
     policy = open_model(f"openai:gpt@{URL}", Config())
     assert isinstance(policy, ChatCompletionsPolicy)

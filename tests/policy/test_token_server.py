@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import InfrastructureFault, Refusal, UsageError
 from harness1.model_endpoint import ModelEndpoint
 from harness1.policy.backend import Generation, Grammar
 from harness1.policy.sglang_server import SglangServer
-from harness1.policy.token_server import served_model, server_root
+from harness1.policy.token_server import server_root
 from harness1.policy.vllm_server import VllmServer
 from harness1.records import Sampling
 from tests.policy.test_weight_files import write_weights
@@ -145,6 +145,7 @@ def test_a_grammar_is_sent_where_each_server_looks_for_it() -> None:
         {"token_ids": []},
         {"token_ids": "7 8 2"},
         {"token_ids": [-7, 8, STOP]},
+        {"token_ids": [2**31, 8, STOP]},
         {"token_ids": IDS[:2]},
         {"token_ids": [7, STOP, STOP]},
         {"prompt_token_ids": None},
@@ -278,9 +279,12 @@ def test_a_temperature_that_vllm_would_replace_is_refused() -> None:
     assert endpoint.asked == []
 
 
-def test_a_request_that_the_server_refuses_is_the_users() -> None:
-    with pytest.raises(UsageError, match="too long"):
-        sample(vllm(lambda path, body: UsageError("prompt too long"))[0])
+def test_a_refused_request_is_no_output_and_the_next_one_is_served() -> None:
+    answers = [Refusal("prompt too long"), completion()]
+    server, _ = vllm(lambda path, body: answers.pop(0))
+    with pytest.raises(Refusal, match="too long"):
+        sample(server)
+    assert sample(server).output_ids == tuple(IDS)
 
 
 def test_the_hash_names_the_weights_and_not_the_server() -> None:
@@ -330,6 +334,23 @@ def test_a_failed_change_of_weights_leaves_none_to_use_until_another_succeeds(tm
     assert sample(server).version_end == 2
 
 
+@pytest.mark.parametrize("failing", ["/pause", "/collective_rpc"])
+def test_a_server_whose_weights_could_not_be_changed_is_not_left_paused(tmp_path: Path, failing: str) -> None:
+    write_weights(tmp_path, {"a": (2,)})
+    server, endpoint = vllm(lambda path, body: InfrastructureFault("no answer") if path.startswith(failing) else {})
+    with pytest.raises(InfrastructureFault, match="no answer"):
+        run(server.load_weights(tmp_path, 1))
+    assert endpoint.paths[-1] == "/resume"
+
+
+def test_a_server_that_refuses_weights_goes_on_with_what_it_has(tmp_path: Path) -> None:
+    write_weights(tmp_path, {"a": (2,)})
+    server, _ = sglang(lambda path, body: generated() if path == "/generate" else Refusal("400 other shapes"))
+    with pytest.raises(UsageError, match="400 other shapes"):
+        run(server.load_weights(tmp_path, 1))
+    assert sample(server).version_end == 0
+
+
 def test_a_server_without_the_paths_to_load_weights_goes_on_with_what_it_has(tmp_path: Path) -> None:
     write_weights(tmp_path, {"a": (2,)})
     server, _ = vllm(lambda path, body: completion() if "completions" in path else UsageError("404 Not Found"))
@@ -368,20 +389,6 @@ def test_sglang_that_did_not_load_weights_is_a_fault(tmp_path: Path) -> None:
 
 def test_the_root_of_a_server_is_its_address_without_the_version() -> None:
     assert server_root("http://a:1/v1/") == server_root("http://a:1/v1") == server_root("http://a:1") == "http://a:1"
-
-
-@pytest.mark.service
-def test_a_server_says_what_it_serves() -> None:
-    models = [{"id": "smol", "root": "/models/smol", "max_model_len": 1024}, {"id": "lora", "object": "model"}]
-    with imitating(lambda method, path, body: (200, json.dumps({"data": models}).encode())) as url:
-        found = run(served_model(f"{url}/v1", "smol"))
-        assert (found.name, found.weights, found.window) == ("smol", "/models/smol", 1024)
-        assert run(served_model(url, "lora")).weights == "lora"
-        for name in ("", "other"):
-            with pytest.raises(UsageError, match="smol, lora"):
-                run(served_model(url, name))
-    with pytest.raises(InfrastructureFault):
-        run(served_model(url, "smol", timeout_s=0.5))
 
 
 @pytest.mark.service

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event, Thread
@@ -11,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+import xgrammar
 from safetensors.torch import load_file, save_file
 
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
 from harness1.policy.backend import Generation, Grammar
 from harness1.policy.causal_model import load_causal_model
-from harness1.policy.grammar_mask import GrammarCompiler
+from harness1.policy.grammar_mask import STOP_SETS, GrammarCompiler
 from harness1.policy.slot_model import SlotModel
 from harness1.policy.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
@@ -456,6 +459,41 @@ def test_a_grammar_holds_and_its_masked_distribution_is_recorded(folder: Path) -
     report = compare_calls(model, calls, lambda call: compiler.masks(LIST, (STOP,), call.output_ids))
     assert report.passes("float32"), report
     assert not compare_calls(model, calls).passes("float32")
+
+
+def test_a_grammar_that_comes_to_a_dead_end_ends_its_own_call_alone(folder: Path) -> None:
+    backend = opened(folder)
+    letter = {text: token for token, text in enumerate(_bytes())}["a"]
+    # Where `a` ends an output it is allowed at its end only: before, no token is left.
+    dead = [Grammar(ebnf=f'root ::= "{"b" * length}a"', digest=str(length)) for length in (0, 3)]
+
+    async def made() -> list[Generation | BaseException]:
+        free = [backend.generate(prompt(at, 9), drawn(SETTINGS[3], at, 12)) for at in range(3)]
+        ended = [backend.generate((1,), drawn(SETTINGS[3], 0, 12, (letter,)), each) for each in dead]
+        return await asyncio.gather(*free[:2], *ended, *free[2:], return_exceptions=True)
+
+    outputs = asyncio.run(made())
+    assert [len(each.output_ids) for each in outputs if isinstance(each, Generation)] == [12, 12, 12]
+    faults = [str(each) for each in outputs if isinstance(each, InfrastructureFault)]
+    assert faults == ["the grammar allows none of the tokenizer's tokens"] * 2
+    assert len(asyncio.run(backend.generate((1,), drawn(SETTINGS[3], 0, 3))).output_ids) == 3
+
+
+def test_compilers_of_few_sets_of_stop_tokens_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    class Watched(xgrammar.GrammarCompiler):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(xgrammar, "GrammarCompiler", Watched)
+    compiler = GrammarCompiler(folder, VOCABULARY)
+    for last in (*range(257, 270), 269):
+        compiler.start(LIST, (STOP, last))
+    gc.collect()
+    assert len(made) == 13
+    assert sum(each() is not None for each in made) == STOP_SETS
 
 
 def test_a_stop_token_is_allowed_only_where_the_grammar_may_end(folder: Path) -> None:

@@ -64,7 +64,7 @@ def test_failed_attempts_are_trained_on_only_where_they_ended_the_episode() -> N
     names = [made.call_id.partition("/")[2] for made in captured_calls(episode)]
     assert names == ["1.0", "2.0", "3.0", "3.1", "3.2", "3.3"]
     broken = msgspec.structs.replace(episode, status=Status.INFRA_ERROR)
-    assert [made.call_id.partition("/")[2] for made in captured_calls(broken)] == ["1.0", "2.0"]
+    assert list(captured_calls(broken)) == []
 
 
 @pytest.mark.parametrize("order", ORDERS)

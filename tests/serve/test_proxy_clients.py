@@ -126,9 +126,10 @@ def test_a_proxy_before_a_server_that_gives_ids_records_them_as_that_server_does
             episode(agent, 2)
     outer, own = read_records(tmp_path / "outer"), alone.calls
     for call, (prompt, sampling, made) in zip(outer, own, strict=True):
-        assert (call.prompt_ids, call.output_ids, call.untrainable) == (prompt, made.output_ids, None)
+        assert (call.prompt_ids, call.output_ids) == (prompt, made.output_ids)
         assert call.output_logprobs == float32(made.output_logprobs)
-        assert (call.sampling and call.sampling.seed, call.request) == (sampling.seed, None)
+        assert (call.sampling and call.sampling.seed) == sampling.seed
+        assert "may be raw" in str(call.untrainable)
 
 
 def test_an_append_only_agent_leaves_one_row(tmp_path: Path) -> None:
@@ -288,7 +289,7 @@ def test_an_upstream_without_ids_is_served_and_its_calls_are_no_examples(tmp_pat
     with imitating(answer) as upstream, proxying(tmp_path, chat_upstream(f"{upstream}/v1")) as url:
         client = OpenAI(base_url=f"{url}/v1", api_key="secret-of-the-agent", max_retries=0)
         for _ in answers:
-            made = client.chat.completions.create(**WORDS, stop=["END"])
+            made = client.chat.completions.create(**WORDS, user="me")
             assert made.choices[0].message.content == "Hi."
     records = list(read_records(tmp_path))
     assert [call.untrainable is None for call in records] == [False] * 7 + [True]
@@ -297,9 +298,12 @@ def test_an_upstream_without_ids_is_served_and_its_calls_are_no_examples(tmp_pat
     assert [call.output_logprobs for call in read_calls(tmp_path)] == [(-1.0, -0.5)]
     assert bodies[0] == {
         **WORDS,
-        "stop": ["END"],
+        "user": "me",
         "temperature": 1.0,
         "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
         "stream": False,
         "logprobs": True,
         "return_token_ids": True,
@@ -420,7 +424,9 @@ def test_the_command_refuses_in_one_line_what_it_cannot_do(tmp_path: Path) -> No
     with socket.create_server((HOST, 0)) as taken:
         busy = str(taken.getsockname()[1])
         assert "cannot listen" in complaint(*http, "--record", str(tmp_path / "a"), "--port", busy)
-    assert "names no model" in complaint("--upstream", "gpt", "--record", str(tmp_path / "b"))
+    nameless = complaint("--upstream", "gpt", "--record", str(tmp_path / "b"))
+    assert "names no model" in nameless
+    assert "http://HOST:PORT/v1" in nameless
     assert "is no address" in complaint("--upstream", "http://", "--record", str(tmp_path / "c"))
     assert "is not empty" in complaint(*http, "--record", str(tmp_path / "full"))
     assert "cannot write" in complaint(*http, "--record", str(tmp_path / "file" / "run"))

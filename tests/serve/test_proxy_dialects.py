@@ -180,6 +180,31 @@ def test_anthropics_own_tools_and_blocks_are_refused() -> None:
         assert caught.value.reply.status == 400
 
 
+def test_tools_that_must_not_be_called_are_not_declared() -> None:
+    tools = body_of(ChatRequest(messages=TALK, tools=SPECS))["tools"]
+    assert openai(tools=tools).tools == SPECS
+    assert openai(tools=tools, tool_choice="none").tools == ()
+    own = [{"name": "x", "input_schema": {}}]
+    assert [anthropic(tools=own, tool_choice={"type": kind}).tools == () for kind in ("auto", "none")] == [False, True]
+    refuse_unsupported({"tool_choice": "none"}, OPENAI.neutral)
+
+
+def test_a_null_is_as_good_as_nothing_but_in_arguments_and_schemas() -> None:
+    said = {"role": "user", "content": [{"type": "text", "text": "Hi"}], "tool_call_id": None, "tool_calls": None}
+    called = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "x", "arguments": None}}]}
+    assert OPENAI.read({"messages": [said, called]}).messages == (
+        ChatMessage("user", "Hi"),
+        ChatMessage("assistant", calls=(Called("c", "x", ""),)),
+    )
+    use = {"type": "tool_use", "id": "c", "name": "x", "input": {"a": None}, "text": None}
+    schema = {"type": "object", "properties": {"a": {"default": None}}}
+    found = anthropic(
+        messages=[{"role": "assistant", "content": [use]}], tools=[{"name": "x", "type": None, "input_schema": schema}]
+    )
+    assert found.messages[0].calls[0].meaning() == {"a": None}
+    assert found.tools[0].parameters == schema
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b"nonsense", b'{"a": ', b"\xff", b"[" * 100_000])
 def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(Refused):

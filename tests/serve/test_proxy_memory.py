@@ -48,6 +48,34 @@ def test_a_real_key_does_not_stand_in_a_record() -> None:
     assert found == session_of({"x-api-key": "sk-proj-abcdef123456"}, {})
 
 
+@pytest.mark.parametrize("key", ["episode-17", "run_3.task-12", "Task7", "GRPO-step-120", "a", "42"])
+def test_a_key_that_is_plainly_a_name_is_kept(key: str) -> None:
+    assert session_of(bearer(key), {}) == key
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "AIzaSyD-9tSrke72PouQMnMX-a7eZSW0jkFMBWY",
+        "gsk_REALgroqKEY0123456789",
+        "hf_abcdefREALTOKEN",
+        "hf_abcdefghijklmnopqrstuvwxyz",
+        "xai-REAL0123456789",
+        "0123456789abcdef0123456789abcdef",
+        "550e8400-e29b-41d4-a716-446655440000",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.dBjftJeZ4CVP",
+        "sk-abcd1234",
+        "episode-17\n",
+        "one-two-three-four-five-six-seven-eight-nine",
+    ],
+)
+def test_a_key_that_may_be_real_is_told_by_its_digest_alone(key: str) -> None:
+    found = str(session_of({"x-api-key": key + "x"}, {}))
+    assert found.startswith("key-")
+    assert key not in found
+    assert found != session_of({"x-api-key": key + "y"}, {})
+
+
 def test_names_are_plain_and_short_and_stay_different() -> None:
     assert clean_name("run-1/task:2@a.b") == "run-1/task:2@a.b"
     odd = [clean_name(name) for name in ("a b", "a\nb", "a" * 200, "a" * 201, "é", "\udce9")]
@@ -77,6 +105,15 @@ def test_a_call_is_known_by_its_id_in_any_session_until_somebody_edits_it() -> N
         assert memory.recall("s", START, other) is None
     assert memory.owner([USER, ChatMessage("assistant", "", (call,))]) == "s"
     assert memory.owner([USER, ChatMessage("assistant", "", (Called("x", "look"),))]) is None
+
+
+def test_a_session_that_is_forgotten_takes_no_call_of_another_with_it() -> None:
+    memory, message = Memory(sessions=2), ChatMessage("assistant", "", (Called("call_0", "look"),))
+    for session in ("s", "t"):
+        memory.remember(session, START, said("", *message.calls), [1])
+    memory.remember("u", START, said("Yes."), [2])
+    assert memory.owner([message]) == "t"
+    assert memory.recall("u", START, message) == (1,)
 
 
 def test_words_are_known_by_their_place_then_anywhere_in_their_session() -> None:

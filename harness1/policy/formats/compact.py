@@ -12,18 +12,19 @@ from harness1.policy.backend import Grammar
 from harness1.policy.formats.chat_format import Ids, Parsed
 from harness1.policy.formats.chatml import END, ChatML, as_words
 from harness1.policy.formats.grammar import any_of, arguments_rules, literal, make_grammar
-from harness1.policy.formats.reading import MOST_CALLS, balanced, clean_name, read_object, unwrapped
+from harness1.policy.formats.reading import MOST_CALLS, balanced, clean_name, read_bare, read_object, unwrapped
 from harness1.records import ToolCall
 from harness1.tools.tool import ToolSpec
 
 _LINE = re.compile(
-    r"^[ \t>*`-]*(?:(?:action|call|tool)[ \t]*:[ \t]*)?[`\"]?([\w.]{1,80})[`\"]?[ \t]*(?:[:(][ \t]*)?(?=\{)",
+    r"^[ \t>*`-]*(?:(?:action|call|tool)[ \t]*:[ \t]*)?[`\"]?([\w.][\w.-]{0,79})[`\"]?[ \t]*(?:[:(][ \t]*)?(?=\{)",
     re.I | re.M,
 )
 
 
 class Compact(ChatML):
-    """Reasoning, then a line `TOOL {arguments}`. A line is a call only if it names a tool that there is."""
+    """Reasoning, then a line `TOOL {arguments}`. A line is a call only if it names a tool that there is, and
+    so is an output that is the call of one as a JSON object."""
 
     name = "compact"
     instruction = "End with one line: TOOL {arguments as JSON}"
@@ -41,9 +42,11 @@ class Compact(ChatML):
 
     def parse(self, output_ids: Sequence[int], specs: Sequence[ToolSpec]) -> Parsed:
         text = self.said(output_ids)
-        found = list(_calls(text, {spec.name for spec in specs}))
+        names = {spec.name for spec in specs}
+        found = list(_calls(text, names))
         if not found:
-            return Parsed(text.strip(), error="there is no call")
+            bare = read_bare(text, names)
+            return Parsed("", bare) if bare else Parsed(text.strip(), error="there is no call")
         actions = tuple(call for _, name, arguments in found for call in unwrapped(name, arguments))
         reasoning = text[: found[0][0]].strip()
         return Parsed(reasoning, actions) if actions else Parsed(reasoning, error="the call wraps none")

@@ -16,12 +16,11 @@ from harness1.policy.backend import Grammar
 from harness1.policy.formats.chat_format import Ids, Parsed
 from harness1.policy.formats.chatml import END, ChatML, as_words
 from harness1.policy.formats.grammar import any_of, arguments_rules, literal, make_grammar
-from harness1.policy.formats.reading import MOST_CALLS, balanced, read_call, read_object
+from harness1.policy.formats.reading import MOST_CALLS, THINK, THOUGHT, balanced, read_bare, read_call, read_object
 from harness1.records import ToolCall
 from harness1.tools.tool import ToolSpec
 
 CALL, CALLED = "<tool_call>", "</tool_call>"
-THINK, THOUGHT = "<think>", "</think>"
 _OPENING = re.compile(f"{THINK}|{CALL}")
 _FIRST = re.compile(rf"\{{|{CALL}|{CALLED}")
 _NEXT = re.compile(r"[\s,]*\{")
@@ -66,7 +65,8 @@ class Hermes(ChatML):
         text = self.said(output_ids)
         reasoning, tags = _divided(text)
         if not tags:
-            return _untagged(reasoning, text, {spec.name for spec in specs})
+            bare = read_bare(text, {spec.name for spec in specs})
+            return Parsed("", bare) if bare else Parsed(reasoning, error="there is no call")
         actions = tuple(call for calls in tags for call in calls)
         error = None if actions else "the call is not an object with a name and arguments"
         return Parsed(reasoning, actions, error)
@@ -113,12 +113,3 @@ def _called(text: str, at: int) -> tuple[list[ToolCall], int]:
         at = found.end() - 1 + len(body)
         found = _NEXT.match(text, at)
     return calls, at
-
-
-def _untagged(reasoning: str, text: str, names: set[str]) -> Parsed:
-    """An output that is one JSON object, fenced or not, and names a tool that there is, is a call without its tags."""
-    body = (text.partition(THOUGHT)[2] if text.lstrip().startswith(THINK) else text).strip()
-    body = body.removeprefix("```json").removeprefix("```").removesuffix("```").strip()
-    found = read_object(body) if body.startswith("{") and balanced(body) == body else None
-    actions = tuple(call for call in read_call(found or {}) if call.name in names)
-    return Parsed("", actions) if actions else Parsed(reasoning, error="there is no call")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from harness1.records import ToolCall
@@ -13,6 +13,8 @@ LONGEST = 100_000
 """Characters of an output that are read; no valid call is longer."""
 MOST_CALLS = 64
 """Calls of an output that are read: one is carried out, so that no policy means more."""
+THINK, THOUGHT = "<think>", "</think>"
+"""What models put around their thoughts."""
 WRAPPERS = ("multi_tool_use", "multi_tool_use.parallel", "parallel")
 """Names under which models wrap several calls into one."""
 _MARKER = re.compile(r"<\|[^|<>]*\|>")
@@ -62,6 +64,15 @@ def read_call(found: dict[str, Any]) -> tuple[ToolCall, ...]:
     return unwrapped(*call) if call else ()
 
 
+def read_bare(text: str, names: Collection[str]) -> tuple[ToolCall, ...]:
+    """The calls of an output that is one JSON object of name and arguments, fenced or not, and no more but a thought
+    before it. Only tools of these names count: an object may be anything."""
+    body = (text.partition(THOUGHT)[2] if text.lstrip().startswith(THINK) else text).strip()
+    body = body.removeprefix("```json").removeprefix("```").removesuffix("```").strip()
+    found = read_object(body) if body.startswith("{") and balanced(body) == body else None
+    return tuple(call for call in read_call(found or {}) if call.name in names)
+
+
 def unwrapped(name: str, arguments: dict[str, Any]) -> tuple[ToolCall, ...]:
     """One call, or those that it wraps; a wrapper inside of another is none."""
     if name not in WRAPPERS:
@@ -91,6 +102,11 @@ def _candidates(text: str) -> Iterator[str]:
 
 def _loaded(text: str) -> Any:
     try:
-        return json.loads(text, strict=False)
+        return json.loads(text, strict=False, parse_constant=_refuse)
     except (ValueError, RecursionError):  # numbers of thousands of digits are ValueErrors, too
         return None
+
+
+def _refuse(constant: str) -> Any:
+    """NaN and the infinities are no JSON, though Python reads them."""
+    raise ValueError(constant)

@@ -96,8 +96,8 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
     asked = converted(body, _Request)
     if not asked.messages:
         raise Refused(400, "there are no messages")
-    if asked.tool_choice.type not in ("auto", "any"):
-        raise Refused(400, f"tool_choice {asked.tool_choice.type!r} is not supported here: auto or any")
+    if asked.tool_choice.type not in ("auto", "any", "none"):
+        raise Refused(400, f"tool_choice {asked.tool_choice.type!r} is not supported here: auto, any or none")
     if other := next((tool.type for tool in asked.tools if tool.type not in (None, "custom")), None):
         raise Refused(400, f"a tool of type {other!r} is the provider's own, and not here")
     system = _text(asked.system)
@@ -106,7 +106,11 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
         messages += _messages(message)
     return ChatRequest(
         messages=tuple(messages),
-        tools=tuple(spec_of(tool.name, tool.description, tool.input_schema) for tool in asked.tools),
+        tools=tuple(
+            spec_of(tool.name, tool.description, tool.input_schema)
+            for tool in asked.tools
+            if asked.tool_choice.type != "none"
+        ),
         model=asked.model,
         temperature=asked.temperature,
         top_p=asked.top_p,

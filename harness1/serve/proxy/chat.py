@@ -24,6 +24,9 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 Body = TypeVar("Body")
 
+VERBATIM = ("input", "parameters", "input_schema")
+"""Where a null is a value: the arguments of a call, and schemas."""
+
 
 class Called(Record):
     """A call of a tool; `arguments` is JSON as it was written, which need not be valid."""
@@ -60,6 +63,7 @@ class ChatRequest(Record, kw_only=True):
     max_tokens: Tokens | None = None
     seed: Seed | None = None
     must_call: bool = False
+    """Advice: a chat server may heed it; a model that is asked by ids may answer in words all the same."""
     one_call: bool = False
     stream: bool = False
     stream_usage: bool = False
@@ -108,13 +112,13 @@ def decoded(body: bytes) -> dict[str, Any]:
 
 
 def converted(body: Mapping[str, Any], kind: type[Body]) -> Body:
-    """A body as a provider's request.
+    """A body as a provider's request; what is null was not said.
 
     Raises:
         Refused: it is none.
     """
     try:
-        return msgspec.convert(body, kind)
+        return msgspec.convert(_without_nulls(body), kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise Refused(400, str(error)) from error
 
@@ -128,9 +132,13 @@ def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any,
     Raises:
         Refused: a parameter has another value.
     """
-    for name, values in neutral.items():
-        if name in body and body[name] not in values:
-            raise Refused(400, f"{name} is not supported here with this value: leave it out")
+    if names := changing(body, neutral):
+        raise Refused(400, f"{', '.join(names)}: not supported here with this value: leave it out")
+
+
+def changing(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    """The names of what has another value than those that change nothing."""
+    return [name for name, values in neutral.items() if name in body and body[name] not in values]
 
 
 def spec_of(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
@@ -144,3 +152,10 @@ def spec_of(name: str, description: str | None, parameters: Mapping[str, Any] | 
     if not isinstance(properties, dict) or not all(isinstance(each, dict) for each in properties.values()):
         raise Refused(400, f"the parameters of the tool {name!r} are no JSON schema of an object")
     return ToolSpec(name, description or "", schema)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        known = {name: each for name, each in value.items() if each is not None}
+        return {name: each if name in VERBATIM else _without_nulls(each) for name, each in known.items()}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value

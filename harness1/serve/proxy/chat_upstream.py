@@ -1,23 +1,24 @@
 """A chat server as upstream: OpenAI's route, with token ids and log probabilities where the server gives them.
 
-vLLM does (`return_token_ids`); it must be started with `--logprobs-mode processed_logprobs`, or its log probabilities
-are those of another distribution than it samples from unless the temperature is 1.
+vLLM does (`return_token_ids`). Such a server does not say which distribution its log probabilities are of: only a call
+at temperature 1 without any bounds is an example. A model that is asked by ids (`vllm:MODEL@URL`) has no such limit.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from harness1.config import Config
-from harness1.errors import InfrastructureFault
+from harness1.errors import InfrastructureFault, Refusal
 from harness1.http_client import HttpClient, HttpFault
 from harness1.model_endpoint import ModelEndpoint
 from harness1.policy.sampled import LEAST, ROUNDING
 from harness1.records import Sampling, ToolCall
-from harness1.serve.proxy.chat import Called, ChatReply, ChatRequest, Finish, refuse_unsupported
+from harness1.serve.proxy.chat import Called, ChatReply, ChatRequest, Finish, changing, refuse_unsupported
 from harness1.serve.proxy.dialect import Dialect
 from harness1.serve.proxy.openai_dialect import ONE_OUTPUT, OPENAI, body_of
 from harness1.serve.proxy.rendering import Recall
@@ -25,6 +26,17 @@ from harness1.serve.proxy.upstream import Answered, Asked
 
 FINISHES: dict[str, Finish] = {"length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
 """Every other reason of an end counts as `stop`."""
+OPTIONAL: dict[str, Any] = {
+    "return_token_ids": True,
+    "logprobs": True,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+}
+"""What a server that refuses it by its name is asked without. The neutral values are said, or a server of open models
+would take those that the files of the model recommend."""
 
 
 class _Function(msgspec.Struct):
@@ -103,6 +115,7 @@ class ChatUpstream:
         headers = {"Authorization": f"Bearer {run.model.key}"} if run.model.key else {}
         self._client, self._timeout_s = HttpClient(url.rstrip("/"), headers), run.call_deadline_s
         self._model, self._settings, self._reserve = model, config.policy, config.env.generation_reserve
+        self._refused: frozenset[str] = frozenset()
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -126,9 +139,8 @@ class ChatUpstream:
         forwarded = dict(body) if dialect is OPENAI else body_of(request)
         forwarded.pop("stream_options", None)
         settings = self._settings
-        defaults: dict[str, Any] = {"temperature": settings.temperature, "top_p": settings.top_p}
-        if settings.top_k:
-            defaults["top_k"] = settings.top_k
+        own = {"temperature": settings.temperature, "top_p": settings.top_p, "top_k": settings.top_k or -1}
+        defaults: dict[str, Any] = OPTIONAL | own
         if request.max_tokens is None:
             defaults["max_tokens"] = self._reserve
         forced: dict[str, Any] = {"stream": False, "logprobs": True, "return_token_ids": True}
@@ -138,23 +150,24 @@ class ChatUpstream:
         sampling = Sampling(
             temperature=made["temperature"],
             top_p=made["top_p"],
-            top_k=max(made.get("top_k", 0), 0),
+            top_k=max(made["top_k"], 0),
             max_tokens=request.max_tokens or self._reserve,
             seed=request.seed,
         )
-        return Asked(sampling=sampling, body=made)
+        return Asked(sampling=sampling, body=made, untrainable=_unrecorded(made, sampling))
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
         """As `Upstream.answer`."""
-        completion = await self._endpoint.post("/chat/completions", asked.body, _Completion)
+        completion, left_out = await self._complete(asked.body or {})
         if len(completion.choices) != 1:
             raise InfrastructureFault(f"{self._endpoint.url} gave {len(completion.choices)} answers instead of one")
         choice, usage = completion.choices[0], completion.usage or _Usage()
         message, finish = choice.message, FINISHES.get(choice.finish_reason or "", "stop")
         calls = tuple(Called(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ())
         prompt_ids, output_ids = tuple(completion.prompt_token_ids or ()), tuple(choice.token_ids or ())
-        logprobs = _logprobs(choice.logprobs, asked.sampling)
-        reason = _untrainable(prompt_ids, output_ids, logprobs)
+        logprobs = _logprobs(choice.logprobs)
+        missing = _missing(prompt_ids, output_ids, logprobs)
+        refused = f"the server refuses {', '.join(left_out)}" if left_out else None
         reply = ChatReply(
             call_id=call_id,
             text=message.content or "",
@@ -167,31 +180,73 @@ class ChatUpstream:
         return Answered(
             reply=reply,
             prompt_ids=prompt_ids,
-            output_ids=() if reason else output_ids,
-            output_logprobs=None if reason else logprobs,
+            output_ids=() if missing else output_ids,
+            output_logprobs=None if missing else logprobs,
             finish_reason=choice.finish_reason or "",
             actions=tuple(ToolCall(call.name, call.meaning()) for call in calls),
-            untrainable=reason,
-            message=msgspec.to_builtins(message) if reason else None,
+            untrainable="; ".join(filter(None, (asked.untrainable, refused, missing))) or None,
+            message=msgspec.to_builtins(message),
         )
 
+    async def _complete(self, body: dict[str, Any]) -> tuple[_Completion, list[str]]:
+        """Post a body, as far as the server takes it; gives also the names of what was left out.
 
-def _logprobs(given: _Logprobs | None, sampling: Sampling) -> tuple[float, ...] | None:
-    """All of them, or None: what is missing is never replaced by a number. At temperature 0 the distribution is one
-    token; servers give the probability that it had before."""
+        What a server refuses is remembered once it has answered without: a message may name what is not at fault.
+
+        Raises:
+            InfrastructureFault, UsageError: as `ModelEndpoint.post`; `Refusal` of what cannot be left out.
+        """
+        refused = self._refused
+        while True:
+            sent = _as_taken(body, refused)
+            try:
+                completion = await self._endpoint.post("/chat/completions", sent, _Completion)
+            except Refusal as refusal:
+                if (name := _named(str(refusal), sent)) is None:
+                    raise
+                refused |= {name}
+            else:
+                self._refused |= refused
+                return completion, [name for name in OPTIONAL if name in body and name not in sent]
+
+
+def _as_taken(body: Mapping[str, Any], refused: frozenset[str]) -> dict[str, Any]:
+    """A body as a server takes it that refuses these names; OpenAI's own calls `max_tokens` otherwise."""
+    sent = {name: value for name, value in body.items() if name not in refused or value != OPTIONAL.get(name)}
+    if "max_tokens" in refused and "max_tokens" in sent:
+        sent.setdefault("max_completion_tokens", sent.pop("max_tokens"))
+    return sent
+
+
+def _named(refusal: str, sent: Mapping[str, Any]) -> str | None:
+    """What a refusal names that can be said in another way, or left out."""
+    if "max_completion_tokens" in refusal and "max_tokens" in sent:
+        return "max_tokens"
+    free = (name for name, value in OPTIONAL.items() if name in sent and sent[name] == value)
+    return next((name for name in free if re.search(rf"\b{name}\b", refusal)), None)
+
+
+def _unrecorded(body: Mapping[str, Any], sampling: Sampling) -> str | None:
+    """Why the record of a call does not say what distribution its log probabilities are of, if it does not."""
+    names = changing(body, {**OPENAI.neutral, "tool_choice": ("auto", "none")})
+    if names:
+        return f"{', '.join(names)}: what that makes of the distribution is in no record"
+    if (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, 0):
+        return "a chat server's log probabilities may be raw: they count only at temperature 1, top_p 1 and top_k 0"
+    return None
+
+
+def _logprobs(given: _Logprobs | None) -> tuple[float, ...] | None:
+    """All of them, or None: what is missing is never replaced by a number."""
     found = [each.logprob for each in (given.content if given else None) or ()]
     known = tuple(min(value, 0.0) for value in found if value is not None and LEAST < value <= ROUNDING)
-    if not found or len(known) != len(found):
-        return None
-    return known if sampling.temperature else (0.0,) * len(known)
+    return known if found and len(known) == len(found) else None
 
 
-def _untrainable(prompt_ids: Sequence[int], output_ids: Sequence[int], logprobs: Sequence[float] | None) -> str | None:
-    """Why the tokens are no example, if they are none."""
+def _missing(prompt_ids: Sequence[int], output_ids: Sequence[int], logprobs: Sequence[float] | None) -> str | None:
+    """What an example needs and the server did not give."""
     if not prompt_ids or not output_ids:
         return "the server gives no token ids"
-    if min(*prompt_ids, *output_ids) < 0:
-        return "the server gives token ids that are none"
     if logprobs is None:
         return "the server gives no log probabilities"
     if len(logprobs) != len(output_ids):

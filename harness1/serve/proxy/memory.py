@@ -93,7 +93,8 @@ class Memory:
         said = self._sessions[session].pop(key, None)
         if said is not None:
             self._ids -= len(said.ids)
-            self._owners.pop(key, None)
+            if self._owners.get(key) == session:
+                del self._owners[key]
 
     def _forget_session(self, session: str) -> None:
         for key in list(self._sessions[session]):

@@ -38,7 +38,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = ONE_OUTPUT | {
     "ignore_eos": (False,),
     "response_format": ({"type": "text"},),
     "structured_outputs": ({},),
-    "tool_choice": ("auto", "required"),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "regex": (),
+    "ebnf": (),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "tool_choice": ("auto", "none", "required"),
     "functions": ([],),
     "function_call": (),
     "reasoning_effort": (),
@@ -116,7 +124,9 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
     return ChatRequest(
         messages=tuple(map(_message, asked.messages)),
         tools=tuple(
-            spec_of(tool.function.name, tool.function.description, tool.function.parameters) for tool in asked.tools
+            spec_of(tool.function.name, tool.function.description, tool.function.parameters)
+            for tool in asked.tools
+            if asked.tool_choice != "none"
         ),
         model=asked.model,
         temperature=asked.temperature,

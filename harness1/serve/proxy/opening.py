@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness1.config import Config
+from harness1.errors import UsageError
 from harness1.policy.models import ModelSpec, open_backend
 from harness1.serve.proxy.chat_upstream import ChatUpstream
 from harness1.serve.proxy.token_upstream import TokenUpstream
@@ -23,7 +24,10 @@ def open_upstream(spec: str, config: Config) -> Upstream:
     """
     if spec.startswith(("http://", "https://")):
         return ChatUpstream(spec, "", config)
-    asked = ModelSpec.read(spec)
+    try:
+        asked = ModelSpec.read(spec)
+    except UsageError as error:
+        raise UsageError(f"{error}; a chat server is given as http://HOST:PORT/v1") from error
     if asked.kind == "openai":
         return ChatUpstream(asked.url or "", asked.model, config)
     model, chat = open_backend(asked, config)

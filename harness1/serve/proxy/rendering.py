@@ -74,9 +74,10 @@ def _pieces(
 
 
 def _piece(role: Role, text: str, shows: Record | None = None) -> Piece:
-    """What a format writes behind a system message or a result is on a line of its own."""
+    """What a format writes behind a system message or a result is on a line of its own. The key has the role: a format
+    may write one text differently in each."""
     closed = f"{text}\n" if text and not text.endswith("\n") and role != "user" else text
-    return Piece(f"message#{text_digest(closed)}", role, closed, shows=shows)
+    return Piece(f"{role}#{text_digest(closed)}", role, closed, shows=shows)
 
 
 def _written(chat: ChatFormat, message: ChatMessage) -> Iterator[Ids]:

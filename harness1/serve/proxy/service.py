@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import InfrastructureFault, Refusal, UsageError
 from harness1.http_client import without_secrets
 from harness1.serve.proxy.anthropic_dialect import ANTHROPIC
 from harness1.serve.proxy.chat import ChatReply, Spelled, decoded
@@ -26,6 +26,7 @@ from harness1.serve.server import Request
 
 DIALECTS = {"/v1/chat/completions": OPENAI, "/v1/messages": ANTHROPIC}
 JSON = {"Content-Type": "application/json"}
+MOST_IDS = 1 << 31
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
@@ -102,7 +103,7 @@ class ProxyService:
             call.note(status=200)
         except Refused as refused:
             reply = call.failed(dialect, refused)
-        except UsageError as error:
+        except (UsageError, Refusal) as error:
             reply = call.failed(dialect, Refused(400, without_secrets(str(error))))
         except InfrastructureFault as error:
             reply = call.failed(dialect, Refused(502, without_secrets(str(error))))
@@ -133,7 +134,7 @@ class ProxyService:
             call.note(prompt_ids=ready.prompt_ids, sampling=ready.sampling, request=ready.body, t_start=time.time())
             try:
                 async with asyncio.timeout(self.limits.deadline_s):
-                    answered = await self._upstream.answer(ready, call.record.call_id)
+                    answered = _with_ids_that_are(await self._upstream.answer(ready, call.record.call_id))
             except TimeoutError as error:
                 raise Refused(504, f"no answer within {self.limits.deadline_s:g} s") from error
         call.note_answer(answered)
@@ -143,7 +144,8 @@ class ProxyService:
             created=int(call.record.t_arrived),
             tokens=_spelled(answered) if asked.token_ids else None,
         )
-        self._memory.remember(session, ready.past, reply, answered.output_ids)
+        if ready.past is not None and answered.output_ids:
+            self._memory.remember(session, ready.past, reply, answered.output_ids)
         return _success(dialect, reply, asked.stream, asked.stream_usage)
 
     def _record(self, call: _Call) -> None:
@@ -179,13 +181,22 @@ class _Call:
             actions=answered.actions,
             untrainable=answered.untrainable,
             request=self.record.request if answered.untrainable else None,
-            reply=answered.message,
+            reply=answered.message if answered.untrainable else None,
         )
 
     def failed(self, dialect: Dialect, refused: Refused) -> Reply:
         """Note a failure; gives what the agent is told."""
         self.note(status=refused.reply.status, error=str(refused))
         return _failure(dialect, refused)
+
+
+def _with_ids_that_are(answered: Answered) -> Answered:
+    """An answer without its ids if one of them is none: no record and no memory could hold it."""
+    ids = answered.prompt_ids + answered.output_ids
+    if not ids or (min(ids) >= 0 and max(ids) < MOST_IDS):
+        return answered
+    reason = "the upstream gives token ids that are none"
+    return msgspec.structs.replace(answered, prompt_ids=(), output_ids=(), output_logprobs=None, untrainable=reason)
 
 
 def _spelled(answered: Answered) -> Spelled:

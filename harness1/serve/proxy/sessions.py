@@ -16,6 +16,11 @@ PLACEHOLDERS = re.compile(
     re.IGNORECASE,
 )
 """Keys that name nobody: what people write where a client insists on one."""
+_WORD = r"([A-Z]?[a-z]{1,11}|[A-Z]{1,12}|([A-Z]?[a-z]{1,6}|[A-Z]{1,6})\d{1,4}|\d{1,6})"
+NAMES = re.compile(rf"(?=.{{1,40}}$)(?!sk[-_]){_WORD}([-_.]{_WORD})*", re.ASCII)
+"""Keys that are plainly names, as `episode-17` and `run_3.task-12`: at most 40 characters, words of at most 12 letters
+in one case (the first may be a capital) and numbers of at most 6 digits, between hyphens, underscores and full stops; a
+word may end with a number, of at most 10 characters together. What begins with `sk-` is none."""
 LONGEST_NAME = 128
 _UNFIT = re.compile(r"[^\w.:@/+=-]", re.ASCII)
 
@@ -23,7 +28,8 @@ _UNFIT = re.compile(r"[^\w.:@/+=-]", re.ASCII)
 def session_of(headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
     """The session that a request names: in a header, in its query, or by its key; None where it names none.
 
-    What looks like a real key (`sk-...`) names a session by its digest, for it must not stand in a record.
+    A key that is not plainly a name (`NAMES`) may be a real one, which must not stand in a record: it names a session
+    by its digest.
 
     Args:
         headers: by names in lower case.
@@ -36,7 +42,7 @@ def session_of(headers: Mapping[str, str], query: Mapping[str, str]) -> str | No
     key = key or headers.get("x-api-key", "").strip()
     if not key or PLACEHOLDERS.fullmatch(key):
         return None
-    return f"key-{text_digest(key)}" if key.startswith("sk-") else clean_name(key)
+    return key if NAMES.fullmatch(key) else f"key-{text_digest(key)}"
 
 
 def clean_name(name: str) -> str:

@@ -20,7 +20,8 @@ from harness1.tools.tool import ToolSpec
 
 
 class TokenUpstream:
-    """A backend and the format of its model.
+    """A backend and the format of its model. That a tool must be called (`tool_choice`) is advice here: only
+    `policy.constrained` enforces a call.
 
     Args:
         name: what a user typed.

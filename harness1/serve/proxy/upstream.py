@@ -20,11 +20,14 @@ class Asked(Record, kw_only=True):
 
     sampling: Sampling
     prompt_ids: Ids = ()
-    past: Past = Past()
+    past: Past | None = None
+    """What the output will stand behind; None where no ids of it can be shown again."""
     tools: tuple[ToolSpec, ...] = ()
     grammar: Grammar | None = None
     one_call: bool = False
     body: dict[str, Any] | None = None
+    untrainable: str | None = None
+    """Why its tokens are no example, where that is known before."""
 
 
 class Answered(Record, kw_only=True):
@@ -41,7 +44,7 @@ class Answered(Record, kw_only=True):
     actions: tuple[ToolCall, ...] = ()
     untrainable: str | None = None
     message: dict[str, Any] | None = None
-    """The message as the server gave it, where no ids say it."""
+    """As a server gave it."""
 
 
 class Upstream(Protocol):
@@ -72,6 +75,7 @@ class Upstream(Protocol):
 
         Raises:
             InfrastructureFault: the upstream failed.
-            UsageError: it refuses the call for good.
+            Refusal: it refuses this call for good.
+            UsageError: it refuses every call, or a part of the package refuses this one.
         """
         ...

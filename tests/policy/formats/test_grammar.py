@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -131,6 +132,89 @@ def test_every_type_of_a_schema_has_a_rule() -> None:
         assert isinstance(found.get("boolean", True), bool)
     assert accepts(grammar, '{"integer": -12, "number": 0.50, "boolean": true, "string": "\\u0001\\n\\"", "array": []}')
     assert not accepts(grammar, '{"integer": 007}')
+
+
+def grammar_of(schema: dict[str, Any]) -> Grammar:
+    return make_grammar("args_t", arguments_rules([ToolSpec("t", "", {"properties": {"x": schema}})]))
+
+
+INTEGERS = {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3}
+MODES = {"type": "string", "enum": ["a b", "é", "\U0001f600", '"']}
+OPTIONAL = {"anyOf": [INTEGERS, {"type": "null"}], "default": None}
+NESTED = {"type": "object", "properties": {"a": MODES, "b": {"type": "integer"}}, "required": ["b", "c"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (INTEGERS, ([1], [1, -2, 3]), ([], ["1"], [1, 2, 3, 4], 1)),
+        (MODES, ("a b", "é", "\U0001f600", '"'), ("", "b", None)),
+        ({"enum": [1, None, "x"]}, (1, None, "x"), (2, "1")),
+        ({"type": "object", "const": {"a": [1]}}, ({"a": [1]},), ({},)),
+        ({"type": "array", "items": MODES}, ([], ["é", '"']), (["b"], "é")),
+        ({"type": ["integer", "null"], "description": "d"}, (3, None), ("3", "null")),
+        (OPTIONAL, ([4], None), ([None], "x")),
+        ({"type": "array", "items": OPTIONAL}, ([], [None, [1]]), ([[]],)),
+        (NESTED, ({"b": 1, "c": "x"}, {"a": "é", "b": 1, "c": "x"}), ({}, {"b": "1", "c": "x"}, {"b": 1})),
+        ({"type": "array", "items": NESTED}, ([{"b": 1, "c": "x"}],), ([{}], [1])),
+        ({"type": "object", "properties": {}}, ({},), ({"a": "x"},)),
+        ({"type": "object", "additionalProperties": False}, ({},), ({"a": "x"},)),
+        ({"type": "object", "additionalProperties": {"type": "boolean"}}, ({}, {"a": True}), ({"a": "x"},)),
+        ({"type": "object", "maxProperties": 1}, ({"a": "x"},), ({"a": "x", "b": "x"}, {"a": 1})),
+        ({}, ("x",), (1,)),
+    ],
+)
+def test_an_argument_is_what_its_schema_says(schema: dict[str, Any], right: Any, wrong: Any) -> None:
+    grammar = grammar_of(schema)
+    for values, fits in ((right, True), (wrong, False)):
+        for value in values:
+            assert accepts(grammar, json.dumps({"x": value}, ensure_ascii=False)) == fits, value
+    assert accepts(grammar, "{}")
+
+
+@pytest.mark.parametrize(("name", "kind"), FORMATS)
+def test_what_is_sampled_for_the_tools_of_others_is_one_call_too(name: str, kind: str) -> None:
+    edit = {"mode": MODES, "<tool_call>": OPTIONAL, "lines": {"type": "array", "items": NESTED}}
+    specs = [ToolSpec("get-weather", "", {}), ToolSpec("fs.edit", "", {"properties": edit})]
+    chat = chat_format(name, kind)
+    state, dice, seen = matcher(chat.grammar(specs)), random.Random(1), set()
+    for _ in range(20):
+        text = walk(state, dice)
+        found = chat.parse((*(chat.write if kind == "qwen" else chat.text)(text), *chat.stop_ids), specs)
+        assert (len(found.actions), found.error) == (1, None), text
+        seen.add(found.actions[0].name)
+    assert seen == {"get-weather", "fs.edit"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/x"},
+        {"type": "string", "pattern": "^a"},
+        {"type": "integer", "minimum": 1},
+        {"type": "array", "minItems": 9},
+        {"type": "tuple"},
+        {"enum": []},
+        {"type": "string", "anyOf": [{}]},
+        {"type": "array", "items": [{}]},
+        json.loads('{"type": "array", "items": ' * 100 + "{}" + "}" * 100),
+    ],
+)
+def test_a_schema_that_no_rule_can_hold_is_refused_with_the_name_of_its_tool(schema: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="no grammar for the tool t:"):
+        grammar_of(schema)
+
+
+def test_a_grammar_grows_as_its_optional_arguments_do() -> None:
+    few, many = (
+        arguments_rules([ToolSpec("t", "", {"properties": {f"p{at:03}": {} for at in range(size)}})])
+        for size in (20, 200)
+    )
+    assert len(many) < 12 * len(few)
+    grammar = make_grammar("args_t", many)
+    for names in ((), ("p000",), ("p003", "p100"), ("p000", "p198", "p199")):
+        assert accepts(grammar, json.dumps(dict.fromkeys(names, "x")))
+    assert not accepts(grammar, '{"p100": "x", "p003": "x"}')
 
 
 def test_harmony_offers_none() -> None:

@@ -290,6 +290,13 @@ def test_compact_reads_lines_that_begin_with_a_tool(text: str, actions: tuple[To
     assert (found.error is None) == bool(actions)
 
 
+def test_compact_reads_an_output_that_is_one_json_object() -> None:
+    for text in (BODY, f"```json\n{BODY}\n```", f"<think>Look.</think>\n{BODY}"):
+        assert parsed("compact", text) == Parsed("", (RIVER,))
+    for text in (f"Look. {BODY}", BODY.replace("search_corpus", "fetch"), '{"query": "river"}', f"{BODY}\n{BODY}"):
+        assert parsed("compact", text).error == "there is no call"
+
+
 def test_compact_knows_no_tool_that_is_not_shown() -> None:
     chat = chat_format("compact", "chatml")
     ids = chat.speak("", call("grep_corpus", pattern="x"))
