@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from multiprocessing import connection
+from typing import Any
 
 import msgspec
 
@@ -46,6 +47,8 @@ from harness1.retrieval.retriever import Retriever
 from harness1.reward.composite import score
 from harness1.rollout import rollout
 
+WATCH_S = 2.0
+"""Seconds without a result after which somebody looks whether all workers are there."""
 Scorable = tuple["Job", Episode]
 
 FEW = 4
@@ -215,13 +218,24 @@ def _drain(
     running = {pool.submit(_encoded_chunk, bench, chunk) for chunk in islice(chunks, 2 * workers)}
     try:
         while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
+            done, running = wait(running, WATCH_S, return_when=FIRST_COMPLETED)
+            if not done and len(multiprocessing.active_children()) < workers:
+                _break(pool)
             _hand_over(done, on_episode)
             running |= {pool.submit(_encoded_chunk, bench, chunk) for chunk in islice(chunks, len(done))}
     except KeyboardInterrupt:
         begun = {future for future in running if not future.cancel()}
         _hand_over(wait(begun).done, on_episode)
         raise
+
+
+def _break(pool: ProcessPoolExecutor) -> None:
+    """End a pool that a worker left while it was sending a result: it took the lock of the others with it, and the pool
+    waits for the rest of the message. Once no end of the pipe is open for writing, the pool finds itself broken."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    queue: Any = pool._result_queue
+    queue._writer.close()
 
 
 def _hand_over(done: set[Future[list[bytes]]], on_episode: Callable[[Episode], None]) -> None:
