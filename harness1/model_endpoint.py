@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from harness1.config import Run
 from harness1.errors import ConfigError, InfrastructureFault, Refusal, UsageError
 from harness1.http_client import HttpClient, HttpFault, without_password
 
@@ -116,3 +117,19 @@ def _check(url: str, key: str) -> None:
         raise ConfigError(f"{shown}: give a key, or a user name and password in the address, not both")
     if not key.isprintable() or not key.isascii():
         raise ConfigError(f"{shown}: the key has characters that no header can carry")
+
+
+def policy_endpoint(url: str, run: Run) -> ModelEndpoint:
+    """The endpoint of a policy's model: asked as `run.model` says, and again as often as everything is.
+
+    Raises:
+        ConfigError, MissingExtra: as `ModelEndpoint`.
+    """
+    return ModelEndpoint(
+        url,
+        run.model.key,
+        timeout_s=run.model.timeout_s,
+        attempts=run.attempts,
+        backoff_s=run.backoff_s,
+        concurrency=run.model.concurrency,
+    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness1.errors import MissingExtra, UsageError
+from harness1.retrieval.model_folder import no_progress_bars
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,7 +34,7 @@ def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedMode
         raise MissingExtra(error.name or "transformers", "train") from error
     auto: Any = AutoModelForCausalLM
     try:
-        with _no_progress_bars():
+        with no_progress_bars():
             loaded = auto.from_pretrained(
                 folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
             )
@@ -104,17 +104,3 @@ def _float32_head(head: Any) -> nn.Module:
 def first_line(error: BaseException) -> str:
     """What an error says, as far as it fits one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    import transformers
-
-    logging: Any = transformers.utils.logging
-    drawn = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if drawn:
-            logging.enable_progress_bar()

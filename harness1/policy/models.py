@@ -10,7 +10,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.errors import ConfigError, MissingExtra, UsageError
-from harness1.model_endpoint import ModelEndpoint
+from harness1.model_endpoint import policy_endpoint
 from harness1.models.fetch import resolve_model
 from harness1.policy.backend import Backend
 from harness1.policy.chat_completions import ChatCompletionsPolicy
@@ -76,7 +76,7 @@ def open_model(spec: str, config: Config) -> Policy:
     if asked.kind == "openai":
         if settings.constrained:
             raise ConfigError("policy.constrained needs a model whose tokens are sampled here or by vLLM")
-        return ChatCompletionsPolicy(_endpoint(asked.url or "", config), asked.model, reserve, settings, spec)
+        return ChatCompletionsPolicy(policy_endpoint(asked.url or "", config.run), asked.model, reserve, settings, spec)
     model, chat = open_backend(asked, config)
     return LanguageModelPolicy(model, chat, reserve, settings, spec)
 
@@ -90,7 +90,7 @@ def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]
     if asked.url is not None:
         chat = format_at(config.run.model.tokenizer or _weights_of(asked), config)
         server = VllmServer if asked.kind == "vllm" else SglangServer
-        return server(_endpoint(server_root(asked.url), config), asked.model, weights=asked.model), chat
+        return server(policy_endpoint(server_root(asked.url), config.run), asked.model, weights=asked.model), chat
     folder = resolve_model(asked.model)
     chat = format_at(folder, config)
     _check_window(folder, config)
@@ -132,18 +132,6 @@ def _preferred_device() -> str:
     except ModuleNotFoundError as error:
         raise MissingExtra("torch", "train") from error
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _endpoint(url: str, config: Config) -> ModelEndpoint:
-    run = config.run
-    return ModelEndpoint(
-        url,
-        run.model.key,
-        timeout_s=run.model.timeout_s,
-        attempts=run.attempts,
-        backoff_s=run.backoff_s,
-        concurrency=run.model.concurrency,
-    )
 
 
 def _check_window(folder: Path, config: Config) -> None:

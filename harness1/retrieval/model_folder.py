@@ -92,7 +92,7 @@ def loading(folder: Path, kind: str, run: Run) -> Iterator[None]:
 
         if run.threads:
             torch.set_num_threads(run.threads)
-        with _no_progress_bars():
+        with no_progress_bars():
             yield
     except ModuleNotFoundError as error:
         raise MissingExtra("sentence-transformers", "dense") from error
@@ -104,7 +104,7 @@ def loading(folder: Path, kind: str, run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """Loading 0.1 s of weights draws one otherwise, across the progress of whoever loads them."""
     import transformers
 

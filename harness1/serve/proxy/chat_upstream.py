@@ -15,7 +15,7 @@ import msgspec
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, Refusal
 from harness1.http_client import HttpClient, HttpFault
-from harness1.model_endpoint import ModelEndpoint
+from harness1.model_endpoint import policy_endpoint
 from harness1.policy.sampled import LEAST, ROUNDING
 from harness1.records import Sampling, ToolCall
 from harness1.serve.proxy.chat import Called, ChatReply, ChatRequest, Finish, changing, refuse_unsupported
@@ -104,14 +104,7 @@ class ChatUpstream:
 
     def __init__(self, url: str, model: str, config: Config) -> None:
         run = config.run
-        self._endpoint = ModelEndpoint(
-            url,
-            run.model.key,
-            timeout_s=run.model.timeout_s,
-            attempts=run.attempts,
-            backoff_s=run.backoff_s,
-            concurrency=run.model.concurrency,
-        )
+        self._endpoint = policy_endpoint(url, run)
         headers = {"Authorization": f"Bearer {run.model.key}"} if run.model.key else {}
         self._client, self._timeout_s = HttpClient(url.rstrip("/"), headers), run.call_deadline_s
         self._model, self._settings, self._reserve = model, config.policy, config.env.generation_reserve
