@@ -23,6 +23,8 @@ from harness1.run_settings import Web as Web
 from harness1.settings import Count as Count
 from harness1.settings import Positive as Positive
 from harness1.settings import Settings, Share, Weight
+from harness1.training_settings import Sft as Sft
+from harness1.training_settings import Train as Train
 
 OBSERVATION_SHARE = 0.4
 """The most of a prompt that one observation may take."""
@@ -274,6 +276,8 @@ class Config(Settings):
     policy: ChatPolicy = ChatPolicy()
     index: Index = Index()
     reward: Reward = Reward()
+    sft: Sft = Sft()
+    train: Train = Train()
     run: Run = Run()
 
     def __post_init__(self) -> None:

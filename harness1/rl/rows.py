@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import isfinite
+from typing import Any
 
 from harness1.records import Record
 from harness1.rl.captured_call import CapturedCall
@@ -29,6 +30,8 @@ class TrainRow(Record):
     """The smallest and the largest version of the weights that sampled."""
     call_ids: tuple[str, ...] = ()
     """The calls whose outputs are trained here, in order."""
+    metadata: dict[str, Any] = {}
+    """Where the row comes from; no algorithm reads it."""
 
     def __post_init__(self) -> None:
         for name in ("loss_mask", "rollout_logprobs", "advantages"):

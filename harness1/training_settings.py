@@ -1,0 +1,111 @@
+"""How policies are trained: `[sft]` makes rows of teachers' episodes, `[train]` is the trainer's. Neither is in
+`env_hash`; defaults are the published recipe (Harness-1, arXiv 2606.02373, appendix on training)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from harness1.errors import ConfigError
+from harness1.settings import Count, Positive, Settings, Share, Weight
+
+Moment = Annotated[float, Meta(ge=0.0, lt=1.0)]
+Rate = Annotated[float, Meta(gt=0.0)]
+
+
+class Gates(Settings):
+    """Which of a teacher's episodes are learned from."""
+
+    recall: Share = 0.10
+    """Curated recall below this is no example."""
+    documents: Positive = 1
+    """Curated documents, at least."""
+    tools: Positive = 1
+    """Different tools that an episode must have used with success."""
+    tool_share: Share = 0.0
+    """Tool-mix floor: each tool that the kept episodes use at all has at least this share of their turns, or the
+    collection is refused."""
+    near: Share = 0.8
+    """Two queries whose word sets are at least this alike (Jaccard, estimated by MinHash) count as the same."""
+    quotas: dict[str, Positive] = {}
+    """Episodes kept of each dataset, by its name; of others: all."""
+
+
+class Sft(Settings):
+    """From episodes to rows."""
+
+    gates: Gates = Gates()
+    rows: Literal["turn", "epoch"] = "turn"
+    """One row for each turn, or one for each chain of turns whose prompts are proven prefixes of each other."""
+    max_tokens: Positive = 32768
+    """Longer rows are dropped and counted."""
+    repeated_weight: Share = 1.0
+    """Weight of a turn whose tool was that of both turns before it; 1: as every other."""
+    held_out: Share = 0.05
+    """Share of the tasks that is never trained on, and watched instead."""
+    seed: Count = 42
+
+
+class Lora(Settings):
+    """Low-rank adapters on all linear layers but the head (Hu et al., arXiv 2106.09685)."""
+
+    rank: Count = 32
+    """0: none, all weights are trained."""
+    alpha: Rate = 32.0
+    """Adapters are scaled by alpha / rank."""
+
+
+class Watch(Settings):
+    """What is measured on held-out tasks while training goes on."""
+
+    every: Count = 50
+    """Steps between two looks; 0: only at the end."""
+    rows: Count = 64
+    """Held-out rows whose loss is taken."""
+    turns: Count = 32
+    """Held-out turns that the policy is asked to take."""
+    tasks: Count = 0
+    """Held-out tasks on which it runs whole episodes."""
+    metric: Literal["nll", "valid", "tool_agreement", "curated_recall"] = "nll"
+    """What decides which checkpoint is the best."""
+    patience: Count = 0
+    """Looks without a better value after which training stops; 0: never."""
+
+
+class Train(Settings):
+    """The trainer, whichever the algorithm."""
+
+    epochs: Positive = 3
+    batch_rows: Positive = 128
+    """Rows of one optimizer step."""
+    micro_tokens: Positive = 32768
+    """Tokens of one forward pass, padding included; a longer row is a pass of its own."""
+    rate: Rate = 5e-6
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """How the rate falls to 0 behind the warm-up."""
+    warmup: Share = 0.0
+    """Share of the steps in which the rate rises from 0."""
+    beta1: Moment = 0.9
+    beta2: Moment = 0.95
+    epsilon: Rate = 1e-8
+    weight_decay: Weight = 0.0
+    clip: Weight = 1.0
+    """The largest norm of a gradient; 0: not clipped."""
+    lora: Lora = Lora()
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """What matrices are multiplied in. Trained weights, logits and loss are float32 in both."""
+    checkpointing: bool = False
+    """Keep no activations within a layer and compute them again in the backward pass."""
+    seed: Count = 0
+    save_every: Count = 50
+    """Steps between two states to resume from; 0: only at the end."""
+    watch: Watch = Watch()
+
+    def __post_init__(self) -> None:
+        if self.watch.metric == "curated_recall" and not self.watch.tasks:
+            raise ConfigError("train.watch.metric=curated_recall needs train.watch.tasks")
+        if self.watch.metric in ("valid", "tool_agreement") and not self.watch.turns:
+            raise ConfigError(f"train.watch.metric={self.watch.metric} needs train.watch.turns")
+        if self.watch.metric == "nll" and not self.watch.rows:
+            raise ConfigError("train.watch.metric=nll needs train.watch.rows")
