@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,3 +22,11 @@ def digest(value: Any) -> str:
 def text_digest(text: str) -> str:
     """Sixteen hexadecimal digits of the sha256 of a text: enough to name a piece within one episode."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def file_digest(path: Path) -> str:
+    """The sha256 of a file's bytes; the empty string for a file that is not there."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,9 +18,20 @@ from harness1.store import EPISODES, TOKENS
 METRICS = "metrics.json"
 
 
-def run_stage(config: Config, policy: str, inputs: dict[str, Any], index: str, hashes: dict[str, str]) -> Stage:
-    """The card of a run folder: enough to replay it, offline by its configuration and live by its index."""
-    outputs = {"policy": policy, "config": shown_config(config), "index": _absolute(index)}
+def run_stage(
+    config: Config,
+    policy: str,
+    inputs: dict[str, Any],
+    index: str,
+    hashes: dict[str, str],
+    spoken: Mapping[str, str] = MappingProxyType({}),
+) -> Stage:
+    """The card of a run folder: enough to replay it, offline by its configuration and live by its index.
+
+    Args:
+        spoken: where its policy has one, its chat `format`, and where the `tokenizer` of its student lies.
+    """
+    outputs = {"policy": policy, "config": shown_config(config), "index": _absolute(index), **spoken}
     return Stage("run", inputs, hashes=hashes, outputs=outputs)
 
 

@@ -78,6 +78,8 @@ class Model(Keyed):
     """Of a GPU, for vLLM in this process."""
     tokenizer: str = ""
     """Where the tokenizer of a model behind a server lies, if the server's name for the model is no such place."""
+    foreign: bool = False
+    """Take a model that was trained here for another environment or format than the present one."""
     key: str = ""
     """For a model behind a server."""
     timeout_s: Seconds = 300.0

@@ -28,9 +28,12 @@ from harness1.env.verification import Verifier
 from harness1.errors import HarnessError, InfrastructureFault
 from harness1.hashing import digest
 from harness1.pipeline import Finished, Limits, Pipeline, StageFailure, StageName
-from harness1.policy.models import is_model
+from harness1.policy.formats.chat_format import ChatFormat
+from harness1.policy.models import format_at, is_model
 from harness1.policy.policy import Policy, counter_of
+from harness1.policy.reasoned import ReasonedPolicy
 from harness1.policy.registry import make_policy, needs_gold
+from harness1.policy.spoken import speaking
 from harness1.records import (
     Episode,
     Gold,
@@ -70,6 +73,11 @@ class Bench:
     config: Config
     retriever: str
     policy: str
+    reasoned: bool = False
+    """Whether the policy is asked for a reason with every call."""
+    student: str = ""
+    """Where the tokenizer lies of the model that is to learn from the episodes: they are spoken in its format
+    (`policy.format`); empty: there is none."""
 
     def environment(self, retriever: Retriever, policy: Policy) -> SearchEnv:
         """An environment that counts tokens as the policy does."""
@@ -83,6 +91,12 @@ class Bench:
         return replace(self, config=config)
 
     def policy_for(self, jobs: Sequence[Job]) -> Policy:
+        policy = self._asked_policy(jobs)
+        if self.reasoned:
+            policy = ReasonedPolicy(policy)
+        return speaking(policy, _student(self.student, self.config)) if self.student else policy
+
+    def _asked_policy(self, jobs: Sequence[Job]) -> Policy:
         if not needs_gold(self.policy):
             return _policy(self.policy, self.config)
         golds: dict[str, Gold] = {job.task.task_id: job.task.gold for job in jobs if job.task.gold is not None}
@@ -264,6 +278,12 @@ def _verifier(config: Config) -> Verifier:
 def _policy(spec: str, config: Config) -> Policy:
     """A policy is made once for each process: its model, or the record that it repeats, may be large."""
     return make_policy(spec, {}, config)
+
+
+@lru_cache(maxsize=2)
+def _student(place: str, config: Config) -> ChatFormat:
+    """A format remembers the ids of the pieces that it has seen, for all chunks of a process."""
+    return format_at(place, config)
 
 
 def _begin_worker() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from harness1.errors import SchemaError
+from harness1.errors import SchemaError, UsageError
 
 STAGE = "stage.json"
 
@@ -51,6 +54,25 @@ def read_stage(folder: Path) -> Stage | None:
         return msgspec.json.decode(path.read_bytes(), type=Stage)
     except msgspec.MsgspecError as error:
         raise SchemaError(f"{path} is not a stage card: {error}") from error
+
+
+@contextmanager
+def under_way(stage: Stage, folder: Path) -> Iterator[None]:
+    """Work inside this: the card says `running` meanwhile, and `interrupted` if the work is cut short.
+
+    Raises:
+        UsageError: the folder cannot be written, or its disk is full.
+    """
+    try:
+        stage.write(folder)
+        try:
+            yield
+        except BaseException:
+            stage.write(folder, status="interrupted")
+            raise
+    except OSError as error:
+        reason = "no space left on its disk" if error.errno == errno.ENOSPC else error.strerror or str(error)
+        raise UsageError(f"cannot write to {folder}: {reason}") from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:

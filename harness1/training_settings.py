@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from harness1.errors import ConfigError
+from harness1.hashing import digest
 from harness1.settings import Count, Positive, Settings, Share, Weight
 
 Moment = Annotated[float, Meta(ge=0.0, lt=1.0)]
@@ -30,6 +31,10 @@ class Gates(Settings):
     """Two queries whose word sets are at least this alike (Jaccard, estimated by MinHash) count as the same."""
     quotas: dict[str, Positive] = {}
     """Episodes kept of each dataset, by its name; of others: all."""
+
+    def __hash__(self) -> int:
+        # A configuration is a key of caches, and a mapping has no hash of its own.
+        return hash(digest(self))
 
 
 class Sft(Settings):

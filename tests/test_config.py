@@ -17,6 +17,7 @@ from tests.support import make_env
 
 ROOT = Path(__file__).parent.parent
 PAPER = ROOT / "configs" / "paper.toml"
+RECIPE = ROOT / "configs" / "sft" / "paper.toml"
 
 
 def leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -50,10 +51,13 @@ def changed(settings: Settings, path: str) -> str:
 
 def test_the_published_constants_are_the_defaults() -> None:
     assert load_config(PAPER) == Config()
+    # Quotas name datasets, and no default speaks of anybody's.
+    assert load_config(RECIPE, ["sft.gates.quotas={}"]) == Config()
 
 
-def test_the_file_of_published_constants_spells_out_every_setting() -> None:
-    tree = msgspec.toml.decode(PAPER.read_bytes())
+def test_the_files_of_published_constants_spell_out_every_setting() -> None:
+    tree = msgspec.toml.decode(PAPER.read_bytes()) | msgspec.toml.decode(RECIPE.read_bytes())
+    tree["sft"]["gates"]["quotas"] = {}
     full = msgspec.to_builtins(Config())
     full.pop("run")
     assert tree == full

@@ -38,21 +38,28 @@ HEADLINE = (
 )
 
 
+Limit = Annotated[int, typer.Option("--limit", help="The first N tasks; 0 means all.", min=0)]
+Samples = Annotated[int, typer.Option("--samples", help="Episodes for each task.", min=1)]
+Seed = Annotated[int, typer.Option("--seed", help="For policies that draw, and for the bootstrap.")]
+IndexSpec = Annotated[
+    str | None,
+    typer.Option("--index", help="An index or engine to ask, instead of indexing the dataset.", metavar="SPEC"),
+]
+Cache = Annotated[
+    Path | None, typer.Option("--cache", help="Where indexes are kept; default ~/.cache/harness1.", metavar="DIR")
+]
+
+
 def evaluate(
     dataset: Annotated[str, typer.Argument(help="A BEIR folder, world:SIZE or stdlib.")],
     policy: PolicyName = "scripted",
     split: Annotated[str, typer.Option("--split", help="Which tasks.")] = "test",
-    limit: Annotated[int, typer.Option("--limit", help="The first N tasks; 0 means all.", min=0)] = 0,
-    samples: Annotated[int, typer.Option("--samples", help="Episodes for each task.", min=1)] = 1,
-    seed: Annotated[int, typer.Option("--seed", help="For policies that draw, and for the bootstrap.")] = 0,
-    index: Annotated[
-        str | None,
-        typer.Option("--index", help="An index or engine to ask, instead of indexing the dataset.", metavar="SPEC"),
-    ] = None,
+    limit: Limit = 0,
+    samples: Samples = 1,
+    seed: Seed = 0,
+    index: IndexSpec = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/DATASET-SPLIT-POLICY.")] = None,
-    cache: Annotated[
-        Path | None, typer.Option("--cache", help="Where indexes are kept; default ~/.cache/harness1.", metavar="DIR")
-    ] = None,
+    cache: Cache = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -67,16 +74,34 @@ def evaluate(
     tasks = source.tasks(split)[: limit or None]
     check_policy(policy)
     name = source.name.replace(":", "-")
-    index = _checked(index, settings) if index else _own_index(source, cache, settings)
     out = out or Path("runs") / f"{name}-{split}-{policy.replace(':', '-').replace('/', '-')}"
-    evaluation = Evaluation(dataset, split, tasks, index, policy, settings, samples, seed)
-    if force:
-        clear_run(out)
-    metrics = _finished(evaluation, out) or _run(evaluation, out)
+    asked = index_of(source, index, cache, settings)
+    evaluation = Evaluation(dataset, split, tasks, asked, policy, settings, samples, seed)
+    metrics = evaluated(evaluation, out, force)
     if as_json:
         print(msgspec.json.encode(metrics).decode())
     else:
         print_metrics(metrics, f"{policy} on {source.name}/{split}", out)
+
+
+def index_of(source: Source, index: str | None, cache: Path | None, config: Config) -> str:
+    """The index that a user names, or the dataset's own, which is built into the cache unless it is there.
+
+    Raises:
+        UsageError: the named one is scored by another unit than the configuration says.
+    """
+    return _checked(index, config) if index else _own_index(source, cache, config)
+
+
+def evaluated(evaluation: Evaluation, out: Path, force: bool) -> dict[str, Any]:
+    """Run what is missing in a run folder, under a progress bar; returns its metrics.
+
+    Args:
+        force: begin again, whatever the folder holds of earlier runs.
+    """
+    if force:
+        clear_run(out)
+    return _finished(evaluation, out) or _run(evaluation, out)
 
 
 def print_metrics(metrics: dict[str, Any], title: str, out: Path) -> None:

@@ -9,12 +9,12 @@ import sys
 
 import typer
 
-from harness1.cli import config, demo, evaluate, index, models, replay, search, serve
+from harness1.cli import config, demo, evaluate, index, models, replay, search, serve, sft
 from harness1.errors import InfrastructureFault, UsageError
 
 app = typer.Typer(
     name="harness1",
-    help="Search episodes over your own corpora: index, search, evaluate, replay, serve.",
+    help="Search episodes over your own corpora: index, search, evaluate, replay, serve, train.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -28,6 +28,7 @@ app.command("replay")(replay.replay)
 app.add_typer(config.app, name="config")
 app.add_typer(models.app, name="models")
 app.add_typer(serve.app, name="serve")
+app.add_typer(sft.app, name="sft")
 
 
 def run() -> None:

@@ -20,8 +20,8 @@ PolicyName = Annotated[
     str,
     typer.Option(
         "--policy",
-        help="scripted, single-shot, random, oracle, replay:RUN, hf:PATH, vllm:PATH, vllm:MODEL@URL, sglang:MODEL@URL"
-        " or openai:MODEL@URL.",
+        help="scripted, single-shot, random, oracle, oracle-teacher, replay:RUN, hf:PATH, vllm:PATH, vllm:MODEL@URL,"
+        " sglang:MODEL@URL or openai:MODEL@URL.",
         metavar="NAME",
     ),
 ]

@@ -14,6 +14,7 @@ from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.eval.outcome import targets
 from harness1.eval.summary import summarise
+from harness1.policy.formats.chat_format import ChatFormat
 from harness1.records import Episode, Task
 from harness1.retrieval.engines import open_retriever
 from harness1.run_folder import METRICS, refuse_other_run, run_stage
@@ -36,10 +37,13 @@ class Evaluation:
     config: Config
     samples: int = 1
     seed: int = 0
+    reasoned: bool = False
+    student: str = ""
+    """As of a `Bench`: how a teacher is asked, and in whose format its episodes are recorded."""
 
     @property
     def bench(self) -> Bench:
-        return Bench(self.config, self.index, self.policy)
+        return Bench(self.config, self.index, self.policy, self.reasoned, self.student)
 
     def jobs(self) -> list[Job]:
         return [Job(task, sample, self.seed + sample) for sample in range(self.samples) for task in self.tasks]
@@ -59,7 +63,12 @@ class Evaluation:
             "reward": self.config.reward_hash,
             **names,
         }
-        return run_stage(self.config, self.policy, inputs, self.index, {**names, "counter": env.counter.hash})
+        hashes = {**names, "counter": env.counter.hash}
+        spoken = {"tokenizer": self.student} if self.student else {}
+        if isinstance(env.counter, ChatFormat):
+            hashes["tokenizer"] = env.counter.tokenizer.hash
+            spoken["format"] = env.counter.name
+        return run_stage(self.config, self.policy, inputs, self.index, hashes, spoken)
 
 
 def evaluate(

@@ -53,9 +53,21 @@ def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedMode
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
         model.set_attn_implementation("eager")  # torch's fused attention, the default, leaves soft caps out unsaid
     if dtype != "float32":
-        model.set_output_embeddings(_float32_head(model.get_output_embeddings()))
+        compute_logits_in_float32(model)
     ready: PreTrainedModel = model.eval()
     return ready
+
+
+def output_head(model: PreTrainedModel) -> Any:
+    """The layer that makes logits."""
+    untyped: Any = model
+    return untyped.get_output_embeddings()
+
+
+def compute_logits_in_float32(model: PreTrainedModel) -> None:
+    """Let the output head compute in float32 whatever the layers below do, also under automatic mixed precision."""
+    untyped: Any = model
+    untyped.set_output_embeddings(_float32_head(output_head(model)))
 
 
 def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
@@ -96,7 +108,8 @@ def _float32_head(head: Any) -> nn.Module:
 
         def forward(self, hidden: Tensor) -> Tensor:
             bias = None if self.bias is None else self.bias.float()
-            return torch.nn.functional.linear(hidden.float(), self.weight.float(), bias)
+            with torch.autocast(hidden.device.type, enabled=False):
+                return torch.nn.functional.linear(hidden.float(), self.weight.float(), bias)
 
     return Float32Head(head.weight, head.bias)
 

@@ -14,6 +14,7 @@ from harness1.model_endpoint import policy_endpoint
 from harness1.models.fetch import resolve_model
 from harness1.policy.backend import Backend
 from harness1.policy.chat_completions import ChatCompletionsPolicy
+from harness1.policy.checkpoint import format_of
 from harness1.policy.formats.chat_format import ChatFormat
 from harness1.policy.formats.harmony_vocabulary import HarmonyVocabulary
 from harness1.policy.formats.registry import open_format
@@ -100,7 +101,7 @@ def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]
         return open_vllm(folder, dtype=config.policy.dtype, max_model_len=window, memory_share=model.memory_share), chat
     backend = open_transformers(
         folder,
-        device=model.device or _preferred_device(),
+        device=model.device or preferred_device(),
         dtype=config.policy.dtype,
         threads=model.threads,
         rows=model.rows,
@@ -113,10 +114,13 @@ def format_at(place: str | Path, config: Config) -> ChatFormat:
     """The format of a model by where its tokenizer lies, or `HARMONY`.
 
     Raises:
-        UsageError, ConfigError, MissingExtra: as `open_model`.
+        UsageError, ConfigError, MissingExtra: as `open_model`; ConfigError too of a model that was trained here for
+            another environment.
     """
-    tokenizer = HarmonyVocabulary() if place == HARMONY else open_tokenizer(resolve_model(str(place)))
-    return open_format(config.policy.format, tokenizer)
+    if place == HARMONY:
+        return open_format(config.policy.format, HarmonyVocabulary())
+    folder = resolve_model(str(place))
+    return open_format(format_of(folder, config), open_tokenizer(folder))
 
 
 def _weights_of(asked: ModelSpec) -> Path:
@@ -126,7 +130,12 @@ def _weights_of(asked: ModelSpec) -> Path:
         raise UsageError(f"{error}; for another name of a server's: --set run.model.tokenizer=FOLDER") from error
 
 
-def _preferred_device() -> str:
+def preferred_device() -> str:
+    """A GPU, where torch has one.
+
+    Raises:
+        MissingExtra: torch is not installed.
+    """
     try:
         import torch
     except ModuleNotFoundError as error:

@@ -10,6 +10,7 @@ from harness1.errors import UsageError
 from harness1.policy.models import NAMES as MODELS
 from harness1.policy.models import ModelSpec, is_model, open_model
 from harness1.policy.oracle import OraclePolicy
+from harness1.policy.oracle_teacher import OracleTeacher
 from harness1.policy.policy import Policy
 from harness1.policy.random_walk import RandomPolicy
 from harness1.policy.recorded import RecordedPolicy
@@ -24,13 +25,18 @@ PLAIN: dict[str, Callable[[], Policy]] = {
 }
 """Policies that need nothing but their name."""
 
-ORACLE = "oracle"
-NAMES = (*PLAIN, "scripted:SIZE (1 to 30)", ORACLE, "replay:RUN", *MODELS)
+SIGHTED: dict[str, Callable[[Mapping[str, Gold]], Policy]] = {
+    "oracle": OraclePolicy,
+    "oracle-teacher": OracleTeacher,
+}
+"""Policies with sight of the gold, by task id."""
+
+NAMES = (*PLAIN, "scripted:SIZE (1 to 30)", *SIGHTED, "replay:RUN", *MODELS)
 
 
 def needs_gold(spec: str) -> bool:
     """Whether a policy acts with sight of the gold."""
-    return spec == ORACLE
+    return spec in SIGHTED
 
 
 def check_policy(spec: str) -> None:
@@ -46,7 +52,7 @@ def check_policy(spec: str) -> None:
 
 
 def make_policy(spec: str, golds: Mapping[str, Gold], config: Config = Config()) -> Policy:
-    """A policy from its name; the oracle alone is given the gold, by task id.
+    """A policy from its name; the oracles alone are given the gold, by task id.
 
     Raises:
         UsageError: there is no such policy, or its model cannot be loaded.
@@ -58,7 +64,7 @@ def make_policy(spec: str, golds: Mapping[str, Gold], config: Config = Config())
     if kind == "scripted" and argument.isdecimal() and 1 <= int(argument[:3]) <= 30:
         return ScriptedPolicy(int(argument))
     if needs_gold(spec):
-        return OraclePolicy(golds)
+        return SIGHTED[spec](golds)
     if spec in PLAIN:
         return PLAIN[spec]()
     if is_model(spec):

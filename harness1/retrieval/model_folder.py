@@ -17,6 +17,8 @@ PACKAGED = "package:"
 MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
 """Endings of what decides a model's output; scripts, cards and other formats of the same weights do not."""
 OTHER_FORMATS = ("onnx", "openvino")
+CARDS = frozenset({"stage.json", "checkpoint.json", "card.json"})
+"""Files that speak of a model which was trained here, and decide nothing."""
 
 
 def model_folder(spec: str) -> Path:
@@ -67,6 +69,7 @@ def folder_hash(folder: Path) -> str:
         for path in sorted(folder.rglob("*"))
         if path.suffix in MODEL_FILES
         and not path.relative_to(folder).parts[0].startswith((".", *OTHER_FORMATS))
+        and path.name not in CARDS
         and path.is_file()
     ]
     if any(path.suffix == ".safetensors" for path in files):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from harness1.config import Env, Rendering
+from harness1.config import ChatPolicy, Env, Rendering
+from harness1.errors import InfrastructureFault
 from harness1.model_calls import calls_of, prompt_ids
+from harness1.policy.backend import Generation
+from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.random_walk import RandomPolicy
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.spoken import SpokenPolicy
-from harness1.records import Episode, Task
+from harness1.policy.spoken import SpokenPolicy, speaking
+from harness1.records import Episode, Status, Task, ToolCall
 from harness1.replay import replay_episode
 from harness1.rollout import rollout
 from harness1.tools.registry import Toolbox
@@ -47,17 +50,17 @@ def test_its_prompts_are_those_of_the_student() -> None:
     chat = chat_format("hermes", "chatml")
     seen: list[tuple[int, ...]] = []
 
-    class Seen(Script):
+    class Seen(SpokenPolicy):
         def open(self, task: Task, seed: int) -> Seen:  # type: ignore[override]
+            self.session = super().open(task, seed)
             return self
 
         async def act(self, context):  # type: ignore[no-untyped-def]
             seen.append(tuple(token for _, ids in [*chat.segments(context), chat.prompt_end()] for token in ids))
             return await self.session.act(context)
 
-        session = Script(search("river"), search("war"), curate(add_ids=["D1"])).open(TASK, 0)
-
-    episode = spoken(Seen())
+    taught = Seen(Script(search("river"), search("war"), curate(add_ids=["D1"])), chat)
+    episode = run(rollout(make_env(Env(), CORPUS, counter=chat), taught, TASK))
     assert [prompt_ids(episode, each) for each in calls_of(episode)] == seen
     assert len(seen) == 4
 
@@ -75,11 +78,82 @@ def test_a_decision_without_an_action_stays_one() -> None:
     assert (episode.turns[0].parse_error, episode.turns[0].calls) == ("no idea", ())
 
 
+def test_what_is_no_plain_json_is_spoken_as_it_is_recorded() -> None:
+    episode = spoken(Script(ToolCall("search_corpus", {"query": "castle \ud800", "k": float("nan")}), END))
+    said = chat_format("hermes", "chatml").parse(episode.turns[0].calls[0].output_ids, Toolbox.of(Env()).specs)
+    assert said.actions == (episode.turns[0].action,)
+
+
 @pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])
 def test_its_episodes_are_replayed_without_a_tokenizer(order: str) -> None:
     episode = spoken(ScriptedPolicy(), order=order)
     report = replay_episode(episode, Env(rendering=Rendering(order=order)))  # type: ignore[arg-type]
     assert (report.equal, report.difference) == (len(episode.turns), None)
+
+
+class Outputs:
+    """A model that says given outputs and remembers its prompts; then it fails."""
+
+    hash = "outputs"
+
+    def __init__(self, *outputs: tuple[int, ...]) -> None:
+        self.outputs, self.prompts = list(outputs), list[list[int]]()
+
+    async def generate(self, prompt_ids, sampling, grammar=None) -> Generation:  # type: ignore[no-untyped-def]
+        self.prompts.append(list(prompt_ids))
+        if not self.outputs:
+            raise InfrastructureFault("the model is gone")
+        return Generation(self.outputs.pop(0), (), "stop")
+
+
+def taught_by(*outputs: tuple[int, ...], retries: int = 3) -> tuple[Episode, Outputs]:
+    """An episode of a model of one vocabulary that teaches a student of another."""
+    model = Outputs(*outputs)
+    settings = ChatPolicy(format_retries=retries)
+    teacher = LanguageModelPolicy(model, TEACHER, 2048, settings)  # type: ignore[arg-type]
+    return spoken(teacher, "compact", "chatml", "paper"), model
+
+
+TEACHER = chat_format("hermes", "qwen")
+SEARCHED = TEACHER.speak("The river is missing.", search("river"))
+NONSENSE = (*TEACHER.text("Nothing to call."), *TEACHER.stop_ids)
+
+
+def test_a_model_of_another_vocabulary_never_sees_the_ids_of_its_student() -> None:
+    episode, model = taught_by(SEARCHED, TEACHER.speak("", END))
+    student = chat_format("compact", "chatml")
+    assert [turn.action for turn in episode.turns] == [search("river"), END]
+    assert episode.turns[0].calls[0].output_ids == student.speak("The river is missing.", search("river"))
+    shown = TEACHER.tokenizer.decode(model.prompts[1])
+    assert "The river is missing." in shown
+    assert '"query": "river"' in shown
+    assert replay_episode(episode, Env(rendering=Rendering(order="paper"))).difference is None
+
+
+def test_attempts_of_a_model_that_came_to_nothing_leave_nothing_in_the_record() -> None:
+    episode, model = taught_by(SEARCHED, NONSENSE, NONSENSE, retries=1)
+    assert (episode.status, len(episode.turns), len(model.prompts)) == (Status.POLICY_ERROR, 2, 3)
+    assert (episode.turns[1].parse_error, episode.turns[1].calls) == ("there is no call", ())
+    assert replay_episode(episode, Env(rendering=Rendering(order="paper"))).difference is None
+
+
+def test_a_model_that_fails_within_a_turn_leaves_the_turn_without_its_calls() -> None:
+    episode, _ = taught_by(SEARCHED, NONSENSE)
+    assert (episode.status, episode.error) == (Status.INFRA_ERROR, "the model is gone")
+    assert (episode.turns[1].parse_error, episode.turns[1].calls) == ("there is no call", ())
+    named = {key for turn in episode.turns for each in turn.calls for key in each.prompt}
+    assert episode.segments.keys() <= named
+
+
+def test_a_model_of_the_very_format_speaks_for_itself() -> None:
+    model = LanguageModelPolicy(Outputs(), TEACHER, 2048)  # type: ignore[arg-type]
+    assert speaking(model, chat_format("hermes", "qwen")) is model
+    assert isinstance(speaking(model, chat_format("compact", "qwen")), SpokenPolicy)
+    assert isinstance(speaking(ScriptedPolicy(), TEACHER), SpokenPolicy)
+
+
+def test_a_session_without_pending_calls_has_none() -> None:
+    assert SpokenPolicy(ScriptedPolicy(), TEACHER).open(TASK, 0).pending is None
 
 
 def test_forks_go_on_alike() -> None:

@@ -1,0 +1,102 @@
+"""harness1 sft build: rows for fine-tuning, of the episodes of teachers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve, say_torn
+from harness1.config import Config
+from harness1.errors import UsageError
+from harness1.policy.formats.chat_format import ChatFormat
+from harness1.policy.models import format_at
+from harness1.sft.build import Build, Listener
+from harness1.sft.build import build as build_dataset
+from harness1.sft.data_card import DataCard
+
+
+def build(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, all of one environment.", metavar="RUN...")],
+    out: Annotated[Path, typer.Option("--out", help="The dataset folder to make.", metavar="DATASET")],
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--against",
+            help="Learn nothing of these queries either; those of the runs' own datasets (dev, test) always count.",
+            metavar="DATASET[:SPLIT]",
+        ),
+    ] = None,
+    rerender: Annotated[
+        bool, typer.Option("--rerender", help="Render the contexts again, for the student of --format and --tokenizer.")
+    ] = False,
+    chat_format: Annotated[
+        str, typer.Option("--format", help="With --rerender: auto, hermes, harmony or compact.", metavar="NAME")
+    ] = "",
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", help="With --rerender: where the student's tokenizer lies.", metavar="PATH")
+    ] = "",
+    licence: Annotated[
+        list[str] | None,
+        typer.Option("--licence", help="A note on the licence of a dataset, or of all.", metavar="[NAME=]TEXT"),
+    ] = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Keep good episodes, make training rows of their turns, and write them with a data card.
+
+    Example: harness1 sft build runs/teacher --out data/teacher --config configs/sft/small.toml
+    """
+    settings = resolve(config, overrides)
+    student = _student(settings, chat_format, tokenizer, rerender=rerender)
+    job = Build(runs, settings.sft, against or (), licence or (), student, tokenizer)
+    card = _built(job, out, force=force)
+    if as_json:
+        print(msgspec.json.encode(card).decode())
+    else:
+        print_card(card, out)
+
+
+def print_card(card: DataCard, out: Path) -> None:
+    """What the gates let through, and how many rows there are."""
+    table = Table(title=f"{card.format} rows of {', '.join(run.name for run in card.runs)}", title_justify="left")
+    for column in ("gate", "in", "out"):
+        table.add_column(column, justify="left" if column == "gate" else "right")
+    for gate in card.gates:
+        table.add_row(gate.name, str(gate.entered), str(gate.passed))
+    console = Console(highlight=False)
+    console.print(table)
+    for name, counts in (("train", card.train), ("held out", card.held_out)):
+        trained = f"{counts.trained_tokens} of {counts.tokens} tokens trained"
+        console.print(f"{name}: {counts.rows} rows of {counts.tasks} tasks, {trained}")
+    dropped = ", ".join(f"{count} {name}" for name, count in card.dropped_turns.items() if count) or "none"
+    console.print(f"turns left out: {dropped}. Everything is in {out}.")
+
+
+def _student(config: Config, chat_format: str, tokenizer: str, *, rerender: bool) -> ChatFormat | None:
+    if not rerender:
+        if chat_format or tokenizer:
+            raise UsageError("--format and --tokenizer say how to render again: give --rerender, too")
+        return None
+    if not tokenizer:
+        raise UsageError("--rerender needs --tokenizer: where the student's tokenizer lies")
+    policy = msgspec.structs.replace(config.policy, format=chat_format or config.policy.format)
+    return format_at(tokenizer, msgspec.structs.replace(config, policy=policy))
+
+
+def _built(job: Build, out: Path, *, force: bool) -> DataCard:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("", total=None)
+
+        def show(what: str, done: int, of: int) -> None:
+            progress.update(bar, description=what, completed=done, total=of or None)
+
+        return build_dataset(job, out, force=force, listener=Listener(say_torn, show))

@@ -1,0 +1,67 @@
+"""harness1 sft collect: a teacher's episodes over the tasks of a split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from harness1.cli.evaluate import Cache, IndexSpec, Limit, Samples, Seed, evaluated, index_of, print_metrics
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
+from harness1.data.source import open_source
+from harness1.errors import UsageError
+from harness1.eval.evaluate import Evaluation
+from harness1.sft.collect import is_hosted, student_place, teacher_policy, teaching_tasks
+
+
+def collect(
+    data: Annotated[str, typer.Option("--data", help="A BEIR folder or world:SIZE.", metavar="DATASET")],
+    out: Annotated[Path, typer.Option("--out", help="Run folder.", metavar="RUN")],
+    teacher: Annotated[
+        str, typer.Option("--teacher", help="oracle, openai:MODEL@URL or any other policy.", metavar="NAME")
+    ] = "oracle",
+    split: Annotated[str, typer.Option("--split", help="Which tasks; never test.")] = "train",
+    chat: Annotated[
+        str | None,
+        typer.Option("--format", help="The student's chat format; default policy.format.", metavar="FORMAT"),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            help="The student's model, or a folder with its tokenizer.json: contexts are counted by it, and token ids"
+            " recorded. Without it the counts are approximate, and sft build must be told to render again.",
+            metavar="PATH",
+        ),
+    ] = None,
+    limit: Limit = 0,
+    samples: Samples = 1,
+    seed: Seed = 0,
+    index: IndexSpec = None,
+    cache: Cache = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Record a teacher at work, to learn from. A stopped collection is resumed by the same command.
+
+    Example: harness1 sft collect --data world:1000 --teacher oracle --out runs/teacher --tokenizer models/smollm2
+    """
+    if chat and not tokenizer:
+        raise UsageError("--format is the student's: give its --tokenizer too")
+    settings = resolve(config, [*(overrides or []), *([f"policy.format={chat}"] if chat else [])])
+    policy = teacher_policy(teacher)
+    source = open_source(data)
+    tasks = teaching_tasks(source, split, limit, settings)
+    student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
+    asked = index_of(source, index, cache, settings)
+    hosted = is_hosted(policy)
+    evaluation = Evaluation(data, split, tasks, asked, policy, settings, samples, seed, hosted, student)
+    metrics = evaluated(evaluation, out, force)
+    if as_json:
+        print(msgspec.json.encode(metrics).decode())
+    else:
+        print_metrics(metrics, f"{policy} on {source.name}/{split}", out)

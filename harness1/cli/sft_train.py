@@ -1,0 +1,121 @@
+"""harness1 sft train: rows into a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
+from harness1.errors import UsageError
+from harness1.models.fetch import resolve_model
+from harness1.policy.checkpoint import Checkpoint, read_checkpoint
+from harness1.policy.models import preferred_device
+from harness1.sft.fine_tuning import HELD_OUT_METRICS as HELD_OUT
+from harness1.sft.fine_tuning import FineTuning, Listener, clear_training, fine_tune
+from harness1.train.group import Group, joined_group
+
+_LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+
+
+class TrainerName(StrEnum):
+    """Who trains."""
+
+    OWN = "own"
+    TRL = "trl"
+
+
+def train(
+    dataset: Annotated[Path, typer.Argument(help="A folder made by `harness1 sft build`.")],
+    model: Annotated[str, typer.Option("--model", help="A model's folder or name, e.g. smollm2-135m.", metavar="PATH")],
+    out: Annotated[Path, typer.Option("--out", help="Where the checkpoint goes.", metavar="CHECKPOINT")],
+    trainer: Annotated[TrainerName, typer.Option("--trainer", help="Ours, or TRL's SFTTrainer.")] = TrainerName.OWN,
+    packing: Annotated[bool, typer.Option("--packing", help="With TRL: several rows in one sequence.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files for TensorBoard too.")] = False,
+    wandb: Annotated[str, typer.Option("--wandb", help="A project of Weights & Biases.", metavar="PROJECT")] = "",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Train a model on a dataset's rows; a stopped training goes on from its last saved state.
+
+    On several GPUs: accelerate launch --module harness1 sft train ...
+
+    Example: harness1 sft train rows --model smollm2-135m --out student --config configs/sft/small.toml
+    """
+    settings = resolve(config, overrides)
+    if packing and trainer is TrainerName.OWN:
+        raise UsageError("--packing needs --trainer trl")
+    launched, local = _launched()
+    device = settings.run.model.device or preferred_device()
+    device = f"cuda:{local}" if device == "cuda" and launched.size > 1 else device
+    work = FineTuning(dataset, resolve_model(model), out, settings, trainer.value, device, packing, tensorboard, wandb)
+    # TRL joins its processes itself.
+    joined = nullcontext(Group(launched.rank)) if trainer is TrainerName.TRL else joined_group(launched.size, device)
+    with joined as group:
+        if force and group.leads:
+            clear_training(out)
+        group.wait()
+        done = read_checkpoint(out) if work.is_done() else None
+        if done is None:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[said]}"),
+            )
+            with Progress(*columns, console=Console(stderr=True), disable=not group.leads) as progress:
+                done = fine_tune(work, _shown(progress), group)
+        if group.leads:
+            _report(done, out, as_json)
+
+
+def _launched() -> tuple[Group, int]:
+    """Which of how many processes this is, and which on its machine: a launcher says so in the environment."""
+    rank, size, local = (int(os.environ.get(name, plain)) for name, plain in _LAUNCHED.items())
+    return Group(rank, size), local
+
+
+def _shown(progress: Progress) -> Listener:
+    bar = progress.add_task("training", total=None, said="")
+
+    def show(step: int, steps: int, values: Mapping[str, float]) -> None:
+        held_out = {name[len(HELD_OUT) :]: value for name, value in values.items() if name.startswith(HELD_OUT)}
+        progress.update(bar, completed=step, total=steps)
+        if held_out:
+            progress.console.print(f"step {step}, held out: {_said(held_out)}", highlight=False)
+        elif "loss" in values:
+            progress.update(bar, said=_said({"loss": values["loss"]}))
+
+    return show
+
+
+def _said(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+
+
+def _report(done: Checkpoint, out: Path, as_json: bool) -> None:
+    if as_json:
+        print(msgspec.json.encode({"checkpoint": str(out), "step": done.step, "metrics": done.metrics}).decode())
+        return
+    console = Console(highlight=False)
+    table = Table(title=f"the best checkpoint, of step {done.step}", title_justify="left")
+    table.add_column("held out")
+    table.add_column("value", justify="right")
+    for name, value in done.metrics.items():
+        table.add_row(name, f"{value:.3f}")
+    if done.metrics:
+        console.print(table)
+    console.print(f"The checkpoint is in {out}: harness1 eval DATASET --policy hf:{out}")

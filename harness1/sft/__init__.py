@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: teachers' episodes are collected, and training rows are made of them."""

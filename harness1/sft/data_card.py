@@ -1,0 +1,305 @@
+"""The card of a dataset: where its rows come from, what the gates took, and how they are distributed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from harness1.errors import SchemaError, UsageError
+from harness1.records import Record
+from harness1.rl.rows import TrainRow
+from harness1.sft.gates import GateReport
+from harness1.stage import write_atomically
+
+CARD, README = "card.json", "README.md"
+TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+BINS = 10
+"""Of the histogram of a share."""
+SHORTEST = 256
+"""Upper end of the first class of row lengths; each further class is twice as long."""
+
+Features = list[dict[str, Any]]
+_NUMBERS: Features = [{"name": "token_ids", "sequence": "int32"}, {"name": "loss_mask", "sequence": "int8"}]
+_METADATA: Features = [
+    *({"name": name, "dtype": "string"} for name in ("task_id", "dataset", "split", "teacher")),
+    {"name": "turns", "sequence": "int32"},
+    {"name": "tools", "sequence": "string"},
+    {"name": "prompt_tokens", "dtype": "int32"},
+]
+FEATURES: Features = [
+    *_NUMBERS,
+    *({"name": name, "sequence": "float32"} for name in ("rollout_logprobs", "advantages")),
+    *({"name": name, "dtype": "string"} for name in ("episode_id", "group_id")),
+    {"name": "versions", "sequence": "int64"},
+    {"name": "call_ids", "sequence": "string"},
+    {"name": "metadata", "struct": _METADATA},
+]
+"""The columns of a row as Hugging Face's `datasets` types them; without, a column of nulls would have no type."""
+
+
+class Distribution(Record, kw_only=True):
+    """Some numbers in short."""
+
+    count: int
+    mean: float
+    quantiles: dict[str, float]
+    histogram: dict[str, int]
+    """Of shares: how many lie in each tenth; its lower end belongs to it, and 1 to the last."""
+
+    @classmethod
+    def of(cls, values: Sequence[float], *, shares: bool = True) -> Distribution:
+        """Of at least one number; with a histogram if they lie between 0 and 1."""
+        numbers = np.asarray(values, np.float64)
+        histogram: dict[str, int] = {}
+        if shares:
+            counts, edges = np.histogram(numbers, BINS, (0.0, 1.0))
+            names = (f"{low:.1f} to {high:.1f}" for low, high in pairwise(edges))
+            histogram = dict(zip(names, counts.tolist(), strict=True))
+        return cls(
+            count=len(numbers),
+            mean=float(numbers.mean()),
+            quantiles={f"{each:g}": float(np.quantile(numbers, each)) for each in QUANTILES},
+            histogram=histogram,
+        )
+
+
+class RowFacts(NamedTuple):
+    """What is counted of a row."""
+
+    tokens: int
+    trained: int
+    tools: tuple[str, ...]
+    """Of each trained turn."""
+    episode: tuple[str, str, str]
+    """Dataset, task, and episode."""
+
+    @classmethod
+    def of(cls, row: TrainRow) -> RowFacts:
+        data = row.metadata
+        episode = (data["dataset"], data["task_id"], row.episode_id)
+        return cls(len(row.token_ids), sum(row.loss_mask), tuple(data["tools"]), episode)
+
+
+class RowCounts(Record, kw_only=True):
+    """The rows of one file."""
+
+    tasks: int
+    episodes: int
+    rows: int
+    turns: int
+    """Trained ones."""
+    tokens: int
+    trained_tokens: int
+    tools: dict[str, int]
+    """Trained turns of each tool."""
+    lengths: dict[str, int]
+    """Rows of at most so many tokens, and more than the class before."""
+
+    @classmethod
+    def of(cls, rows: Sequence[RowFacts]) -> RowCounts:
+        lengths = Counter(_length_class(row.tokens) for row in rows)
+        tools = Counter(tool for row in rows for tool in row.tools)
+        return cls(
+            tasks=len({row.episode[:2] for row in rows}),
+            episodes=len({row.episode for row in rows}),
+            rows=len(rows),
+            turns=tools.total(),
+            tokens=sum(row.tokens for row in rows),
+            trained_tokens=sum(row.trained for row in rows),
+            tools=dict(sorted(tools.items())),
+            lengths={str(most): lengths[most] for most in sorted(lengths)},
+        )
+
+
+class CollectionRun(Record, kw_only=True):
+    """A run folder that episodes were taken of."""
+
+    folder: str
+    dataset: str
+    """As it was named when the run was made."""
+    name: str
+    """Its short name, as in the metadata of rows."""
+    split: str
+    teacher: str
+    index: str
+    hashes: dict[str, str]
+    episodes: int
+    config: dict[str, Any]
+    """Every setting of the run, without keys."""
+
+
+class DataCard(Record, kw_only=True):
+    """Everything that is known of a dataset; a checkpoint trained on it carries the card along."""
+
+    runs: tuple[CollectionRun, ...]
+    format: str
+    tokenizer: str
+    """Where it lay."""
+    tokenizer_hash: str
+    format_hash: str
+    """Names the format and the tokenizer together: the counter of the environment."""
+    rerendered: bool
+    """Whether the contexts were rendered again, for another student than the runs were collected for."""
+    env: dict[str, Any]
+    env_hash: str
+    sft: dict[str, Any]
+    compared: dict[str, int]
+    """The sets of evaluation queries that episodes were kept apart from, with their sizes."""
+    gates: tuple[GateReport, ...]
+    dropped_turns: dict[str, int]
+    """Turns of kept episodes that are in no row, by reason."""
+    train: RowCounts
+    held_out: RowCounts
+    held_out_tasks: dict[str, tuple[str, ...]]
+    """Of each dataset, the ids of the tasks that are never trained on."""
+    turns: Distribution
+    """Turns of each kept episode."""
+    curated_recall: Distribution
+    trajectory_recall: Distribution
+    licences: dict[str, str]
+    """What is known of the licence of each dataset."""
+
+
+def write_card(card: DataCard, folder: Path) -> None:
+    """Write `card.json`, and `README.md` made of it."""
+    write_atomically(folder / CARD, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
+    write_atomically(folder / README, readme(card).encode())
+
+
+def read_card(folder: Path) -> DataCard:
+    """The card of a dataset folder.
+
+    Raises:
+        UsageError: the folder has none.
+        SchemaError: it is damaged.
+    """
+    path = folder / CARD
+    if not path.is_file():
+        raise UsageError(f"{folder} is no dataset of `harness1 sft build`: it has no {CARD}")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=DataCard)
+    except msgspec.MsgspecError as error:
+        raise SchemaError(f"{path} is not a data card: {error}") from error
+
+
+def licence_notes(notes: Sequence[str], datasets: Sequence[str]) -> dict[str, str]:
+    """What is known of the licence of each dataset: notes that name it (`NAME=TEXT`), and those that name none."""
+    found: dict[str, list[str]] = {name: [] for name in datasets}
+    for note in notes:
+        name, _, text = note.partition("=")
+        for own in [name] if name in found else datasets:
+            found[own].append(text if name in found else note)
+    return {name: "; ".join(texts) or "not stated" for name, texts in found.items()}
+
+
+def tasks_by_dataset(tasks: Collection[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    """Tasks, given as (dataset, id), as the sorted ids of each dataset."""
+    names = sorted({dataset for dataset, _ in tasks})
+    return {name: tuple(sorted(task for dataset, task in tasks if dataset == name)) for name in names}
+
+
+def readme(card: DataCard) -> str:
+    """The card as Markdown, with a front matter by which `datasets.load_dataset` reads the folder."""
+    parts = [
+        _front_matter(card),
+        "# Supervised fine-tuning rows of search episodes",
+        f"{card.train.rows} training rows and {card.held_out.rows} held-out rows in the format `{card.format}`, for the"
+        f" tokenizer `{card.tokenizer}`. Only tokens of actions (reasoning and call) are trained.",
+        "## Collection",
+        _table(
+            ("teacher", "dataset", "split", "episodes", "policy hash", "index hash"),
+            [
+                (run.teacher, run.name, run.split, run.episodes, run.hashes["policy"][:12], run.hashes["index"][:12])
+                for run in card.runs
+            ],
+        ),
+        _table(
+            ("", "hash"),
+            [("environment", card.env_hash), ("format", card.format_hash), ("tokenizer", card.tokenizer_hash)],
+        ),
+        "The contexts were rendered again for this student." if card.rerendered else "",
+        "## Gates",
+        _table(("gate", "in", "out"), [(gate.name, gate.entered, gate.passed) for gate in card.gates]),
+        f"Evaluation queries compared: {_counted(card.compared)}.",
+        f"Turns of kept episodes left out of the rows: {_counted(card.dropped_turns)}.",
+        "## Rows",
+        _pair_table("", card, ("tasks", "episodes", "rows", "turns", "tokens", "trained_tokens")),
+        _histogram_table("trained turns of", card.train.tools, card.held_out.tools),
+        _histogram_table("row tokens up to", card.train.lengths, card.held_out.lengths),
+        "## Episodes",
+        _distributions(card),
+        _table(
+            ("recall", "curated", "trajectory"),
+            [
+                (name, count, card.trajectory_recall.histogram[name])
+                for name, count in card.curated_recall.histogram.items()
+            ],
+        ),
+        "## Licences",
+        _table(("dataset", "licence"), sorted(card.licences.items())),
+        "## Held-out tasks",
+        "\n".join(f"- {name}: {', '.join(tasks)}" for name, tasks in card.held_out_tasks.items()) or "None.",
+        "## Configuration",
+        _json_block({"env": card.env, "sft": card.sft}),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _front_matter(card: DataCard) -> str:
+    """In JSON, which is YAML too."""
+    files = [{"split": "train", "path": TRAIN}]
+    if card.held_out.rows:
+        files.append({"split": "validation", "path": HELD_OUT})
+    tree = {
+        "configs": [{"config_name": "default", "data_files": files}],
+        "dataset_info": {"config_name": "default", "features": FEATURES},
+    }
+    lines = (f"{key}: {msgspec.json.encode(value).decode()}" for key, value in tree.items())
+    return "\n".join(["---", *lines, "---"])
+
+
+def _pair_table(title: str, card: DataCard, names: Sequence[str]) -> str:
+    rows = [(name.replace("_", " "), getattr(card.train, name), getattr(card.held_out, name)) for name in names]
+    return _table((title, "train", "held out"), rows)
+
+
+def _histogram_table(title: str, train: dict[str, int], held_out: dict[str, int]) -> str:
+    names = sorted(train.keys() | held_out.keys(), key=lambda name: (int(name) if name.isdecimal() else 0, name))
+    return _table((title, "train", "held out"), [(name, train.get(name, 0), held_out.get(name, 0)) for name in names])
+
+
+def _distributions(card: DataCard) -> str:
+    named = {
+        "turns": card.turns,
+        "curated recall": card.curated_recall,
+        "trajectory recall": card.trajectory_recall,
+    }
+    rows = [(name, f"{each.mean:.3f}", *(f"{q:.3f}" for q in each.quantiles.values())) for name, each in named.items()]
+    return _table(("of each kept episode", "mean", *(f"quantile {each:g}" for each in QUANTILES)), rows)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()) or "none"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [tuple(head), ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _json_block(tree: dict[str, Any]) -> str:
+    return f"```json\n{msgspec.json.format(msgspec.json.encode(tree), indent=2).decode()}\n```"
+
+
+def _length_class(tokens: int) -> int:
+    most = SHORTEST
+    while most < tokens:
+        most *= 2
+    return most

@@ -1,0 +1,273 @@
+"""Supervised fine-tuning: a dataset and a model in, a checkpoint out."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from harness1.config import Config
+from harness1.errors import UsageError
+from harness1.hashing import file_digest
+from harness1.policy.checkpoint import CHECKPOINT, Checkpoint
+from harness1.retrieval.model_folder import folder_hash
+from harness1.rl.row_file import RowFile
+from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
+from harness1.sft.held_out import HeldOutWatch, spread
+from harness1.sft.student import Student
+from harness1.stage import Stage, read_stage, under_way
+from harness1.train.algorithm import NegativeLogLikelihood
+from harness1.train.group import ALONE, Group
+from harness1.train.log import TrainLog
+from harness1.train.micro_batch import shuffled_steps
+from harness1.train.model_folder import read_state, refuse_full_disk, write_card, write_model, write_state
+from harness1.train.trainable import load_trainable
+from harness1.train.trainer import Trainer
+from harness1.train.trl_trainer import saved_step, train_with_trl
+from harness1.train.watch import Best
+
+VERB = "sft train"
+STATE = Path("state", "state.pt")
+HELD_OUT_METRICS = "held_out/"
+"""What the names of such metrics begin with, in the log and before a listener."""
+
+Listener = Callable[[int, int, Mapping[str, float]], None]
+"""Called with the step, the number of steps, and what was measured; first with the step that training begins behind."""
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """What is to be done. Settings of the trainer are those of `config.train`."""
+
+    dataset: Path
+    model: Path
+    out: Path
+    config: Config
+    trainer: Literal["own", "trl"] = "own"
+    device: str = "cpu"
+    packing: bool = False
+    """With TRL: several rows in one sequence."""
+    tensorboard: bool = False
+    wandb: str = ""
+
+    def student(self) -> Student:
+        """The student, after everything was checked that can be checked before the model is loaded.
+
+        Raises:
+            UsageError: the dataset is none, unfinished or empty, the model is not the one that it was made for or
+                cannot read its longest row, or the disk is too full.
+        """
+        stage = read_stage(self.dataset)
+        if stage is None or stage.verb != "sft build" or stage.status != "finished":
+            raise UsageError(f"{self.dataset} is no finished dataset: run harness1 sft build")
+        student = Student.of(self.model, read_card(self.dataset))
+        rows = RowFile(self.dataset / TRAIN)
+        if not len(rows):
+            raise UsageError(f"{self.dataset} has no rows to train on")
+        student.check_length(rows)
+        weights = sum(path.stat().st_size for path in self.model.glob("*.safetensors"))
+        # The checkpoint and its next version; and, in float32 whatever the base is, weights and both moments of Adam.
+        refuse_full_disk(self.out, 2 * weights if self.config.train.lora.rank else 8 * weights)
+        return student
+
+    def stage(self) -> Stage:
+        """The card of the work; equal work has an equal card."""
+        inputs = {
+            "dataset": {name: file_digest(self.dataset / name) for name in (CARD, TRAIN, HELD_OUT)},
+            "model": folder_hash(self.model),
+            "train": msgspec.to_builtins(self.config.train),
+            "trainer": f"{self.trainer}, packed" if self.packing else self.trainer,
+        }
+        return Stage(VERB, inputs)
+
+    def is_done(self) -> bool:
+        """Whether the checkpoint is there, of this very work.
+
+        Raises:
+            UsageError: as `student`.
+        """
+        return (self.out / CHECKPOINT).is_file() and self.stage().is_done(self.out)
+
+
+def fine_tune(work: FineTuning, on_step: Listener, group: Group = ALONE) -> Checkpoint:
+    """Train, and write the best checkpoint by `train.watch.metric` into `work.out`; go on where an earlier run stopped.
+
+    Raises:
+        UsageError: as `FineTuning.student`, or the folder holds something else or cannot be written.
+        Diverged: a loss is no number; the best checkpoint until then is kept.
+        MissingExtra: what the trainer needs is not installed.
+    """
+    student, stage = work.student(), work.stage()
+    if group.leads:
+        refuse_other_training(stage, work.out)
+    with under_way(stage, work.out) if group.leads else nullcontext():
+        card = Checkpoint(
+            format=student.card.format,
+            counter=student.chat.hash,
+            env=student.card.env,
+            env_hash=student.card.env_hash,
+            base=stage.inputs["model"],
+            dataset=stage.inputs["dataset"],
+            train=stage.inputs["train"],
+        )
+        train = _train_with_trl if work.trainer == "trl" else _train
+        done = train(work, student, card, group, on_step)
+    if group.leads:
+        stage.write(work.out, status="finished", outputs={"step": done.step, "metrics": done.metrics})
+    return done
+
+
+def refuse_other_training(stage: Stage, out: Path) -> None:
+    """
+    Raises:
+        UsageError: the folder holds something else than this very work.
+    """
+    found = read_stage(out)
+    if found is None and out.exists() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty and holds no training: choose another --out")
+    if found is not None and (found.verb, found.inputs) != (stage.verb, stage.inputs):
+        differing = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]] or ["verb"]
+        raise UsageError(
+            f"{out} holds another training (it differs in {', '.join(differing)}): choose another --out, or --force"
+        )
+
+
+def clear_training(out: Path) -> None:
+    """Remove an earlier training, whole.
+
+    Raises:
+        UsageError: the folder holds something else.
+    """
+    found = read_stage(out)
+    if found is not None and found.verb == VERB:
+        shutil.rmtree(out)
+    elif out.exists() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty and holds no training: choose another --out")
+
+
+def _train_with_trl(
+    work: FineTuning, student: Student, card: Checkpoint, group: Group, on_step: Listener
+) -> Checkpoint:
+    """The same rows through TRL's trainer, which writes the weights of its last step."""
+    train, out = work.config.train, work.out
+    rows, held_out = RowFile(work.dataset / TRAIN), RowFile(work.dataset / HELD_OUT)
+    steps = sum(1 for _ in shuffled_steps(len(rows), train.batch_rows, train.epochs, train.seed))
+    seen: dict[str, float] = {"step": float(saved_step(out))}
+    on_step(saved_step(out), steps, {})
+    with TrainLog(out if group.leads else None, saved_step(out), tensorboard=work.tensorboard, wandb=work.wandb) as log:
+
+        def note(values: dict[str, float]) -> None:
+            seen.update(values)
+            step = int(values["step"])
+            told = {name: value for name, value in values.items() if name != "step"}
+            log.write(step, told)
+            on_step(step, steps, told)
+
+        watched = spread(held_out, train.watch.rows)
+        train_with_trl(rows, watched, work.model, out, train, note, packing=work.packing, cpu=work.device == "cpu")
+    metrics = {name: seen[name] for name in ("eval_loss",) if name in seen}
+    done = msgspec.structs.replace(card, step=int(seen["step"]), metrics=metrics)
+    if group.leads:
+        _copy_data_card(work)
+        write_card(out, done)
+    return done
+
+
+def _copy_data_card(work: FineTuning) -> None:
+    for name in (CARD, README):
+        shutil.copyfile(work.dataset / name, work.out / f"data_{name}")
+
+
+def _train(work: FineTuning, student: Student, card: Checkpoint, group: Group, on_step: Listener) -> Checkpoint:
+    run = _Run(work, student, card, group)
+    run.run(on_step)
+    return run.card
+
+
+class _Run:
+    """The loop, with what it carries from step to step."""
+
+    def __init__(self, work: FineTuning, student: Student, card: Checkpoint, group: Group) -> None:
+        train = work.config.train
+        self.work, self.student, self.card, self.group, self.train = work, student, card, group, train
+        self.rows = RowFile(work.dataset / TRAIN)
+        held_out = RowFile(work.dataset / HELD_OUT)
+        self.order = list(shuffled_steps(len(self.rows), train.batch_rows, train.epochs, train.seed))
+        self.watch = HeldOutWatch(student, held_out, work.config, work.device, group.leads)
+        model = load_trainable(work.model, train, work.device, work.config.run.model.threads)
+        self.trainer = Trainer(model, NegativeLogLikelihood(), train, len(self.order), group)
+        self.best = Best(train.watch.metric)
+        if (state := read_state(work.out / STATE)) is not None:
+            self.trainer.load_state(state["trainer"])
+            self.best = Best(**state["best"])
+            self.card = msgspec.convert(state["card"], Checkpoint)
+
+    def run(self, on_step: Listener) -> None:
+        steps, begun = len(self.order), self.trainer.step_count
+        on_step(begun, steps, {})
+        with self._log(begun) as log:
+            if not begun:
+                self._look(log, on_step)
+            for places in () if self._stops() else islice(self.order, begun, None):
+                started = time.perf_counter()
+                values = self.trainer.step([self.rows[place] for place in places])
+                values["seconds"] = time.perf_counter() - started
+                values["tokens"] = float(sum(self.rows.lengths[place] for place in places))
+                step = self.trainer.step_count
+                log.write(step, values)
+                on_step(step, steps, values)
+                ends = step == steps
+                if ends or _due(step, self.train.watch.every):
+                    self._look(log, on_step)
+                if ends or self._stops() or _due(step, self.train.save_every):
+                    self._save()
+                if self._stops():
+                    break
+        if not (self.work.out / CHECKPOINT).is_file():
+            self._write({})
+
+    def _log(self, begun: int) -> TrainLog:
+        work = self.work
+        out = work.out if self.group.leads else None
+        return TrainLog(out, begun, tensorboard=work.tensorboard, wandb=work.wandb)
+
+    def _look(self, log: TrainLog, on_step: Listener) -> None:
+        """Watch, and write a checkpoint if there was none better."""
+        found = self.group.told(self.watch.look(self.trainer))
+        if not found:
+            return
+        named = {f"{HELD_OUT_METRICS}{name}": value for name, value in found.items()}
+        log.write(self.trainer.step_count, named)
+        on_step(self.trainer.step_count, len(self.order), named)
+        # What was there before the first step is written down, and is no checkpoint.
+        if self.trainer.step_count and self.best.take(found):
+            self._write(found)
+
+    def _stops(self) -> bool:
+        return 0 < self.train.watch.patience <= self.best.stale
+
+    def _write(self, metrics: dict[str, float]) -> None:
+        self.card = msgspec.structs.replace(self.card, step=self.trainer.step_count, metrics=metrics)
+        if not self.group.leads:
+            return
+        _copy_data_card(self.work)
+        write_model(self.work.out, self.trainer.model, self.work.model, self.card)
+
+    def _save(self) -> None:
+        if self.group.leads:
+            card: dict[str, Any] = msgspec.to_builtins(self.card)
+            write_state(
+                self.work.out / STATE, {"trainer": self.trainer.state(), "best": asdict(self.best), "card": card}
+            )
+        self.group.wait()
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,232 @@
+"""Which of a teacher's episodes are learned from: gates in a fixed order, each counted in and out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from harness1.errors import UsageError
+from harness1.eval.outcome import outcome
+from harness1.hashing import digest
+from harness1.records import Episode, Gold, Record, Status
+from harness1.sft.query_overlap import KnownQueries
+from harness1.tools.end_search import END_SEARCH
+from harness1.training_settings import Gates
+
+SHOWN = 5
+"""Dropped episodes that a report names."""
+
+
+class Candidate(Record):
+    """What the gates know of an episode."""
+
+    place: tuple[int, int]
+    """Which run, and which line of it."""
+    episode_id: str
+    task_id: str
+    dataset: str
+    query: str
+    status: Status
+    format_errors: int
+    documents: int
+    """Curated ones; none where the episode ended in a policy error."""
+    recall: float
+    trajectory_recall: float
+    turns: int
+    calls: dict[str, int]
+    """Turns of each tool that succeeded, `end_search` among them."""
+    actions: str
+    """A digest of everything that was done."""
+
+    @property
+    def task(self) -> tuple[str, str]:
+        """What was asked: two datasets may use one id."""
+        return self.dataset, self.task_id
+
+    @property
+    def tools(self) -> int:
+        """Distinct tools used with success; to stop is none."""
+        return len(self.calls.keys() - {END_SEARCH})
+
+
+class GateReport(Record):
+    """How many episodes came to a gate and passed it."""
+
+    name: str
+    entered: int = msgspec.field(name="in")
+    passed: int = msgspec.field(name="out")
+    dropped: tuple[str, ...] = ()
+    """The first few that did not, each with the reason."""
+
+
+Reason = Callable[[Candidate], str | None]
+"""Why a candidate does not pass; None if it does."""
+
+
+def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[int, int]) -> Candidate:
+    """What the gates need of an episode.
+
+    Raises:
+        UsageError: the gold of the task is missing or names nothing to find.
+    """
+    scored = outcome(episode, gold)
+    acted = [turn for turn in episode.turns if turn.action is not None]
+    ended = sum(turn.action is not None and turn.action.name == END_SEARCH for turn in acted)
+    return Candidate(
+        place=place,
+        episode_id=episode.episode_id,
+        task_id=episode.task.task_id,
+        dataset=dataset,
+        query=episode.task.query,
+        status=episode.status,
+        format_errors=scored.format_errors,
+        documents=scored.set_size,
+        recall=scored.recall,
+        trajectory_recall=scored.trajectory_recall,
+        turns=len(acted),
+        calls=scored.calls | ({END_SEARCH: ended} if ended else {}),
+        actions=digest([turn.action for turn in acted]),
+    )
+
+
+def gated(
+    candidates: Sequence[Candidate], gates: Gates, evaluation: KnownQueries, seed: int
+) -> tuple[tuple[Candidate, ...], tuple[GateReport, ...]]:
+    """The candidates that pass all gates, in the order given, and what each gate let through.
+
+    Args:
+        evaluation: the queries that nothing may be learned of.
+        seed: decides which episodes fill a quota.
+    """
+    makers: dict[str, Callable[[Sequence[Candidate]], Reason]] = {
+        "fault": lambda _: _fault,
+        "format": lambda _: _format,
+        "documents": lambda _: _documents(gates),
+        "recall": lambda _: _recall(gates),
+        "tools": lambda _: _tools(gates),
+        "leak": lambda _: _leak(evaluation),
+        "duplicate": lambda left: _duplicate(left, gates.near),
+        "quota": lambda left: _quota(left, gates.quotas, seed),
+    }
+    kept, reports = tuple(candidates), []
+    for name, reason_among in makers.items():
+        kept, report = _passed(name, kept, reason_among(kept))
+        reports.append(report)
+    return kept, tuple(reports)
+
+
+def check_any_left(kept: Sequence[Candidate], reports: Sequence[GateReport]) -> None:
+    """
+    Raises:
+        UsageError: nothing passed the gates; the message says which took how many.
+    """
+    if not kept:
+        took = [f"{each.name} took {each.entered - each.passed}" for each in reports if each.dropped]
+        last = next(each.dropped[0] for each in reversed(reports) if each.dropped)
+        raise UsageError(
+            f"nothing is left of {reports[0].entered} episodes: {', '.join(took)}; such as {last}. Collect others, or"
+            " loosen sft.gates"
+        )
+
+
+def check_tool_mix(kept: Iterable[Candidate], gates: Gates) -> None:
+    """The floor of the tool mix.
+
+    Raises:
+        UsageError: a tool has less than its share of the successful turns; the message names all such tools.
+    """
+    turns: Counter[str] = Counter()
+    for each in kept:
+        turns.update(each.calls)
+    total = turns.total()
+    rare = [f"{name} {count / total:.3f}" for name, count in sorted(turns.items()) if count / total < gates.tool_share]
+    if rare:
+        raise UsageError(
+            f"tools under the floor sft.gates.tool_share={gates.tool_share:g} of the turns: {', '.join(rare)}: collect"
+            " episodes that use them, or lower the floor"
+        )
+
+
+def held_out_tasks(kept: Iterable[Candidate], share: float, seed: int) -> frozenset[tuple[str, str]]:
+    """The tasks, as (dataset, id), that are never trained on: of each dataset a share, but at least one where the share
+    is above 0 and there are two, and never all."""
+    tasks: dict[str, set[str]] = {}
+    for each in kept:
+        tasks.setdefault(each.dataset, set()).add(each.task_id)
+    chosen: set[tuple[str, str]] = set()
+    for dataset, ids in tasks.items():
+        wanted = min(max(1, round(share * len(ids))), len(ids) - 1) if share > 0.0 else 0
+        chosen.update((dataset, name) for name in sorted(ids, key=lambda name: _drawn(seed, dataset, name))[:wanted])
+    return frozenset(chosen)
+
+
+def _passed(name: str, candidates: tuple[Candidate, ...], reason: Reason) -> tuple[tuple[Candidate, ...], GateReport]:
+    reasons = [(each, reason(each)) for each in candidates]
+    kept = tuple(each for each, why in reasons if why is None)
+    dropped = [f"{each.dataset}/{each.task_id} ({each.episode_id}): {why}" for each, why in reasons if why is not None]
+    return kept, GateReport(name, len(candidates), len(kept), tuple(dropped[:SHOWN]))
+
+
+def _fault(each: Candidate) -> str | None:
+    return "the infrastructure failed" if each.status is Status.INFRA_ERROR else None
+
+
+def _format(each: Candidate) -> str | None:
+    if each.status is Status.POLICY_ERROR:
+        return "it ended in a policy error"
+    return f"{each.format_errors} outputs without a readable call" if each.format_errors else None
+
+
+def _documents(gates: Gates) -> Reason:
+    return lambda each: f"{each.documents} curated" if each.documents < gates.documents else None
+
+
+def _recall(gates: Gates) -> Reason:
+    return lambda each: f"curated recall {each.recall:.3f}" if each.recall < gates.recall else None
+
+
+def _tools(gates: Gates) -> Reason:
+    return lambda each: f"{each.tools} different tools" if each.tools < gates.tools else None
+
+
+def _leak(evaluation: KnownQueries) -> Reason:
+    def reason(each: Candidate) -> str | None:
+        same = evaluation.match(each.query)
+        return None if same is None else f"asks the same as {same}"
+
+    return reason
+
+
+def _duplicate(candidates: Sequence[Candidate], near: float) -> Reason:
+    """Of episodes that ask the same, the one with the best recall stays, then the one with fewest turns. Samples of one
+    task are duplicates only if they did the same."""
+    asked = KnownQueries(near)
+    tasks: set[tuple[str, str]] = set()
+    done: set[tuple[tuple[str, str], str]] = set()
+    found: dict[tuple[int, int], str] = {}
+    for each in sorted(candidates, key=lambda one: (-one.recall, one.turns, one.place)):
+        if (each.task, each.actions) in done:
+            found[each.place] = "another sample did the same"
+        elif each.task not in tasks and (same := asked.match(each.query)) is not None:
+            found[each.place] = f"asks the same as {same}"
+        else:
+            asked.add("/".join(each.task), each.query)
+            tasks.add(each.task)
+            done.add((each.task, each.actions))
+    return lambda each: found.get(each.place)
+
+
+def _quota(candidates: Sequence[Candidate], quotas: dict[str, int], seed: int) -> Reason:
+    over: set[tuple[int, int]] = set()
+    for dataset, quota in quotas.items():
+        own = [each for each in candidates if each.dataset == dataset]
+        own.sort(key=lambda each: (_drawn(seed, *each.task, each.episode_id), each.place))
+        over.update(each.place for each in own[quota:])
+    return lambda each: "beyond the quota of its dataset" if each.place in over else None
+
+
+def _drawn(seed: int, *names: str) -> str:
+    """A key that puts names into an order which only the seed decides."""
+    return digest([seed, *names])

@@ -1,0 +1,104 @@
+"""Recorded episodes rendered again for a student: the same decisions and answers, in its tokens and by its counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from harness1.config import Env
+from harness1.env.environment import SearchEnv, Step
+from harness1.env.render import Context
+from harness1.errors import ConfigError, InfrastructureFault, SchemaError
+from harness1.policy.formats.chat_format import ChatFormat
+from harness1.policy.policy import Decision
+from harness1.policy.spoken import SpokenPolicy
+from harness1.records import Episode, ModelCall, Task, ToolCall
+from harness1.replay import Nowhere
+from harness1.rollout import rollout
+
+
+def rerendered(episode: Episode, env: Env, chat: ChatFormat) -> Episode:
+    """The episode as a `SpokenPolicy` of its policy would have recorded it, if it had decided the same.
+
+    That it would have is assumed: where the student's context is the smaller one, a decision may rest on a piece that
+    it does not show. What the student has no room for is cut off (`StopReason.CONTEXT_LIMIT`), and with it the reward.
+    Actions that were not carried out are gone, and so is what the policy was told about them.
+
+    Args:
+        env: the configuration of the environment that it was recorded in.
+
+    Raises:
+        ConfigError: it was recorded under another one.
+        SchemaError: it cannot be played again, or its memory comes out as another one.
+    """
+    twin = _Recorded(episode, env, chat)
+    if twin.hash != episode.hashes.env:
+        raise ConfigError("the episode was recorded under another environment: give the configuration of its run")
+    try:
+        again = asyncio.run(
+            rollout(
+                twin,
+                SpokenPolicy(_Again(episode), chat),
+                episode.task,
+                seed=episode.seed,
+                sample_idx=episode.sample_idx,
+                group_id=episode.group_id,
+            )
+        )
+    except (ValueError, TypeError, LookupError) as error:
+        raise SchemaError(f"episode {episode.episode_id} cannot be played again: {error!r}") from error
+    for before, after in zip(episode.turns, again.turns, strict=False):
+        if before.memory_hash != after.memory_hash:
+            raise SchemaError(f"episode {episode.episode_id} comes out differently at turn {before.index}")
+    again = msgspec.structs.replace(again, stage_ms=episode.stage_ms)
+    return again if len(again.turns) < len(episode.turns) else _ended_as(episode, again)
+
+
+def _ended_as(episode: Episode, again: Episode) -> Episode:
+    """A whole replay, with what the end of an episode says beside its turns."""
+    hashes = msgspec.structs.replace(again.hashes, reward=episode.hashes.reward)
+    return msgspec.structs.replace(
+        again,
+        stop_reason=episode.stop_reason,
+        status=episode.status,
+        error=episode.error,
+        reward=episode.reward,
+        hashes=hashes,
+    )
+
+
+class _Recorded(SearchEnv):
+    """An environment in which what happens is what was recorded."""
+
+    def __init__(self, episode: Episode, env: Env, chat: ChatFormat) -> None:
+        super().__init__(env, Nowhere(episode.hashes.index, episode.unit), counter=chat)
+        self._recorded = episode.turns
+
+    async def step(self, actions: Sequence[ToolCall], reasoning: str = "", calls: Sequence[ModelCall] = ()) -> Step:
+        turn = self._recorded[self.state.memory.turn]
+        return self.replay(msgspec.structs.replace(turn, reasoning=reasoning, calls=tuple(calls), ignored=()))
+
+
+class _Again:
+    """The recorded policy: it decides again what it decided. It is its own session, for the context says the turn."""
+
+    def __init__(self, episode: Episode) -> None:
+        self._episode = episode
+        self.name, self.hash = "recorded", episode.hashes.policy
+
+    def open(self, task: Task, seed: int) -> _Again:
+        return self
+
+    async def act(self, context: Context) -> Decision:
+        turns = self._episode.turns
+        if context.turn > len(turns):
+            raise InfrastructureFault("the record ends here")
+        turn = turns[context.turn - 1]
+        if turn.action is None:
+            return Decision(reasoning=turn.reasoning, parse_error=turn.parse_error or "no action")
+        return Decision((turn.action,), turn.reasoning)
+
+    def fork(self) -> _Again:
+        return self

@@ -1,0 +1,87 @@
+"""The student of a dataset: its model's format, its environment, and what of the dataset it is watched on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from harness1.config import Config, Env
+from harness1.data.source import open_source
+from harness1.env.environment import SearchEnv
+from harness1.errors import SchemaError, UsageError
+from harness1.policy.formats.chat_format import ChatFormat
+from harness1.policy.formats.registry import open_format
+from harness1.policy.tokenizer import open_tokenizer
+from harness1.records import Task
+from harness1.retrieval.engines import open_retriever
+from harness1.rl.row_file import RowFile
+from harness1.sft.data_card import CollectionRun, DataCard
+
+
+@dataclass(frozen=True)
+class Student:
+    """A model's folder beside the dataset it will learn from."""
+
+    folder: Path
+    card: DataCard
+    chat: ChatFormat
+    env: Env
+
+    @classmethod
+    def of(cls, folder: Path, card: DataCard) -> Student:
+        """
+        Raises:
+            UsageError: the model's tokenizer is not the one that the rows were made with, or lacks the control tokens
+                of their format.
+            SchemaError: the card's environment is none of this version.
+        """
+        chat = open_format(card.format, open_tokenizer(folder))
+        if chat.hash != card.format_hash:
+            raise UsageError(
+                f"the rows were made with the tokenizer of {card.tokenizer} in the format {card.format}, and {folder} "
+                "has another: build them again with --rerender --tokenizer"
+            )
+        try:
+            return cls(folder, card, chat, msgspec.convert(card.env, Env))
+        except msgspec.ValidationError as error:
+            raise SchemaError(f"the data card's environment is not readable: {error}") from error
+
+    def check_length(self, rows: RowFile) -> None:
+        """
+        Raises:
+            UsageError: a row is longer than what the model can read.
+        """
+
+        class Shape(msgspec.Struct):
+            max_position_embeddings: int | None = None
+
+        try:
+            window = msgspec.json.decode((self.folder / "config.json").read_bytes(), type=Shape).max_position_embeddings
+        except (OSError, msgspec.DecodeError) as error:
+            raise UsageError(f"{self.folder} holds no config.json of a model: {error}") from error
+        longest = int(rows.lengths.max(initial=0))
+        if window is not None and longest > window:
+            raise UsageError(
+                f"a row has {longest} tokens, and {self.folder.name} reads {window}: build with sft.max_tokens={window}"
+            )
+
+    def held_out_tasks(self, limit: int) -> list[tuple[CollectionRun, Task]]:
+        """The first held-out tasks of each dataset in turn, with the run whose index they are searched in.
+
+        Raises:
+            UsageError: a dataset is not where it was.
+        """
+        found: list[list[tuple[CollectionRun, Task]]] = []
+        for run in {run.name: run for run in self.card.runs}.values():
+            wanted = set(self.card.held_out_tasks.get(run.name, ()))
+            tasks = [task for task in open_source(run.dataset).tasks(run.split) if task.task_id in wanted]
+            found.append([(run, task) for task in tasks])
+        longest = max(map(len, found), default=0)
+        return [tasks[at] for at in range(longest) for tasks in found if at < len(tasks)][:limit]
+
+    def environment(self, run: CollectionRun, config: Config) -> SearchEnv:
+        """An environment like the teacher's, over the index of one of its runs."""
+        settings = msgspec.structs.replace(config, env=self.env)
+        return SearchEnv(self.env, open_retriever(run.index, settings), counter=self.chat, run=config.run)

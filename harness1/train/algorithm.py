@@ -1,0 +1,64 @@
+"""What a trainer minimises: an algorithm is two hooks, and is chosen by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from harness1.errors import UsageError
+from harness1.rl.rows import TrainRow
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness1.train.micro_batch import MicroBatch
+
+
+class Algorithm(Protocol):
+    """A loss over trained tokens.
+
+    The loss of an optimizer step is the sum of `token_losses` over all of its tokens, divided by the `normaliser` of
+    all of its rows. The second is known before the first is computed, so that how rows are cut into micro-batches, or
+    over processes, changes nothing.
+    """
+
+    def normaliser(self, rows: Sequence[TrainRow]) -> float:
+        """What the summed loss of these rows is divided by; it adds up over rows."""
+        ...
+
+    def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        """[trained]: the loss of each trained token, of its log probability under the present weights."""
+        ...
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihood:
+    """`-w log p`, over the sum of the weights w: the mean of supervised fine-tuning. A row's advantages are its
+    weights; without them all are 1."""
+
+    def normaliser(self, rows: Sequence[TrainRow]) -> float:
+        return sum(
+            sum(row.loss_mask)
+            if row.advantages is None
+            else sum(weight for weight, mask in zip(row.advantages, row.loss_mask, strict=True) if mask)
+            for row in rows
+        )
+
+    def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        return -batch.weights * logprobs
+
+
+ALGORITHMS: Mapping[str, Callable[[], Algorithm]] = MappingProxyType({"nll": NegativeLogLikelihood})
+"""By name. Adding one is one class and one line here."""
+
+
+def make_algorithm(name: str) -> Algorithm:
+    """
+    Raises:
+        UsageError: there is none of this name.
+    """
+    if name not in ALGORITHMS:
+        raise UsageError(f"there is no loss {name!r}; choose one of {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name]()

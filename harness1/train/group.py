@@ -1,0 +1,68 @@
+"""Several processes that train one model: each takes its share of a step's passes, and gradients are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Group(NamedTuple):
+    """The place of this process among those that train together; alone by default."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    def add_up(self, values: Tensor) -> None:
+        """Replace values by their sum over all processes."""
+        if self.size > 1:
+            import torch.distributed
+
+            torch.distributed.all_reduce(values)
+
+    def told(self, values: dict[str, float]) -> dict[str, float]:
+        """What the leading process has, in all of them."""
+        if self.size <= 1:
+            return values
+        import torch.distributed
+
+        told = [values]
+        torch.distributed.broadcast_object_list(told, src=0)
+        return told[0]
+
+    def wait(self) -> None:
+        """Go on when all processes have come here."""
+        if self.size > 1:
+            import torch.distributed
+
+            torch.distributed.barrier()
+
+
+ALONE = Group()
+
+
+@contextmanager
+def joined_group(size: int, device: str) -> Iterator[Group]:
+    """The group that a launcher (`accelerate launch`, `torchrun`) started; it told torch where its members meet.
+
+    Args:
+        size: how many processes were started; with 1 nothing is opened.
+    """
+    if size <= 1:
+        yield ALONE
+        return
+    import torch.distributed
+
+    torch.distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    try:
+        yield Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    finally:
+        torch.distributed.destroy_process_group()

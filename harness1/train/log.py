@@ -1,0 +1,100 @@
+"""What training writes down as it goes: lines of JSON, and if asked for TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from harness1.errors import MissingExtra
+from harness1.stage import write_atomically
+
+LOG = "log.jsonl"
+
+
+class TrainLog:
+    """Appends to `log.jsonl`. A resumed run writes its first lines again: those behind `after` are taken out.
+
+    Args:
+        folder: None of a process that is not to write.
+        after: the step that training goes on from.
+        tensorboard: also write event files into `tensorboard/`.
+        wandb: the project of Weights & Biases; empty: none.
+
+    Raises:
+        MissingExtra: what was asked for is not installed.
+    """
+
+    def __init__(self, folder: Path | None, after: int = 0, *, tensorboard: bool = False, wandb: str = "") -> None:
+        self._file: io.FileIO | None = None
+        self._events: Any = None
+        self._project: Any = None
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self._events = _open_tensorboard(folder / "tensorboard", after) if tensorboard else None
+        self._project = _open_wandb(folder, wandb) if wandb else None
+        path = folder / LOG
+        write_atomically(path, b"".join(line + b"\n" for line in _lines(path) if _step(line) <= after))
+        self._file = io.FileIO(path, "ab")
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """One line: the step and some numbers."""
+        if self._file is None:
+            return
+        self._file.write(msgspec.json.encode({"step": step, **values}) + b"\n")
+        if self._events is not None:
+            for name, value in values.items():
+                self._events.add_scalar(name, value, step)
+        if self._project is not None:
+            self._project.log(dict(values), step=step)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._events is not None:
+            self._events.close()
+        if self._project is not None:
+            self._project.finish()
+
+    def __enter__(self) -> TrainLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a training run, oldest first; a torn last one is left out."""
+    return [msgspec.json.decode(line) for line in _lines(folder / LOG)]
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+
+
+def _step(line: bytes) -> int:
+    step: int = msgspec.json.decode(line)["step"]
+    return step
+
+
+def _open_tensorboard(folder: Path, after: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError as error:
+        raise MissingExtra("tensorboard", "logs") from error
+    return SummaryWriter(folder, purge_step=after + 1)
+
+
+def _open_wandb(folder: Path, project: str) -> Any:
+    try:
+        import wandb
+    except ModuleNotFoundError as error:
+        raise MissingExtra("wandb", "logs") from error
+    return wandb.init(project=project, dir=folder, resume="allow")

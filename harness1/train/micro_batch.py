@@ -1,0 +1,118 @@
+"""Rows as tensors: which rows share a forward pass, and what of them is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from harness1.rl.rows import TrainRow
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward pass takes: rows padded on the right, and the trained tokens of all of them in one line."""
+
+    ids: Tensor
+    """[rows, longest]."""
+    attention: Tensor | None
+    """[rows, longest], 1 where a token stands; None where nothing is padded."""
+    kept: Tensor
+    """[kept], ascending: the columns whose logits predict a trained token of some row."""
+    row: Tensor
+    """[trained]: the row of each trained token."""
+    column: Tensor
+    """[trained]: the place among `kept` that predicts it."""
+    targets: Tensor
+    """[trained]: its id."""
+    weights: Tensor
+    """[trained], float32: its advantage, 1 where the row has none."""
+    rollout_logprobs: Tensor | None
+    """[trained], float32, as recorded; None where some row has none."""
+
+
+def shuffled_steps(rows: int, batch_rows: int, epochs: int, seed: int) -> Iterator[list[int]]:
+    """The rows of every optimizer step: each epoch in an order of its own, its last step with what is left. The order
+    depends on the arguments alone, so that a resumed run finds its place by counting."""
+    for epoch in range(epochs):
+        order = list(range(rows))
+        Random(f"{seed}/{epoch}").shuffle(order)
+        for start in range(0, rows, batch_rows):
+            yield order[start : start + batch_rows]
+
+
+def by_token_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Places of rows in groups for one forward pass each: the longest first, as many as the budget holds with padding;
+    a row that is longer than the budget is a group of its own."""
+    groups: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda at: (-lengths[at], at)):
+        if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= budget:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return groups
+
+
+def collate(rows: Sequence[TrainRow], device: str | torch.device = "cpu") -> MicroBatch:
+    """Rows as one micro-batch.
+
+    Raises:
+        ValueError: no row has a trained token, or a row trains its first one, which nothing predicts.
+    """
+    import torch
+
+    longest = max(len(row.token_ids) for row in rows)
+    ids = torch.zeros((len(rows), longest), dtype=torch.long)
+    attention = torch.zeros((len(rows), longest), dtype=torch.long)
+    trained: list[tuple[int, int]] = []
+    for at, row in enumerate(rows):
+        ids[at, : len(row.token_ids)] = torch.tensor(row.token_ids)
+        attention[at, : len(row.token_ids)] = 1
+        trained += [(at, place) for place, mask in enumerate(row.loss_mask) if mask]
+    if not trained or any(place == 0 for _, place in trained):
+        raise ValueError("a micro-batch needs trained tokens, none of them the first of its row")
+    row_of, place_of = torch.tensor(trained).T
+    kept, column = torch.unique(place_of - 1, return_inverse=True)
+    known = all(row.rollout_logprobs is not None for row in rows)
+    return MicroBatch(
+        ids=ids.to(device),
+        attention=None if bool(attention.all()) else attention.to(device),
+        kept=kept.to(device),
+        row=row_of.to(device),
+        column=column.to(device),
+        targets=ids[row_of, place_of].to(device),
+        weights=torch.tensor([_weight(rows[at], place) for at, place in trained], device=device),
+        rollout_logprobs=torch.tensor(
+            [(rows[at].rollout_logprobs or ())[place] for at, place in trained], device=device
+        )
+        if known
+        else None,
+    )
+
+
+def trained_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Log probabilities of the trained tokens under the model, [trained] in float32. Logits are computed for no other
+    token: of a long context they would cost more than the layers."""
+    import torch
+
+    logits = model(
+        input_ids=batch.ids, attention_mask=batch.attention, use_cache=False, logits_to_keep=batch.kept
+    ).logits
+    chosen = logits[batch.row, batch.column].float()
+    logprobs: Tensor = torch.log_softmax(chosen, -1).gather(-1, batch.targets[:, None])[:, 0]
+    return logprobs
+
+
+def trained_tokens(row: TrainRow) -> int:
+    """How many tokens of a row are trained."""
+    return sum(row.loss_mask)
+
+
+def _weight(row: TrainRow, place: int) -> float:
+    return 1.0 if row.advantages is None else float(row.advantages[place])

@@ -1,0 +1,148 @@
+"""One optimizer step on rows: micro-batches by token budget, forward, loss, backward, clip, step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from harness1.errors import UsageError
+from harness1.rl.rows import TrainRow
+from harness1.train.algorithm import Algorithm
+from harness1.train.group import ALONE, Group
+from harness1.train.lora import add_adapters
+from harness1.train.micro_batch import MicroBatch, by_token_budget, collate, trained_logprobs, trained_tokens
+from harness1.train.schedule import rate_at
+from harness1.training_settings import Train
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+class Diverged(UsageError):
+    """A loss or a gradient is no number: nothing was changed by this step. The user's, for the rate is."""
+
+
+class Trainer:
+    """Changes the weights of a model; it knows rows and an algorithm, and nothing of episodes.
+
+    Args:
+        model: as `load_trainable` gives it; it is changed in place.
+        algorithm: what is minimised.
+        steps: how many will be taken; the schedule of the rate ends there.
+        group: the processes that train together. All must be given the same rows.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, algorithm: Algorithm, train: Train, steps: int, group: Group = ALONE
+    ) -> None:
+        import torch
+
+        self.model, self.algorithm, self.train, self.steps, self.group = model, algorithm, train, steps, group
+        if train.lora.rank:
+            add_adapters(model, train.lora, train.seed)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=train.rate,
+            betas=(train.beta1, train.beta2),
+            eps=train.epsilon,
+            weight_decay=train.weight_decay,
+        )
+        self.step_count = 0
+        if train.checkpointing:
+            _forget_activations(model)
+
+    def step(self, rows: Sequence[TrainRow]) -> dict[str, float]:
+        """Take one optimizer step; returns its loss, gradient norm (before clipping), rate and trained tokens.
+
+        Raises:
+            Diverged: loss or gradient is not finite; the weights are as before.
+        """
+        import torch
+
+        normaliser = self.algorithm.normaliser(rows)
+        total = torch.zeros((), device=self.model.device)
+        for batch in self._passes(rows):
+            loss = self._loss(batch) / normaliser
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        self.group.add_up(total)
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            self.group.add_up(parameter.grad)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.train.clip or math.inf)
+        rate = rate_at(self.step_count, self.steps, self.train)
+        if not (math.isfinite(float(total)) and math.isfinite(float(norm))):
+            self.optimizer.zero_grad()
+            raise Diverged(
+                f"training diverged at step {self.step_count + 1} (loss {float(total)}, gradient norm {float(norm)}): "
+                "try a smaller train.rate"
+            )
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step_count += 1
+        trained = sum(map(trained_tokens, rows))
+        return {"loss": float(total), "gradient": float(norm), "rate": rate, "trained_tokens": float(trained)}
+
+    def loss(self, rows: Sequence[TrainRow]) -> float:
+        """The loss of rows under the present weights, which it does not change."""
+        import torch
+
+        total = torch.zeros((), device=self.model.device)
+        with torch.no_grad():
+            for batch in self._passes(rows):
+                total += self._loss(batch)
+        self.group.add_up(total)
+        return float(total) / self.algorithm.normaliser(rows)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next step depends on: trained weights, optimizer, step."""
+        weights = [parameter.detach() for parameter in self.parameters]
+        return {"step": self.step_count, "weights": weights, "optimizer": self.optimizer.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        import torch
+
+        with torch.no_grad():
+            for parameter, weight in zip(self.parameters, state["weights"], strict=True):
+                parameter.copy_(weight)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step_count = state["step"]
+
+    def _passes(self, rows: Sequence[TrainRow]) -> Iterator[MicroBatch]:
+        """This process's share of the forward passes over rows."""
+        groups = by_token_budget([len(row.token_ids) for row in rows], self.train.micro_tokens)
+        for places in groups[self.group.rank :: self.group.size]:
+            yield collate([rows[place] for place in places], self.model.device)
+
+    def _loss(self, batch: MicroBatch) -> Tensor:
+        """The summed loss of a micro-batch."""
+        with self._precision():
+            logprobs = trained_logprobs(self.model, batch)
+        summed: Tensor = self.algorithm.token_losses(logprobs, batch).sum()
+        return summed
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        import torch
+
+        if self.train.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self.model.device.type, torch.bfloat16)
+
+
+def _forget_activations(model: PreTrainedModel) -> None:
+    """Gradient checkpointing. transformers does it in layers that are in training mode; as every other mode here would
+    bring dropout, the layers alone are said to be, and none of their parts."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True

@@ -1,0 +1,323 @@
+"""The other way to train on rows: TRL's `SFTTrainer`, with packing, and over several GPUs by `accelerate launch`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness1.errors import MissingExtra, UsageError
+from harness1.retrieval.model_folder import no_progress_bars
+from harness1.rl.rows import TrainRow
+from harness1.train.schedule import rate_at
+from harness1.train.trainable import load_trainable
+from harness1.training_settings import Train
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedModel
+    from trl.trainer.sft_config import SFTConfig
+
+STATES = "states"
+"""Folder within a checkpoint where the states to resume from are kept until training ends."""
+
+NO_LOSS = -100
+"""The label of a token that is not trained."""
+
+TOKENIZER_FILES = ("tokenizer*", "chat_template*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges*")
+
+
+class Passes(NamedTuple):
+    """How an optimizer step is made of forward passes."""
+
+    rows: int
+    """Of one pass of one process."""
+    accumulated: int
+    """Passes of each process in one step."""
+
+
+def train_with_trl(
+    rows: Sequence[TrainRow],
+    held_out: Sequence[TrainRow],
+    model_folder: Path,
+    out: Path,
+    settings: Train,
+    on_log: Callable[[dict[str, float]], None],
+    *,
+    packing: bool = False,
+    cpu: bool = False,
+) -> Path:
+    """Train a model on rows; its weights, adapters merged into them, and its tokenizer are written to a folder.
+
+    The loss of a step is `-sum(log p) / count` over all trained tokens of its rows, on all processes, as with our
+    trainer. Nothing is tokenised, cut off or fetched, and nothing is reported to anyone but `on_log`. If `out` holds a
+    state of an earlier call that did not end, training goes on from it. What is written are the weights of the last
+    step.
+
+    Under `accelerate launch`, every process calls this with equal arguments; the first one logs and writes. Where the
+    last step of an epoch has not the same number of rows for each process, accelerate repeats some.
+
+    Args:
+        rows: what is trained. With packing, a step has `batch_rows` of them in the mean.
+        held_out: the first `watch.rows` of them are looked at; `eval_loss` is the mean of their mean losses per token.
+        out: of the checkpoint; made if absent.
+        on_log: is given the numbers of each step and look, each with its `step`.
+        packing: put several short rows into one sequence of at most `micro_tokens` (best fit decreasing). They do not
+            see each other: their positions begin anew, and transformers masks attention where positions do.
+        cpu: leave GPUs alone.
+
+    Raises:
+        UsageError: there are no rows, rows have weights, or something is asked for that TRL's trainer does not do.
+        MissingExtra: trl, datasets, accelerate, peft or what they stand on is not installed.
+    """
+    _import_extra()
+    _refuse(rows, settings)
+    watched = held_out[: settings.watch.rows]
+    config = _config(settings, out / STATES, watched=bool(watched), packing=packing, cpu=cpu)
+    _refuse_launch(config)
+    data, passes = _steps(rows, settings, config.world_size, packing)
+    config.per_device_train_batch_size, config.gradient_accumulation_steps = passes
+    model = load_trainable(model_folder, settings, "cpu")
+    described = deepcopy((model.config, model.generation_config))  # TRL writes the tokenizer's special tokens there
+    trainer = _trainer(model, model_folder, config, settings, data, _dataset(watched) if watched else None, on_log)
+    with no_progress_bars():
+        _run(trainer)
+        merged = trainer.model.merge_and_unload() if settings.lora.rank else trainer.model
+        merged.config, merged.generation_config = described
+        trainer.accelerator.wait_for_everyone()
+        if trainer.is_world_process_zero():
+            merged.save_pretrained(out)
+            _copy_tokenizer(model_folder, out)
+            shutil.rmtree(out / STATES, ignore_errors=True)  # its files would count as the model's
+        trainer.accelerator.wait_for_everyone()
+    return out
+
+
+def saved_step(out: Path) -> int:
+    """The step that a call with this folder would go on from; 0 for the beginning."""
+    steps = [path.name.rpartition("-")[2] for path in (out / STATES).glob("checkpoint-*")]
+    return max((int(step) for step in steps if step.isdecimal()), default=0)
+
+
+def passes_of(batch_rows: int, longest: int, micro_tokens: int, processes: int) -> Passes:
+    """The largest passes of equal size, within the budget of tokens, that make a step of exactly `batch_rows`.
+
+    Args:
+        longest: tokens of the longest row; a pass is taken to hold only such.
+
+    Raises:
+        UsageError: the rows of a step cannot be shared out equally.
+    """
+    share, rest = divmod(batch_rows, processes)
+    if rest:
+        raise UsageError(f"train.batch_rows={batch_rows} cannot be shared equally by {processes} processes")
+    fitting = max(1, micro_tokens // longest)
+    rows = max(size for size in range(1, min(share, fitting) + 1) if share % size == 0)
+    return Passes(rows, share // rows)
+
+
+def _import_extra() -> None:
+    try:
+        import accelerate  # noqa: F401
+        import datasets  # noqa: F401
+        import peft  # noqa: F401
+        import trl  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtra(error.name or "trl", "trl") from error
+
+
+def _refuse(rows: Sequence[TrainRow], settings: Train) -> None:
+    if not rows:
+        raise UsageError("there are no rows to train on")
+    if any(row.advantages is not None for row in rows):
+        raise UsageError("some rows have token weights, which TRL has not: use our own trainer, without --trainer trl")
+    watch = settings.watch
+    if watch.metric != "nll" or watch.patience:
+        raise UsageError(
+            "TRL's trainer saves the last weights: train.watch.metric and train.watch.patience need our own, without "
+            "--trainer trl"
+        )
+
+
+def _refuse_launch(config: SFTConfig) -> None:
+    from accelerate.utils import DistributedType
+
+    if config.n_gpu > 1:
+        raise UsageError("several GPUs are visible: start it with `accelerate launch`, or set CUDA_VISIBLE_DEVICES")
+    if config.distributed_state.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        raise UsageError("checkpoints are written of whole models: launch without FSDP and DeepSpeed")
+
+
+def _config(settings: Train, states: Path, *, watched: bool, packing: bool, cpu: bool) -> SFTConfig:
+    from torch.cuda import is_available
+    from trl.trainer.sft_config import SFTConfig
+
+    watch = settings.watch
+    return SFTConfig(
+        output_dir=str(states),
+        num_train_epochs=settings.epochs,
+        learning_rate=settings.rate,
+        adam_beta1=settings.beta1,
+        adam_beta2=settings.beta2,
+        adam_epsilon=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.clip,
+        bf16=settings.dtype == "bfloat16",
+        gradient_checkpointing=settings.checkpointing,
+        seed=settings.seed,
+        use_cpu=cpu or not is_available(),
+        dataset_kwargs={"skip_prepare_dataset": True},
+        max_length=None,
+        packing=packing,
+        eval_packing=False,
+        router_aux_loss_coef=0.0,
+        save_strategy="steps" if settings.save_every else "no",
+        save_steps=settings.save_every or 1,
+        save_total_limit=1,
+        eval_strategy="steps" if watched and watch.every else "no",
+        eval_steps=watch.every or None,
+        per_device_eval_batch_size=1,
+        prediction_loss_only=True,
+        logging_steps=1,
+        disable_tqdm=True,
+        report_to="none",
+        push_to_hub=False,
+    )
+
+
+def _steps(rows: Sequence[TrainRow], settings: Train, processes: int, packing: bool) -> tuple[Dataset, Passes]:
+    data, longest = _dataset(rows), max(len(row.token_ids) for row in rows)
+    if not packing:
+        return data, passes_of(settings.batch_rows, longest, settings.micro_tokens, processes)
+    data = _packed(data, max(longest, settings.micro_tokens))
+    share = settings.batch_rows * len(data) / len(rows) / processes
+    return data, Passes(1, max(1, round(share)))
+
+
+def _dataset(rows: Sequence[TrainRow]) -> Dataset:
+    from datasets import Dataset
+
+    # Labels are TRL's own last form of a mask: neither packing nor its collator change them.
+    labels = [
+        [token if mask else NO_LOSS for token, mask in zip(row.token_ids, row.loss_mask, strict=True)] for row in rows
+    ]
+    return Dataset.from_dict({"input_ids": [row.token_ids for row in rows], "labels": labels})
+
+
+def _packed(data: Dataset, tokens: int) -> Dataset:
+    from trl.data_utils import pack_dataset
+
+    with _no_bars_of_datasets():
+        return pack_dataset(data, tokens, "bfd")
+
+
+@contextmanager
+def _no_bars_of_datasets() -> Iterator[None]:
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    hidden = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not hidden:
+            enable_progress_bars()
+
+
+def _trainer(
+    model: PreTrainedModel,
+    model_folder: Path,
+    config: SFTConfig,
+    settings: Train,
+    data: Dataset,
+    watched: Dataset | None,
+    on_log: Callable[[dict[str, float]], None],
+) -> Any:
+    """TRL's trainer, ready to run."""
+    from peft import LoraConfig
+    from transformers import AutoTokenizer, PrinterCallback
+    from trl.trainer.utils import add_fused_lm_head
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
+    if tokenizer.pad_token is None:  # what stands where attention is masked; TRL wants some
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    adapter: Any = LoraConfig
+    lora = adapter(
+        r=settings.lora.rank, lora_alpha=settings.lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    trainer = _trainer_class(settings)(
+        model,
+        config,
+        train_dataset=data,
+        eval_dataset=watched,
+        processing_class=tokenizer,
+        peft_config=lora if settings.lora.rank else None,
+        callbacks=[_log_callback(on_log)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    plain = trainer.model.get_base_model() if settings.lora.rank else trainer.model
+    # TRL multiplies the head in bfloat16 too, and a rounded logit costs more than all the layers below.
+    add_fused_lm_head(plain, cast_lm_head_to_fp32=True, outputs=("log_probs", "entropy", "is_top1"))
+    return trainer
+
+
+def _trainer_class(settings: Train) -> Any:
+    from torch.optim.lr_scheduler import LambdaLR
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    class OurScheduleTrainer(SFTTrainer):
+        """TRL's trainer with the rates and the weight decay of ours, and without its message to the hub."""
+
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+            def share(step: int) -> float:
+                return rate_at(step, num_training_steps, settings) / settings.rate
+
+            changed: Any = optimizer or self.optimizer
+            self.lr_scheduler = LambdaLR(changed, share)
+            return self.lr_scheduler
+
+        def get_decay_parameter_names(self, model: Any) -> list[str]:
+            return [name for name, _ in model.named_parameters()]
+
+        def _send_telemetry(self) -> None:
+            pass
+
+    return OurScheduleTrainer
+
+
+def _log_callback(on_log: Callable[[dict[str, float]], None]) -> Any:
+    from transformers import TrainerCallback
+
+    class LogCallback(TrainerCallback):
+        """Passes numbers on, from the first process."""
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+            if state.is_world_process_zero:
+                numbers = {name: float(value) for name, value in (logs or {}).items() if _is_number(value)}
+                on_log({**numbers, "step": float(state.global_step)})
+
+    return LogCallback()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _run(trainer: Any) -> None:
+    """Train, from the last state if there is one; a trainer that looks at intervals looks in the end too."""
+    from transformers import trainer_utils
+
+    library: Any = trainer_utils
+    states = trainer.args.output_dir
+    trainer.train(resume_from_checkpoint=library.get_last_checkpoint(states) if Path(states).is_dir() else None)
+    if trainer.eval_dataset is not None and trainer.args.eval_strategy == "no":
+        trainer.evaluate()
+
+
+def _copy_tokenizer(source: Path, out: Path) -> None:
+    for pattern in TOKENIZER_FILES:
+        for path in source.glob(pattern):
+            shutil.copy(path, out / path.name)

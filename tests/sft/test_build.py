@@ -1,0 +1,371 @@
+"""From teachers' runs to a dataset folder, and what is refused on the way."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from harness1.cli.sft_build import build as build_command
+from harness1.config import Config, load_config
+from harness1.data.source import open_source
+from harness1.env.environment import SearchEnv
+from harness1.errors import SchemaError, UsageError
+from harness1.model_calls import calls_of, prompt_ids
+from harness1.policy.formats.chat_format import ChatFormat
+from harness1.policy.policy import Policy, counter_of
+from harness1.policy.scripted import ScriptedPolicy
+from harness1.policy.spoken import SpokenPolicy
+from harness1.records import Episode, Status, Turn
+from harness1.retrieval.building import build_index
+from harness1.retrieval.engines import open_retriever
+from harness1.rl import row_file
+from harness1.rl.row_file import RowFile
+from harness1.rollout import rollout
+from harness1.run_folder import run_stage
+from harness1.sft.build import Build, Listener, build
+from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
+from harness1.stage import STAGE, read_stage
+from harness1.store import EPISODES, EpisodeStore, read_episodes
+from harness1.training_settings import Gates, Sft
+from tests.support import run
+from tests.vocabularies import chat_format, vocabulary
+
+DATASET = "world:100"
+SOURCE = open_source(DATASET)
+CONFIG = load_config(None, ["env.rendering.order=epoch", "env.max_turns=6"])
+CHAT = chat_format("hermes", "chatml")
+TASKS = 8
+SFT = Sft(gates=Gates(recall=0.0, near=1.0), held_out=0.25)
+"""Gates that let the scripted policy pass."""
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("build") / "index"
+    build_index(SOURCE.documents(), folder, CONFIG.index)
+    return str(folder)
+
+
+def collect(
+    folder: Path, index: str, config: Config = CONFIG, chat: ChatFormat | None = CHAT, tasks: int = TASKS
+) -> Path:
+    """A run folder of the scripted policy, as a collection leaves it."""
+    policy: Policy = ScriptedPolicy() if chat is None else SpokenPolicy(ScriptedPolicy(), chat)
+    env = SearchEnv(config.env, open_retriever(index, config), counter=counter_of(policy))
+    hashes = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
+    spoken = {} if chat is None else {"format": chat.name, "tokenizer": "/models/student"}
+    inputs = {"dataset": DATASET, "split": "train", **hashes}
+    stage = run_stage(config, "scripted", inputs, index, {**hashes, "counter": env.counter.hash}, spoken)
+    stage.write(folder, status="finished")
+    with EpisodeStore(folder) as store:
+        for task in SOURCE.tasks("train")[:tasks]:
+            store.append(run(rollout(env, policy, task)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def teacher(index: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return collect(tmp_path_factory.mktemp("build") / "teacher", index)
+
+
+@pytest.fixture(scope="module")
+def approximate(index: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return collect(tmp_path_factory.mktemp("build") / "approximate", index, chat=None)
+
+
+@pytest.fixture
+def run_copy(teacher: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(teacher, tmp_path / "run"))
+
+
+def rewritten(folder: Path, change: Callable[[Sequence[Episode]], Sequence[Episode]]) -> Path:
+    """The run with other episodes."""
+    episodes = change(list(read_episodes(folder)))
+    for name in (EPISODES, "tokens.bin"):
+        (folder / name).unlink()
+    with EpisodeStore(folder) as store:
+        for episode in episodes:
+            store.append(episode)
+    return folder
+
+
+def test_a_dataset_holds_the_rows_of_every_turn_and_its_card(teacher: Path, tmp_path: Path) -> None:
+    card = build(Build([teacher], SFT), tmp_path / "out")
+    train, held_out = RowFile(tmp_path / "out" / TRAIN), RowFile(tmp_path / "out" / HELD_OUT)
+    calls = {
+        f"{episode.episode_id}/{call.call_id}": (*prompt_ids(episode, call), *call.output_ids)
+        for episode in read_episodes(teacher)
+        for call in calls_of(episode)
+    }
+    assert {row.call_ids[0]: row.token_ids for row in [*train, *held_out]} == calls
+    assert (len(train), len(held_out)) == (card.train.rows, card.held_out.rows)
+    assert (train.trained.sum(), train.lengths.sum()) == (card.train.trained_tokens, card.train.tokens)
+    tasks = [{row.metadata["task_id"] for row in rows} for rows in (train, held_out)]
+    assert (len(tasks[0]), len(tasks[1]), tasks[0] & tasks[1]) == (6, 2, set())
+    assert card.held_out_tasks == {SOURCE.name: tuple(sorted(tasks[1]))}
+    order = [(row.metadata["task_id"], row.metadata["turns"]) for row in train]
+    assert order == sorted(order)
+
+
+def test_the_card_says_what_a_checkpoint_must_know(teacher: Path, index: str, tmp_path: Path) -> None:
+    card = build(Build([teacher], SFT, licences=["as it is"]), tmp_path)
+    assert (card.format, card.format_hash, card.tokenizer) == ("hermes", CHAT.hash, "/models/student")
+    assert card.tokenizer_hash == CHAT.tokenizer.hash
+    assert msgspec.convert(card.env, type(CONFIG.env)) == CONFIG.env
+    (collected,) = card.runs
+    assert (collected.dataset, collected.split, collected.teacher) == (DATASET, "train", "scripted")
+    assert (collected.index, collected.episodes) == (str(Path(index).resolve()), TASKS)
+    assert msgspec.convert(collected.config, Config) == CONFIG
+    assert card.env_hash == collected.hashes["env"]
+    assert card.compared == {f"{SOURCE.name}:dev": 25, f"{SOURCE.name}:test": 25}
+    assert card.licences == {SOURCE.name: "as it is"}
+    assert [gate.entered for gate in card.gates] == [TASKS] * 8
+    assert card.curated_recall.count == card.turns.count == TASKS
+    assert read_card(tmp_path) == card
+
+
+def test_rows_of_chains_hold_the_same_trained_tokens(teacher: Path, tmp_path: Path) -> None:
+    turns = build(Build([teacher], SFT), tmp_path / "turns")
+    chains = build(Build([teacher], msgspec.structs.replace(SFT, rows="epoch")), tmp_path / "chains")
+    assert chains.train.trained_tokens == turns.train.trained_tokens
+    assert (chains.train.turns, chains.train.tools) == (turns.train.turns, turns.train.tools)
+    assert chains.train.rows < turns.train.rows
+    assert chains.held_out_tasks == turns.held_out_tasks
+
+
+def test_hugging_face_datasets_reads_the_folder(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    settings = msgspec.structs.replace(SFT, rows="epoch", repeated_weight=0.5)
+    build(Build([teacher], settings), tmp_path / "out")
+    loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
+    assert set(loaded) == {"train", "validation"}
+    for split, name in (("train", TRAIN), ("validation", HELD_OUT)):
+        rows = RowFile(tmp_path / "out" / name)
+        assert loaded[split]["token_ids"] == [list(row.token_ids) for row in rows]
+        assert loaded[split]["loss_mask"] == [list(row.loss_mask) for row in rows]
+        assert loaded[split]["metadata"] == [row.metadata for row in rows]
+        weights = [None if row.advantages is None else list(row.advantages) for row in rows]
+        assert loaded[split]["advantages"] == weights
+        assert loaded[split]["rollout_logprobs"] == [None] * len(rows)
+
+
+def test_a_dataset_without_held_out_tasks_has_no_validation_split(teacher: Path, tmp_path: Path) -> None:
+    card = build(Build([teacher], msgspec.structs.replace(SFT, held_out=0.0)), tmp_path)
+    assert (card.held_out.rows, len(RowFile(tmp_path / HELD_OUT))) == (0, 0)
+    assert "validation" not in (tmp_path / README).read_text()
+
+
+def test_the_same_runs_give_the_same_rows(teacher: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        build(Build([teacher], SFT), tmp_path / name)
+    assert (tmp_path / "one" / TRAIN).read_bytes() == (tmp_path / "two" / TRAIN).read_bytes()
+
+
+def test_a_finished_and_unchanged_folder_is_left_alone_unless_forced(teacher: Path, tmp_path: Path) -> None:
+    job = Build([teacher], SFT)
+    card = build(job, tmp_path)
+    written = (tmp_path / TRAIN).stat().st_mtime_ns
+    assert build(job, tmp_path) == card
+    assert (tmp_path / TRAIN).stat().st_mtime_ns == written
+    assert build(job, tmp_path, force=True) == card
+    assert (tmp_path / TRAIN).stat().st_mtime_ns > written
+
+
+def test_a_folder_that_lost_its_rows_is_made_again(teacher: Path, tmp_path: Path) -> None:
+    card = build(Build([teacher], SFT), tmp_path)
+    (tmp_path / TRAIN).unlink()
+    build(Build([teacher], SFT), tmp_path)
+    assert len(RowFile(tmp_path / TRAIN)) == card.train.rows
+
+
+def test_another_dataset_is_not_overwritten_unless_forced(teacher: Path, tmp_path: Path) -> None:
+    build(Build([teacher], SFT), tmp_path)
+    other = Build([teacher], msgspec.structs.replace(SFT, rows="epoch"), licences=["x"])
+    with pytest.raises(UsageError, match="differs in settings, licences"):
+        build(other, tmp_path)
+    assert build(other, tmp_path, force=True).sft["rows"] == "epoch"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_with_something_else_is_never_touched(teacher: Path, tmp_path: Path, force: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match="holds no dataset"):
+        build(Build([teacher], SFT), tmp_path, force=force)
+    with pytest.raises(UsageError, match="holds no dataset"):
+        build(Build([teacher], SFT), teacher, force=force)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_without_runs_there_is_nothing_to_build(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="at least one run"):
+        build(Build([], SFT), tmp_path)
+    with pytest.raises(UsageError, match="is no run folder"):
+        build(Build([tmp_path], SFT), tmp_path / "out")
+
+
+def test_an_empty_run_is_refused(run_copy: Path, teacher: Path, tmp_path: Path) -> None:
+    (run_copy / EPISODES).write_bytes(b"")
+    with pytest.raises(UsageError, match="holds no episodes"):
+        build(Build([teacher, run_copy], SFT), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_is_no_collection_over_a_dataset_is_refused(run_copy: Path, tmp_path: Path) -> None:
+    stage = read_stage(run_copy)
+    assert stage is not None
+    stage.write(run_copy, inputs={"query": "why?"})
+    with pytest.raises(UsageError, match="no collection"):
+        build(Build([run_copy], SFT), tmp_path / "out")
+
+
+def test_what_the_gates_refuse_is_refused_before_anything_is_written(teacher: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"nothing is left of {TASKS} episodes: tools took {TASKS}; such as"):
+        build(Build([teacher], Sft(gates=Gates(recall=0.0, near=1.0, tools=9))), tmp_path / "out")
+    with pytest.raises(UsageError, match="leak took"):
+        build(Build([teacher], SFT, against=[f"{DATASET}:train"]), tmp_path / "out")
+    with pytest.raises(UsageError, match="tools under the floor"):
+        build(Build([teacher], Sft(gates=Gates(recall=0.0, near=1.0, tool_share=0.9))), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_row_left_is_refused_with_the_counts(teacher: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no row is left of 8 kept episodes; turns dropped: \d+ too_long"):
+        build(Build([teacher], msgspec.structs.replace(SFT, max_tokens=10)), tmp_path / "out")
+    stage = read_stage(tmp_path / "out")
+    assert stage is not None
+    assert stage.status == "interrupted"
+    assert build(Build([teacher], SFT), tmp_path / "out").train.rows
+
+
+def test_runs_of_different_environments_are_refused_with_what_differs(
+    teacher: Path, index: str, tmp_path: Path
+) -> None:
+    other = collect(tmp_path / "other", index, load_config(None, ["env.search.hits=3"]), tasks=1)
+    with pytest.raises(UsageError, match=r"other was collected .* env\.max_turns: 6 != 40; env\.search\.hits: 10 != 3"):
+        build(Build([teacher, other], SFT), tmp_path / "out")
+
+
+def test_runs_for_different_students_are_refused_with_what_differs(teacher: Path, index: str, tmp_path: Path) -> None:
+    other = collect(tmp_path / "other", index, chat=chat_format("compact", "chatml"), tasks=1)
+    with pytest.raises(UsageError, match="format: hermes != compact"):
+        build(Build([teacher, other], SFT), tmp_path / "out")
+
+
+def test_an_episode_of_another_configuration_within_a_run_is_refused(run_copy: Path, tmp_path: Path) -> None:
+    def stray(episodes: Sequence[Episode]) -> Sequence[Episode]:
+        hashes = msgspec.structs.replace(episodes[1].hashes, env="other")
+        return [episodes[0], msgspec.structs.replace(episodes[1], hashes=hashes)]
+
+    rewritten(run_copy, stray)
+    with pytest.raises(UsageError, match="another configuration"):
+        build(Build([run_copy], SFT), tmp_path / "out")
+
+
+def test_a_run_without_token_ids_is_refused_unless_rendered_again(approximate: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no token ids .* --rerender"):
+        build(Build([approximate], SFT), tmp_path)
+    card = build(Build([approximate], SFT, student=CHAT, tokenizer="/models/other"), tmp_path)
+    assert (card.rerendered, card.format, card.tokenizer) == (True, "hermes", "/models/other")
+    assert (card.format_hash, card.tokenizer_hash) == (CHAT.hash, CHAT.tokenizer.hash)
+    assert card.train.turns + card.held_out.turns == sum(len(each.turns) for each in read_episodes(approximate))
+
+
+def test_an_episode_without_calls_is_refused(run_copy: Path, tmp_path: Path) -> None:
+    def bare(turn: Turn) -> Turn:
+        return msgspec.structs.replace(turn, calls=())
+
+    rewritten(run_copy, lambda all_: [msgspec.structs.replace(e, turns=tuple(map(bare, e.turns))) for e in all_])
+    with pytest.raises(UsageError, match=r"\(episode .*\) holds no token ids"):
+        build(Build([run_copy], SFT), tmp_path / "out")
+
+
+def test_of_an_episode_that_was_run_again_the_last_counts(run_copy: Path, tmp_path: Path) -> None:
+    def again(episodes: Sequence[Episode]) -> Sequence[Episode]:
+        return [msgspec.structs.replace(episodes[0], status=Status.INFRA_ERROR), *episodes]
+
+    card = build(Build([rewritten(run_copy, again)], SFT), tmp_path / "out")
+    assert (card.gates[0].entered, card.gates[0].passed) == (TASKS, TASKS)
+
+
+def test_a_run_named_twice_is_taken_once(teacher: Path, run_copy: Path, tmp_path: Path) -> None:
+    card = build(Build([teacher, run_copy], SFT), tmp_path / "out")
+    gates = {gate.name: (gate.entered, gate.passed) for gate in card.gates}
+    assert (gates["fault"], gates["duplicate"]) == ((2 * TASKS, 2 * TASKS), (2 * TASKS, TASKS))
+    assert card.train.rows == build(Build([teacher], SFT), tmp_path / "one").train.rows
+
+
+def test_a_torn_last_line_is_left_out_and_said(run_copy: Path, tmp_path: Path) -> None:
+    lines = (run_copy / EPISODES).read_bytes()
+    (run_copy / EPISODES).write_bytes(lines[:-20])
+    heard: list[tuple[Path, int]] = []
+    card = build(Build([run_copy], SFT), tmp_path / "out", listener=Listener(torn=lambda *torn: heard.append(torn)))
+    assert card.gates[0].entered == TASKS - 1
+    assert [folder for folder, _ in heard] == [run_copy]
+
+
+def test_a_damaged_run_is_refused(run_copy: Path, tmp_path: Path) -> None:
+    (run_copy / "tokens.bin").write_bytes(bytes(100))
+    with pytest.raises(SchemaError, match=r"episodes\.jsonl:1"):
+        build(Build([run_copy], SFT), tmp_path / "out")
+    lines = (run_copy / EPISODES).read_bytes().splitlines(keepends=True)
+    (run_copy / EPISODES).write_bytes(b"{}\n" + lines[1])
+    with pytest.raises(SchemaError, match=r"episodes\.jsonl:1"):
+        build(Build([run_copy], SFT), tmp_path / "out")
+
+
+def test_rows_that_do_not_fit_the_disk_are_refused_before_they_are_written(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage(NamedTuple):
+        free: int = 1000
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage())
+    with pytest.raises(UsageError, match="no space left"):
+        build(Build([teacher], SFT), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_fills_up_is_a_clear_error(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(row_file.os, "fsync", full)
+    with pytest.raises(UsageError, match="no space left on its disk"):
+        build(Build([teacher], SFT), tmp_path / "out")
+    assert not (tmp_path / "out" / TRAIN).exists()
+
+
+def command(*arguments: Any) -> Any:
+    app = typer.Typer()
+    app.command()(build_command)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_command_prints_the_gates_or_the_card(teacher: Path, tmp_path: Path) -> None:
+    settings = [f"--set=sft.gates.{each}" for each in ("recall=0.0", "near=1.0")]
+    shown = command(teacher, "--out", tmp_path, *settings)
+    assert shown.exit_code == 0
+    assert f"{read_card(tmp_path).train.rows} rows of 7 tasks" in shown.stdout
+    printed = command(teacher, "--out", tmp_path, "--json", *settings)
+    assert msgspec.json.decode(printed.stdout) == msgspec.json.decode((tmp_path / CARD).read_bytes())
+
+
+def test_the_command_renders_again_for_a_student(approximate: Path, tmp_path: Path) -> None:
+    (tmp_path / "student").mkdir()
+    (tmp_path / "student" / "tokenizer.json").write_bytes(vocabulary("chatml"))
+    options = ["--set=sft.gates.recall=0.0", "--out", tmp_path / "out", "--tokenizer", tmp_path / "student"]
+    assert "--rerender" in str(command(approximate, *options).exception)
+    assert "--tokenizer" in str(command(approximate, "--out", tmp_path / "out", "--rerender").exception)
+    assert command(approximate, *options, "--rerender", "--format", "compact").exit_code == 0
+    assert read_card(tmp_path / "out").format == "compact"
+    assert (tmp_path / "out" / STAGE).is_file()

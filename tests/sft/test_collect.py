@@ -1,0 +1,257 @@
+"""Collecting: a teacher acts in the context of its student, and what cannot work is said before any work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from harness1.cli.sft_collect import collect
+from harness1.config import Config, load_config
+from harness1.data.source import Source, open_source
+from harness1.errors import UsageError
+from harness1.model_calls import prompt_ids
+from harness1.policy.formats.registry import open_format
+from harness1.policy.tokenizer import FastTokenizer
+from harness1.records import Episode, Status
+from harness1.replay import replay_env, replay_episode
+from harness1.retrieval.building import build_index
+from harness1.run_folder import run_config
+from harness1.runner import FEW, Bench, Job, run_episodes
+from harness1.sft.collect import check_round_trip, student_place, teacher_policy, teaching_tasks
+from harness1.stage import read_stage
+from harness1.store import EpisodeStore, read_episodes
+from tests.policy.test_chat_completions import answer
+from tests.policy.test_chat_messages import check
+from tests.serving import imitating
+from tests.support import END, call
+from tests.vocabularies import chat_format, tokenizer, vocabulary
+
+WORLD = "world:60"
+SOURCE = open_source(WORLD)
+ONE = ("--set", "run.workers=1", "--set", "run.bootstrap=50")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("collect") / "index"
+    build_index(SOURCE.documents(), folder, Config().index)
+    return str(folder)
+
+
+def saved(folder: Path, kind: str = "chatml") -> str:
+    """A folder with the tokenizer of a kind."""
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_bytes(vocabulary(kind))
+    return str(folder)
+
+
+def collected(*options: str) -> str:
+    """What `sft collect` prints with these options; what it raises is raised."""
+    app = typer.Typer()
+    app.command()(collect)
+    done = CliRunner().invoke(app, [*options, *ONE, "--json"], standalone_mode=False)
+    if done.exception is not None:
+        raise done.exception
+    return done.stdout
+
+
+def run_of(out: Path, index: str, *options: str) -> list[Episode]:
+    collected("--teacher", "scripted", "--data", WORLD, "--index", index, "--out", str(out), *options)
+    return list(read_episodes(out))
+
+
+def test_prompts_are_what_the_student_would_be_given(index: str, tmp_path: Path) -> None:
+    student = saved(tmp_path / "student")
+    episodes = run_of(tmp_path / "run", index, "--limit", "3", "--format", "compact", "--tokenizer", student)
+    config, _ = run_config(tmp_path / "run")
+    chat = chat_format("compact", "chatml")
+    assert len(episodes) == 3
+    for episode in episodes:
+        assert episode.hashes.counter == chat.hash
+        twin = replay_env(episode, config.env, chat)
+        for turn in episode.turns:
+            context = twin.state.context
+            assert context is not None
+            assert turn.action is not None
+            assert turn.context_hash == context.hash
+            prompt = [*chat.segments(context), chat.prompt_end()]
+            (said,) = turn.calls
+            assert prompt_ids(episode, said) == tuple(token for _, ids in prompt for token in ids)
+            assert len(prompt_ids(episode, said)) <= config.env.prompt_limit
+            assert said.output_ids == chat.speak(turn.reasoning, turn.action)
+            twin.replay(turn)
+
+
+def test_the_card_names_tokenizer_and_format(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    student = saved(tmp_path / "student")
+    monkeypatch.chdir(tmp_path)
+    run_of(tmp_path / "run", index, "--limit", "1", "--format", "compact", "--tokenizer", "student")
+    stage = read_stage(tmp_path / "run")
+    assert stage is not None
+    assert (stage.verb, stage.status, stage.outputs["policy"]) == ("run", "finished", "scripted")
+    assert (stage.outputs["format"], stage.outputs["tokenizer"]) == ("compact", student)
+    chat = chat_format("compact", "chatml")
+    assert (stage.hashes["counter"], stage.hashes["tokenizer"]) == (chat.hash, chat.tokenizer.hash)
+
+
+def test_without_a_student_a_run_says_that_it_counted_approximately(index: str, tmp_path: Path) -> None:
+    (episode,) = run_of(tmp_path / "run", index, "--limit", "1")
+    stage = read_stage(tmp_path / "run")
+    assert stage is not None
+    assert (episode.hashes.counter, stage.hashes["counter"]) == ("characters/4", "characters/4")
+    assert not stage.outputs.keys() & {"tokenizer", "format"}
+
+
+def test_a_collection_is_resumed_and_then_left_alone(index: str, tmp_path: Path) -> None:
+    options = ("--limit", "2", "--samples", "2", "--tokenizer", saved(tmp_path / "student"))
+    out = tmp_path / "run"
+    whole = run_of(out, index, *options)
+    assert sorted(episode.sample_idx for episode in whole) == [0, 0, 1, 1]
+    (out / "metrics.json").unlink()
+    for name in ("episodes.jsonl", "tokens.bin"):
+        (out / name).unlink()
+    with EpisodeStore(out) as store:
+        store.append(whole[0])
+    assert sorted(episode.key for episode in run_of(out, index, *options)) == sorted(each.key for each in whole)
+    written = (out / "episodes.jsonl").stat().st_mtime_ns
+    assert len(run_of(out, index, *options)) == 4
+    assert (out / "episodes.jsonl").stat().st_mtime_ns == written
+    with pytest.raises(UsageError, match="another run"):
+        run_of(out, index, "--limit", "2", "--samples", "2")
+
+
+def test_worker_processes_speak_like_one_process(index: str, tmp_path: Path) -> None:
+    student = saved(tmp_path / "student")
+
+    def episodes(workers: int) -> list[bytes]:
+        found: list[Episode] = []
+        config = load_config(None, [f"run.workers={workers}", "policy.format=compact", "env.max_turns=3"])
+        jobs = [Job(task) for task in SOURCE.tasks("train")[: 2 * FEW]]
+        run_episodes(Bench(config, index, "scripted", student=student), jobs, found.append)
+        plain = [msgspec.structs.replace(episode, stage_ms={}) for episode in found]
+        return [msgspec.json.encode(episode) for episode in sorted(plain, key=lambda each: each.key)]
+
+    assert episodes(2) == episodes(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--split", "test"], "tested on"),
+        (["--split", "dev", "--data", "world:19"], "20"),
+        (["--split", "validation"], "no split 'validation'"),
+        (["--teacher", "teacher"], "no policy 'teacher'"),
+        (["--teacher", "openai:gpt"], "names no model"),
+        (["--format", "compact"], "give its --tokenizer"),
+        (["--tokenizer", "nowhere"], "nowhere"),
+        (["--tokenizer", "empty"], "no tokenizer.json"),
+        (["--tokenizer", "other", "--format", "compact"], "<|im_start|>"),
+        (["--tokenizer", "lossy"], "cannot round-trip"),
+    ],
+)
+def test_what_cannot_work_is_said_before_any_index_is_built(
+    options: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    saved(tmp_path / "other", "harmony")
+    lossy = json.loads(vocabulary("chatml")) | {"normalizer": {"type": "Lowercase"}}
+    (tmp_path / "lossy").mkdir()
+    (tmp_path / "lossy" / "tokenizer.json").write_text(json.dumps(lossy))
+    given = ["--data", WORLD, "--teacher", "scripted", "--out", "run", "--cache", "cache", *options]
+    with pytest.raises(UsageError) as refused:
+        collected(*given)
+    assert says in str(refused.value)
+    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_tasks_without_gold_and_splits_without_tasks_are_refused() -> None:
+    def holding(count: int) -> Source:
+        bare = [msgspec.structs.replace(task, gold=None) for task in SOURCE.tasks("train")[:count]]
+        return Source("bare", "jsonl", SOURCE.documents, ("train",), lambda _: bare)
+
+    with pytest.raises(UsageError, match="has no gold"):
+        teaching_tasks(holding(1), "train", 0, Config())
+    with pytest.raises(UsageError, match="bare has no tasks in split train"):
+        teaching_tasks(holding(0), "train", 0, Config())
+
+
+def test_the_oracle_that_teaches_is_the_one_that_shows_the_way() -> None:
+    assert teacher_policy("oracle") == "oracle-teacher"
+    assert teacher_policy("random") == "random"
+
+
+def test_a_tokenizer_may_compose_characters_and_nothing_else(tmp_path: Path) -> None:
+    check_round_trip(tokenizer("qwen"), ["Bjo\u0308rk said <|im_end|> at 3\u00a0% \ud800", ""])
+    half = json.loads(vocabulary("chatml"))
+    half["normalizer"] = {"type": "Replace", "pattern": {"String": "7"}, "content": "1"}
+    with pytest.raises(UsageError, match="'born in 1957': 'born in 1957' comes back as 'born in 1951'"):
+        check_round_trip(FastTokenizer(json.dumps(half).encode()), ["born in 1852", "born in 1957", "born in 1971"])
+
+
+def test_a_tokenizer_is_tried_on_the_texts_of_the_corpus(tmp_path: Path) -> None:
+    tasks = SOURCE.tasks("train")
+    config = load_config(None, ["policy.format=compact"])
+    assert student_place(saved(tmp_path / "good"), SOURCE, tasks, config) == str(tmp_path / "good")
+    title = next(SOURCE.documents()).title
+    tree = json.loads(vocabulary("chatml"))
+    tree["normalizer"] = {"type": "Replace", "pattern": {"String": title}, "content": "x"}
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "tokenizer.json").write_text(json.dumps(tree))
+    with pytest.raises(UsageError, match=f"cannot round-trip .*{title}"):
+        student_place(str(tmp_path / "bad"), SOURCE, tasks, config)
+
+
+REASONS = ("Who founded it is not known yet.", "D1 looks right.", "It is found.")
+
+
+def teacher(asked: list[dict[str, Any]]) -> Callable[[str, str, bytes], tuple[int, bytes]]:
+    """A server that gives its reasons where it is asked to, and checks that it gets back what it said."""
+    given = ({"query": "company founder"}, {"add_ids": ["D1"], "importance": {"D1": "high"}}, {})
+    names = ("search_corpus", "curate", "end_search")
+
+    def said(turn: int) -> dict[str, Any]:
+        return answer(call(names[turn], reasoning=REASONS[turn], **given[turn]))
+
+    def reply(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        asked.append(json.loads(body))
+        messages: Sequence[dict[str, Any]] = asked[-1]["messages"]
+        check(messages)
+        earlier = [message for message in messages if message["role"] == "assistant"]
+        for turn, message in enumerate(earlier):
+            before = said(turn)["choices"][0]["message"]["tool_calls"][0]["function"]
+            assert message["tool_calls"][0]["function"] == before
+        return 200, json.dumps(said(len(earlier))).encode()
+
+    return reply
+
+
+@pytest.mark.service
+def test_a_hosted_teacher_is_asked_for_reasons_and_speaks_the_format_of_its_student(index: str, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+    student, out = saved(tmp_path / "student"), tmp_path / "run"
+    with imitating(teacher(asked)) as url:
+        spec = f"openai:big@{url}/v1"
+        options = ("--teacher", spec, "--limit", "1", "--tokenizer", student, "--format", "compact")
+        (episode,) = run_of(out, index, *options)
+    declared = {tool["function"]["name"]: tool["function"]["parameters"] for tool in asked[0]["tools"]}
+    assert all("reasoning" in parameters["required"] for parameters in declared.values())
+    assert "importance" in declared["curate"]["required"]
+    assert (episode.status, tuple(turn.reasoning for turn in episode.turns)) == (Status.COMPLETED, REASONS)
+    actions = [turn.action for turn in episode.turns]
+    assert actions[0] == call("search_corpus", query="company founder")
+    assert actions[2] == call(END.name, reasoning=REASONS[2])
+    chat = open_format("compact", tokenizer("chatml"))
+    for turn in episode.turns:
+        (spoken,) = turn.calls
+        assert turn.action is not None
+        assert spoken.output_ids == chat.speak(turn.reasoning, turn.action)
+    assert replay_episode(episode, run_config(out)[0].env).difference is None

@@ -1,0 +1,134 @@
+"""The card says what is in a dataset, to people and to programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness1.errors import SchemaError, UsageError
+from harness1.rl.rows import TrainRow
+from harness1.sft.data_card import (
+    CARD,
+    FEATURES,
+    README,
+    CollectionRun,
+    DataCard,
+    Distribution,
+    RowCounts,
+    RowFacts,
+    licence_notes,
+    read_card,
+    tasks_by_dataset,
+    write_card,
+)
+from harness1.sft.gates import GateReport
+
+FACTS = [
+    RowFacts(256, 10, ("search_corpus",), ("d", "t0", "a")),
+    RowFacts(257, 20, ("search_corpus", "curate"), ("d", "t0", "b")),
+    RowFacts(1000, 30, ("verify",), ("e", "t0", "c")),
+]
+RUN = CollectionRun(
+    folder="/runs/a",
+    dataset="/data/d",
+    name="d",
+    split="train",
+    teacher="oracle | teacher",
+    index="/index",
+    hashes={"env": "e" * 64, "policy": "p" * 64, "index": "i" * 64, "counter": "c" * 64},
+    episodes=3,
+    config={"env": {"max_turns": 40}},
+)
+CARD_OF_THREE = DataCard(
+    runs=(RUN,),
+    format="hermes",
+    tokenizer="/models/m",
+    tokenizer_hash="t" * 64,
+    format_hash="c" * 64,
+    rerendered=False,
+    env={"max_turns": 40},
+    env_hash="e" * 64,
+    sft={"rows": "turn"},
+    compared={"d:test": 7},
+    gates=(GateReport("recall", 5, 3, ("d/t9 (x): curated recall 0.000",)),),
+    dropped_turns={"too_long": 2},
+    train=RowCounts.of(FACTS),
+    held_out=RowCounts.of([]),
+    held_out_tasks={"d": ("t7",)},
+    turns=Distribution.of([2, 3, 7], shares=False),
+    curated_recall=Distribution.of([0.25, 0.5, 1.0]),
+    trajectory_recall=Distribution.of([1.0, 1.0, 1.0]),
+    licences={"d": "CC BY-SA 4.0"},
+)
+
+
+def test_numbers_are_told_in_short() -> None:
+    found = Distribution.of([0.0, 0.1, 0.19, 0.95, 1.0])
+    assert (found.count, found.mean, found.quantiles["0.5"]) == (5, pytest.approx(0.448), 0.19)
+    assert (found.quantiles["0"], found.quantiles["1"]) == (0.0, 1.0)
+    counts = {name: count for name, count in found.histogram.items() if count}
+    assert (counts, len(found.histogram)) == ({"0.0 to 0.1": 1, "0.1 to 0.2": 2, "0.9 to 1.0": 2}, 10)
+    assert Distribution.of([4, 9], shares=False).histogram == {}
+
+
+def test_rows_are_counted() -> None:
+    found = RowCounts.of(FACTS)
+    assert (found.tasks, found.episodes, found.rows, found.turns) == (2, 3, 3, 4)
+    assert (found.tokens, found.trained_tokens) == (1513, 60)
+    assert found.tools == {"curate": 1, "search_corpus": 2, "verify": 1}
+    assert found.lengths == {"256": 1, "512": 1, "1024": 1}
+
+
+def test_the_facts_of_a_row_are_those_of_its_tokens_and_its_origin() -> None:
+    metadata = {"dataset": "d", "task_id": "t", "tools": ["verify"]}
+    row = TrainRow((1, 2, 3), (0, 1, 1), episode_id="e", metadata=metadata)
+    assert RowFacts.of(row) == RowFacts(3, 2, ("verify",), ("d", "t", "e"))
+
+
+def test_a_note_on_a_licence_is_of_one_dataset_or_of_all() -> None:
+    assert licence_notes(["d=CC0", "as=is"], ["d", "e"]) == {"d": "CC0; as=is", "e": "as=is"}
+    assert licence_notes([], ["d"]) == {"d": "not stated"}
+
+
+def test_tasks_are_sorted_within_their_datasets() -> None:
+    assert tasks_by_dataset({("e", "2"), ("d", "3"), ("d", "1")}) == {"d": ("1", "3"), "e": ("2",)}
+
+
+def test_a_card_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    write_card(CARD_OF_THREE, tmp_path)
+    assert read_card(tmp_path) == CARD_OF_THREE
+
+
+def test_the_readme_tells_what_the_card_holds(tmp_path: Path) -> None:
+    write_card(CARD_OF_THREE, tmp_path)
+    text = (tmp_path / README).read_text()
+    for line in (
+        r"| oracle \| teacher | d | train | 3 | pppppppppppp | iiiiiiiiiiii |",
+        "| recall | 5 | 3 |",
+        "| trained tokens | 60 | 0 |",
+        "| search_corpus | 2 | 0 |",
+        "| turns | 4.000 | 2.000 | 2.200 | 2.500 | 3.000 | 5.000 | 6.200 | 7.000 |",
+        "| 0.9 to 1.0 | 1 | 3 |",
+        "| d | CC BY-SA 4.0 |",
+        "- d: t7",
+        "Evaluation queries compared: 7 d:test.",
+        "Turns of kept episodes left out of the rows: 2 too long.",
+        '    "max_turns": 40',
+    ):
+        assert line in text.splitlines(), line
+    lengths = [line for line in text.splitlines() if line.startswith(("| 256 ", "| 512 ", "| 1024 "))]
+    assert [line.split()[1] for line in lengths] == ["256", "512", "1024"]
+
+
+def test_the_columns_are_all_fields_of_a_row() -> None:
+    assert [column["name"] for column in FEATURES] == list(TrainRow.__struct_fields__)
+
+
+def test_a_folder_without_a_card_and_a_damaged_card_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no dataset"):
+        read_card(tmp_path)
+    (tmp_path / CARD).write_bytes(msgspec.json.encode(CARD_OF_THREE)[:-9])
+    with pytest.raises(SchemaError, match="not a data card"):
+        read_card(tmp_path)

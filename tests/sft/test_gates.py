@@ -1,0 +1,196 @@
+"""Each gate stops what it is there to stop, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness1.config import Env
+from harness1.errors import UsageError
+from harness1.records import DocId, Episode, Gold, ModelCall, Status, Task
+from harness1.rollout import rollout
+from harness1.sft.gates import Candidate, GateReport, candidate, check_any_left, check_tool_mix, gated, held_out_tasks
+from harness1.sft.query_overlap import KnownQueries
+from harness1.training_settings import Gates
+from tests.support import END, Script, WordRetriever, curate, make_env, run, search
+
+QUERY = "Where did the father of Ada Lovelace die?"
+GATES = ("fault", "format", "documents", "recall", "tools", "leak", "duplicate", "quota")
+LOOSE = Gates(near=0.9)
+EVALUATION = [("d:test/q", "Which river flows past the castle of the king in Rome?")]
+
+
+def one(number: int = 0, **changes: Any) -> Candidate:
+    """A candidate that passes everything."""
+    base = Candidate(
+        place=(0, number),
+        episode_id=f"e{number}",
+        task_id=f"t{number}",
+        dataset="d",
+        query=f"Who painted the {'abcdefghijklmnopqrstuvwxyz'[number]} portrait hanging in hall {number}, and when?",
+        status=Status.COMPLETED,
+        format_errors=0,
+        documents=3,
+        recall=0.5,
+        trajectory_recall=1.0,
+        turns=4,
+        calls={"search_corpus": 2, "curate": 1, "end_search": 1},
+        actions=f"a{number}",
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def passed(*candidates: Candidate, gates: Gates = LOOSE, seed: int = 0) -> tuple[list[str], dict[str, GateReport]]:
+    kept, reports = gated(candidates, gates, KnownQueries(gates.near, EVALUATION), seed)
+    assert tuple(report.name for report in reports) == GATES
+    assert [report.entered for report in reports[1:]] == [report.passed for report in reports[:-1]]
+    return [each.episode_id for each in kept], {report.name: report for report in reports}
+
+
+@pytest.mark.parametrize(
+    ("gate", "changes"),
+    [
+        ("fault", {"status": Status.INFRA_ERROR}),
+        ("format", {"status": Status.POLICY_ERROR}),
+        ("format", {"format_errors": 1}),
+        ("documents", {"documents": 1}),
+        ("recall", {"recall": 0.09}),
+        ("tools", {"calls": {"search_corpus": 2, "end_search": 1}}),
+        ("leak", {"query": "which RIVER flows past the castle of the king in Rome"}),
+        ("duplicate", {"query": one(0).query.upper(), "turns": 5}),
+        ("quota", {}),
+    ],
+)
+def test_each_gate_stops_what_fails_it_alone(gate: str, changes: dict[str, Any]) -> None:
+    gates = Gates(near=0.9, documents=2, tools=2, quotas={"e": 1} if gate == "quota" else {})
+    candidates = [one(0), one(1, **changes)]
+    if gate == "quota":
+        candidates = [one(0, dataset="e"), one(1, dataset="e")]
+    kept, reports = passed(*candidates, gates=gates)
+    assert {name: report.entered - report.passed for name, report in reports.items() if report.dropped} == {gate: 1}
+    assert len(kept) == 1
+    assert kept == ["e0"] or gate == "quota"
+
+
+def test_what_is_exactly_at_a_bound_passes() -> None:
+    assert passed(one(documents=1, recall=0.1, calls={"search_corpus": 1}))[0] == ["e0"]
+
+
+def test_a_truncated_episode_passes() -> None:
+    assert passed(one(status=Status.TRUNCATED))[0] == ["e0"]
+
+
+def test_a_report_names_the_first_few_and_says_why() -> None:
+    _, reports = passed(*(one(number, recall=0.0) for number in range(8)), one(9))
+    report = reports["recall"]
+    assert (report.entered, report.passed, len(report.dropped)) == (9, 1, 5)
+    assert report.dropped[0] == "d/t0 (e0): curated recall 0.000"
+
+
+def test_a_leak_names_the_evaluation_query() -> None:
+    _, reports = passed(one(query="Which river flows past the castle of the king in Rome?"))
+    assert reports["leak"].dropped == ("d/t0 (e0): asks the same as d:test/q",)
+
+
+def test_of_tasks_that_ask_the_same_the_best_and_then_the_shortest_stays() -> None:
+    query = one(0).query
+    assert passed(one(0), one(1, query=query, recall=0.6, turns=9))[0] == ["e1"]
+    assert passed(one(0), one(1, query=query, turns=3))[0] == ["e1"]
+    assert passed(one(0), one(1, query=query))[0] == ["e0"]
+    assert passed(one(0), one(1, query=query, dataset="other"))[0] == ["e0"]
+
+
+def test_samples_of_a_task_are_duplicates_only_if_they_did_the_same() -> None:
+    task = {"task_id": "t0", "query": one(0).query}
+    assert passed(one(0), one(1, **task), one(2, actions="a0", **task))[0] == ["e0", "e1"]
+
+
+def test_samples_of_a_task_that_asks_the_same_as_another_go_all() -> None:
+    task = {"task_id": "t1", "query": one(0).query}
+    assert passed(one(0, recall=0.9), one(1, **task), one(2, **task))[0] == ["e0"]
+
+
+def test_equal_ids_of_two_datasets_are_two_tasks() -> None:
+    assert passed(one(0), one(1, task_id="t0", dataset="other", actions="a0"))[0] == ["e0", "e1"]
+
+
+def test_a_quota_is_filled_in_an_order_that_the_seed_decides() -> None:
+    many = [one(number) for number in range(20)] + [one(20, dataset="other")]
+    gates = Gates(near=1.0, quotas={"d": 5})
+    first = passed(*many, gates=gates)[0]
+    assert len(first) == 6
+    assert first[-1] == "e20"
+    assert passed(*many, gates=gates)[0] == first
+    assert passed(*reversed(many), gates=gates)[0] == first[::-1]
+    assert passed(*many, gates=gates, seed=1)[0] != first
+
+
+def test_a_rare_tool_refuses_the_collection_and_is_named() -> None:
+    kept = [one(0, calls={"search_corpus": 8, "curate": 1}), one(1, calls={"verify": 1})]
+    check_tool_mix(kept, Gates(tool_share=0.1))
+    with pytest.raises(UsageError, match=r"tool_share=0\.2 .*curate 0\.100, verify 0\.100:"):
+        check_tool_mix(kept, Gates(tool_share=0.2))
+
+
+def test_an_empty_result_says_which_gate_took_how_many() -> None:
+    candidates = (one(0, status=Status.INFRA_ERROR), one(1, recall=0.0), one(2, recall=0.0))
+    kept, reports = gated(candidates, Gates(), KnownQueries(1.0), 0)
+    with pytest.raises(UsageError, match="nothing is left of 3 episodes: fault took 1, recall took 2; such as d/t1"):
+        check_any_left(kept, reports)
+
+
+def test_held_out_tasks_are_a_seeded_share_of_each_dataset() -> None:
+    kept = [one(number, dataset=name) for name in ("d", "e") for number in range(20)]
+    held = held_out_tasks(kept, 0.2, seed=0)
+    assert sorted(name for name, _ in held) == ["d"] * 4 + ["e"] * 4
+    assert held_out_tasks(reversed(kept), 0.2, seed=0) == held
+    assert held_out_tasks(kept, 0.2, seed=1) != held
+    assert held_out_tasks(kept, 0.0, seed=0) == frozenset()
+
+
+def test_at_least_one_task_is_held_out_and_never_all() -> None:
+    samples = [one(0), one(1, task_id="t0")]
+    assert len(held_out_tasks([one(0), one(1)], 0.01, seed=0)) == 1
+    assert len(held_out_tasks([one(0), one(1)], 1.0, seed=0)) == 1
+    assert held_out_tasks(samples, 0.5, seed=0) == frozenset()
+
+
+def played(*actions: Any, **options: Any) -> Episode:
+    return run(rollout(make_env(Env(), **options), Script(*actions), Task("t", QUERY)))
+
+
+def test_a_candidate_is_read_off_an_episode() -> None:
+    gold = Gold({DocId("byron"): 1, DocId("miss"): 1})
+    bad = search("")
+    found = candidate(played(search("Lord Byron"), bad, curate(add_ids=["D1"]), END), gold, "d", (1, 2))
+    assert (found.place, found.task, found.query, found.turns) == ((1, 2), ("d", "t"), QUERY, 4)
+    assert found.calls == {"search_corpus": 1, "curate": 1, "end_search": 1}
+    assert (found.tools, found.documents > 0, found.format_errors) == (2, True, 0)
+    assert 0.0 < found.recall <= found.trajectory_recall
+
+
+def test_a_candidate_of_a_policy_error_delivers_nothing() -> None:
+    found = candidate(played(search("Lord Byron"), "nonsense"), Gold({DocId("byron"): 1}), "d", (0, 0))
+    assert (found.status, found.documents, found.recall, found.format_errors) == (Status.POLICY_ERROR, 0, 0.0, 1)
+
+
+def test_attempts_that_failed_before_a_turn_count_as_format_errors() -> None:
+    episode = played(search("Lord Byron"), END)
+    calls = tuple(ModelCall(f"1.{attempt}", attempt=attempt) for attempt in range(2))
+    turn = msgspec.structs.replace(episode.turns[0], calls=calls)
+    episode = msgspec.structs.replace(episode, turns=(turn, *episode.turns[1:]))
+    assert candidate(episode, Gold({DocId("byron"): 1}), "d", (0, 0)).format_errors == 1
+
+
+def test_actions_are_the_same_only_with_the_same_arguments() -> None:
+    gold = Gold({DocId("byron"): 1})
+    first, again, other = (candidate(played(search(words), END), gold, "d", (0, 0)) for words in ("a", "a", "b"))
+    assert first.actions == again.actions != other.actions
+
+
+def test_an_episode_that_a_fault_ended_is_a_candidate_that_the_first_gate_stops() -> None:
+    broken = played(search("Lord Byron"), retriever=WordRetriever((), faults=9))
+    found = candidate(broken, Gold({DocId("byron"): 1}), "d", (0, 0))
+    assert passed(found)[1]["fault"].dropped == (f"d/t ({broken.episode_id}): the infrastructure failed",)

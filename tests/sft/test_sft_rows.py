@@ -1,0 +1,173 @@
+"""A row trains what the teacher said, on the context that it said it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from harness1.config import Env, load_config
+from harness1.model_calls import calls_of, prompt_ids
+from harness1.policy.scripted import ScriptedPolicy
+from harness1.policy.spoken import SpokenPolicy
+from harness1.records import Episode, ModelCall, Sampling, Task, Turn
+from harness1.replay import replay_env
+from harness1.rl.rows import TrainRow
+from harness1.rollout import rollout
+from harness1.sft.sft_rows import EpisodeRows, Origin, has_token_ids, row_tokens, sft_rows
+from harness1.tools.registry import Toolbox
+from harness1.training_settings import Sft
+from tests.support import END, Script, curate, make_env, run, search, wide_corpus
+from tests.vocabularies import SPOKEN, chat_format
+
+TASK = Task("t", "Which river flows past the castle of the king in Rome?")
+ORIGIN = Origin("d", "train", "scripted")
+EPOCH = load_config(None, ["env.rendering.order=epoch", "env.rendering.epoch_turns=3"]).env
+CHAT = chat_format("hermes", "chatml")
+
+
+def spoken(name: str = "hermes", kind: str = "chatml", env: Env = EPOCH, policy: object = None) -> Episode:
+    taught = SpokenPolicy(policy or ScriptedPolicy(), chat_format(name, kind))  # type: ignore[arg-type]
+    return run(rollout(make_env(env, wide_corpus(30), counter=taught.counter), taught, TASK, seed=5))
+
+
+EPISODE = spoken()
+TURNS = len(EPISODE.turns)
+
+
+def made(episode: Episode = EPISODE, **settings: object) -> EpisodeRows:
+    return sft_rows(episode, Sft(**settings), ORIGIN)  # type: ignore[arg-type]
+
+
+def with_call(place: int, change: Callable[[ModelCall], ModelCall]) -> Episode:
+    """The episode with the call of one turn changed."""
+    turns = list(EPISODE.turns)
+    turns[place] = msgspec.structs.replace(turns[place], calls=tuple(map(change, turns[place].calls)))
+    return msgspec.structs.replace(EPISODE, turns=tuple(turns))
+
+
+def cut(call: ModelCall) -> ModelCall:
+    return msgspec.structs.replace(call, finish_reason="length")
+
+
+def spoken_in(row: TrainRow) -> tuple[int, ...]:
+    return tuple(token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask)
+
+
+@pytest.mark.parametrize(("name", "kind"), SPOKEN)
+@pytest.mark.parametrize("order", ["paper", "epoch"])
+def test_a_row_is_the_context_as_the_student_would_see_it_and_the_teachers_action(
+    name: str, kind: str, order: str
+) -> None:
+    env, chat = load_config(None, [f"env.rendering.order={order}"]).env, chat_format(name, kind)
+    episode = spoken(name, kind, env)
+    twin = replay_env(episode, env, chat)
+    rows = made(episode).rows
+    assert len(rows) == len(episode.turns) > 3
+    for row, turn in zip(rows, episode.turns, strict=True):
+        assert twin.state.context is not None
+        segments = [*chat.segments(twin.state.context), chat.prompt_end()]
+        prompt = tuple(token for segment in segments for token in segment.ids)
+        assert row.token_ids[: len(prompt)] == prompt
+        assert row.loss_mask == (0,) * len(prompt) + (1,) * (len(row.token_ids) - len(prompt))
+        found = chat.parse(row.token_ids[len(prompt) :], Toolbox.of(env).specs)
+        assert (found.actions, found.reasoning.strip()) == ((turn.action,), turn.reasoning.strip())
+        assert row.token_ids[-1] in chat.stop_ids
+        twin.replay(turn)
+
+
+def test_a_row_says_where_it_comes_from() -> None:
+    row, turn = made().rows[1], EPISODE.turns[1]
+    assert turn.action is not None
+    assert row.metadata == {
+        "task_id": "t",
+        "dataset": "d",
+        "split": "train",
+        "teacher": "scripted",
+        "turns": [2],
+        "tools": [turn.action.name],
+        "prompt_tokens": len(prompt_ids(EPISODE, turn.calls[-1])),
+    }
+    assert (row.rollout_logprobs, row.advantages, row.episode_id) == (None, None, EPISODE.episode_id)
+    assert row.call_ids == (f"{EPISODE.episode_id}/{turn.calls[-1].call_id}",)
+
+
+def test_log_probabilities_of_a_student_are_left_out() -> None:
+    episode = with_call(0, lambda call: msgspec.structs.replace(call, output_logprobs=(-0.5,) * len(call.output_ids)))
+    assert made(episode).rows[0].rollout_logprobs is None
+
+
+def test_rows_of_chains_train_the_same_tokens_as_rows_of_turns() -> None:
+    turns, chains = made().rows, made(rows="epoch").rows
+    assert 1 < len(chains) < len(turns)
+    by_call = {row.call_ids[0]: spoken_in(row) for row in turns}
+    assert [call for row in chains for call in row.call_ids] == list(by_call)
+    for row in chains:
+        assert spoken_in(row) == sum((by_call[call] for call in row.call_ids), ())
+        first = next(each for each in turns if each.call_ids == row.call_ids[:1])
+        assert row.metadata["prompt_tokens"] == first.metadata["prompt_tokens"] == row.loss_mask.index(1)
+    numbers = [turn for row in chains for turn in row.metadata["turns"]]
+    assert numbers == list(range(1, TURNS + 1))
+
+
+def test_rows_that_are_too_long_are_dropped_and_counted() -> None:
+    lengths = [len(row.token_ids) for row in made().rows]
+    limit = sorted(lengths)[TURNS // 2]
+    found = made(max_tokens=limit)
+    assert [len(row.token_ids) for row in found.rows] == [length for length in lengths if length <= limit]
+    assert found.too_long == sum(length > limit for length in lengths) > 0
+    assert made(rows="epoch", max_tokens=100).too_long == TURNS
+
+
+def test_a_turn_whose_output_was_cut_is_dropped_and_counted() -> None:
+    found = made(with_call(1, cut))
+    assert [row.metadata["turns"] for row in found.rows] == [[n] for n in range(1, TURNS + 1) if n != 2]
+    assert (found.unfinished, found.too_long, found.unplaced) == (1, 0, 0)
+
+
+def test_a_chain_with_an_output_that_was_cut_is_dropped_whole() -> None:
+    whole, found = made(rows="epoch").rows, made(with_call(1, cut), rows="epoch")
+    assert found.rows == tuple(row for row in whole if 2 not in row.metadata["turns"])
+    assert found.unfinished == next(len(row.call_ids) for row in whole if 2 in row.metadata["turns"]) > 1
+
+
+def test_an_output_must_end_with_one_of_the_tokens_that_stop() -> None:
+    def sampled(stops: tuple[int, ...]) -> Callable[[ModelCall], ModelCall]:
+        return lambda call: msgspec.structs.replace(call, sampling=Sampling(stop_ids=stops))
+
+    assert made(with_call(0, sampled(CHAT.stop_ids))).unfinished == 0
+    assert made(with_call(0, sampled((0,)))).unfinished == 1
+
+
+def test_a_turn_that_repeats_the_tool_of_two_before_weighs_less() -> None:
+    queries = [search(f"river {word}") for word in ("castle", "bridge", "king", "town")]
+    episode = spoken(policy=Script(*queries, curate(add_ids=["D1"]), END))
+    assert all(row.advantages is None for row in made(episode).rows)
+    rows = made(episode, repeated_weight=0.25).rows
+    weights = [None if row.advantages is None else set(zip(row.loss_mask, row.advantages, strict=True)) for row in rows]
+    assert weights == [None, None, {(0, 0.0), (1, 0.25)}, {(0, 0.0), (1, 0.25)}, None, None]
+    (first, *_) = made(episode, repeated_weight=0.25, rows="epoch").rows
+    assert first.advantages is not None
+    assert first.metadata["turns"] == [1, 2, 3]
+    trained = [weight for weight, mask in zip(first.advantages, first.loss_mask, strict=True) if mask]
+    lengths = [len(call.output_ids) for call in list(calls_of(episode))[:3]]
+    assert trained == [1.0] * (lengths[0] + lengths[1]) + [0.25] * lengths[2]
+    assert not any(weight for weight, mask in zip(first.advantages, first.loss_mask, strict=True) if not mask)
+
+
+def test_an_episode_without_calls_has_no_token_ids() -> None:
+    def bare(turn: Turn) -> Turn:
+        return msgspec.structs.replace(turn, calls=())
+
+    assert has_token_ids(EPISODE)
+    assert not has_token_ids(msgspec.structs.replace(EPISODE, turns=tuple(map(bare, EPISODE.turns))))
+    assert not has_token_ids(with_call(1, lambda call: msgspec.structs.replace(call, output_ids=())))
+    assert not has_token_ids(with_call(1, lambda call: msgspec.structs.replace(call, prompt=())))
+
+
+def test_the_tokens_of_rows_are_known_before_they_are_made() -> None:
+    lengths = [len(row.token_ids) for row in made().rows]
+    assert row_tokens(EPISODE, Sft()) == sum(lengths)
+    assert row_tokens(EPISODE, Sft(max_tokens=lengths[1])) == sum(each for each in lengths if each <= lengths[1])
+    assert row_tokens(EPISODE, Sft(rows="epoch")) <= sum(len(row.token_ids) for row in made(rows="epoch").rows)

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import math
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+import trl.trainer.base_trainer
+from transformers import AutoModelForCausalLM
+
+from harness1.errors import MissingExtra, UsageError
+from harness1.rl.rows import TrainRow
+from harness1.train.schedule import rate_at
+from harness1.train.trainable import load_trainable
+from harness1.train.trl_trainer import Passes, passes_of, train_with_trl
+from harness1.training_settings import Lora, Train, Watch
+from tests.tiny_models import STOP, VOCABULARY, save_byte_tokenizer, save_tiny_model
+
+Log = list[dict[str, float]]
+
+LENGTHS = (24, 5, 17, 9)
+TWO_BY_TWO = 50
+"""Tokens of a pass that holds two rows of `LENGTHS`, so that a step of four has two passes."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_byte_tokenizer(save_tiny_model(tmp_path_factory.mktemp("model"), initializer_range=0.1))
+
+
+def made_rows(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[TrainRow]:
+    """Rows with very different numbers of trained tokens, so that a mean of means is another number."""
+    random = Random(seed)
+    return [
+        TrainRow(
+            token_ids=tuple(random.randrange(VOCABULARY) for _ in range(length)),
+            loss_mask=tuple(int(place >= 3 and place % 7 != 0) for place in range(length)),
+        )
+        for length in lengths
+    ]
+
+
+def plain_settings(**changes: object) -> Train:
+    settings = {
+        "epochs": 1,
+        "batch_rows": 4,
+        "micro_tokens": TWO_BY_TWO,
+        "rate": 1e-2,
+        "lora": Lora(rank=0),
+        "dtype": "float32",
+        "save_every": 0,
+        "watch": Watch(every=0),
+    }
+    return Train(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+def trained(
+    folder: Path,
+    out: Path,
+    settings: Train,
+    rows: Sequence[TrainRow],
+    held_out: Sequence[TrainRow] = (),
+    packing: bool = False,
+) -> Log:
+    log: Log = []
+    assert train_with_trl(rows, held_out, folder, out, settings, log.append, packing=packing, cpu=True) == out
+    return log
+
+
+def loaded(folder: Path) -> torch.nn.Module:
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model
+
+
+def summed_loss(model: torch.nn.Module, row: TrainRow) -> torch.Tensor:
+    """One row by itself, without padding or batching."""
+    ids = torch.tensor(row.token_ids)
+    logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+    of_tokens = logprobs[torch.arange(len(ids) - 1), ids[1:]]
+    loss: torch.Tensor = -(of_tokens * torch.tensor(row.loss_mask[1:])).sum()
+    return loss
+
+
+def mean_loss(model: torch.nn.Module, rows: Sequence[TrainRow]) -> torch.Tensor:
+    return torch.stack([summed_loss(model, row) for row in rows]).sum() / sum(sum(row.loss_mask) for row in rows)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_loss_of_a_step_is_the_mean_over_all_of_its_trained_tokens(
+    folder: Path, tmp_path: Path, packing: bool
+) -> None:
+    """With packing, all rows stand in two sequences: that each by itself has this loss shows that none sees another."""
+    rows = made_rows()
+    log = trained(folder, tmp_path, plain_settings(micro_tokens=30 if packing else TWO_BY_TWO), rows, packing=packing)
+    assert log[0]["loss"] == pytest.approx(mean_loss(loaded(folder), rows).item(), abs=1e-5)
+    assert [line["step"] for line in log if "loss" in line] == [1]
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_step_is_one_of_plain_adamw(folder: Path, tmp_path: Path, packing: bool) -> None:
+    settings = plain_settings(weight_decay=0.1, clip=0.5, beta1=0.8, beta2=0.9, epsilon=1e-3, schedule="constant")
+    rows = made_rows()
+    log = trained(folder, tmp_path, settings, rows, packing=packing)
+    model = loaded(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, (0.8, 0.9), 1e-3, weight_decay=0.1)
+    mean_loss(model, rows).backward()  # type: ignore[no-untyped-call]
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    assert norm > 0.5
+    assert log[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
+    torch.testing.assert_close(loaded(tmp_path).state_dict(), model.state_dict(), rtol=0, atol=1e-5)
+
+
+def test_adapters_are_merged_into_a_plain_model_and_nothing_is_sent(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached: list[object] = []
+    monkeypatch.delenv("CI", raising=False)  # TRL is silent there anyway
+    monkeypatch.setattr(trl.trainer.base_trainer, "send_telemetry", lambda *_, **named: reached.append(named))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: reached.append(given))
+    settings = plain_settings(lora=Lora(rank=4, alpha=8.0), save_every=1, checkpointing=True, watch=Watch(every=1))
+    log = trained(folder, tmp_path, settings, made_rows(), made_rows(seed=1))
+    before, after = loaded(folder).state_dict(), loaded(tmp_path).state_dict()
+    assert reached == []
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if "_proj" in name}
+    held_out = made_rows(seed=1)
+    means = [mean_loss(loaded(tmp_path), [row]).item() for row in held_out]
+    assert [line["eval_loss"] for line in log if "eval_loss" in line] == [
+        pytest.approx(math.fsum(means) / len(means), abs=1e-5)
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in folder.iterdir()}
+    for path in folder.glob("*.json"):
+        assert (tmp_path / path.name).read_text() == path.read_text()
+
+
+def test_adapters_add_alpha_over_rank_of_what_they_learn(folder: Path, tmp_path: Path) -> None:
+    """The first step of AdamW has the size of the rate, whatever the scale of the gradient."""
+    name = "model.layers.1.mlp.down_proj.weight"
+    added = []
+    for alpha in (4.0, 8.0):
+        out = tmp_path / str(alpha)
+        trained(folder, out, plain_settings(lora=Lora(rank=4, alpha=alpha), clip=0.0), made_rows())
+        added.append(loaded(out).state_dict()[name] - loaded(folder).state_dict()[name])
+    assert torch.linalg.matrix_rank(added[0], rtol=1e-4) == 4
+    torch.testing.assert_close(added[1], 2 * added[0], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_in_bfloat16_weights_and_logits_stay_float32(tmp_path: Path, tied: bool) -> None:
+    """Of a single token, where no mean hides what is rounded, the loss is that of our model to the digit."""
+    folder = save_byte_tokenizer(save_tiny_model(tmp_path / "model", tie_word_embeddings=tied))
+    row = made_rows()[0]
+    row = TrainRow(token_ids=row.token_ids, loss_mask=(0,) * (len(row.token_ids) - 1) + (1,))
+    settings = plain_settings(dtype="bfloat16", batch_rows=1)
+    log = trained(folder, tmp_path / "out", settings, [row])
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = mean_loss(load_trainable(folder, settings, "cpu"), [row]).item()
+    exact = mean_loss(loaded(folder), [row]).item()
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert log[0]["loss"] == pytest.approx(expected, abs=1e-5)
+    assert expected != pytest.approx(exact, abs=1e-5)
+    assert {parameter.dtype for parameter in after.parameters()} == {torch.float32}
+    assert mean_loss(after, [row]).item() < exact
+
+
+def test_rates_are_those_of_our_schedule(folder: Path, tmp_path: Path) -> None:
+    settings = plain_settings(epochs=2, batch_rows=2, warmup=0.5, schedule="cosine")
+    log = trained(folder, tmp_path, settings, made_rows((9, 8, 7, 6, 5)))
+    rates = [line["learning_rate"] for line in log if "learning_rate" in line]
+    assert rates == pytest.approx([rate_at(step, 6, settings) for step in range(6)])
+
+
+def test_only_so_many_held_out_rows_are_looked_at(folder: Path, tmp_path: Path) -> None:
+    settings = plain_settings(watch=Watch(every=1, rows=1))
+    held_out = made_rows(seed=1)
+    log = trained(folder, tmp_path, settings, made_rows(), held_out)
+    looks = [line["eval_loss"] for line in log if "eval_loss" in line]
+    assert looks == [pytest.approx(mean_loss(loaded(tmp_path), held_out[:1]).item(), abs=1e-5)]
+
+
+def test_an_interrupted_training_goes_on_as_if_it_had_not_been(folder: Path, tmp_path: Path) -> None:
+    settings = plain_settings(epochs=2, batch_rows=2, save_every=2, lora=Lora(rank=4))
+    rows = made_rows((9, 8, 7, 6, 5))
+
+    def interrupt(numbers: dict[str, float]) -> None:
+        if numbers["step"] == 4:
+            raise KeyboardInterrupt
+
+    trained(folder, tmp_path / "whole", settings, rows)
+    with pytest.raises(KeyboardInterrupt):
+        train_with_trl(rows, (), folder, tmp_path / "parts", settings, interrupt, cpu=True)
+    log = trained(folder, tmp_path / "parts", settings, rows)
+    assert [line["step"] for line in log if "loss" in line] == [3, 4, 5, 6]
+    parts, whole = loaded(tmp_path / "parts").state_dict(), loaded(tmp_path / "whole").state_dict()
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
+
+
+def test_packing_keeps_every_token_and_the_mean_size_of_a_step(folder: Path, tmp_path: Path) -> None:
+    """Rows are cut nowhere, even one longer than the budget of a pass."""
+    lengths = (30, 10, 10, 10, 10, 10, 10, 10)
+    log = trained(folder, tmp_path, plain_settings(micro_tokens=20), made_rows(lengths), packing=True)
+    steps = [line for line in log if "loss" in line]
+    assert steps[-1]["num_tokens"] == sum(lengths)
+    assert len(steps) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((128, 1000, 32768, 1), Passes(32, 4)),
+        ((128, 1000, 32768, 4), Passes(32, 1)),
+        ((6, 10, 50, 1), Passes(3, 2)),
+        ((7, 10, 50, 1), Passes(1, 7)),
+        ((4, 10, 5, 2), Passes(1, 2)),
+    ],
+)
+def test_a_step_is_made_of_equal_passes_within_the_budget(given: tuple[int, int, int, int], expected: Passes) -> None:
+    assert passes_of(*given) == expected
+
+
+def test_rows_that_processes_cannot_share_are_refused() -> None:
+    with pytest.raises(UsageError, match="equally by 3"):
+        passes_of(4, 10, 50, 3)
+
+
+def weighted(rows: list[TrainRow]) -> list[TrainRow]:
+    row = rows[-1]
+    weights = tuple(0.5 * mask for mask in row.loss_mask)
+    return [*rows[:-1], TrainRow(token_ids=row.token_ids, loss_mask=row.loss_mask, advantages=weights)]
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "said"),
+    [
+        (lambda rows: [], plain_settings(), "no rows"),
+        (weighted, plain_settings(), "trainer trl"),
+        (lambda rows: rows, plain_settings(watch=Watch(metric="valid")), "trainer trl"),
+        (lambda rows: rows, plain_settings(watch=Watch(patience=2)), "trainer trl"),
+    ],
+)
+def test_what_trl_cannot_do_is_refused(
+    folder: Path, tmp_path: Path, change: Callable[[list[TrainRow]], list[TrainRow]], settings: Train, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        trained(folder, tmp_path / "out", settings, change(made_rows()))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("package", ["trl", "datasets", "peft", "accelerate"])
+def test_a_missing_package_names_its_extra(
+    folder: Path, tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra, match=rf"{package} is not installed; .*harness1\[trl\]"):
+        trained(folder, tmp_path, plain_settings(), made_rows())
+
+
+def test_the_special_tokens_of_the_model_stay_its_own(tmp_path: Path) -> None:
+    folder = save_byte_tokenizer(save_tiny_model(tmp_path / "model", eos_token_id=[STOP, 7], pad_token_id=None))
+    trained(folder, tmp_path / "out", plain_settings(), made_rows())
+    assert (tmp_path / "out" / "config.json").read_text() == (folder / "config.json").read_text()
