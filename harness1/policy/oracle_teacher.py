@@ -36,7 +36,7 @@ FAIR = 0.1
 """A document that is worth less to the question is tagged low."""
 CHECKED = 3
 REVIEWED = 5
-REVISION = 3
+REVISION = 4
 """Counted up whenever the teacher decides or speaks differently, here or in what it is made of."""
 
 
@@ -180,7 +180,7 @@ class TeacherSession:
             add, remove = self._chosen, list(held)
         call = curate_call(tools, add, remove) if add else ToolCall("curate", {"remove_ids": remove})
         # What a line says is removed must be: where nothing is, another one says so.
-        kind = "tag" if move.kind in ("curate", "confirmed") and not remove else move.kind
+        kind = "tag" if move.kind in ("curate", "alone", "confirmed") and not remove else move.kind
         return Move(call, kind, move.source, move.topic)
 
 

@@ -72,8 +72,8 @@ def topics(question: str) -> list[str]:
 
 
 def _runs_on(name: str, question: str) -> bool:
-    """Whether a run of capitals is more than a name: it has the question word before it, or two sides of a choice."""
-    opens = question.startswith(name) and name.split()[0].lower() in QUESTION_WORDS
+    """Whether a run of capitals is more than a name: it takes in the opening word, or two sides of a choice."""
+    opens = question.startswith(name) and name.split()[0].lower() in FUNCTION_WORDS | QUESTION_WORDS
     return opens or " or " in name
 
 

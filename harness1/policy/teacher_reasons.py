@@ -77,7 +77,7 @@ LINES: dict[str, tuple[str, ...]] = {
         "The check bears out {source}. Put that first and remove what is off the topic.",
     ),
     "tag": (
-        "{source} bear on {topic}. Tag that by how much it says; nothing in the set has to go.",
+        "Closest to {topic}: {source}. Tag that by how much it says; nothing in the set has to go.",
         "The best evidence is {source}. Give it its tags and leave the set otherwise as it is.",
     ),
     "select": (

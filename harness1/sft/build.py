@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,23 +10,18 @@ from typing import Any
 
 import msgspec
 
-from harness1.config import Config, Env
-from harness1.data.source import Source, open_source
-from harness1.env.pieces import ApproximateCounter
+from harness1.config import Env
 from harness1.errors import UsageError
-from harness1.hashing import digest
+from harness1.hashing import digest, file_digest
 from harness1.model_calls import calls_of
-from harness1.policy.checkpoint import differences
 from harness1.policy.formats.chat_format import ChatFormat
-from harness1.records import Episode, EpisodeKey, Gold, Status
+from harness1.records import Episode, EpisodeKey
 from harness1.rl.row_file import check_room, write_rows
 from harness1.rl.rows import TrainRow
-from harness1.run_folder import run_config
 from harness1.sft.data_card import (
     CARD,
     HELD_OUT,
     TRAIN,
-    CollectionRun,
     DataCard,
     Distribution,
     RowCounts,
@@ -41,17 +33,13 @@ from harness1.sft.data_card import (
 )
 from harness1.sft.gates import Candidate, candidate, check_any_left, check_tool_mix, gated, held_out_tasks
 from harness1.sft.query_overlap import KnownQueries, Queries, evaluation_queries
-from harness1.sft.sft_rows import Origin, has_token_ids, row_tokens, sft_rows
-from harness1.stage import STAGE, Stage, read_stage
+from harness1.sft.sft_rows import row_tokens, sft_rows
+from harness1.sft.teacher_run import TeacherRun, open_runs
+from harness1.stage import STAGE, Stage, read_stage, under_way
 from harness1.store import EPISODES, read_episodes
 from harness1.training_settings import Sft
 
 VERB = "sft build"
-_NO_IDS = (
-    "holds no token ids of a student: collect it again with --format and --tokenizer, or build with --rerender,"
-    " --format and --tokenizer"
-)
-
 Place = tuple[int, int]
 """Which run, and which of its lines."""
 
@@ -90,22 +78,6 @@ class Listener:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """An opened run folder."""
-
-    folder: Path
-    stage: Stage
-    config: Config
-    index: str
-    source: Source
-    golds: dict[str, Gold | None]
-
-    @property
-    def origin(self) -> Origin:
-        return Origin(self.source.name, self.stage.inputs["split"], self.stage.outputs["policy"])
-
-
-@dataclass(frozen=True)
 class _Found:
     """What is known of an episode before its rows are made."""
 
@@ -134,7 +106,7 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
         SchemaError: a run is damaged.
     """
     listener, sft = listener or Listener(), job.sft
-    runs = _opened(job)
+    runs = open_runs(job.runs, rerendered=job.student is not None)
     queries = evaluation_queries([run.source for run in runs], job.against)
     stage = _stage(job, runs, queries)
     if _is_there(stage, out, force=force):
@@ -147,7 +119,7 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
     check_room(out, sum(found[each.place].tokens for each in kept))
     held = held_out_tasks(kept, sft.held_out, sft.seed)
     learned, watched = ([each for each in kept if (each.task in held) is part] for part in (False, True))
-    with _writing(stage, out):
+    with under_way(stage, out):
         train = _write(job, runs, learned, out / TRAIN, listener)
         if not train.rows:
             took = ", ".join(f"{count} {name}" for name, count in train.dropped.items() if count)
@@ -166,69 +138,16 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
             trajectory_recall=Distribution.of([each.trajectory_recall for each in kept]),
         )
         write_card(card, out)
-        outputs = {name: _file_digest(out / name) for name in (TRAIN, HELD_OUT)}
+        outputs = {name: file_digest(out / name) for name in (TRAIN, HELD_OUT)}
         counts = {each.name: [each.entered, each.passed] for each in reports}
         stage.write(out, status="finished", gates=counts, outputs=outputs)
     return read_card(out)
 
 
-def _opened(job: Build) -> list[_Run]:
-    """The runs, which were made in one environment.
-
-    Raises:
-        UsageError: there is none, or they differ in what decides a prompt.
-        SchemaError: a card is damaged.
-    """
-    if not job.runs:
-        raise UsageError("name at least one run folder, as `harness1 sft collect` writes them")
-    runs = [_open_run(folder) for folder in job.runs]
-    for run in runs[1:]:
-        _refuse_mixture(runs[0], run, rerendered=job.student is not None)
-    if job.student is None:
-        for run in runs:
-            if run.stage.hashes["counter"] == ApproximateCounter.hash:
-                raise UsageError(f"{run.folder} {_NO_IDS}")
-    return runs
-
-
-def _open_run(folder: Path) -> _Run:
-    config, index = run_config(folder)
-    stage = read_stage(folder)
-    assert stage is not None, "run_config has read it"
-    if not {"dataset", "split"} <= stage.inputs.keys():
-        raise UsageError(f"{folder} is no collection over the tasks of a dataset: make one with `harness1 sft collect`")
-    source = open_source(stage.inputs["dataset"])
-    golds = {task.task_id: task.gold for task in source.tasks(stage.inputs["split"])}
-    return _Run(folder, stage, config, index, source, golds)
-
-
-def _refuse_mixture(first: _Run, other: _Run, *, rerendered: bool) -> None:
-    """
-    Raises:
-        UsageError: two runs were made in different environments, or for different students.
-    """
-    names = ("env",) if rerendered else ("env", "counter")
-    if all(first.stage.hashes[name] == other.stage.hashes[name] for name in names):
-        return
-    one, another = ({"env": msgspec.to_builtins(run.config.env)} | _spoken(run) for run in (first, other))
-    what = (
-        "; ".join(f"{name}: {a} != {b}" for name, a, b in differences(one, another))
-        or "prompts or tokenizers of different editions"
-    )
-    raise UsageError(
-        f"{other.folder} was collected under another configuration than {first.folder}: {what}. Build a dataset of each"
-    )
-
-
-def _spoken(run: _Run) -> dict[str, str]:
-    """The format of its episodes and where their tokenizer lies; empty where a run has none."""
-    return {name: str(run.stage.outputs.get(name, "")) for name in ("format", "tokenizer")}
-
-
-def _stage(job: Build, runs: Sequence[_Run], queries: dict[str, Queries]) -> Stage:
+def _stage(job: Build, runs: Sequence[TeacherRun], queries: dict[str, Queries]) -> Stage:
     """The card of the folder before anything is done; equal work has an equal one."""
     inputs = {
-        "runs": [[_file_digest(run.folder / name) for name in (STAGE, EPISODES)] for run in runs],
+        "runs": [[file_digest(run.folder / name) for name in (STAGE, EPISODES)] for run in runs],
         "golds": digest([run.golds for run in runs]),
         "settings": msgspec.to_builtins(job.sft),
         "evaluation": {name: digest(each) for name, each in queries.items()},
@@ -261,7 +180,7 @@ def _is_there(stage: Stage, out: Path, *, force: bool) -> bool:
     return all((out / name).is_file() for name in (CARD, TRAIN, HELD_OUT))
 
 
-def _collected(job: Build, runs: Sequence[_Run], listener: Listener) -> dict[Place, _Found]:
+def _collected(job: Build, runs: Sequence[TeacherRun], listener: Listener) -> dict[Place, _Found]:
     """The last episode of each key of each run, in short, by its place.
 
     Raises:
@@ -272,7 +191,7 @@ def _collected(job: Build, runs: Sequence[_Run], listener: Listener) -> dict[Pla
     for number, run in enumerate(runs):
         line = -1
         for line, episode in enumerate(read_episodes(run.folder, partial(listener.torn, run.folder))):
-            _refuse_stray(run, episode, needs_ids=job.student is None)
+            run.refuse_stray(episode, needs_ids=job.student is None)
             latest[number, episode.key] = _find(run, episode, (number, line), job.sft)
             listener.progress(f"reading {run.folder}", line + 1, 0)
         if line < 0:
@@ -280,44 +199,15 @@ def _collected(job: Build, runs: Sequence[_Run], listener: Listener) -> dict[Pla
     return {each.candidate.place: each for each in latest.values()}
 
 
-def _find(run: _Run, episode: Episode, place: Place, sft: Sft) -> _Found:
+def _find(run: TeacherRun, episode: Episode, place: Place, sft: Sft) -> _Found:
     one = candidate(episode, run.golds.get(episode.task.task_id), run.source.name, place)
     tokenizer = next((call.tokenizer_hash for call in calls_of(episode)), "")
     return _Found(one, row_tokens(episode, sft), tokenizer)
 
 
-def _refuse_stray(run: _Run, episode: Episode, *, needs_ids: bool) -> None:
-    """
-    Raises:
-        UsageError: an episode was not made as its run says, or lacks the tokens that its rows are made of.
-    """
-    hashes = run.stage.hashes
-    if (episode.hashes.env, episode.hashes.counter) != (hashes["env"], hashes["counter"]):
-        raise UsageError(f"{run.folder}: episode {episode.episode_id} was collected under another configuration")
-    if needs_ids and episode.status in (Status.COMPLETED, Status.TRUNCATED) and not has_token_ids(episode):
-        raise UsageError(f"{run.folder} (episode {episode.episode_id}) {_NO_IDS}")
-
-
-@contextmanager
-def _writing(stage: Stage, out: Path) -> Iterator[None]:
-    """The card of the folder says `running` meanwhile, and `interrupted` if the work is cut short.
-
-    Raises:
-        UsageError: the folder cannot be written, or the disk is full.
-    """
-    try:
-        stage.write(out)
-        try:
-            yield
-        except BaseException:
-            stage.write(out, status="interrupted")
-            raise
-    except OSError as error:
-        reason = "no space left on its disk" if error.errno == errno.ENOSPC else error.strerror
-        raise UsageError(f"cannot write to {out}: {reason}") from error
-
-
-def _write(job: Build, runs: Sequence[_Run], kept: Collection[Candidate], path: Path, listener: Listener) -> _Written:
+def _write(
+    job: Build, runs: Sequence[TeacherRun], kept: Collection[Candidate], path: Path, listener: Listener
+) -> _Written:
     """Make the rows of some episodes and write them, in the order of runs, episodes and turns."""
     facts: list[RowFacts] = []
     dropped = dict.fromkeys(("too_long", "unfinished", "unplaced"), 0)
@@ -336,7 +226,9 @@ def _write(job: Build, runs: Sequence[_Run], kept: Collection[Candidate], path: 
     return _Written(tuple(facts), dropped)
 
 
-def _episodes(job: Build, runs: Sequence[_Run], places: Collection[Place]) -> Iterator[tuple[_Run, Episode]]:
+def _episodes(
+    job: Build, runs: Sequence[TeacherRun], places: Collection[Place]
+) -> Iterator[tuple[TeacherRun, Episode]]:
     """The episodes at some places, read again one by one: all of them may not fit into memory."""
     for number, run in enumerate(runs):
         for line, episode in enumerate(read_episodes(run.folder)):
@@ -350,12 +242,12 @@ def _rerendered(episode: Episode, env: Env, student: ChatFormat) -> Episode:
     return rerendered(episode, env, student)
 
 
-def _provenance(job: Build, runs: Sequence[_Run], found: dict[Place, _Found]) -> dict[str, Any]:
+def _provenance(job: Build, runs: Sequence[TeacherRun], found: dict[Place, _Found]) -> dict[str, Any]:
     """The part of the data card that no episode has a say in."""
     hashes, student = runs[0].stage.hashes, job.student
-    spoken = _spoken(runs[0]) if student is None else {"format": student.name, "tokenizer": job.tokenizer}
+    spoken = runs[0].spoken if student is None else {"format": student.name, "tokenizer": job.tokenizer}
     return {
-        "runs": tuple(_described(run, sum(place[0] == number for place in found)) for number, run in enumerate(runs)),
+        "runs": tuple(run.described(sum(place[0] == number for place in found)) for number, run in enumerate(runs)),
         **spoken,
         "tokenizer_hash": next((each.tokenizer for each in found.values() if each.tokenizer), "")
         if student is None
@@ -367,25 +259,3 @@ def _provenance(job: Build, runs: Sequence[_Run], found: dict[Place, _Found]) ->
         "sft": msgspec.to_builtins(job.sft),
         "licences": licence_notes(job.licences, sorted({run.source.name for run in runs})),
     }
-
-
-def _described(run: _Run, episodes: int) -> CollectionRun:
-    return CollectionRun(
-        folder=str(run.folder.resolve()),
-        dataset=run.stage.inputs["dataset"],
-        name=run.source.name,
-        split=run.origin.split,
-        teacher=run.origin.teacher,
-        index=run.index,
-        hashes=run.stage.hashes,
-        episodes=episodes,
-        config=msgspec.to_builtins(run.config),
-    )
-
-
-def _file_digest(path: Path) -> str:
-    """The sha256 of a file, as 64 hexadecimal digits."""
-    if not path.is_file():
-        raise UsageError(f"{path.parent} holds no {path.name}")
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -60,30 +60,39 @@ def is_valid(call: ToolCall, toolbox: Toolbox) -> bool:
     return True
 
 
-async def turn_metrics(
+async def turn_results(
     backend: Backend, chat: ChatFormat, toolbox: Toolbox, turns: Sequence[HeldOutTurn], reserve: int
-) -> dict[str, float]:
+) -> list[dict[str, float]]:
     """The policy's most likely output at each turn, beside the teacher's.
 
     Args:
         reserve: tokens that an output may have.
 
     Returns:
-        `valid`: the share of outputs whose action an environment would carry out; `tool_agreement`: that calls the
-        teacher's tool; `action_agreement`: with the same arguments, too.
+        For each turn, 1.0 or 0.0: `valid`, the output holds an action that an environment would carry out;
+        `tool_agreement`, the action calls the teacher's tool; `action_agreement`, with the same arguments, too.
     """
     sampling = Sampling(temperature=0.0, max_tokens=reserve, stop_ids=chat.stop_ids)
 
-    async def one(turn: HeldOutTurn) -> tuple[bool, bool, bool]:
+    async def one(turn: HeldOutTurn) -> dict[str, float]:
         output = await backend.generate(turn.prompt_ids, sampling)
         said = _action(chat, output.output_ids, toolbox)
         meant = _action(chat, turn.target_ids, toolbox)
-        same_tool = said is not None and meant is not None and said.name == meant.name
-        return said is not None and is_valid(said, toolbox), same_tool, said is not None and said == meant
+        return {
+            "valid": float(said is not None and is_valid(said, toolbox)),
+            "tool_agreement": float(said is not None and meant is not None and said.name == meant.name),
+            "action_agreement": float(said is not None and said == meant),
+        }
 
-    found = await asyncio.gather(*(one(turn) for turn in turns))
-    names = ("valid", "tool_agreement", "action_agreement")
-    return {name: fmean(each[place] for each in found) for place, name in enumerate(names)} if found else {}
+    return list(await asyncio.gather(*(one(turn) for turn in turns)))
+
+
+async def turn_metrics(
+    backend: Backend, chat: ChatFormat, toolbox: Toolbox, turns: Sequence[HeldOutTurn], reserve: int
+) -> dict[str, float]:
+    """The means of `turn_results`; empty without turns."""
+    found = await turn_results(backend, chat, toolbox, turns, reserve)
+    return {name: fmean(each[name] for each in found) for name in found[0]} if found else {}
 
 
 def _action(chat: ChatFormat, ids: Sequence[int], toolbox: Toolbox) -> ToolCall | None:

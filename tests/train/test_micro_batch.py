@@ -1,0 +1,233 @@
+"""Rows share passes within a budget, and nothing but the trained tokens has a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from harness1.config import load_config
+from harness1.data.world import world_source
+from harness1.policy.causal_model import load_causal_model
+from harness1.policy.scripted import ScriptedPolicy
+from harness1.policy.spoken import SpokenPolicy
+from harness1.records import Episode
+from harness1.rl.rows import TrainRow
+from harness1.rollout import rollout
+from harness1.sft.sft_rows import Origin, sft_rows
+from harness1.tools.registry import Toolbox
+from harness1.train.algorithm import NegativeLogLikelihood
+from harness1.train.micro_batch import by_token_budget, collate, shuffled_steps, trained_logprobs, trained_tokens
+from harness1.training_settings import Sft
+from tests.support import chunk, make_env, run
+from tests.tiny_models import VOCABULARY, save_tiny_model
+from tests.vocabularies import chat_format
+
+LENGTHS = (24, 5, 17, 9, 17)
+ENV = load_config(None, ["env.rendering.order=epoch"]).env
+CHAT = chat_format("hermes", "chatml")
+
+
+def made_rows(lengths: Sequence[int] = LENGTHS, seed: int = 0, **fields: object) -> list[TrainRow]:
+    """Random rows, trained in several stretches of very different lengths."""
+    random = Random(seed)
+    return [
+        TrainRow(
+            token_ids=tuple(random.randrange(VOCABULARY) for _ in range(length)),
+            loss_mask=tuple(int(place >= 3 and place % 7 != 0) for place in range(length)),
+            **fields,  # type: ignore[arg-type]
+        )
+        for length in lengths
+    ]
+
+
+def world_episode() -> Episode:
+    """A small episode of the synthetic world, in the words of a student."""
+    source = world_source(20, seed=3)
+    chunks = [chunk(made.doc_id, made.text, made.title) for made in source.documents()]
+    policy = SpokenPolicy(ScriptedPolicy(), CHAT)
+    return run(rollout(make_env(ENV, chunks, counter=CHAT), policy, source.tasks("train")[0]))
+
+
+def episode_rows(episode: Episode, kind: str = "turn") -> tuple[TrainRow, ...]:
+    return sft_rows(episode, Sft(rows=kind), Origin("world", "train", "scripted")).rows  # type: ignore[arg-type]
+
+
+class WholeLogits:
+    """A model that computes the logits of all tokens, and keeps their gradient."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def __call__(self, logits_to_keep: Tensor, **given: object) -> CausalLMOutputWithPast:
+        self.logits = self.model(**given).logits
+        self.logits.retain_grad()
+        return CausalLMOutputWithPast(logits=self.logits[:, logits_to_keep])
+
+
+def changed_positions(model: PreTrainedModel, rows: Sequence[TrainRow]) -> Tensor:
+    """[rows, longest]: whether the loss has any gradient by the logits of a position."""
+    whole, batch = WholeLogits(model), collate(rows)
+    logprobs = trained_logprobs(whole, batch)  # type: ignore[arg-type]
+    NegativeLogLikelihood().token_losses(logprobs, batch).sum().backward()  # type: ignore[no-untyped-call]
+    found: Tensor = (whole.logits.grad != 0.0).any(-1)
+    return found
+
+
+def predicting_positions(rows: Sequence[TrainRow]) -> Tensor:
+    """[rows, longest]: whether a position predicts a trained token."""
+    found = torch.zeros((len(rows), max(len(row.token_ids) for row in rows)), dtype=torch.bool)
+    for at, row in enumerate(rows):
+        found[at, : len(row.token_ids) - 1] = torch.tensor(row.loss_mask[1:], dtype=torch.bool)
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
+    return load_causal_model(save_tiny_model(tmp_path_factory.mktemp("model")), "cpu", "float32")
+
+
+def test_only_what_predicts_a_trained_token_has_a_gradient(model: PreTrainedModel) -> None:
+    rows = made_rows()
+    expected = predicting_positions(rows)
+    assert 0 < expected.sum() < expected.numel() / 2
+    assert torch.equal(changed_positions(model, rows), expected)
+
+
+def test_of_a_real_episode_only_the_teachers_words_have_a_gradient(tmp_path: Path) -> None:
+    episode = world_episode()
+    rows = episode_rows(episode)
+    shape = {"vocab_size": 1600, "hidden_size": 16, "num_hidden_layers": 1, "max_position_embeddings": 8192}
+    model = load_causal_model(save_tiny_model(tmp_path, **shape), "cpu", "float32")
+    assert torch.equal(changed_positions(model, rows[:2]), predicting_positions(rows[:2]))
+    for row, turn in zip(rows, episode.turns, strict=True):
+        trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
+        said = CHAT.parse(trained, Toolbox.of(ENV).specs)
+        assert (said.actions, said.reasoning) == ((turn.action,), turn.reasoning)
+        assert trained[-1] in CHAT.stop_ids
+
+
+def test_a_chain_of_turns_trains_each_turns_words_and_nothing_between(model: PreTrainedModel) -> None:
+    episode = world_episode()
+    chain, *_ = episode_rows(episode, "epoch")
+    assert len(chain.call_ids) > 2
+    edges = [place for place in range(1, len(chain.loss_mask)) if chain.loss_mask[place] > chain.loss_mask[place - 1]]
+    assert len(edges) == len(chain.call_ids)
+    for begin, turn in zip(edges, episode.turns, strict=False):
+        end = next((at for at in range(begin, len(chain.loss_mask)) if not chain.loss_mask[at]), len(chain.loss_mask))
+        assert CHAT.parse(chain.token_ids[begin:end], Toolbox.of(ENV).specs).actions == (turn.action,)
+
+
+def plain_logprobs(model: PreTrainedModel, row: TrainRow) -> Tensor:
+    """One row by itself, without padding."""
+    ids = torch.tensor(row.token_ids)
+    logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+    of_tokens: Tensor = logprobs[torch.arange(len(ids) - 1), ids[1:]]
+    return of_tokens[torch.tensor(row.loss_mask[1:], dtype=torch.bool)]
+
+
+def test_log_probabilities_are_those_of_each_row_by_itself(model: PreTrainedModel) -> None:
+    rows = made_rows()
+    with torch.no_grad():
+        found = trained_logprobs(model, collate(rows))
+        expected = torch.cat([plain_logprobs(model, row) for row in rows])
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_logits_are_computed_where_some_row_is_trained_and_nowhere_else(model: PreTrainedModel) -> None:
+    rows = [
+        TrainRow((5, 6, 7, 8, 9), (0, 0, 1, 0, 1)),
+        TrainRow((5, 6, 7), (0, 1, 1)),
+    ]
+    shapes: list[torch.Size] = []
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: shapes.append(given[0].shape))
+    batch = collate(rows)
+    with torch.no_grad():
+        trained_logprobs(model, batch)
+    hook.remove()
+    assert batch.kept.tolist() == [0, 1, 3]
+    assert [shape[:2] for shape in shapes] == [(2, 3)]
+
+
+def test_a_micro_batch_lists_the_trained_tokens_of_its_rows_in_order() -> None:
+    rows = [
+        TrainRow((5, 6, 7, 8), (0, 1, 0, 1), rollout_logprobs=(0.0, -0.5, 0.0, -2.0), advantages=(0.0, 0.5, 9.0, 2.0)),
+        TrainRow((9, 4), (0, 1), rollout_logprobs=(0.0, -1.0)),
+    ]
+    batch = collate(rows)
+    assert batch.ids.tolist() == [[5, 6, 7, 8], [9, 4, 0, 0]]
+    assert batch.attention is not None
+    assert batch.attention.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert batch.row.tolist() == [0, 0, 1]
+    assert batch.kept[batch.column].tolist() == [0, 2, 0]
+    assert batch.targets.tolist() == [6, 8, 4]
+    assert batch.weights.tolist() == [0.5, 2.0, 1.0]
+    assert batch.rollout_logprobs is not None
+    assert batch.rollout_logprobs.tolist() == [-0.5, -2.0, -1.0]
+    assert batch.weights.dtype == batch.rollout_logprobs.dtype == torch.float32
+
+
+def test_rows_of_one_length_need_no_attention_mask_and_unknown_log_probabilities_are_none() -> None:
+    rows = [TrainRow((1, 2), (0, 1), rollout_logprobs=(0.0, -1.0)), TrainRow((3, 4), (0, 1))]
+    batch = collate(rows)
+    assert (batch.attention, batch.rollout_logprobs) == (None, None)
+
+
+@pytest.mark.parametrize("mask", [(0, 0, 0), (1, 0, 1)], ids=["nothing", "the first token"])
+def test_what_cannot_be_trained_is_refused(mask: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="trained tokens"):
+        collate([TrainRow((1, 2, 3), mask)])
+
+
+def test_trained_tokens_are_those_of_the_mask() -> None:
+    assert trained_tokens(TrainRow((1, 2, 3, 4), (0, 1, 0, 1))) == 2
+
+
+Lengths = st.lists(st.integers(1, 60), min_size=1, max_size=30)
+
+
+@given(Lengths, st.integers(1, 200))
+def test_each_row_is_in_one_pass_which_the_budget_holds(lengths: list[int], budget: int) -> None:
+    groups = by_token_budget(lengths, budget)
+    assert sorted(place for group in groups for place in group) == list(range(len(lengths)))
+    for group in groups:
+        padded = max(lengths[place] for place in group) * len(group)
+        assert padded <= budget or len(group) == 1
+
+
+@given(Lengths, st.integers(1, 200), st.randoms(use_true_random=False))
+def test_passes_do_not_depend_on_the_order_of_rows(lengths: list[int], budget: int, random: Random) -> None:
+    other = lengths.copy()
+    random.shuffle(other)
+    shapes = [
+        [[each[place] for place in group] for group in by_token_budget(each, budget)] for each in (lengths, other)
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_pass_is_filled_before_the_next_begins() -> None:
+    assert by_token_budget([4, 10, 5, 30, 4], 20) == [[3], [1, 2], [0, 4]]
+
+
+def test_every_epoch_takes_every_row_once_in_an_order_of_its_own() -> None:
+    steps = list(shuffled_steps(10, 4, 3, seed=5))
+    assert [len(step) for step in steps] == [4, 4, 2] * 3
+    epochs = [sum(steps[at : at + 3], []) for at in (0, 3, 6)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_the_order_depends_on_the_seed_alone() -> None:
+    steps = list(shuffled_steps(10, 4, 2, seed=5))
+    assert list(shuffled_steps(10, 4, 2, seed=5)) == steps
+    assert list(shuffled_steps(10, 4, 3, seed=5))[: len(steps)] == steps
+    assert list(shuffled_steps(10, 4, 2, seed=6)) != steps
