@@ -107,7 +107,8 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
     """
     listener, sft = listener or Listener(), job.sft
     runs = open_runs(job.runs, rerendered=job.student is not None)
-    queries = evaluation_queries([run.source for run in runs], job.against)
+    taught = {(run.source.name, run.origin.split) for run in runs}
+    queries = evaluation_queries([run.source for run in runs], job.against, taught)
     stage = _stage(job, runs, queries)
     if _is_there(stage, out, force=force):
         return read_card(out)

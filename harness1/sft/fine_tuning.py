@@ -23,7 +23,7 @@ from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.held_out import HeldOutWatch, spread
 from harness1.sft.student import Student
 from harness1.stage import Stage, read_stage, under_way
-from harness1.train.algorithm import NegativeLogLikelihood
+from harness1.train.algorithm import make_algorithm
 from harness1.train.group import ALONE, Group
 from harness1.train.log import TrainLog
 from harness1.train.micro_batch import shuffled_steps
@@ -202,7 +202,7 @@ class _Run:
         self.order = list(shuffled_steps(len(self.rows), train.batch_rows, train.epochs, train.seed))
         self.watch = HeldOutWatch(student, held_out, work.config, work.device, group.leads)
         model = load_trainable(work.model, train, work.device, work.config.run.model.threads)
-        self.trainer = Trainer(model, NegativeLogLikelihood(), train, len(self.order), group)
+        self.trainer = Trainer(model, make_algorithm("nll"), train, len(self.order), group)
         self.best = Best(train.watch.metric)
         if (state := read_state(work.out / STATE)) is not None:
             self.trainer.load_state(state["trainer"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -73,17 +73,23 @@ Queries = list[tuple[str, str]]
 """Names, each with a query."""
 
 
-def evaluation_queries(sources: Iterable[Source], against: Sequence[str]) -> dict[str, Queries]:
+def evaluation_queries(
+    sources: Iterable[Source], against: Sequence[str], taught: Collection[tuple[str, str]] = ()
+) -> dict[str, Queries]:
     """The queries that nothing may be learned of, by the set that they are of.
 
     Args:
         sources: datasets, of which the splits `dev` and `test` are taken.
+        taught: splits, as (name of the dataset, split), that teachers were set on purpose; of `sources` they do not
+            count.
         against: further sets: `DATASET:SPLIT`, or a dataset, of which `dev` and `test` are taken, or whatever it has.
 
     Raises:
         UsageError: a set does not exist.
     """
-    wanted = [(source, split) for source in sources for split in _own_splits(source)]
+    wanted = [
+        (source, split) for source in sources for split in _own_splits(source) if (source.name, split) not in taught
+    ]
     for spec in against:
         source, split = _named(spec)
         splits = (split,) if split else _own_splits(source) or source.splits

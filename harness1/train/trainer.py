@@ -63,7 +63,7 @@ class Trainer:
         """
         import torch
 
-        normaliser = self.algorithm.normaliser(rows)
+        normaliser = self.algorithm.normaliser(rows) or 1.0  # where no token has any weight, every loss is 0
         total = torch.zeros((), device=self.model.device)
         for batch in self._passes(rows):
             loss = self._loss(batch) / normaliser
@@ -99,7 +99,7 @@ class Trainer:
             for batch in self._passes(rows):
                 total += self._loss(batch)
         self.group.add_up(total)
-        return float(total) / self.algorithm.normaliser(rows)
+        return float(total) / (self.algorithm.normaliser(rows) or 1.0)
 
     def state(self) -> dict[str, Any]:
         """Everything that the next step depends on: trained weights, optimizer, step."""

@@ -88,6 +88,13 @@ def test_evaluation_queries_are_the_dev_and_test_tasks_of_the_datasets() -> None
     assert found[f"{source.name}:test"][0] == (f"{source.name}:test/{task.task_id}", task.query)
 
 
+def test_the_split_that_was_taught_is_none_of_its_own_dataset() -> None:
+    source = open_source("world:60")
+    assert "dev" in source.splits
+    found = evaluation_queries([source], [], {(source.name, "dev")})
+    assert list(found) == [f"{source.name}:test"]
+
+
 def test_a_further_set_without_a_split_is_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "qrels").mkdir()
     (tmp_path / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "x"}\n')
