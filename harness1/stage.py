@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,18 +68,37 @@ def under_way(stage: Stage, folder: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            stage.write(folder, status="interrupted")
+            with suppress(OSError):  # what happened is the thing to tell; a card that says `running` is resumed as well
+                stage.write(folder, status="interrupted")
             raise
     except OSError as error:
         reason = "no space left on its disk" if error.errno == errno.ENOSPC else error.strerror or str(error)
-        raise UsageError(f"cannot write to {folder}: {reason}") from error
+        raise UsageError(f"{error.filename or folder}: {reason}") from error
+
+
+def refuse_foreign(folder: Path, verb: str) -> None:
+    """Write only into folders that are new, empty, or were written by the same verb.
+
+    Raises:
+        UsageError: the folder holds something else, or is none.
+    """
+    try:
+        empty = not folder.exists() or not any(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written to: {error.strerror}") from error
+    found = None if empty else read_stage(folder)
+    if not empty and (found is None or found.verb != verb):
+        raise UsageError(f"{folder} is not empty and holds nothing of `harness1 {verb}`: choose another --out")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file so that a reader, or a crash, finds the old bytes or the new ones and nothing between."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -53,7 +53,8 @@ class Sft(Settings):
 
 
 class Lora(Settings):
-    """Low-rank adapters on all linear layers but the head (Hu et al., arXiv 2106.09685)."""
+    """Low-rank adapters on all linear layers but the head (Hu et al., arXiv 2106.09685). Experts of a mixture that are
+    bare parameters have none, nor has their router."""
 
     rank: Count = 32
     """0: none, all weights are trained."""
@@ -108,6 +109,8 @@ class Train(Settings):
     watch: Watch = Watch()
 
     def __post_init__(self) -> None:
+        if self.watch.patience and not self.watch.every:
+            raise ConfigError("train.watch.patience counts looks: it needs train.watch.every")
         if self.watch.metric == "curated_recall" and not self.watch.tasks:
             raise ConfigError("train.watch.metric=curated_recall needs train.watch.tasks")
         if self.watch.metric in ("valid", "tool_agreement") and not self.watch.turns:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from harness1.errors import SchemaError
-from harness1.stage import STAGE, Stage, read_stage, write_atomically
+from harness1.errors import SchemaError, UsageError
+from harness1.stage import STAGE, Stage, read_stage, refuse_foreign, under_way, write_atomically
 
 CARD = Stage("index", {"corpus": "abc", "settings": {"k1": 1.2}})
 
@@ -43,3 +44,35 @@ def test_a_file_is_replaced_whole_and_leaves_nothing_behind(tmp_path: Path) -> N
         write_atomically(path, data)
         assert path.read_bytes() == data
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_card_says_what_became_of_the_work(tmp_path: Path) -> None:
+    stage = Stage("work", {"a": 1})
+    with under_way(stage, tmp_path):
+        assert read_stage(tmp_path) == stage
+    with pytest.raises(KeyboardInterrupt), under_way(stage, tmp_path):
+        raise KeyboardInterrupt
+    found = read_stage(tmp_path)
+    assert found is not None
+    assert found.status == "interrupted"
+
+
+def test_a_full_disk_is_said_in_words_and_with_the_file(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "weights"))
+    with pytest.raises(UsageError, match="weights: no space left on its disk"), under_way(Stage("work", {}), tmp_path):
+        raise full
+
+
+def test_only_what_the_same_verb_wrote_is_written_over(tmp_path: Path) -> None:
+    refuse_foreign(tmp_path / "absent", "work")
+    refuse_foreign(tmp_path, "work")
+    Stage("work", {}).write(tmp_path)
+    refuse_foreign(tmp_path, "work")
+    with pytest.raises(UsageError, match="holds nothing of `harness1 play`"):
+        refuse_foreign(tmp_path, "play")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        refuse_foreign(tmp_path / "foreign", "work")
+    with pytest.raises(UsageError, match="cannot be written to"):
+        refuse_foreign(tmp_path / "foreign" / "notes.txt", "work")

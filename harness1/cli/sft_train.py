@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,15 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
@@ -21,7 +28,7 @@ from harness1.models.fetch import resolve_model
 from harness1.policy.checkpoint import Checkpoint, read_checkpoint
 from harness1.policy.models import preferred_device
 from harness1.sft.fine_tuning import HELD_OUT_METRICS as HELD_OUT
-from harness1.sft.fine_tuning import FineTuning, Listener, clear_training, fine_tune
+from harness1.sft.fine_tuning import FineTuning, StepListener, clear_training, fine_tune
 from harness1.train.group import Group, joined_group
 
 _LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
@@ -60,26 +67,31 @@ def train(
     device = settings.run.model.device or preferred_device()
     device = f"cuda:{local}" if device == "cuda" and launched.size > 1 else device
     work = FineTuning(dataset, resolve_model(model), out, settings, trainer.value, device, packing, tensorboard, wandb)
-    # TRL joins its processes itself.
-    joined = nullcontext(Group(launched.rank)) if trainer is TrainerName.TRL else joined_group(launched.size, device)
-    with joined as group:
+    with joined_group(launched.size, device) as group:
         if force and group.leads:
             clear_training(out)
         group.wait()
         done = read_checkpoint(out) if work.is_done() else None
-        if done is None:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[said]}"),
-            )
-            with Progress(*columns, console=Console(stderr=True), disable=not group.leads) as progress:
-                done = fine_tune(work, _shown(progress), group)
-        if group.leads:
-            _report(done, out, as_json)
+        group.wait()
+        if done is None and trainer is TrainerName.OWN:
+            done = _trained(work, group)
+    # TRL joins its processes itself.
+    done = done or _trained(work, Group(launched.rank))
+    if launched.leads:
+        _report(done, work, as_json)
+
+
+def _trained(work: FineTuning, group: Group) -> Checkpoint:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[said]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not group.leads) as progress:
+        return fine_tune(work, _shown(progress), group)
 
 
 def _launched() -> tuple[Group, int]:
@@ -88,10 +100,12 @@ def _launched() -> tuple[Group, int]:
     return Group(rank, size), local
 
 
-def _shown(progress: Progress) -> Listener:
-    bar = progress.add_task("training", total=None, said="")
+def _shown(progress: Progress) -> StepListener:
+    bars: list[TaskID] = []  # none before training begins, for what is refused needs none
 
     def show(step: int, steps: int, values: Mapping[str, float]) -> None:
+        bars[:] = bars or [progress.add_task("training", total=steps, said="")]
+        bar = bars[0]
         held_out = {name[len(HELD_OUT) :]: value for name, value in values.items() if name.startswith(HELD_OUT)}
         progress.update(bar, completed=step, total=steps)
         if held_out:
@@ -106,12 +120,14 @@ def _said(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3g}" for name, value in values.items())
 
 
-def _report(done: Checkpoint, out: Path, as_json: bool) -> None:
+def _report(done: Checkpoint, work: FineTuning, as_json: bool) -> None:
+    out = work.out
     if as_json:
         print(msgspec.json.encode({"checkpoint": str(out), "step": done.step, "metrics": done.metrics}).decode())
         return
     console = Console(highlight=False)
-    table = Table(title=f"the best checkpoint, of step {done.step}", title_justify="left")
+    which = "last" if work.trainer == "trl" else "best"
+    table = Table(title=f"the {which} checkpoint, of step {done.step}", title_justify="left")
     table.add_column("held out")
     table.add_column("value", justify="right")
     for name, value in done.metrics.items():

@@ -17,7 +17,7 @@ PACKAGED = "package:"
 MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
 """Endings of what decides a model's output; scripts, cards and other formats of the same weights do not."""
 OTHER_FORMATS = ("onnx", "openvino")
-CARDS = frozenset({"stage.json", "checkpoint.json", "card.json"})
+CARDS = frozenset({"stage.json", "checkpoint.json", "data_card.json"})
 """Files that speak of a model which was trained here, and decide nothing."""
 
 

@@ -22,12 +22,19 @@ from harness1.rl.row_file import RowFile
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.held_out import HeldOutWatch, spread
 from harness1.sft.student import Student
-from harness1.stage import Stage, read_stage, under_way
+from harness1.stage import Stage, read_stage, refuse_foreign, under_way
 from harness1.train.algorithm import make_algorithm
 from harness1.train.group import ALONE, Group
 from harness1.train.log import TrainLog
 from harness1.train.micro_batch import shuffled_steps
-from harness1.train.model_folder import read_state, refuse_full_disk, write_card, write_model, write_state
+from harness1.train.model_folder import (
+    parameters_of,
+    read_state,
+    refuse_full_disk,
+    write_card,
+    write_model,
+    write_state,
+)
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
 from harness1.train.trl_trainer import saved_step, train_with_trl
@@ -38,7 +45,7 @@ STATE = Path("state", "state.pt")
 HELD_OUT_METRICS = "held_out/"
 """What the names of such metrics begin with, in the log and before a listener."""
 
-Listener = Callable[[int, int, Mapping[str, float]], None]
+StepListener = Callable[[int, int, Mapping[str, float]], None]
 """Called with the step, the number of steps, and what was measured; first with the step that training begins behind."""
 
 
@@ -72,10 +79,16 @@ class FineTuning:
         if not len(rows):
             raise UsageError(f"{self.dataset} has no rows to train on")
         student.check_length(rows)
-        weights = sum(path.stat().st_size for path in self.model.glob("*.safetensors"))
-        # The checkpoint and its next version; and, in float32 whatever the base is, weights and both moments of Adam.
-        refuse_full_disk(self.out, 2 * weights if self.config.train.lora.rank else 8 * weights)
+        refuse_full_disk(self.out, parameters_of(self.model) * self._bytes_of_a_weight())
         return student
+
+    def _bytes_of_a_weight(self) -> int:
+        """Of disk: a checkpoint and its next version; where all weights are trained, also two states of the optimizer,
+        each with a weight and both of its moments."""
+        train = self.config.train
+        if train.lora.rank:
+            return 2 * (2 if train.dtype == "bfloat16" else 4)
+        return 2 * 4 + 2 * 12
 
     def stage(self) -> Stage:
         """The card of the work; equal work has an equal card."""
@@ -96,7 +109,7 @@ class FineTuning:
         return (self.out / CHECKPOINT).is_file() and self.stage().is_done(self.out)
 
 
-def fine_tune(work: FineTuning, on_step: Listener, group: Group = ALONE) -> Checkpoint:
+def fine_tune(work: FineTuning, on_step: StepListener, group: Group = ALONE) -> Checkpoint:
     """Train, and write the best checkpoint by `train.watch.metric` into `work.out`; go on where an earlier run stopped.
 
     Raises:
@@ -129,11 +142,10 @@ def refuse_other_training(stage: Stage, out: Path) -> None:
     Raises:
         UsageError: the folder holds something else than this very work.
     """
+    refuse_foreign(out, VERB)
     found = read_stage(out)
-    if found is None and out.exists() and any(out.iterdir()):
-        raise UsageError(f"{out} is not empty and holds no training: choose another --out")
-    if found is not None and (found.verb, found.inputs) != (stage.verb, stage.inputs):
-        differing = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]] or ["verb"]
+    if found is not None and found.inputs != stage.inputs:
+        differing = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]]
         raise UsageError(
             f"{out} holds another training (it differs in {', '.join(differing)}): choose another --out, or --force"
         )
@@ -145,15 +157,13 @@ def clear_training(out: Path) -> None:
     Raises:
         UsageError: the folder holds something else.
     """
-    found = read_stage(out)
-    if found is not None and found.verb == VERB:
+    refuse_foreign(out, VERB)
+    if read_stage(out) is not None:
         shutil.rmtree(out)
-    elif out.exists() and any(out.iterdir()):
-        raise UsageError(f"{out} is not empty and holds no training: choose another --out")
 
 
 def _train_with_trl(
-    work: FineTuning, student: Student, card: Checkpoint, group: Group, on_step: Listener
+    work: FineTuning, student: Student, card: Checkpoint, group: Group, on_step: StepListener
 ) -> Checkpoint:
     """The same rows through TRL's trainer, which writes the weights of its last step."""
     train, out = work.config.train, work.out
@@ -185,7 +195,7 @@ def _copy_data_card(work: FineTuning) -> None:
         shutil.copyfile(work.dataset / name, work.out / f"data_{name}")
 
 
-def _train(work: FineTuning, student: Student, card: Checkpoint, group: Group, on_step: Listener) -> Checkpoint:
+def _train(work: FineTuning, student: Student, card: Checkpoint, group: Group, on_step: StepListener) -> Checkpoint:
     run = _Run(work, student, card, group)
     run.run(on_step)
     return run.card
@@ -209,7 +219,7 @@ class _Run:
             self.best = Best(**state["best"])
             self.card = msgspec.convert(state["card"], Checkpoint)
 
-    def run(self, on_step: Listener) -> None:
+    def run(self, on_step: StepListener) -> None:
         steps, begun = len(self.order), self.trainer.step_count
         on_step(begun, steps, {})
         with self._log(begun) as log:
@@ -238,7 +248,7 @@ class _Run:
         out = work.out if self.group.leads else None
         return TrainLog(out, begun, tensorboard=work.tensorboard, wandb=work.wandb)
 
-    def _look(self, log: TrainLog, on_step: Listener) -> None:
+    def _look(self, log: TrainLog, on_step: StepListener) -> None:
         """Watch, and write a checkpoint if there was none better."""
         found = self.group.told(self.watch.look(self.trainer))
         if not found:
@@ -257,8 +267,8 @@ class _Run:
         self.card = msgspec.structs.replace(self.card, step=self.trainer.step_count, metrics=metrics)
         if not self.group.leads:
             return
-        _copy_data_card(self.work)
         write_model(self.work.out, self.trainer.model, self.work.model, self.card)
+        _copy_data_card(self.work)
 
     def _save(self) -> None:
         if self.group.leads:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from statistics import fmean
+from collections.abc import Callable, Sequence
 
 from harness1.config import ChatPolicy, Config
+from harness1.env.environment import SearchEnv
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.transformers_backend import TransformersBackend, open_transformers
+from harness1.records import Task
 from harness1.rl.row_file import RowFile
 from harness1.rl.rows import TrainRow
 from harness1.sft.student import Student
 from harness1.tools.registry import Toolbox
 from harness1.train.lora import merged_state
 from harness1.train.trainer import Trainer
-from harness1.train.watch import episode_metrics, held_out_turns, turn_metrics
+from harness1.train.watch import episode_results, held_out_turns, means, turn_metrics
 
 
 class HeldOutWatch:
@@ -35,7 +36,12 @@ class HeldOutWatch:
         self._student, self._config, self._leads = student, config, leads
         self._rows = spread(rows, watch.rows)
         self._turns = held_out_turns(spread(rows, watch.turns), watch.turns)
-        self._tasks = student.held_out_tasks(watch.tasks) if watch.tasks else []
+        self._tasks: dict[str, list[Task]] = {}
+        self._environments: dict[str, Callable[[], SearchEnv]] = {}
+        for run, task in student.held_out_tasks(watch.tasks) if watch.tasks and leads else []:
+            self._tasks.setdefault(run.name, []).append(task)
+            if run.name not in self._environments:
+                self._environments[run.name] = student.environments(run, config)
         self._backend: TransformersBackend | None = None
         if leads and (self._turns or self._tasks):
             model = config.run.model
@@ -65,18 +71,10 @@ class HeldOutWatch:
         found = await turn_metrics(backend, chat, Toolbox.of(env), self._turns, env.generation_reserve)
         greedy = ChatPolicy(temperature=0.0, format_retries=0)
         policy = LanguageModelPolicy(backend, chat, env.generation_reserve, greedy)
-        by_run: dict[str, list[dict[str, float]]] = {}
-        for run in {run.name: run for run, _ in self._tasks}.values():
-            tasks = [task for owner, task in self._tasks if owner.name == run.name]
-            metrics = await episode_metrics(
-                policy,
-                lambda run=run: self._student.environment(run, self._config),  # type: ignore[misc]
-                tasks,
-                self._config.run.concurrency,
-            )
-            by_run[run.name] = [metrics] * len(tasks) if metrics else []
-        episodes = [metrics for group in by_run.values() for metrics in group]
-        return found | ({name: fmean(each[name] for each in episodes) for name in episodes[0]} if episodes else {})
+        episodes: list[dict[str, float]] = []
+        for name, tasks in self._tasks.items():
+            episodes += await episode_results(policy, self._environments[name], tasks, self._config.run.concurrency)
+        return found | means(episodes)
 
 
 def spread(rows: Sequence[TrainRow], limit: int) -> list[TrainRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 from harness1.config import Config, Env
 from harness1.data.source import open_source
 from harness1.env.environment import SearchEnv
+from harness1.env.model_verifier import open_verifier
 from harness1.errors import SchemaError, UsageError
 from harness1.policy.formats.chat_format import ChatFormat
 from harness1.policy.formats.registry import open_format
@@ -81,7 +83,12 @@ class Student:
         longest = max(map(len, found), default=0)
         return [tasks[at] for at in range(longest) for tasks in found if at < len(tasks)][:limit]
 
-    def environment(self, run: CollectionRun, config: Config) -> SearchEnv:
-        """An environment like the teacher's, over the index of one of its runs."""
-        settings = msgspec.structs.replace(config, env=self.env)
-        return SearchEnv(self.env, open_retriever(run.index, settings), counter=self.chat, run=config.run)
+    def environments(self, run: CollectionRun, config: Config) -> Callable[[], SearchEnv]:
+        """A maker of environments like the teacher's, all over the index of one of its runs.
+
+        Raises:
+            UsageError: the index is not where it was.
+        """
+        retriever = open_retriever(run.index, msgspec.structs.replace(config, env=self.env))
+        verifier = open_verifier(self.env, config.run)
+        return lambda: SearchEnv(self.env, retriever, verifier, self.chat, config.run)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+LONGEST_LOOK_H = 6
+"""Hours that processes wait for the one that looks at held-out episodes."""
 
 
 class Group(NamedTuple):
@@ -61,7 +66,14 @@ def joined_group(size: int, device: str) -> Iterator[Group]:
         return
     import torch.distributed
 
-    torch.distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    place = torch.device(device)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    torch.distributed.init_process_group(
+        "nccl" if place.type == "cuda" else "gloo",
+        timeout=timedelta(hours=LONGEST_LOOK_H),
+        device_id=place if place.type == "cuda" else None,
+    )
     try:
         yield Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
     finally:

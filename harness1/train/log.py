@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from harness1.errors import MissingExtra
+from harness1.hashing import text_digest
 from harness1.stage import write_atomically
 
 LOG = "log.jsonl"
@@ -39,7 +40,8 @@ class TrainLog:
         self._events = _open_tensorboard(folder / "tensorboard", after) if tensorboard else None
         self._project = _open_wandb(folder, wandb) if wandb else None
         path = folder / LOG
-        write_atomically(path, b"".join(line + b"\n" for line in _lines(path) if _step(line) <= after))
+        kept = [line for line in _lines(path) if after > 0 and _step(line) <= after]
+        write_atomically(path, b"".join(line + b"\n" for line in kept))
         self._file = io.FileIO(path, "ab")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -97,4 +99,5 @@ def _open_wandb(folder: Path, project: str) -> Any:
         import wandb
     except ModuleNotFoundError as error:
         raise MissingExtra("wandb", "logs") from error
-    return wandb.init(project=project, dir=folder, resume="allow")
+    # One folder is one run, also when it is resumed.
+    return wandb.init(project=project, dir=folder, id=text_digest(str(folder.resolve())), resume="allow")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from harness1.errors import UsageError
+from harness1.policy.causal_model import first_line
 from harness1.policy.checkpoint import CHECKPOINT, Checkpoint
 from harness1.retrieval.model_folder import no_progress_bars
 from harness1.stage import write_atomically
@@ -29,16 +31,19 @@ def write_model(out: Path, model: PreTrainedModel, base: Path, card: Checkpoint)
     A reader finds the old model or the new one: weights come last but for the card, which vouches for them.
 
     Raises:
-        OSError: the folder cannot be written.
+        UsageError: there is no room, or the folder cannot be written.
     """
+    from safetensors import SafetensorError
+
     fresh = out / ".writing"
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    for path in base.iterdir():
-        if path.is_file() and not path.name.endswith(WEIGHTS) and path.name not in NOT_OF_A_MODEL:
-            shutil.copyfile(path, fresh / path.name)
-    with no_progress_bars():
-        model.save_pretrained(fresh, state_dict=dict(_stored(merged_state(model))))
+    try:
+        copy_beside_weights(base, fresh)
+        with no_progress_bars():
+            model.save_pretrained(fresh, state_dict=dict(_stored(merged_state(model))))
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise UsageError(f"cannot write the model to {out}: {first_line(error)}") from error
     (out / CHECKPOINT).unlink(missing_ok=True)
     for path in sorted(fresh.iterdir(), key=lambda path: (path.suffix == ".safetensors", path.name)):
         path.replace(out / path.name)
@@ -46,23 +51,43 @@ def write_model(out: Path, model: PreTrainedModel, base: Path, card: Checkpoint)
     write_card(out, card)
 
 
+def copy_beside_weights(base: Path, out: Path) -> None:
+    """Copy what a model's folder holds beside its weights (tokenizer, templates, licence), but for files of ours.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for path in base.iterdir():
+        if path.is_file() and not path.name.endswith(WEIGHTS) and path.name not in NOT_OF_A_MODEL:
+            shutil.copyfile(path, out / path.name)
+
+
 def write_card(out: Path, card: Checkpoint) -> None:
     """Write `checkpoint.json`: from here on the folder is a checkpoint."""
     write_atomically(out / CHECKPOINT, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
 
 
-NOT_OF_A_MODEL = frozenset({CHECKPOINT, "stage.json", "card.json", "README.md", "log.jsonl"})
+NOT_OF_A_MODEL = frozenset({CHECKPOINT, "README.md", "stage.json", "data_card.json", "data_README.md", "log.jsonl"})
 """Files of ours, which speak of the base and not of what was made of it."""
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write what training goes on from, in one atomic step."""
+    """Write what training goes on from, in one atomic step.
+
+    Raises:
+        UsageError: there is no room, or the folder cannot be written.
+    """
     import torch
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}")
-    torch.save(dict(state), fresh)
-    fresh.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(dict(state), fresh)
+        fresh.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's writer says RuntimeError of a full disk
+        fresh.unlink(missing_ok=True)
+        raise UsageError(f"cannot write the state of training to {path}: {first_line(error)}") from error
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
@@ -79,7 +104,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
         return None
     try:
         found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UsageError(f"{path} is damaged: begin again with --force") from error
     return found
 
@@ -92,7 +117,24 @@ def refuse_full_disk(out: Path, needed: int) -> None:
     home = next(place for place in (out, *out.absolute().parents) if place.exists())
     free = shutil.disk_usage(home).free
     if free < needed:
-        raise UsageError(f"{out} needs about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+        raise UsageError(f"no space left for {out}: it takes about {needed / 1e6:,.0f} MB of {free / 1e6:,.0f} free")
+
+
+def parameters_of(folder: Path) -> int:
+    """How many numbers the safetensors of a model hold, by the headers of the files.
+
+    Raises:
+        UsageError: a file is damaged.
+    """
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        try:
+            with path.open("rb") as file:
+                header = msgspec.json.decode(file.read(int.from_bytes(file.read(8), "little")))
+            total += sum(prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+        except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError, MemoryError) as error:
+            raise UsageError(f"{path} is damaged: {first_line(error)}") from error
+    return total
 
 
 def _stored(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

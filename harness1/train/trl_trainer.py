@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness1.errors import MissingExtra, UsageError
 from harness1.retrieval.model_folder import no_progress_bars
 from harness1.rl.rows import TrainRow
+from harness1.train.model_folder import copy_beside_weights
 from harness1.train.schedule import rate_at
 from harness1.train.trainable import load_trainable
 from harness1.training_settings import Train
@@ -26,8 +27,6 @@ STATES = "states"
 
 NO_LOSS = -100
 """The label of a token that is not trained."""
-
-TOKENIZER_FILES = ("tokenizer*", "chat_template*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges*")
 
 
 class Passes(NamedTuple):
@@ -89,8 +88,8 @@ def train_with_trl(
         merged.config, merged.generation_config = described
         trainer.accelerator.wait_for_everyone()
         if trainer.is_world_process_zero():
+            copy_beside_weights(model_folder, out)
             merged.save_pretrained(out)
-            _copy_tokenizer(model_folder, out)
             shutil.rmtree(out / STATES, ignore_errors=True)  # its files would count as the model's
         trainer.accelerator.wait_for_everyone()
     return out
@@ -315,9 +314,3 @@ def _run(trainer: Any) -> None:
     trainer.train(resume_from_checkpoint=library.get_last_checkpoint(states) if Path(states).is_dir() else None)
     if trainer.eval_dataset is not None and trainer.args.eval_strategy == "no":
         trainer.evaluate()
-
-
-def _copy_tokenizer(source: Path, out: Path) -> None:
-    for pattern in TOKENIZER_FILES:
-        for path in source.glob(pattern):
-            shutil.copy(path, out / path.name)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isnan
 from statistics import fmean
 
 import msgspec
 
-from harness1.env.environment import SearchEnv
+from harness1.env.environment import SearchEnv, choose
 from harness1.eval.outcome import outcome
 from harness1.policy.backend import Backend
 from harness1.policy.formats.chat_format import ChatFormat
@@ -90,23 +91,27 @@ async def turn_results(
 async def turn_metrics(
     backend: Backend, chat: ChatFormat, toolbox: Toolbox, turns: Sequence[HeldOutTurn], reserve: int
 ) -> dict[str, float]:
-    """The means of `turn_results`; empty without turns."""
-    found = await turn_results(backend, chat, toolbox, turns, reserve)
-    return {name: fmean(each[name] for each in found) for name in found[0]} if found else {}
+    """The means of `turn_results`."""
+    return means(await turn_results(backend, chat, toolbox, turns, reserve))
+
+
+def means(results: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each value; empty without results."""
+    return {name: fmean(each[name] for each in results) for name in results[0]} if results else {}
 
 
 def _action(chat: ChatFormat, ids: Sequence[int], toolbox: Toolbox) -> ToolCall | None:
     actions = chat.parse(ids, toolbox.specs).actions
-    return actions[0] if actions else None
+    return choose(actions)[0] if actions else None
 
 
-async def episode_metrics(
+async def episode_results(
     policy: Policy, environment: Callable[[], SearchEnv], tasks: Sequence[Task], concurrency: int, seed: int = 0
-) -> dict[str, float]:
-    """Whole episodes on tasks with gold. One that the infrastructure broke counts nowhere.
+) -> list[dict[str, float]]:
+    """Whole episodes on tasks with gold. One that the infrastructure broke is left out.
 
     Returns:
-        `curated_recall`, `set_size`, `turns`, and `format_failures`: the share of episodes that ended without an
+        For each episode `curated_recall`, `set_size`, `turns`, and `format_failures`: 1.0 if it ended without an
         action.
     """
     places = asyncio.Semaphore(concurrency)
@@ -117,16 +122,21 @@ async def episode_metrics(
         if episode.status is Status.INFRA_ERROR:
             return None
         result = outcome(episode, task.gold)
-        failed = float(episode.status is Status.POLICY_ERROR)
         return {
             "curated_recall": result.recall,
             "set_size": float(result.set_size),
             "turns": float(result.turns),
-            "format_failures": failed,
+            "format_failures": float(episode.status is Status.POLICY_ERROR),
         }
 
-    found = [each for each in await asyncio.gather(*(one(task) for task in tasks)) if each is not None]
-    return {name: fmean(each[name] for each in found) for name in found[0]} if found else {}
+    return [each for each in await asyncio.gather(*(one(task) for task in tasks)) if each is not None]
+
+
+async def episode_metrics(
+    policy: Policy, environment: Callable[[], SearchEnv], tasks: Sequence[Task], concurrency: int, seed: int = 0
+) -> dict[str, float]:
+    """The means of `episode_results`."""
+    return means(await episode_results(policy, environment, tasks, concurrency, seed))
 
 
 @dataclass
@@ -140,7 +150,7 @@ class Best:
     def take(self, metrics: dict[str, float]) -> bool:
         """Take in a look; returns whether it is the best so far. Without the metric it is not."""
         found = metrics.get(self.metric)
-        better = found is not None and (
+        better = (found is not None and not isnan(found)) and (
             self.value is None or (found > self.value if HIGHER[self.metric] else found < self.value)
         )
         self.value, self.stale = (found, 0) if better else (self.value, self.stale + 1)

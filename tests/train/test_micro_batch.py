@@ -32,7 +32,7 @@ from tests.tiny_models import VOCABULARY, save_tiny_model
 from tests.vocabularies import chat_format
 
 LENGTHS = (24, 5, 17, 9, 17)
-ENV = load_config(None, ["env.rendering.order=epoch"]).env
+ENV = load_config(None, ["env.rendering.order=epoch", "env.search.hits=2", "env.fan_out.queries=2"]).env
 CHAT = chat_format("hermes", "chatml")
 
 
@@ -115,7 +115,7 @@ def test_of_a_real_episode_only_the_teachers_words_have_a_gradient(tmp_path: Pat
         assert trained[-1] in CHAT.stop_ids
 
 
-def test_a_chain_of_turns_trains_each_turns_words_and_nothing_between(model: PreTrainedModel) -> None:
+def test_a_chain_of_turns_trains_each_turns_words_and_nothing_between() -> None:
     episode = world_episode()
     chain, *_ = episode_rows(episode, "epoch")
     assert len(chain.call_ids) > 2
@@ -221,7 +221,7 @@ def test_a_pass_is_filled_before_the_next_begins() -> None:
 def test_every_epoch_takes_every_row_once_in_an_order_of_its_own() -> None:
     steps = list(shuffled_steps(10, 4, 3, seed=5))
     assert [len(step) for step in steps] == [4, 4, 2] * 3
-    epochs = [sum(steps[at : at + 3], []) for at in (0, 3, 6)]
+    epochs = [[place for step in steps[at : at + 3] for place in step] for at in (0, 3, 6)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
     assert len({tuple(epoch) for epoch in epochs}) == 3
 

@@ -1,0 +1,129 @@
+"""What a training writes down can be read, and a resumed one writes its own lines only once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from harness1.errors import MissingExtra
+from harness1.train.log import LOG, TrainLog, read_log
+
+
+def write(folder: Path | None, *steps: int, after: int = 0, **options: Any) -> None:
+    with TrainLog(folder, after, **options) as log:
+        for step in steps:
+            log.write(step, {"loss": step / 2 + after})
+
+
+def scalars(folder: Path) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["loss"]
+    return [(event.step, event.value) for event in events.Scalars("loss")]
+
+
+def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
+    write(tmp_path / "run", 1, 2)
+    assert read_log(tmp_path / "run") == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 1.0}]
+
+
+def test_every_line_is_on_disk_when_it_is_written(tmp_path: Path) -> None:
+    with TrainLog(tmp_path) as log:
+        log.write(1, {"loss": 2.0})
+        assert read_log(tmp_path) == [{"step": 1, "loss": 2.0}]
+
+
+def test_lines_behind_the_step_that_training_goes_on_from_are_taken_out(tmp_path: Path) -> None:
+    write(tmp_path, 1, 2, 2, 3, 4)
+    write(tmp_path, 3, after=2)
+    assert [line["step"] for line in read_log(tmp_path)] == [1, 2, 2, 3]
+    assert read_log(tmp_path)[-1]["loss"] == 3.5
+    write(tmp_path)
+    assert read_log(tmp_path) == []
+
+
+def test_a_run_that_begins_again_keeps_nothing(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        with TrainLog(tmp_path) as log:
+            log.write(0, {"nll": value})
+    assert read_log(tmp_path) == [{"step": 0, "nll": 2.0}]
+
+
+def test_a_torn_last_line_is_left_out_and_written_over(tmp_path: Path) -> None:
+    write(tmp_path, 1, 2)
+    with (tmp_path / LOG).open("ab") as file:
+        file.write(b'{"step": 3, "lo')
+    assert [line["step"] for line in read_log(tmp_path)] == [1, 2]
+    write(tmp_path, 3, after=2)
+    assert [line["step"] for line in read_log(tmp_path)] == [1, 2, 3]
+
+
+def test_a_folder_without_a_log_has_no_lines(tmp_path: Path) -> None:
+    assert read_log(tmp_path) == []
+
+
+def test_a_process_that_is_not_to_write_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    write(None, 1, tensorboard=True, wandb="project")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_event_files_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "with", 1, 2, tensorboard=True)
+    assert scalars(tmp_path / "with") == [(1, 0.5), (2, 1.0)]
+    write(tmp_path / "without", 1, 2)
+    assert [path.name for path in (tmp_path / "without").iterdir()] == [LOG]
+
+
+def test_events_of_a_resumed_run_replace_those_that_were_lost(tmp_path: Path) -> None:
+    write(tmp_path, 1, 2, 3, tensorboard=True)
+    write(tmp_path, 2, after=1, tensorboard=True)
+    assert scalars(tmp_path) == [(1, 0.5), (2, 2.0)]
+
+
+class Project:
+    """Weights & Biases, as far as it is used."""
+
+    def __init__(self, **given: object) -> None:
+        self.given, self.lines, self.finished = given, list[tuple[int, dict[str, float]]](), False
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.lines.append((step, values))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def test_a_project_of_weights_and_biases_gets_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Project] = []
+
+    def init(**given: object) -> Project:
+        made.append(Project(**given))
+        return made[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    write(tmp_path, 1, 2, wandb="students")
+    (project,) = made
+    assert project.given["project"] == "students"
+    assert project.lines == [(1, {"loss": 0.5}), (2, {"loss": 1.0})]
+    assert project.finished
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "options"),
+    [("wandb", "wandb", {"wandb": "students"}), ("torch.utils.tensorboard", "tensorboard", {"tensorboard": True})],
+)
+def test_what_is_not_installed_is_named_and_leaves_the_log_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, package: str, options: dict[str, Any]
+) -> None:
+    write(tmp_path, 1)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=rf"{package} is not installed; .*harness1\[logs\]"):
+        TrainLog(tmp_path, **options)
+    assert len(read_log(tmp_path)) == 1

@@ -1,0 +1,146 @@
+"""Adapters begin as the identity, stand beside every linear layer but the head, and are merged into a plain model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness1.errors import UsageError
+from harness1.policy.causal_model import load_causal_model
+from harness1.train.lora import add_adapters, merged_state
+from harness1.training_settings import Lora
+from tests.tiny_models import save_tiny_model
+
+LORA = Lora(rank=4, alpha=8.0)
+IDS = torch.arange(20)[None]
+KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ("llama", {"tie_word_embeddings": True}),
+    ("qwen2", {}),
+    ("qwen3", {}),
+    ("gemma2", {}),
+    ("phi3", {}),
+)
+
+
+def loaded(folder: Path, kind: str = "llama", dtype: Any = "float32", **settings: Any) -> Any:
+    return load_causal_model(save_tiny_model(folder, kind, **settings), "cpu", dtype)
+
+
+def logits_of(model: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(input_ids=IDS).logits
+    return found
+
+
+def stir(model: Any, seed: int = 0) -> None:
+    """Give every trained parameter some other value."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_computes_what_it_did_before_its_adapters_are_trained(tmp_path: Path, dtype: str) -> None:
+    model = loaded(tmp_path, dtype=dtype)
+    before = logits_of(model)
+    add_adapters(model, LORA, seed=0)
+    assert torch.equal(logits_of(model), before)
+    stir(model)
+    assert not torch.allclose(logits_of(model), before, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_linear_layer_but_the_head_gets_one_and_nothing_else_is_trained(tmp_path: Path, dtype: str) -> None:
+    model = loaded(tmp_path, dtype=dtype)
+    linear = {name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)} - {"lm_head"}
+    add_adapters(model, LORA, seed=0)
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    assert trained.keys() == {f"{name}.{part}.weight" for name in linear for part in ("lora_A", "lora_B")}
+    assert len(linear) == 14
+    assert {value.dtype for value in trained.values()} == {torch.float32}
+    assert {value.dtype for value in model.parameters() if not value.requires_grad} == {getattr(torch, dtype)}
+    assert not any(value.any() for name, value in trained.items() if "lora_B" in name)
+
+
+def test_an_adapter_adds_its_scaled_product_to_its_layer(tmp_path: Path) -> None:
+    model = loaded(tmp_path)
+    plain = model.model.layers[1].mlp.up_proj.weight.clone()
+    add_adapters(model, LORA, seed=0)
+    stir(model)
+    layer = model.model.layers[1].mlp.up_proj
+    hidden = torch.randn(3, 64)
+    expected = hidden @ plain.T + 2.0 * hidden @ layer.lora_A.weight.T @ layer.lora_B.weight.T
+    torch.testing.assert_close(layer(hidden), expected)
+
+
+def test_beginnings_are_drawn_by_the_seed_one_for_each_layer(tmp_path: Path) -> None:
+    def drawn(seed: int) -> list[Tensor]:
+        model = loaded(tmp_path)
+        add_adapters(model, LORA, seed)
+        return [value for name, value in model.named_parameters() if "lora_A" in name]
+
+    first, again, other = drawn(1), drawn(1), drawn(2)
+    assert all(map(torch.equal, first, again))
+    assert not any(map(torch.equal, first, other))
+    assert len({value.flatten()[0].item() for value in first}) == len(first)
+    assert all(value.abs().max() <= value.shape[1] ** -0.5 for value in first)
+    assert all(value.abs().mean() > 0.4 * value.shape[1] ** -0.5 for value in first)
+
+
+@pytest.mark.parametrize(("kind", "settings"), KINDS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_plain_model_with_the_merged_weights_computes_the_same(
+    tmp_path: Path, kind: str, settings: dict[str, Any]
+) -> None:
+    model, plain = loaded(tmp_path, kind, **settings), load_causal_model(tmp_path, "cpu", "float32")
+    before = logits_of(model)
+    add_adapters(model, LORA, seed=0)
+    stir(model)
+    merged = merged_state(model)
+    assert merged.keys() == plain.state_dict().keys()
+    plain.load_state_dict(merged, strict=True)
+    torch.testing.assert_close(logits_of(plain), logits_of(model), rtol=0, atol=1e-4)
+    assert not torch.allclose(logits_of(model), before, atol=1e-2)
+
+
+def test_merging_leaves_the_adapted_model_as_it_is(tmp_path: Path) -> None:
+    model = loaded(tmp_path)
+    add_adapters(model, LORA, seed=0)
+    stir(model)
+    before, merged = logits_of(model), merged_state(model)
+    assert torch.equal(logits_of(model), before)
+    assert all(torch.equal(merged[name], value) for name, value in merged_state(model).items())
+
+
+def test_merged_weights_do_not_follow_later_steps(tmp_path: Path) -> None:
+    model = loaded(tmp_path)
+    add_adapters(model, LORA, seed=0)
+    merged = merged_state(model)
+    kept = {name: value.clone() for name, value in merged.items()}
+    stir(model)
+    assert all(torch.equal(merged[name], value) for name, value in kept.items())
+
+
+def test_merged_weights_keep_the_type_of_the_base(tmp_path: Path) -> None:
+    model = loaded(tmp_path, dtype="bfloat16")
+    add_adapters(model, LORA, seed=0)
+    stir(model)
+    assert {value.dtype for value in merged_state(model).values()} == {torch.bfloat16}
+
+
+def test_without_adapters_the_state_is_the_models_own(tmp_path: Path) -> None:
+    model = loaded(tmp_path)
+    merged, own = merged_state(model), model.state_dict()
+    assert merged.keys() == own.keys()
+    assert all(torch.equal(merged[name], value) for name, value in own.items())
+
+
+def test_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no linear layers .*train\.lora\.rank=0"):
+        add_adapters(loaded(tmp_path, "gpt2", n_inner=96, n_positions=64), LORA, seed=0)

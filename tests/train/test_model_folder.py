@@ -1,0 +1,177 @@
+"""A checkpoint is a plain model folder that samples as the trained model does; a stopped writer damages nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from harness1.errors import UsageError
+from harness1.policy.causal_model import load_causal_model
+from harness1.policy.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
+from harness1.policy.transformers_backend import open_transformers
+from harness1.records import Sampling
+from harness1.rl.rows import TrainRow
+from harness1.train.algorithm import NegativeLogLikelihood
+from harness1.train.lora import merged_state
+from harness1.train.micro_batch import collate, trained_logprobs
+from harness1.train.model_folder import parameters_of, read_state, refuse_full_disk, write_model, write_state
+from harness1.train.trainable import load_trainable
+from harness1.train.trainer import Trainer
+from harness1.training_settings import Lora, Train
+from tests.tiny_models import save_byte_tokenizer, save_tiny_model
+from tests.train.test_micro_batch import made_rows
+
+CARD = Checkpoint(format="hermes", counter="c", env={"x": 1}, env_hash="e", base="b", step=3)
+PROMPT = tuple(range(40, 60))
+
+
+def trained(base: Path, rank: int = 0, dtype: Any = "float32") -> Trainer:
+    """After two steps, which change the weights by much."""
+    train = Train(rate=3e-2, lora=Lora(rank=rank, alpha=8.0), dtype=dtype, schedule="constant")
+    trainer = Trainer(load_trainable(base, train, "cpu"), NegativeLogLikelihood(), train, 2)
+    for _ in range(2):
+        trainer.step(made_rows((12, 12)))
+    return trainer
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("rank", [0, 4], ids=["whole", "adapters"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_samples_as_the_trained_model_does(tmp_path: Path, tied: bool, rank: int, dtype: str) -> None:
+    base, out = save_tiny_model(tmp_path / "base", initializer_range=0.1, tie_word_embeddings=tied), tmp_path / "out"
+    trainer = trained(base, rank, dtype)
+    write_model(out, trainer.model, base, CARD)
+    backend = open_transformers(out, device="cpu", dtype="float32", threads=0, rows=1, cache_tokens=0)
+    output = asyncio.run(backend.generate(PROMPT, Sampling(max_tokens=6, seed=1)))
+    ids = PROMPT + output.output_ids
+    row = TrainRow(ids, (0,) * len(PROMPT) + (1,) * len(output.output_ids))
+    with torch.no_grad():
+        expected = trained_logprobs(trainer.model, collate([row]))
+        before = trained_logprobs(load_causal_model(base, "cpu", "float32"), collate([row]))
+    # Frozen weights in bfloat16 are multiplied in it too while they are trained.
+    tolerance = 0.05 if (rank, dtype) == (4, "bfloat16") else 1e-4
+    torch.testing.assert_close(torch.tensor(output.output_logprobs), expected, rtol=0, atol=tolerance)
+    assert (before - expected).abs().max() > 10 * tolerance
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("rank", [0, 4], ids=["whole", "adapters"])
+def test_its_weights_are_the_trained_ones_and_stay_tied(tmp_path: Path, tied: bool, rank: int) -> None:
+    base, out = save_tiny_model(tmp_path / "base", tie_word_embeddings=tied), tmp_path / "out"
+    trainer = trained(base, rank, "bfloat16")
+    write_model(out, trainer.model, base, CARD)
+    loaded, expected = AutoModelForCausalLM.from_pretrained(out), merged_state(trainer.model)
+    state = loaded.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], value) for name, value in expected.items())
+    assert loaded.dtype == (torch.bfloat16 if rank else torch.float32)
+    assert (loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight) == tied
+
+
+def test_what_belongs_to_the_base_is_taken_along_and_what_speaks_of_it_is_not(tmp_path: Path) -> None:
+    base, out = save_byte_tokenizer(save_tiny_model(tmp_path / "base")), tmp_path / "out"
+    own = ("stage.json", "data_card.json", "README.md", "log.jsonl", CHECKPOINT, "pytorch_model.bin", "model.gguf")
+    for name in own:
+        (base / name).write_text("of the base")
+    (base / "chat_template.jinja").write_text("{{ messages }}")
+    (base / "original").mkdir()
+    write_model(out, trained(base).model, base, CARD)
+    assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert AutoTokenizer.from_pretrained(out).encode("ab") == AutoTokenizer.from_pretrained(base).encode("ab")
+    assert "of the base" not in {path.read_text() for path in out.iterdir() if path.name in own}
+    assert not {path.name for path in out.iterdir()} & {*own[:4], *own[5:], "original", ".writing"}
+    assert read_checkpoint(out) == CARD
+
+
+def test_a_checkpoint_is_replaced_by_a_later_one(tmp_path: Path) -> None:
+    base, out = save_tiny_model(tmp_path / "base"), tmp_path / "out"
+    first = trained(base)
+    write_model(out, first.model, base, CARD)
+    before = files(out)
+    first.step(made_rows())
+    later = Checkpoint(format="hermes", counter="c", env={}, env_hash="e", base="b", step=4)
+    write_model(out, first.model, base, later)
+    after = files(out)
+    assert after.keys() == before.keys()
+    assert after["model.safetensors"] != before["model.safetensors"]
+    assert read_checkpoint(out) == later
+
+
+class Full:
+    """A model whose disk is full when it is written."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def save_pretrained(self, folder: Path, **_: object) -> None:
+        (folder / "model.safetensors").write_bytes(b"torn")
+        raise OSError(28, "No space left on device")
+
+
+def test_a_writer_that_is_stopped_leaves_the_checkpoint_that_was_there(tmp_path: Path) -> None:
+    base, out = save_tiny_model(tmp_path / "base"), tmp_path / "out"
+    trainer = trained(base)
+    write_model(out, trainer.model, base, CARD)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    full: Any = Full(trainer.model)
+    with pytest.raises(UsageError, match="No space"):
+        write_model(out, full, base, CARD)
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    write_model(out, trainer.model, base, CARD)
+    assert files(out) == before
+
+
+def test_a_state_is_read_as_it_was_written_and_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "state.pt"
+    assert read_state(path) is None
+    write_state(path, {"step": 1, "weights": [torch.ones(3)]})
+    write_state(path, {"step": 2, "weights": [torch.zeros(3)], "nested": {"best": 0.5}})
+    found = read_state(path)
+    assert found is not None
+    assert torch.equal(found.pop("weights")[0], torch.zeros(3))
+    assert found == {"step": 2, "nested": {"best": 0.5}}
+    assert [each.name for each in path.parent.iterdir()] == ["state.pt"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_damaged_state_says_what_to_do(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "state.pt"
+    write_state(path, {"weights": [torch.ones(1000)]})
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(UsageError, match="damaged: begin again with --force"):
+        read_state(path)
+
+
+def test_a_file_that_is_no_state_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state.pt").write_text("words")
+    with pytest.raises(UsageError, match="damaged"):
+        read_state(tmp_path / "state.pt")
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    refuse_full_disk(tmp_path / "not" / "yet", 1)
+    with pytest.raises(UsageError, match=r"no space left for .* 1,000,000,000 MB of"):
+        refuse_full_disk(tmp_path / "not" / "yet", 10**15)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parameters_are_counted_by_the_headers_of_the_weights(tmp_path: Path) -> None:
+    base = save_tiny_model(tmp_path / "base", tie_word_embeddings=False)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    assert parameters_of(base) == sum(each.numel() for each in model.parameters())
+    (base / "more.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header")
+    with pytest.raises(UsageError, match="damaged"):
+        parameters_of(base)

@@ -1,0 +1,270 @@
+"""An optimizer step is that of plain AdamW on the mean over all trained tokens, however it is cut and resumed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from harness1.rl.rows import TrainRow
+from harness1.train.algorithm import NegativeLogLikelihood
+from harness1.train.micro_batch import MicroBatch, shuffled_steps
+from harness1.train.model_folder import read_state, write_state
+from harness1.train.schedule import rate_at
+from harness1.train.trainable import load_trainable
+from harness1.train.trainer import Diverged, Trainer
+from harness1.training_settings import Lora, Train
+from tests.tiny_models import save_tiny_model
+from tests.train.test_micro_batch import episode_rows, made_rows, plain_logprobs, world_episode
+
+ADAPTERS = Lora(rank=4, alpha=8.0)
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "initializer_range": 0.2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), attention_dropout=0.5, **SMALL)
+
+
+def plain_train(**changes: Any) -> Train:
+    """Whole weights in float32, without clipping."""
+    settings = {"rate": 1e-2, "lora": Lora(rank=0), "dtype": "float32", "clip": 0.0, "schedule": "constant"}
+    return Train(**{**settings, **changes})
+
+
+def make_trainer(folder: Path, train: Train, steps: int = 10, algorithm: Any = None) -> Trainer:
+    return Trainer(load_trainable(folder, train, "cpu"), algorithm or NegativeLogLikelihood(), train, steps)
+
+
+def gradient(trainer: Trainer, rows: Sequence[TrainRow]) -> Tensor:
+    """The gradient that a step hands to the optimizer, as one line."""
+    found: list[Tensor] = []
+
+    def note(*_: object) -> None:
+        found.append(torch.cat([parameter.grad.flatten() for parameter in trainer.parameters]))  # type: ignore[union-attr]
+
+    hook = trainer.optimizer.register_step_pre_hook(note)
+    trainer.step(rows)
+    hook.remove()
+    return found[0]
+
+
+def gradient_of(folder: Path, rows: Sequence[TrainRow], algorithm: Any = None, **changes: Any) -> Tensor:
+    return gradient(make_trainer(folder, plain_train(**changes), algorithm=algorithm), rows)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Relative, of two gradients."""
+    assert expected.norm() > 0
+    return float((found - expected).double().norm() / expected.double().norm())
+
+
+def weights_of(trainer: Trainer) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in trainer.parameters]
+
+
+def mean_loss(model: Any, rows: Sequence[TrainRow]) -> Tensor:
+    return -torch.cat([plain_logprobs(model, row) for row in rows]).mean()
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_steps_are_those_of_plain_adamw_on_the_mean_over_trained_tokens(folder: Path, clip: float) -> None:
+    train = plain_train(
+        clip=clip, schedule="linear", warmup=0.5, weight_decay=0.1, beta1=0.8, beta2=0.9, epsilon=1e-3, micro_tokens=50
+    )
+    trainer, model = make_trainer(folder, train, steps=4), AutoModelForCausalLM.from_pretrained(folder).eval()
+    optimizer = torch.optim.AdamW(model.parameters(), 1.0, (0.8, 0.9), 1e-3, weight_decay=0.1)
+    for step in range(4):
+        rows = made_rows(seed=step)
+        loss = mean_loss(model, rows)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip or 1e9)
+        optimizer.param_groups[0]["lr"] = rate_at(step, 4, train)
+        optimizer.step()
+        optimizer.zero_grad()
+        found = trainer.step(rows)
+        assert norm > 0.5
+        assert found == pytest.approx(
+            {
+                "loss": loss.item(),
+                "gradient": norm.item(),
+                "rate": (5e-3, 1e-2, 1e-2, 5e-3)[step],
+                "trained_tokens": sum(sum(row.loss_mask) for row in rows),
+            },
+            rel=1e-5,
+        )
+    torch.testing.assert_close(trainer.model.state_dict(), model.state_dict(), rtol=0, atol=1e-5)
+
+
+def test_a_clipped_gradient_has_the_norm_that_is_allowed(folder: Path) -> None:
+    rows = made_rows()
+    whole, clipped = gradient_of(folder, rows), gradient_of(folder, rows, clip=0.25)
+    assert float(clipped.norm()) == pytest.approx(0.25, rel=1e-4)
+    assert distance(clipped / 0.25, whole / whole.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 30, 50, 10_000])
+def test_neither_passes_nor_the_order_of_rows_change_the_gradient(folder: Path, micro_tokens: int) -> None:
+    rows = made_rows()
+    expected = gradient_of(folder, rows)
+    shuffled = Random(micro_tokens).sample(rows, len(rows))
+    assert distance(gradient_of(folder, shuffled, micro_tokens=micro_tokens), expected) < 1e-6
+
+
+def test_rows_of_turns_and_of_chains_have_the_same_gradient(tmp_path: Path) -> None:
+    shape = {"vocab_size": 1600, "hidden_size": 16, "num_hidden_layers": 1, "max_position_embeddings": 8192}
+    folder = save_tiny_model(tmp_path, **shape)
+    episode = world_episode()
+    turns, chains = (episode_rows(episode, kind) for kind in ("turn", "epoch"))
+    assert len(chains) < len(turns) == len(episode.turns)
+    found, expected = (gradient_of(folder, rows, micro_tokens=1) for rows in (chains, turns))
+    assert distance(found, expected) < 1e-6
+
+
+def with_weights(row: TrainRow, weights: Sequence[float]) -> TrainRow:
+    return TrainRow(row.token_ids, row.loss_mask, advantages=tuple(weights))
+
+
+def test_the_gradient_of_a_token_is_in_proportion_to_its_weight(folder: Path) -> None:
+    first, second = made_rows((12, 12))
+    alone = [gradient_of(folder, [row]) * sum(row.loss_mask) for row in (first, second)]
+    light = with_weights(second, [0.25] * 12)
+    normaliser = sum(first.loss_mask) + 0.25 * sum(second.loss_mask)
+    assert distance(gradient_of(folder, [first, light]), (alone[0] + 0.25 * alone[1]) / normaliser) < 1e-5
+    places = [place for place, mask in enumerate(second.loss_mask) if mask]
+    kept = TrainRow(second.token_ids, tuple(int(place in places[:3]) for place in range(12)))
+    zeroed = with_weights(second, [float(place in places[:3]) for place in range(12)])
+    assert distance(gradient_of(folder, [zeroed]), gradient_of(folder, [kept])) < 1e-5
+
+
+def test_weights_that_are_all_alike_change_nothing(folder: Path) -> None:
+    rows = made_rows()
+    halved = [with_weights(row, [0.5] * len(row.token_ids)) for row in rows]
+    assert distance(gradient_of(folder, halved), gradient_of(folder, rows)) < 1e-6
+
+
+def test_rows_without_any_weight_have_no_gradient(folder: Path) -> None:
+    trainer = make_trainer(folder, plain_train())
+    before = weights_of(trainer)
+    rows = [with_weights(row, [0.0] * len(row.token_ids)) for row in made_rows()]
+    assert trainer.step(rows)["loss"] == trainer.loss(rows) == 0.0
+    assert all(map(torch.equal, weights_of(trainer), before))
+
+
+def test_the_loss_of_rows_is_looked_at_without_a_change(folder: Path) -> None:
+    trainer, rows = make_trainer(folder, plain_train(micro_tokens=50)), made_rows()
+    before = weights_of(trainer)
+    looked = trainer.loss(rows)
+    assert all(map(torch.equal, weights_of(trainer), before))
+    assert all(parameter.grad is None for parameter in trainer.parameters)
+    assert trainer.step(rows)["loss"] == pytest.approx(looked, rel=1e-6)
+    assert trainer.loss(rows) < looked
+
+
+def test_a_step_leaves_no_gradient_to_the_next(folder: Path) -> None:
+    """The second step of a momentum-free trainer at rate next to 0 is the first again."""
+    trainer = make_trainer(folder, plain_train(rate=1e-12))
+    first, second = (gradient(trainer, made_rows()) for _ in range(2))
+    assert distance(second, first) < 1e-6
+
+
+@pytest.mark.parametrize("lora", [Lora(rank=0), ADAPTERS], ids=["whole", "adapters"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(
+    folder: Path, tmp_path: Path, lora: Lora, dtype: str
+) -> None:
+    train = plain_train(lora=lora, dtype=dtype, schedule="cosine", warmup=0.3, weight_decay=0.1, clip=1.0)
+    rows = made_rows((12,) * 6)
+    steps = [[rows[place] for place in places] for places in shuffled_steps(6, 2, 2, seed=1)]
+    whole = make_trainer(folder, train, len(steps))
+    begun = make_trainer(folder, train, len(steps))
+    expected = [whole.step(each) for each in steps]
+    for each in steps[:3]:
+        begun.step(each)
+    write_state(tmp_path / "state.pt", {"trainer": begun.state()})
+    state = read_state(tmp_path / "state.pt")
+    assert state is not None
+    resumed = make_trainer(folder, train, len(steps))
+    resumed.load_state(state["trainer"])
+    assert resumed.step_count == 3
+    assert [resumed.step(each) for each in steps[3:]] == expected[3:]
+    assert all(map(torch.equal, weights_of(resumed), weights_of(whole)))
+
+
+class Exploding(NegativeLogLikelihood):
+    """The loss, or its gradient alone, is no number."""
+
+    def __init__(self, loss: bool) -> None:
+        object.__setattr__(self, "loss", loss)
+
+    def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        if self.loss:  # type: ignore[attr-defined]
+            return logprobs * torch.inf
+        return (logprobs - logprobs.detach()).abs().sqrt()
+
+
+@pytest.mark.parametrize("loss", [True, False], ids=["loss", "gradient"])
+def test_a_step_that_diverges_changes_nothing(folder: Path, loss: bool) -> None:
+    trainer, twin = (make_trainer(folder, plain_train()) for _ in range(2))
+    before, state = weights_of(trainer), copy.deepcopy(trainer.optimizer.state_dict())
+    trainer.algorithm = Exploding(loss)
+    with pytest.raises(Diverged, match=r"diverged at step 1 .*train\.rate"):
+        trainer.step(made_rows())
+    assert all(map(torch.equal, weights_of(trainer), before))
+    assert trainer.optimizer.state_dict() == state
+    assert trainer.step_count == 0
+    trainer.algorithm = NegativeLogLikelihood()
+    assert trainer.step(made_rows()) == twin.step(made_rows())
+    assert all(map(torch.equal, weights_of(trainer), weights_of(twin)))
+
+
+@pytest.mark.parametrize("lora", [Lora(rank=0), ADAPTERS], ids=["whole", "adapters"])
+def test_in_bfloat16_layers_are_rounded_and_neither_logits_nor_trained_weights(folder: Path, lora: Lora) -> None:
+    trainer, plain = (make_trainer(folder, plain_train(lora=lora, dtype=dtype)) for dtype in ("bfloat16", "float32"))
+    logits: list[Tensor] = []
+    hidden: list[torch.dtype] = []
+    model: Any = trainer.model
+    model.register_forward_hook(lambda _, __, made: logits.append(made.logits.detach()))
+    model.model.layers[0].mlp.register_forward_hook(lambda _, __, made: hidden.append(made.dtype))
+    found, expected = trainer.step(made_rows()), plain.step(made_rows())
+    assert logits[0].dtype == torch.float32
+    assert (logits[0] != logits[0].bfloat16().float()).float().mean() > 0.9
+    assert hidden == [torch.bfloat16]
+    assert {parameter.dtype for parameter in trainer.parameters} == {torch.float32}
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-2)
+    assert found["loss"] != expected["loss"]
+
+
+@pytest.mark.parametrize("lora", [Lora(rank=0), ADAPTERS], ids=["whole", "adapters"])
+def test_checkpointing_computes_layers_twice_and_the_same_gradient(folder: Path, lora: Lora) -> None:
+    """The model's dropout, were it on, would show in both."""
+    calls: list[int] = []
+    found: list[Tensor] = []
+    for checkpointing in (False, True):
+        trainer = make_trainer(folder, plain_train(lora=lora, checkpointing=checkpointing))
+        passed: list[object] = []
+        layer: Any = trainer.model.model.layers[0]
+        layer.mlp.register_forward_pre_hook(lambda *_, passed=passed: passed.append(_))  # type: ignore[misc]
+        found.append(gradient(trainer, made_rows()))
+        calls.append(len(passed))
+    assert calls == [1, 2]
+    assert distance(found[1], found[0]) < 1e-6
+
+
+def test_only_adapters_are_trained_and_saved_where_there_are_some(folder: Path) -> None:
+    trainer = make_trainer(folder, plain_train(lora=ADAPTERS))
+    adapters = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    for seed in range(2):  # B is 0 before the first step, and so is the gradient of A
+        trainer.step(made_rows(seed=seed))
+    changed = {name for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == set(adapters)
+    assert all("lora_" in name for name in adapters)
+    assert len(trainer.state()["weights"]) == len(adapters) == 2 * 7

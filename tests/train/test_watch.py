@@ -1,0 +1,238 @@
+"""What is measured while a policy is trained: turns beside the teacher's, whole episodes, and which look was best."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from math import nan
+from typing import Any
+
+import pytest
+
+from harness1.config import Env, load_config
+from harness1.data.world import world_source
+from harness1.env.environment import SearchEnv
+from harness1.env.render import Context
+from harness1.errors import InfrastructureFault
+from harness1.eval.outcome import outcome
+from harness1.policy.backend import Generation, Grammar
+from harness1.policy.policy import Decision
+from harness1.policy.scripted import ScriptedPolicy
+from harness1.records import Sampling, Task, ToolCall
+from harness1.rl.rows import TrainRow
+from harness1.rollout import rollout
+from harness1.tools.registry import Toolbox
+from harness1.train.watch import HIGHER, Best, HeldOutTurn, episode_metrics, held_out_turns, is_valid, turn_metrics
+from harness1.training_settings import Watch
+from tests.support import END, Script, WordRetriever, call, chunk, curate, make_env, play, run, search
+from tests.vocabularies import chat_format
+
+CHAT = chat_format("hermes", "chatml")
+TOOLBOX = Toolbox.of(Env())
+SOURCE = world_source(20, seed=3)
+CHUNKS = [chunk(made.doc_id, made.text, made.title) for made in SOURCE.documents()]
+TASKS = SOURCE.tasks("train")[:4]
+
+
+def test_every_trained_stretch_is_a_turn_behind_all_that_stands_before_it() -> None:
+    row = TrainRow((1, 2, 3, 4, 5, 6, 7), (0, 1, 1, 0, 0, 1, 1))
+    assert held_out_turns([row, TrainRow((8, 9), (0, 1)), TrainRow((1, 2, 3), (0, 1, 0))], 10) == [
+        HeldOutTurn((1,), (2, 3)),
+        HeldOutTurn((1, 2, 3, 4, 5), (6, 7)),
+        HeldOutTurn((8,), (9,)),
+        HeldOutTurn((1,), (2,)),
+    ]
+
+
+def test_turns_are_taken_evenly_over_all() -> None:
+    rows = [TrainRow((at, 1), (0, 1)) for at in range(10)]
+    assert [turn.prompt_ids[0] for turn in held_out_turns(rows, 4)] == [0, 2, 5, 7]
+    assert len(held_out_turns(rows, 10)) == 10
+    assert held_out_turns(rows, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("action", "valid"),
+    [
+        (search("river"), True),
+        (END, True),
+        (curate(add_ids=["D1"]), True),
+        (call("find", query="river"), False),
+        (call("search_corpus"), False),
+        (call("search_corpus", query="river", pages=3), False),
+        (call("search_corpus", query=7), False),
+    ],
+)
+def test_an_action_is_valid_if_its_tool_takes_its_arguments(action: ToolCall, valid: bool) -> None:
+    assert is_valid(action, TOOLBOX) == valid
+    (step,) = play(make_env(), action)
+    error = step.observation.error if step.observation else None
+    assert (error is None or error.code not in ("unknown_tool", "bad_arguments")) == valid
+
+
+def test_a_tool_that_is_turned_off_is_no_valid_action() -> None:
+    without = Toolbox.of(load_config(None, ["env.verification.on=false"]).env)
+    action = call("verify", claims=["x"], ids=["D1"])
+    assert not is_valid(action, without)
+
+
+class Sayer:
+    """A model that has one output for each prompt."""
+
+    hash, version = "sayer", 0
+
+    def __init__(self, outputs: Mapping[tuple[int, ...], tuple[int, ...]]) -> None:
+        self.outputs, self.asked = outputs, list[Sampling]()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
+    ) -> Generation:
+        self.asked.append(sampling)
+        return Generation(self.outputs[tuple(prompt_ids)], (), "stop")
+
+    async def load_weights(self, folder: object, version: int) -> None:
+        raise NotImplementedError
+
+
+def said(*actions: ToolCall) -> tuple[int, ...]:
+    """An output of several calls, or of none."""
+    if not actions:
+        return (*CHAT.text("I do not know."), *CHAT.stop_ids)
+    spoken = [CHAT.speak("", action) for action in actions]
+    return (*(token for each in spoken[:-1] for token in each if token not in CHAT.stop_ids), *spoken[-1])
+
+
+def metrics_of(*pairs: tuple[tuple[int, ...], ToolCall]) -> tuple[dict[str, float], Sayer]:
+    """Of outputs, each beside the teacher's action."""
+    backend = Sayer({(at,): output for at, (output, _) in enumerate(pairs)})
+    turns = [HeldOutTurn((at,), CHAT.speak("So.", meant)) for at, (_, meant) in enumerate(pairs)]
+    return run(turn_metrics(backend, CHAT, TOOLBOX, turns, 99)), backend  # type: ignore[arg-type]
+
+
+def test_outputs_are_counted_by_what_an_environment_would_carry_out() -> None:
+    found, backend = metrics_of(
+        (said(search("river")), search("river")),
+        (said(search("king")), search("river")),
+        (said(curate(add_ids=["D1"])), search("river")),
+        (said(call("search_corpus", pages=3)), search("river")),
+        (said(call("find")), search("river")),
+        (said(), search("river")),
+        (said(END), END),
+        (said(END), search("river")),
+    )
+    assert found == {"valid": 5 / 8, "tool_agreement": 4 / 8, "action_agreement": 2 / 8}
+    assert backend.asked == [Sampling(temperature=0.0, max_tokens=99, stop_ids=CHAT.stop_ids)] * 8
+
+
+def test_of_several_calls_the_one_counts_that_an_environment_takes() -> None:
+    found, _ = metrics_of((said(END, search("river")), search("river")))
+    assert found == {"valid": 1.0, "tool_agreement": 1.0, "action_agreement": 1.0}
+
+
+def test_without_turns_there_are_no_metrics_of_turns() -> None:
+    assert metrics_of()[0] == {}
+
+
+def env_of(**options: Any) -> Callable[[], SearchEnv]:
+    return lambda: make_env(chunks=CHUNKS, **options)
+
+
+def test_episodes_are_measured_as_an_evaluation_does() -> None:
+    found = run(episode_metrics(ScriptedPolicy(), env_of(), TASKS, concurrency=2, seed=4))
+    episodes = [run(rollout(env_of()(), ScriptedPolicy(), task, seed=4)) for task in TASKS]
+    outcomes = [outcome(episode, task.gold) for episode, task in zip(episodes, TASKS, strict=True)]
+    assert found == pytest.approx(
+        {
+            "curated_recall": sum(each.recall for each in outcomes) / 4,
+            "set_size": sum(each.set_size for each in outcomes) / 4,
+            "turns": sum(each.turns for each in outcomes) / 4,
+            "format_failures": 0.0,
+        }
+    )
+    assert found["curated_recall"] > 0
+
+
+def test_an_episode_that_ends_without_an_action_is_a_format_failure() -> None:
+    found = run(episode_metrics(Script("no idea"), env_of(), TASKS[:2], concurrency=1))
+    assert found == {"curated_recall": 0.0, "set_size": 0.0, "turns": 0.0, "format_failures": 1.0}
+
+
+def test_an_episode_that_the_infrastructure_broke_counts_nowhere() -> None:
+    broken = [WordRetriever(CHUNKS, faults=1000), WordRetriever(CHUNKS)]
+    found = run(
+        episode_metrics(ScriptedPolicy(), lambda: make_env(retriever=broken.pop()), TASKS[:2], concurrency=1, seed=1)
+    )
+    alone = run(episode_metrics(ScriptedPolicy(), env_of(), TASKS[:1], concurrency=1, seed=1))
+    assert found == alone
+    assert run(episode_metrics(Failing(), env_of(), TASKS, concurrency=1)) == {}
+
+
+class Failing:
+    """A policy whose model is gone."""
+
+    name = hash = "failing"
+
+    def open(self, task: Task, seed: int) -> Failing:
+        return self
+
+    async def act(self, context: Context) -> Decision:
+        raise InfrastructureFault("the model is gone")
+
+    def fork(self) -> Failing:
+        return self
+
+
+class Metered(Failing):
+    """A policy that notes how many episodes are at work at once."""
+
+    def __init__(self) -> None:
+        self.at_work, self.most = 0, 0
+
+    async def act(self, context: Context) -> Decision:
+        self.at_work += 1
+        self.most = max(self.most, self.at_work)
+        await asyncio.sleep(0.001)
+        self.at_work -= 1
+        return Decision((END,))
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_so_many_episodes_are_at_work_at_once(concurrency: int) -> None:
+    policy = Metered()
+    run(episode_metrics(policy, env_of(), TASKS, concurrency))
+    assert policy.most == concurrency
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "better"),
+    [
+        ("nll", [2.0, 1.0, 1.0, 1.5, 0.5], [True, True, False, False, True]),
+        ("curated_recall", [0.2, 0.1, 0.2, 0.3, 0.3], [True, False, False, True, False]),
+    ],
+)
+def test_a_look_is_best_if_it_is_better_than_all_before(metric: str, values: list[float], better: list[bool]) -> None:
+    best = Best(metric)
+    assert [best.take({metric: value, "turns": 9.0}) for value in values] == better
+
+
+def test_looks_without_a_better_one_are_counted() -> None:
+    best, counts = Best("valid"), []
+    for value in (0.5, 0.4, 0.5, 0.6, 0.1):
+        best.take({"valid": value})
+        counts.append(best.stale)
+    assert counts == [0, 1, 2, 0, 1]
+    assert best.value == 0.6
+
+
+@pytest.mark.parametrize("metrics", [{}, {"valid": 1.0}, {"nll": nan}], ids=["none", "another", "no number"])
+def test_a_look_without_the_metric_is_not_the_best(metrics: dict[str, float]) -> None:
+    best = Best("nll")
+    assert not best.take(metrics)
+    assert (best.value, best.stale) == (None, 1)
+    assert best.take({"nll": 3.0})
+
+
+def test_it_is_known_which_way_every_metric_of_the_settings_is_better() -> None:
+    names: Any = Watch.__annotations__["metric"]
+    assert all(name in str(names) for name in HIGHER)
+    assert {name for name, higher in HIGHER.items() if not higher} == {"nll"}
