@@ -25,8 +25,8 @@ class Gates(Settings):
     tools: Positive = 1
     """Different tools that an episode must have used with success."""
     tool_share: Share = 0.0
-    """Tool-mix floor: each tool that the kept episodes use at all has at least this share of their turns, or the
-    collection is refused."""
+    """Tool-mix floor: each tool that the environment offers has at least this share of the turns of the kept episodes,
+    or the collection is refused."""
     near: Share = 0.8
     """Two queries whose word sets are at least this alike (Jaccard, estimated by MinHash) count as the same."""
     quotas: dict[str, Positive] = {}

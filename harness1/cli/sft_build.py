@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,10 @@ from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.policy.formats.chat_format import ChatFormat
 from harness1.policy.models import format_at
+from harness1.run_folder import run_config
 from harness1.sft.build import Build, Listener
 from harness1.sft.build import build as build_dataset
+from harness1.sft.collect import tokenizer_place
 from harness1.sft.data_card import DataCard
 
 
@@ -41,6 +44,9 @@ def build(
     tokenizer: Annotated[
         str, typer.Option("--tokenizer", help="With --rerender: where the student's tokenizer lies.", metavar="PATH")
     ] = "",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Take what there is of collections that are not finished.")
+    ] = False,
     licence: Annotated[
         list[str] | None,
         typer.Option("--licence", help="A note on the licence of a dataset, or of all.", metavar="[NAME=]TEXT"),
@@ -55,8 +61,9 @@ def build(
     Example: harness1 sft build runs/teacher --out data/teacher --config configs/sft/small.toml
     """
     settings = resolve(config, overrides)
-    student = _student(settings, chat_format, tokenizer, rerender=rerender)
-    job = Build(runs, settings.sft, against or (), licence or (), student, tokenizer)
+    student = _student(settings, runs, chat_format, tokenizer, rerender=rerender)
+    place = tokenizer_place(tokenizer) if student else ""
+    job = Build(runs, settings.sft, against or (), licence or (), student, place, partial)
     card = _built(job, out, force=force)
     if as_json:
         print(msgspec.json.encode(card).decode())
@@ -76,11 +83,20 @@ def print_card(card: DataCard, out: Path) -> None:
     for name, counts in (("train", card.train), ("held out", card.held_out)):
         trained = f"{counts.trained_tokens} of {counts.tokens} tokens trained"
         console.print(f"{name}: {counts.rows} rows of {counts.tasks} tasks, {trained}")
+    for run in card.runs:
+        if run.missing:
+            console.print(f"{run.folder} is not finished: {run.missing} of its tasks are missing")
     dropped = ", ".join(f"{count} {name}" for name, count in card.dropped_turns.items() if count) or "none"
     console.print(f"turns left out: {dropped}. Everything is in {out}.")
 
 
-def _student(config: Config, chat_format: str, tokenizer: str, *, rerender: bool) -> ChatFormat | None:
+def _student(
+    config: Config, runs: Sequence[Path], chat_format: str, tokenizer: str, *, rerender: bool
+) -> ChatFormat | None:
+    """The format to render again in; of a checkpoint, if it was trained for the environment of the runs.
+
+    The rows come from that environment, whatever the configuration says of another.
+    """
     if not rerender:
         if chat_format or tokenizer:
             raise UsageError("--format and --tokenizer say how to render again: give --rerender, too")
@@ -88,7 +104,8 @@ def _student(config: Config, chat_format: str, tokenizer: str, *, rerender: bool
     if not tokenizer:
         raise UsageError("--rerender needs --tokenizer: where the student's tokenizer lies")
     policy = msgspec.structs.replace(config.policy, format=chat_format or config.policy.format)
-    return format_at(tokenizer, msgspec.structs.replace(config, policy=policy))
+    env = run_config(runs[0])[0].env
+    return format_at(tokenizer, msgspec.structs.replace(config, policy=policy, env=env))
 
 
 def _built(job: Build, out: Path, *, force: bool) -> DataCard:

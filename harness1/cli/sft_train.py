@@ -67,16 +67,17 @@ def train(
     device = settings.run.model.device or preferred_device()
     device = f"cuda:{local}" if device == "cuda" and launched.size > 1 else device
     work = FineTuning(dataset, resolve_model(model), out, settings, trainer.value, device, packing, tensorboard, wandb)
-    with joined_group(launched.size, device) as group:
+    alone = trainer is TrainerName.TRL  # which joins its processes itself
+    if force and alone and launched.size > 1:
+        raise UsageError(f"the processes of TRL cannot agree on --force: remove {out} first")
+    with joined_group(1 if alone else launched.size, device, Group(launched.rank)) as group:
         if force and group.leads:
+            work.student()  # nothing is cleared for a training that cannot be
             clear_training(out)
         group.wait()
         done = read_checkpoint(out) if work.is_done() else None
         group.wait()
-        if done is None and trainer is TrainerName.OWN:
-            done = _trained(work, group)
-    # TRL joins its processes itself.
-    done = done or _trained(work, Group(launched.rank))
+        done = done or _trained(work, group)
     if launched.leads:
         _report(done, work, as_json)
 

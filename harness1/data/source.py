@@ -44,6 +44,11 @@ class Source:
         return digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found])
 
 
+def from_anywhere(spec: str) -> str:
+    """The same corpus by a word that does not depend on the current directory: a path is made whole."""
+    return spec if spec == "stdlib" or spec.startswith("world:") else str(Path(spec).resolve())
+
+
 def open_source(spec: str) -> Source:
     """The corpus that a word of the command line stands for.
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config
+from harness1.data.source import from_anywhere
 from harness1.errors import UsageError
 from harness1.eval.outcome import targets
 from harness1.eval.summary import summarise
@@ -49,7 +50,7 @@ class Evaluation:
         return [Job(task, sample, self.seed + sample) for sample in range(self.samples) for task in self.tasks]
 
     def stage(self) -> Stage:
-        """The card of the run; equal work has an equal card."""
+        """The card of the run; equal work has an equal card. Its `source` names the dataset from anywhere."""
         retriever = open_retriever(self.index, self.config)
         policy = self.bench.policy_for(self.jobs())
         env = self.bench.environment(retriever, policy)
@@ -68,7 +69,8 @@ class Evaluation:
         if isinstance(env.counter, ChatFormat):
             hashes["tokenizer"] = env.counter.tokenizer.hash
             spoken["format"] = env.counter.name
-        return run_stage(self.config, self.policy, inputs, self.index, hashes, spoken)
+        card = run_stage(self.config, self.policy, inputs, self.index, hashes, spoken)
+        return msgspec.structs.replace(card, outputs={**card.outputs, "source": from_anywhere(self.dataset)})
 
 
 def evaluate(

@@ -37,6 +37,7 @@ from harness1.sft.sft_rows import row_tokens, sft_rows
 from harness1.sft.teacher_run import TeacherRun, open_runs
 from harness1.stage import STAGE, Stage, read_stage, under_way
 from harness1.store import EPISODES, read_episodes
+from harness1.tools.registry import Toolbox
 from harness1.training_settings import Sft
 
 VERB = "sft build"
@@ -54,6 +55,7 @@ class Build:
         licences: `DATASET=TEXT`, or a text for all datasets.
         student: render the contexts again in this format; None: rows hold what the runs recorded.
         tokenizer: where the student's tokenizer lies.
+        partial: take what there is of a collection that is not finished.
     """
 
     runs: Sequence[Path]
@@ -62,6 +64,7 @@ class Build:
     licences: Sequence[str] = ()
     student: ChatFormat | None = None
     tokenizer: str = ""
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,22 +104,26 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
     anything is written.
 
     Raises:
-        UsageError: there is nothing to build from, runs do not go together, episodes lack token ids, no row is left,
-            the folder holds something else, or there is no room for the rows.
+        UsageError: there is nothing to build from, a run is not finished, runs do not go together, episodes lack token
+            ids, the student's tokenizer loses text, no row is left, the folder holds something else, or there is no
+            room for the rows.
         SchemaError: a run is damaged.
     """
     listener, sft = listener or Listener(), job.sft
-    runs = open_runs(job.runs, rerendered=job.student is not None)
+    runs = open_runs(job.runs, rerendered=job.student is not None, partial=job.partial)
     taught = {(run.source.name, run.origin.split) for run in runs}
     queries = evaluation_queries([run.source for run in runs], job.against, taught)
     stage = _stage(job, runs, queries)
     if _is_there(stage, out, force=force):
         return read_card(out)
+    if job.student is not None:
+        for run in runs:
+            run.check_round_trip(job.student.tokenizer)
     found = _collected(job, runs, listener)
     known = KnownQueries(sft.gates.near, (pair for each in queries.values() for pair in each))
     kept, reports = gated([each.candidate for each in found.values()], sft.gates, known, sft.seed)
     check_any_left(kept, reports)
-    check_tool_mix(kept, sft.gates)
+    check_tool_mix(kept, sft.gates, Toolbox.of(runs[0].config.env).tools)
     check_room(out, sum(found[each.place].tokens for each in kept))
     held = held_out_tasks(kept, sft.held_out, sft.seed)
     learned, watched = ([each for each in kept if (each.task in held) is part] for part in (False, True))
@@ -248,7 +255,10 @@ def _provenance(job: Build, runs: Sequence[TeacherRun], found: dict[Place, _Foun
     hashes, student = runs[0].stage.hashes, job.student
     spoken = runs[0].spoken if student is None else {"format": student.name, "tokenizer": job.tokenizer}
     return {
-        "runs": tuple(run.described(sum(place[0] == number for place in found)) for number, run in enumerate(runs)),
+        "runs": tuple(
+            run.described([each.candidate.task_id for place, each in found.items() if place[0] == number])
+            for number, run in enumerate(runs)
+        ),
         **spoken,
         "tokenizer_hash": next((each.tokenizer for each in found.values() if each.tokenizer), "")
         if student is None

@@ -17,9 +17,9 @@ from harness1.policy.models import HARMONY, format_at
 from harness1.policy.registry import check_policy
 from harness1.policy.tokenizer import Tokenizer
 from harness1.records import Task
+from harness1.sft.query_overlap import TEST
 from harness1.tools.registry import Toolbox
 
-TEST = "test"
 TEACHERS = {"oracle": "oracle-teacher"}
 """What `--teacher` calls otherwise than `--policy`: the oracle that shows the way, not the one that only gets there."""
 HOSTED = "openai"
@@ -44,14 +44,27 @@ def is_hosted(policy: str) -> bool:
     return policy.partition(":")[0] == HOSTED
 
 
+def check_taught_split(split: str, where: str) -> None:
+    """
+    Args:
+        where: what the tasks or their episodes are of, for the message.
+
+    Raises:
+        UsageError: the split is the one that is tested on.
+    """
+    if split == TEST:
+        raise UsageError(
+            f"{where}: split {TEST} is what models are tested on, so none is trained on it: collect from another"
+        )
+
+
 def teaching_tasks(source: Source, split: str, limit: int, config: Config) -> list[Task]:
     """The tasks that a teacher is to show, all of them with their gold; `limit` 0 means all.
 
     Raises:
         UsageError: there is no such split, it is the one that is tested on, it is empty, or a task lacks its gold.
     """
-    if split == TEST:
-        raise UsageError(f"split {TEST} is what models are tested on, so none is trained on it: collect from another")
+    check_taught_split(split, source.name)
     tasks = source.tasks(split)[: limit or None]
     if not tasks:
         raise UsageError(f"{source.name} has no tasks in split {split}")
@@ -68,9 +81,18 @@ def student_place(place: str, source: Source, tasks: Sequence[Task], config: Con
         ConfigError: no format is known for it.
         MissingExtra: what reads it is not installed.
     """
-    found = place if place == HARMONY else str(resolve_model(place).resolve())
+    found = tokenizer_place(place)
     check_round_trip(format_at(found, config).tokenizer, sample_texts(source, tasks, config))
     return found
+
+
+def tokenizer_place(place: str) -> str:
+    """Where a tokenizer lies that a user names, by its whole path; `HARMONY` is nowhere, and stays as it is.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    return place if place == HARMONY else str(resolve_model(place).resolve())
 
 
 def sample_texts(source: Source, tasks: Sequence[Task], config: Config) -> Iterable[str]:

@@ -123,7 +123,7 @@ class CollectionRun(Record, kw_only=True):
 
     folder: str
     dataset: str
-    """As it was named when the run was made."""
+    """Where it lies, by its whole path, or what generates it."""
     name: str
     """Its short name, as in the metadata of rows."""
     split: str
@@ -131,6 +131,8 @@ class CollectionRun(Record, kw_only=True):
     index: str
     hashes: dict[str, str]
     episodes: int
+    missing: int = 0
+    """Tasks of which it should hold episodes that are not there: it was not finished."""
     config: dict[str, Any]
     """Every setting of the run, without keys."""
 
@@ -206,19 +208,17 @@ def tasks_by_dataset(tasks: Collection[tuple[str, str]]) -> dict[str, tuple[str,
 
 
 def readme(card: DataCard) -> str:
-    """The card as Markdown, with a front matter by which `datasets.load_dataset` reads the folder."""
+    """The card as Markdown, with a front matter by which `datasets.load_dataset` reads the folder. Of local paths it
+    holds the last part only: it may be published."""
     parts = [
         _front_matter(card),
         "# Supervised fine-tuning rows of search episodes",
         f"{card.train.rows} training rows and {card.held_out.rows} held-out rows in the format `{card.format}`, for the"
-        f" tokenizer `{card.tokenizer}`. Only tokens of actions (reasoning and call) are trained.",
+        f" tokenizer `{Path(card.tokenizer).name}`. Only tokens of actions (reasoning and call) are trained.",
         "## Collection",
         _table(
-            ("teacher", "dataset", "split", "episodes", "policy hash", "index hash"),
-            [
-                (run.teacher, run.name, run.split, run.episodes, run.hashes["policy"][:12], run.hashes["index"][:12])
-                for run in card.runs
-            ],
+            ("teacher", "dataset", "split", "episodes", "tasks missing", "policy hash", "index hash"),
+            [_collection(run) for run in card.runs],
         ),
         _table(
             ("", "hash"),
@@ -250,6 +250,19 @@ def readme(card: DataCard) -> str:
         _json_block({"env": card.env, "sft": card.sft}),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _collection(run: CollectionRun) -> tuple[object, ...]:
+    hashes = (run.hashes[name][:12] for name in ("policy", "index"))
+    return _without_folders(run.teacher), run.name, run.split, run.episodes, run.missing, *hashes
+
+
+def _without_folders(policy: str) -> str:
+    """A policy as it is named, but for the folders in which its model lies; a name that a server knows stays."""
+    kind, colon, rest = policy.partition(":")
+    model, at, url = rest.partition("@http")
+    local = not at or Path(model).is_absolute()
+    return f"{kind}{colon}{Path(model).name if local else model}{at}{url}"
 
 
 def _front_matter(card: DataCard) -> str:

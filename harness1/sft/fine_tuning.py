@@ -69,8 +69,11 @@ class FineTuning:
 
         Raises:
             UsageError: the dataset is none, unfinished or empty, the model is not the one that it was made for or
-                cannot read its longest row, or the disk is too full.
+                cannot read its longest row, one of them lies where the checkpoint goes, or the disk is too full.
         """
+        for place in (self.dataset, self.model):
+            if place.resolve().is_relative_to(self.out.resolve()):
+                raise UsageError(f"{place} is read, and lies in --out: choose another --out")
         stage = read_stage(self.dataset)
         if stage is None or stage.verb != "sft build" or stage.status != "finished":
             raise UsageError(f"{self.dataset} is no finished dataset: run harness1 sft build")

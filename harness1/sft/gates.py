@@ -131,16 +131,19 @@ def check_any_left(kept: Sequence[Candidate], reports: Sequence[GateReport]) -> 
         )
 
 
-def check_tool_mix(kept: Iterable[Candidate], gates: Gates) -> None:
+def check_tool_mix(kept: Iterable[Candidate], gates: Gates, offered: Iterable[str]) -> None:
     """The floor of the tool mix.
+
+    Args:
+        offered: the tools of the environment: one that was never used has no share at all.
 
     Raises:
         UsageError: a tool has less than its share of the successful turns; the message names all such tools.
     """
-    turns: Counter[str] = Counter()
+    turns = Counter(dict.fromkeys(offered, 0))
     for each in kept:
         turns.update(each.calls)
-    total = turns.total()
+    total = max(1, turns.total())
     rare = [f"{name} {count / total:.3f}" for name, count in sorted(turns.items()) if count / total < gates.tool_share]
     if rare:
         raise UsageError(

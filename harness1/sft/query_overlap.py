@@ -12,8 +12,10 @@ from harness1.data.source import Source, open_source
 from harness1.env.dedup import signature
 from harness1.errors import UsageError
 
-EVALUATION = ("dev", "test")
-"""Splits that nothing is learned of."""
+TEST = "test"
+"""The split that nothing is ever taught of."""
+EVALUATION = ("dev", TEST)
+"""Splits that nothing is learned of, unless one of them was taught on purpose."""
 PERMUTATIONS = 128
 """The estimate of a similarity of 0.8 has a standard error of 0.035."""
 _WORD = re.compile(r"\w+")
@@ -81,14 +83,17 @@ def evaluation_queries(
     Args:
         sources: datasets, of which the splits `dev` and `test` are taken.
         taught: splits, as (name of the dataset, split), that teachers were set on purpose; of `sources` they do not
-            count.
+            count, but for `test`, which always does.
         against: further sets: `DATASET:SPLIT`, or a dataset, of which `dev` and `test` are taken, or whatever it has.
 
     Raises:
         UsageError: a set does not exist.
     """
     wanted = [
-        (source, split) for source in sources for split in _own_splits(source) if (source.name, split) not in taught
+        (source, split)
+        for source in sources
+        for split in _own_splits(source)
+        if split == TEST or (source.name, split) not in taught
     ]
     for spec in against:
         source, split = _named(spec)

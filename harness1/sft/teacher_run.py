@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from harness1.data.source import Source, open_source
 from harness1.env.pieces import ApproximateCounter
 from harness1.errors import UsageError
 from harness1.policy.checkpoint import differences
-from harness1.records import Episode, Gold, Status
+from harness1.policy.tokenizer import Tokenizer
+from harness1.records import Episode, Gold, Status, Task
 from harness1.run_folder import run_config
+from harness1.sft.collect import check_round_trip, check_taught_split, sample_texts
 from harness1.sft.data_card import CollectionRun
 from harness1.sft.sft_rows import Origin, has_token_ids
 from harness1.stage import Stage, read_stage
@@ -34,11 +37,21 @@ class TeacherRun:
     config: Config
     index: str
     source: Source
-    golds: dict[str, Gold | None]
+    tasks: dict[str, Task]
+    """All of its split, by their ids."""
+
+    @property
+    def golds(self) -> dict[str, Gold | None]:
+        return {name: task.gold for name, task in self.tasks.items()}
 
     @property
     def origin(self) -> Origin:
         return Origin(self.source.name, self.stage.inputs["split"], self.stage.outputs["policy"])
+
+    @property
+    def dataset(self) -> str:
+        """Where its tasks lie, or what generates them; can be opened from anywhere."""
+        return str(self.source.root or self.stage.inputs["dataset"])
 
     @property
     def spoken(self) -> dict[str, str]:
@@ -48,42 +61,64 @@ class TeacherRun:
     def refuse_stray(self, episode: Episode, *, needs_ids: bool) -> None:
         """
         Raises:
-            UsageError: an episode was not made as its run says, or lacks the tokens that its rows are made of.
+            UsageError: an episode was not made as its run says, asks what the dataset does not, or lacks the tokens
+                that its rows are made of.
         """
         hashes = self.stage.hashes
         if (episode.hashes.env, episode.hashes.counter) != (hashes["env"], hashes["counter"]):
             raise UsageError(f"{self.folder}: episode {episode.episode_id} was collected under another configuration")
+        task = self.tasks.get(episode.task.task_id)
+        if task is None or task.query != episode.task.query:
+            raise UsageError(
+                f"{self.folder}: {self.dataset} has no task {episode.task.task_id!r} in split {self.origin.split} that"
+                f" asks {episode.task.query!r}: it is not the dataset that the episodes were collected over"
+            )
         if needs_ids and episode.status in (Status.COMPLETED, Status.TRUNCATED) and not has_token_ids(episode):
             raise UsageError(f"{self.folder} (episode {episode.episode_id}) {_NO_IDS}")
 
-    def described(self, episodes: int) -> CollectionRun:
-        """The run as a data card tells of it, with the number of its episodes that were looked at."""
+    def check_round_trip(self, tokenizer: Tokenizer) -> None:
+        """
+        Raises:
+            UsageError: a tokenizer loses something of what the prompts will hold.
+        """
+        check_round_trip(tokenizer, sample_texts(self.source, list(self.tasks.values()), self.config))
+
+    def missing(self, met: Iterable[str]) -> int:
+        """How many of its tasks lack an episode, given the task of each that is there."""
+        found, samples = Counter(met), self.stage.inputs.get("samples", 1)
+        return sum(found[task] < samples for task in self.stage.inputs.get("tasks", ()))
+
+    def described(self, met: Sequence[str]) -> CollectionRun:
+        """The run as a data card tells of it, given the task of each of its episodes that was looked at."""
         return CollectionRun(
             folder=str(self.folder.resolve()),
-            dataset=self.stage.inputs["dataset"],
+            dataset=self.dataset,
             name=self.source.name,
             split=self.origin.split,
             teacher=self.origin.teacher,
             index=self.index,
             hashes=self.stage.hashes,
-            episodes=episodes,
+            episodes=len(met),
+            missing=self.missing(met),
             config=msgspec.to_builtins(self.config),
         )
 
 
-def open_runs(folders: Sequence[Path], *, rerendered: bool) -> list[TeacherRun]:
+def open_runs(folders: Sequence[Path], *, rerendered: bool, partial: bool = False) -> list[TeacherRun]:
     """The runs, which were made in one environment.
 
     Args:
         rerendered: their contexts will be rendered again, so that it does not matter for which student.
+        partial: take what there is of a collection that is not finished.
 
     Raises:
-        UsageError: there is none, or they differ in what decides a prompt.
+        UsageError: there is none, one is not finished or over the split that is tested on, or they differ in what
+            decides a prompt.
         SchemaError: a card is damaged.
     """
     if not folders:
         raise UsageError("name at least one run folder, as `harness1 sft collect` writes them")
-    runs = [_open_run(folder) for folder in folders]
+    runs = [_open_run(folder, partial=partial) for folder in folders]
     for run in runs[1:]:
         _refuse_mixture(runs[0], run, rerendered=rerendered)
     if not rerendered:
@@ -93,15 +128,20 @@ def open_runs(folders: Sequence[Path], *, rerendered: bool) -> list[TeacherRun]:
     return runs
 
 
-def _open_run(folder: Path) -> TeacherRun:
+def _open_run(folder: Path, *, partial: bool) -> TeacherRun:
     config, index = run_config(folder)
     stage = read_stage(folder)
     assert stage is not None, "run_config has read it"
     if not {"dataset", "split"} <= stage.inputs.keys():
         raise UsageError(f"{folder} is no collection over the tasks of a dataset: make one with `harness1 sft collect`")
-    source = open_source(stage.inputs["dataset"])
-    golds = {task.task_id: task.gold for task in source.tasks(stage.inputs["split"])}
-    return TeacherRun(folder, stage, config, index, source, golds)
+    split = stage.inputs["split"]
+    check_taught_split(split, str(folder))
+    if stage.status != "finished" and not partial:
+        raise UsageError(
+            f"{folder} is not finished: run the same `harness1 sft collect` again, or take what there is by --partial"
+        )
+    source = open_source(stage.outputs.get("source", stage.inputs["dataset"]))
+    return TeacherRun(folder, stage, config, index, source, {task.task_id: task for task in source.tasks(split)})
 
 
 def _refuse_mixture(first: TeacherRun, other: TeacherRun, *, rerendered: bool) -> None:

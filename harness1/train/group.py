@@ -55,14 +55,14 @@ ALONE = Group()
 
 
 @contextmanager
-def joined_group(size: int, device: str) -> Iterator[Group]:
+def joined_group(size: int, device: str, alone: Group = ALONE) -> Iterator[Group]:
     """The group that a launcher (`accelerate launch`, `torchrun`) started; it told torch where its members meet.
 
     Args:
-        size: how many processes were started; with 1 nothing is opened.
+        size: how many processes are to be joined; with 1 nothing is opened, and `alone` is the group.
     """
     if size <= 1:
-        yield ALONE
+        yield alone
         return
     import torch.distributed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,14 +16,18 @@ from typer.testing import CliRunner
 
 from harness1.cli.sft_build import build as build_command
 from harness1.config import Config, load_config
+from harness1.data import beir
 from harness1.data.source import open_source
-from harness1.env.environment import SearchEnv
+from harness1.env.environment import SearchEnv, env_hash
 from harness1.errors import SchemaError, UsageError
 from harness1.model_calls import calls_of, prompt_ids
+from harness1.policy.checkpoint import CHECKPOINT, Checkpoint
 from harness1.policy.formats.chat_format import ChatFormat
+from harness1.policy.formats.registry import open_format
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.spoken import SpokenPolicy
+from harness1.policy.tokenizer import open_tokenizer
 from harness1.records import Episode, Status, Turn
 from harness1.retrieval.building import build_index
 from harness1.retrieval.engines import open_retriever
@@ -94,6 +99,23 @@ def rewritten(folder: Path, change: Callable[[Sequence[Episode]], Sequence[Episo
     with EpisodeStore(folder) as store:
         for episode in episodes:
             store.append(episode)
+    return folder
+
+
+def changed(
+    folder: Path, inputs: dict[str, Any] | None = None, outputs: dict[str, Any] | None = None, **more: Any
+) -> None:
+    """Write the card of a run anew, with some inputs and outputs in place of others."""
+    stage = read_stage(folder)
+    assert stage is not None
+    merged = {"inputs": {**stage.inputs, **(inputs or {})}, "outputs": {**stage.outputs, **(outputs or {})}}
+    stage.write(folder, **merged, **more)
+
+
+def student_folder(folder: Path, tokenizer: bytes) -> Path:
+    """A folder with a tokenizer."""
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(tokenizer)
     return folder
 
 
@@ -226,6 +248,71 @@ def test_a_run_that_is_no_collection_over_a_dataset_is_refused(run_copy: Path, t
     stage.write(run_copy, inputs={"query": "why?"})
     with pytest.raises(UsageError, match="no collection"):
         build(Build([run_copy], SFT), tmp_path / "out")
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_run_over_the_test_split_is_refused(run_copy: Path, tmp_path: Path, partial: bool) -> None:
+    changed(run_copy, inputs={"split": "test"})
+    with pytest.raises(UsageError, match="run: split test is what models are tested on"):
+        build(Build([run_copy], SFT, partial=partial), tmp_path / "out")
+
+
+def test_a_collection_that_is_not_finished_is_refused(run_copy: Path, tmp_path: Path) -> None:
+    for status in ("interrupted", "running"):
+        changed(run_copy, status=status)
+        with pytest.raises(UsageError, match="run is not finished: run the same `harness1 sft collect` again"):
+            build(Build([run_copy], SFT), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_part_of_a_collection_is_taken_on_demand_and_the_card_says_what_is_missing(
+    run_copy: Path, teacher: Path, tmp_path: Path
+) -> None:
+    asked = [task.task_id for task in SOURCE.tasks("train")[: TASKS + 3]]
+    changed(run_copy, status="interrupted", inputs={"tasks": asked, "samples": 1})
+    card = build(Build([run_copy], SFT, partial=True), tmp_path / "part")
+    assert [(each.episodes, each.missing) for each in card.runs] == [(TASKS, 3)]
+    changed(run_copy, inputs={"samples": 2})
+    (found,) = build(Build([run_copy], SFT, partial=True), tmp_path / "samples").runs
+    assert found.missing == TASKS + 3
+    (whole,) = build(Build([teacher], SFT), tmp_path / "whole").runs
+    assert whole.missing == 0
+
+
+def test_a_dataset_is_found_from_any_directory(run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beir.write(tmp_path / "set", SOURCE.documents(), SOURCE.tasks("train"))
+    changed(run_copy, inputs={"dataset": "set"})
+    monkeypatch.chdir(tmp_path)
+    (older,) = build(Build([run_copy], SFT), tmp_path / "older").runs
+    changed(run_copy, outputs={"source": str(tmp_path / "set")})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (found,) = build(Build([run_copy], SFT), tmp_path / "out").runs
+    assert older.dataset == found.dataset == str(tmp_path / "set")
+
+
+@pytest.mark.parametrize(("field", "says"), [("task_id", "no task"), ("query", "that asks")])
+def test_another_dataset_than_the_collections_is_refused(run_copy: Path, tmp_path: Path, field: str, says: str) -> None:
+    """One of the same name, where the other was, with other tasks."""
+    tasks = [msgspec.structs.replace(task, **{field: f"other {task.task_id}"}) for task in SOURCE.tasks("train")]
+    beir.write(tmp_path / "set", SOURCE.documents(), tasks)
+    changed(run_copy, outputs={"source": str(tmp_path / "set")})
+    with pytest.raises(UsageError, match=f"set has .*{says} .*it is not the dataset"):
+        build(Build([run_copy], SFT), tmp_path / "out")
+
+
+def test_a_tokenizer_that_loses_text_is_refused_before_any_gate(approximate: Path, tmp_path: Path) -> None:
+    lossy = json.loads(vocabulary("chatml")) | {"normalizer": {"type": "Lowercase"}}
+    student_folder(tmp_path / "lossy", json.dumps(lossy).encode())
+    student = open_format("hermes", open_tokenizer(tmp_path / "lossy"))
+    with pytest.raises(UsageError, match="cannot round-trip"):
+        build(Build([approximate], Sft(gates=Gates(tools=9)), student=student), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tool_that_no_episode_used_is_under_the_floor(teacher: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"tools under the floor .*review_docs 0\.000"):
+        build(Build([teacher], Sft(gates=Gates(recall=0.0, near=1.0, tool_share=0.001))), tmp_path / "out")
 
 
 def test_what_the_gates_refuse_is_refused_before_anything_is_written(teacher: Path, tmp_path: Path) -> None:
@@ -361,11 +448,37 @@ def test_the_command_prints_the_gates_or_the_card(teacher: Path, tmp_path: Path)
 
 
 def test_the_command_renders_again_for_a_student(approximate: Path, tmp_path: Path) -> None:
-    (tmp_path / "student").mkdir()
-    (tmp_path / "student" / "tokenizer.json").write_bytes(vocabulary("chatml"))
+    student_folder(tmp_path / "student", vocabulary("chatml"))
     options = ["--set=sft.gates.recall=0.0", "--out", tmp_path / "out", "--tokenizer", tmp_path / "student"]
     assert "--rerender" in str(command(approximate, *options).exception)
     assert "--tokenizer" in str(command(approximate, "--out", tmp_path / "out", "--rerender").exception)
     assert command(approximate, *options, "--rerender", "--format", "compact").exit_code == 0
     assert read_card(tmp_path / "out").format == "compact"
     assert (tmp_path / "out" / STAGE).is_file()
+
+
+def test_a_checkpoint_may_be_the_student_in_the_environment_of_the_runs(
+    approximate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the configuration of the moment is: rows are made in that of the runs."""
+    folder = student_folder(tmp_path / "student", vocabulary("chatml"))
+    env = msgspec.to_builtins(CONFIG.env)
+    card = Checkpoint(format="compact", counter="c", env=env, env_hash=env_hash(CONFIG.env), base="b")
+    (folder / CHECKPOINT).write_bytes(msgspec.json.encode(card))
+    monkeypatch.chdir(tmp_path)
+    gates = [f"--set=sft.gates.{each}" for each in ("recall=0.0", "near=1.0")]
+    options = (*gates, "--out", "out", "--rerender", "--tokenizer", "./student")
+    done = command(approximate, *options)
+    assert done.exit_code == 0, done.exception
+    made = read_card(tmp_path / "out")
+    assert (made.format, made.tokenizer) == ("compact", str(folder))
+    stranger = msgspec.structs.replace(card, env={**env, "max_turns": 7}, env_hash="other")
+    (folder / CHECKPOINT).write_bytes(msgspec.json.encode(stranger))
+    assert "env.max_turns=6 (trained: 7)" in str(command(approximate, *options).exception)
+
+
+def test_the_command_takes_a_part_on_demand_and_says_so(run_copy: Path, tmp_path: Path) -> None:
+    changed(run_copy, status="interrupted", inputs={"tasks": ["one", "two"]})
+    options = [*(f"--set=sft.gates.{each}" for each in ("recall=0.0", "near=1.0")), "--out", tmp_path / "out"]
+    assert "--partial" in str(command(run_copy, *options).exception)
+    assert "2 of its tasks are missing" in " ".join(command(run_copy, *options, "--partial").stdout.split())

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from harness1.cli.sft_collect import collect
 from harness1.config import Config, load_config
+from harness1.data import beir
 from harness1.data.source import Source, open_source
 from harness1.errors import UsageError
 from harness1.model_calls import prompt_ids
@@ -97,8 +98,20 @@ def test_the_card_names_tokenizer_and_format(index: str, tmp_path: Path, monkeyp
     assert stage is not None
     assert (stage.verb, stage.status, stage.outputs["policy"]) == ("run", "finished", "scripted")
     assert (stage.outputs["format"], stage.outputs["tokenizer"]) == ("compact", student)
+    assert (stage.inputs["dataset"], stage.outputs["source"]) == (WORLD, WORLD)
     chat = chat_format("compact", "chatml")
     assert (stage.hashes["counter"], stage.hashes["tokenizer"]) == (chat.hash, chat.tokenizer.hash)
+
+
+def test_the_card_says_where_a_dataset_lies_whatever_the_current_directory_was(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beir.write(tmp_path / "set", SOURCE.documents(), SOURCE.tasks("train")[:1])
+    monkeypatch.chdir(tmp_path)
+    collected("--teacher", "scripted", "--data", "set", "--index", index, "--out", "run")
+    stage = read_stage(tmp_path / "run")
+    assert stage is not None
+    assert (stage.inputs["dataset"], stage.outputs["source"]) == ("set", str(tmp_path / "set"))
 
 
 def test_without_a_student_a_run_says_that_it_counted_approximately(index: str, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ RUN = CollectionRun(
     index="/index",
     hashes={"env": "e" * 64, "policy": "p" * 64, "index": "i" * 64, "counter": "c" * 64},
     episodes=3,
+    missing=2,
     config={"env": {"max_turns": 40}},
 )
 CARD_OF_THREE = DataCard(
@@ -105,7 +106,7 @@ def test_the_readme_tells_what_the_card_holds(tmp_path: Path) -> None:
     write_card(CARD_OF_THREE, tmp_path)
     text = (tmp_path / README).read_text()
     for line in (
-        r"| oracle \| teacher | d | train | 3 | pppppppppppp | iiiiiiiiiiii |",
+        r"| oracle \| teacher | d | train | 3 | 2 | pppppppppppp | iiiiiiiiiiii |",
         "| recall | 5 | 3 |",
         "| trained tokens | 60 | 0 |",
         "| search_corpus | 2 | 0 |",
@@ -120,6 +121,26 @@ def test_the_readme_tells_what_the_card_holds(tmp_path: Path) -> None:
         assert line in text.splitlines(), line
     lengths = [line for line in text.splitlines() if line.startswith(("| 256 ", "| 512 ", "| 1024 "))]
     assert [line.split()[1] for line in lengths] == ["256", "512", "1024"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "shown"),
+    [
+        ("oracle-teacher", "oracle-teacher"),
+        ("hf:/home/me/models/big", "hf:big"),
+        ("replay:runs/mine", "replay:mine"),
+        ("vllm:/home/me/models/big@http://host:1/v1", "vllm:big@http://host:1/v1"),
+        ("openai:maker/big@https://host/v1", "openai:maker/big@https://host/v1"),
+    ],
+)
+def test_the_readme_holds_no_local_folders(tmp_path: Path, policy: str, shown: str) -> None:
+    run = msgspec.structs.replace(RUN, teacher=policy, folder="/home/me/a", dataset="/home/me/d", index="/home/me/i")
+    card = msgspec.structs.replace(CARD_OF_THREE, runs=(run,), tokenizer="/home/me/models/m")
+    write_card(card, tmp_path)
+    text = (tmp_path / README).read_text()
+    assert f"| {shown} | d |" in text
+    assert "/home/me" not in text
+    assert read_card(tmp_path) == card
 
 
 def test_the_columns_are_all_fields_of_a_row() -> None:

@@ -129,9 +129,19 @@ def test_a_quota_is_filled_in_an_order_that_the_seed_decides() -> None:
 
 def test_a_rare_tool_refuses_the_collection_and_is_named() -> None:
     kept = [one(0, calls={"search_corpus": 8, "curate": 1}), one(1, calls={"verify": 1})]
-    check_tool_mix(kept, Gates(tool_share=0.1))
+    used = ("search_corpus", "curate", "verify")
+    check_tool_mix(kept, Gates(tool_share=0.1), used)
     with pytest.raises(UsageError, match=r"tool_share=0\.2 .*curate 0\.100, verify 0\.100:"):
-        check_tool_mix(kept, Gates(tool_share=0.2))
+        check_tool_mix(kept, Gates(tool_share=0.2), used)
+
+
+def test_a_tool_that_was_never_used_is_under_any_floor() -> None:
+    kept = [one(0, calls={"search_corpus": 8, "curate": 1})]
+    check_tool_mix(kept, Gates(), ("grep_corpus", "curate"))
+    with pytest.raises(UsageError, match=r"of the turns: grep_corpus 0\.000:"):
+        check_tool_mix(kept, Gates(tool_share=0.01), ("grep_corpus", "curate"))
+    with pytest.raises(UsageError, match=r"curate 0\.000:"):
+        check_tool_mix([one(0, calls={})], Gates(tool_share=0.01), ("curate",))
 
 
 def test_an_empty_result_says_which_gate_took_how_many() -> None:

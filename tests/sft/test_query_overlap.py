@@ -95,6 +95,12 @@ def test_the_split_that_was_taught_is_none_of_its_own_dataset() -> None:
     assert list(found) == [f"{source.name}:test"]
 
 
+def test_the_test_split_counts_whatever_was_taught() -> None:
+    source = open_source("world:60")
+    found = evaluation_queries([source], [], {(source.name, "dev"), (source.name, "test")})
+    assert list(found) == [f"{source.name}:test"]
+
+
 def test_a_further_set_without_a_split_is_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "qrels").mkdir()
     (tmp_path / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "x"}\n')
