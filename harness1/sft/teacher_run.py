@@ -121,6 +121,7 @@ def open_runs(folders: Sequence[Path], *, rerendered: bool, partial: bool = Fals
     runs = [_open_run(folder, partial=partial) for folder in folders]
     for run in runs[1:]:
         _refuse_mixture(runs[0], run, rerendered=rerendered)
+    _refuse_namesakes(runs)
     if not rerendered:
         for run in runs:
             if run.stage.hashes["counter"] == ApproximateCounter.hash:
@@ -142,6 +143,19 @@ def _open_run(folder: Path, *, partial: bool) -> TeacherRun:
         )
     source = open_source(stage.outputs.get("source", stage.inputs["dataset"]))
     return TeacherRun(folder, stage, config, index, source, {task.task_id: task for task in source.tasks(split)})
+
+
+def _refuse_namesakes(runs: Sequence[TeacherRun]) -> None:
+    """
+    Raises:
+        UsageError: two datasets have one name, by which rows and held-out tasks tell them apart.
+    """
+    places: dict[str, str] = {}
+    for run in runs:
+        if places.setdefault(run.source.name, run.dataset) != run.dataset:
+            raise UsageError(
+                f"{run.folder} is over another dataset of the name {run.source.name}: rename one, or build two datasets"
+            )
 
 
 def _refuse_mixture(first: TeacherRun, other: TeacherRun, *, rerendered: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from math import prod
@@ -83,7 +84,10 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
     fresh = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(dict(state), fresh)
+        with fresh.open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
         fresh.replace(path)
     except (OSError, RuntimeError) as error:  # torch's writer says RuntimeError of a full disk
         fresh.unlink(missing_ok=True)
@@ -104,7 +108,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
         return None
     try:
         found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.UnpicklingError) as error:
         raise UsageError(f"{path} is damaged: begin again with --force") from error
     return found
 

@@ -279,6 +279,14 @@ def test_a_part_of_a_collection_is_taken_on_demand_and_the_card_says_what_is_mis
     assert whole.missing == 0
 
 
+def test_two_datasets_of_one_name_are_not_mixed(run_copy: Path, teacher: Path, tmp_path: Path) -> None:
+    namesake = tmp_path / SOURCE.name
+    beir.write(namesake, SOURCE.documents(), SOURCE.tasks("train"))
+    changed(run_copy, outputs={"source": str(namesake)})
+    with pytest.raises(UsageError, match="another dataset of the name"):
+        build(Build([teacher, run_copy], SFT), tmp_path / "out")
+
+
 def test_a_dataset_is_found_from_any_directory(run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beir.write(tmp_path / "set", SOURCE.documents(), SOURCE.tasks("train"))
     changed(run_copy, inputs={"dataset": "set"})
