@@ -1,0 +1,477 @@
+"""A dataset and a model in, a checkpoint out: resumed, watched, stopped early, and refused before any hour is spent."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from harness1.config import load_config
+from harness1.data.source import open_source
+from harness1.errors import SchemaError, UsageError
+from harness1.eval.evaluate import Evaluation, evaluate
+from harness1.policy.checkpoint import CHECKPOINT, read_checkpoint
+from harness1.policy.models import open_model
+from harness1.retrieval.building import build_index
+from harness1.retrieval.model_folder import folder_hash
+from harness1.rl.row_file import RowFile
+from harness1.sft.build import Build, build
+from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
+from harness1.sft.fine_tuning import STATE, FineTuning, clear_training, fine_tune
+from harness1.sft.held_out import spread
+from harness1.stage import STAGE, read_stage
+from harness1.train.algorithm import NegativeLogLikelihood
+from harness1.train.log import LOG, read_log
+from harness1.train.trainable import load_trainable
+from harness1.train.trainer import Diverged, Trainer
+from harness1.training_settings import Gates, Lora, Sft, Train, Watch
+from tests.tiny_models import save_tiny_model
+from tests.vocabularies import tokenizer, vocabulary
+
+WORLD = "world:60"
+SMALL = Path(__file__).parent.parent.parent / "configs" / "sft" / "small.toml"
+SHORT = (
+    *("env.max_turns=4", "env.context_window=1536", "env.generation_reserve=64", "env.compression.sentences=1"),
+    *("env.search.hits=2", "env.auto_populate.documents=2", "run.workers=1", "run.bootstrap=50"),
+    *("run.model.device=cpu", "run.model.threads=1"),
+)
+CONFIG = load_config(SMALL, [*SHORT])
+SFT = Sft(gates=Gates(recall=0.0, near=1.0), rows="epoch", held_out=0.3)
+QUICK = Train(
+    epochs=3,
+    batch_rows=2,
+    micro_tokens=4096,
+    rate=1e-3,
+    schedule="constant",
+    lora=Lora(rank=0),
+    dtype="float32",
+    save_every=2,
+    watch=Watch(every=2, rows=2, turns=2),
+)
+NLL = "held_out/nll"
+
+
+class Place(NamedTuple):
+    """Folders that every test may read."""
+
+    model: Path
+    rows: Path
+    indexed: Path
+
+
+def save_student(folder: Path, kind: str = "chatml", **settings: Any) -> Path:
+    """A random model of two small layers, with a tokenizer that knows the words of prompts."""
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_bytes(vocabulary(kind))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    size = max(tokenizer(kind).control.values()) + 1
+    return save_tiny_model(folder, **{"vocab_size": size, "max_position_embeddings": 2048, **shape, **settings})
+
+
+def save_rows(home: Path, model: Path, tasks: int = 6) -> Place:
+    """A dataset of a teacher's episodes, for a model."""
+    source = open_source(WORLD)
+    build_index(source.documents(), home / "index", CONFIG.index)
+    chosen = source.tasks("train")[:tasks]
+    teaching = Evaluation(
+        WORLD, "train", chosen, str(home / "index"), "oracle-teacher", CONFIG, student=str(model.resolve())
+    )
+    evaluate(teaching, home / "taught", lambda _done, _all: None, lambda _episode: None)
+    build(Build([home / "taught"], SFT), home / "rows")
+    return Place(model, home / "rows", home / "index")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    home = tmp_path_factory.mktemp("fine_tuning")
+    return save_rows(home, save_student(home / "model"))
+
+
+def tuning(place: Place, out: Path, train: Train = QUICK, **changes: Any) -> FineTuning:
+    config = msgspec.structs.replace(CONFIG, train=train)
+    return FineTuning(**{"dataset": place.rows, "model": place.model, "out": out, "config": config, **changes})
+
+
+def silent(step: int, steps: int, values: Mapping[str, float]) -> None:
+    pass
+
+
+def interrupt_at(stop: int) -> Callable[[int, int, Mapping[str, float]], None]:
+    def listen(step: int, steps: int, values: Mapping[str, float]) -> None:
+        if step == stop and "loss" in values:
+            raise KeyboardInterrupt
+
+    return listen
+
+
+def timeless(out: Path) -> list[dict[str, Any]]:
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in read_log(out)]
+
+
+def looks(out: Path) -> dict[int, float]:
+    """The held-out loss at each step that was looked at."""
+    return {line["step"]: line[NLL] for line in read_log(out) if NLL in line}
+
+
+def held_out_loss(model: Path, place: Place) -> float:
+    """The loss of the watched rows under the weights of a folder."""
+    trainer = Trainer(load_trainable(model, QUICK, "cpu"), NegativeLogLikelihood(), QUICK, 1)
+    return trainer.loss(spread(RowFile(place.rows / HELD_OUT), QUICK.watch.rows))
+
+
+@pytest.fixture(scope="module")
+def trained(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of an uninterrupted training."""
+    out = tmp_path_factory.mktemp("trained") / "out"
+    fine_tune(tuning(place, out), silent)
+    return out
+
+
+def test_a_checkpoint_is_complete_and_says_what_it_is(place: Place, trained: Path) -> None:
+    assert {path.name for path in trained.iterdir()} == {
+        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+        *(CHECKPOINT, f"data_{CARD}", f"data_{README}", LOG, STAGE, "state"),
+    }
+    card, found, stage = read_card(place.rows), read_checkpoint(trained), read_stage(trained)
+    assert found is not None
+    assert stage is not None
+    assert (found.format, found.counter, found.env, found.env_hash) == (
+        *("compact", card.format_hash, card.env, card.env_hash),
+    )
+    assert (found.base, found.train["rate"]) == (folder_hash(place.model), QUICK.rate)
+    assert (stage.verb, stage.status) == ("sft train", "finished")
+    assert stage.outputs == {"step": found.step, "metrics": found.metrics}
+    assert (trained / f"data_{CARD}").read_bytes() == (place.rows / CARD).read_bytes()
+    assert open_model(f"hf:{trained}", CONFIG).name == f"hf:{trained}"
+
+
+def test_the_log_has_each_step_once_and_each_look(place: Place, trained: Path) -> None:
+    steps = 3 * -(-len(RowFile(place.rows / TRAIN)) // QUICK.batch_rows)
+    lines = read_log(trained)
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, steps + 1))
+    assert {"loss", "gradient", "rate", "tokens", "seconds", "trained_tokens"} <= lines[1].keys()
+    watched = [line for line in lines if "loss" not in line]
+    assert [line["step"] for line in watched] == list(range(0, steps + 1, 2))
+    names = {"nll", "valid", "tool_agreement", "action_agreement"}
+    assert all(line.keys() == {"step", *(f"held_out/{name}" for name in names)} for line in watched)
+    assert looks(trained)[steps] < looks(trained)[0]
+
+
+def test_a_listener_hears_where_training_begins_and_everything_that_is_logged(place: Place, tmp_path: Path) -> None:
+    heard: list[tuple[int, int, dict[str, float]]] = []
+    train = msgspec.structs.replace(QUICK, epochs=1)
+    fine_tune(tuning(place, tmp_path, train), lambda step, steps, values: heard.append((step, steps, dict(values))))
+    (begin, *rest), steps = heard, heard[0][1]
+    assert begin == (0, 2, {})
+    assert [{"step": step, **values} for step, of, values in rest if of == steps] == read_log(tmp_path)
+
+
+@pytest.mark.parametrize(("rank", "stops"), [(0, [1]), (2, [3]), (0, [2, 5])])
+def test_an_interrupted_training_ends_as_if_it_had_not_been(
+    place: Place, trained: Path, tmp_path: Path, rank: int, stops: list[int]
+) -> None:
+    train = msgspec.structs.replace(QUICK, lora=Lora(rank=rank))
+    whole = trained
+    if rank:
+        whole = tmp_path / "whole"
+        fine_tune(tuning(place, whole, train), silent)
+    work = tuning(place, tmp_path / "cut", train)
+    for stop in stops:
+        with pytest.raises(KeyboardInterrupt):
+            fine_tune(work, interrupt_at(stop))
+        stage = read_stage(work.out)
+        assert stage is not None
+        assert stage.status == "interrupted"
+        assert not work.is_done()
+    begun: list[int] = []
+    done = fine_tune(work, lambda step, _steps, _values: begun.append(step))
+    assert begun[0] == stops[-1] // 2 * 2 - (stops[-1] % 2 == 0) * 2
+    assert work.is_done()
+    weights, wanted = (load_file(out / "model.safetensors") for out in (work.out, whole))
+    torch.testing.assert_close(weights, wanted, rtol=0, atol=1e-5)
+    assert done == read_checkpoint(work.out)
+    card = read_checkpoint(whole)
+    assert card is not None
+    assert done.step == card.step
+    assert done.metrics == pytest.approx(card.metrics, abs=1e-5)
+    assert len(timeless(work.out)) == len(timeless(whole))
+    for line, other in zip(timeless(work.out), timeless(whole), strict=True):
+        assert line == pytest.approx(other, abs=1e-5)
+
+
+def test_a_finished_training_is_done_and_only_that_very_one(place: Place, trained: Path) -> None:
+    assert tuning(place, trained).is_done()
+    assert not tuning(place, trained, msgspec.structs.replace(QUICK, rate=2e-3)).is_done()
+    assert not tuning(place, trained, trainer="trl").is_done()
+    assert not tuning(place, trained.parent / "nothing").is_done()
+
+
+def test_a_finished_training_that_is_called_again_changes_nothing(place: Place, trained: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(trained, tmp_path / "out"))
+    card = fine_tune(tuning(place, out), interrupt_at(1))
+    assert card == read_checkpoint(trained)
+    for name in ("model.safetensors", LOG, STAGE, CHECKPOINT):
+        assert (out / name).read_bytes() == (trained / name).read_bytes()
+
+
+def test_another_training_is_refused_until_the_folder_is_cleared(place: Place, trained: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(trained, tmp_path / "out"))
+    other = tuning(place, out, msgspec.structs.replace(QUICK, epochs=1))
+    with pytest.raises(UsageError, match=r"another training .*differs in train.*--force"):
+        fine_tune(other, silent)
+    assert read_checkpoint(out) == read_checkpoint(trained)
+    clear_training(out)
+    assert fine_tune(other, silent).train["epochs"] == 1
+    assert max(looks(out)) == 2
+
+
+def test_a_folder_with_something_else_is_never_touched(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for step in (lambda: fine_tune(tuning(place, tmp_path), silent), lambda: clear_training(tmp_path)):
+        with pytest.raises(UsageError, match="holds nothing of `harness1 sft train`: choose another --out"):
+            step()
+    with pytest.raises(UsageError, match="holds nothing of"):
+        clear_training(place.rows)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    assert (place.rows / TRAIN).is_file()
+
+
+def test_the_best_checkpoint_is_kept_and_not_the_last(place: Place, tmp_path: Path) -> None:
+    """A rate far too high: the rows are soon known by heart, and others get worse."""
+    train = msgspec.structs.replace(QUICK, rate=3e-2, epochs=5, watch=Watch(every=1, rows=2, turns=0), save_every=0)
+    done = fine_tune(tuning(place, tmp_path, train), silent)
+    seen = {step: loss for step, loss in looks(tmp_path).items() if step}
+    best = min(seen, key=lambda step: seen[step])
+    assert best < max(seen)
+    assert (done.step, done.metrics) == (best, {"nll": seen[best]})
+    assert held_out_loss(tmp_path, place) == pytest.approx(seen[best], abs=1e-5)
+
+
+def test_weights_before_the_first_step_are_no_checkpoint(place: Place, tmp_path: Path) -> None:
+    """Even where every later look is worse."""
+    train = msgspec.structs.replace(QUICK, rate=10.0, epochs=1, watch=Watch(every=1, rows=2, turns=0), clip=0.0)
+    seen: dict[int, bool] = {}
+
+    def listen(step: int, steps: int, values: Mapping[str, float]) -> None:
+        seen.setdefault(step, (tmp_path / CHECKPOINT).exists())
+
+    done = fine_tune(tuning(place, tmp_path, train), listen)
+    assert looks(tmp_path)[0] < min(loss for step, loss in looks(tmp_path).items() if step)
+    assert not seen[0]
+    assert not seen[1]
+    assert done.step > 0
+
+
+def test_training_stops_when_looks_get_no_better_and_does_not_go_on(place: Place, tmp_path: Path) -> None:
+    """A rate that changes no float32: the first look is the best."""
+    train = msgspec.structs.replace(QUICK, rate=1e-30, watch=Watch(every=1, rows=2, turns=0, patience=2))
+    done = fine_tune(tuning(place, tmp_path, train), silent)
+    assert done.step == 1
+    assert list(looks(tmp_path)) == [0, 1, 2, 3]
+    steps: list[int] = []
+    again = fine_tune(tuning(place, tmp_path, train), lambda step, _steps, _values: steps.append(step))
+    assert (again, steps) == (done, [3])
+
+
+def test_without_held_out_rows_the_last_weights_are_the_checkpoint(place: Place, tmp_path: Path) -> None:
+    rows = Path(shutil.copytree(place.rows, tmp_path / "rows"))
+    (rows / HELD_OUT).write_bytes(b"")
+    train = msgspec.structs.replace(QUICK, epochs=1, save_every=0)
+    done = fine_tune(tuning(place, tmp_path / "out", train, dataset=rows), silent)
+    assert (done.step, done.metrics, len(read_log(tmp_path / "out"))) == (2, {}, 2)
+    state = torch.load(tmp_path / "out" / STATE, weights_only=True)
+    names = dict(load_trainable(place.model, QUICK, "cpu").named_parameters())
+    weights = dict(zip(names, state["trainer"]["weights"], strict=True))
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(written[name], weight) for name, weight in weights.items())
+
+
+def test_a_diverged_training_keeps_the_best_until_then(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Trainer.step
+
+    def diverging(self: Trainer, rows: Any) -> dict[str, float]:
+        if self.step_count == 3:
+            raise Diverged("training diverged at step 4")
+        return step(self, rows)
+
+    monkeypatch.setattr(Trainer, "step", diverging)
+    with pytest.raises(Diverged):
+        fine_tune(tuning(place, tmp_path), silent)
+    card, stage = read_checkpoint(tmp_path), read_stage(tmp_path)
+    assert card is not None
+    assert stage is not None
+    assert (card.step, stage.status) == (2, "interrupted")
+    assert held_out_loss(tmp_path, place) == pytest.approx(card.metrics["nll"], abs=1e-5)
+
+
+def test_a_checkpoint_can_be_trained_further_and_gets_its_own_cards(
+    place: Place, trained: Path, tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(trained, tmp_path / "base"))
+    (base / f"data_{CARD}").write_text("{}")
+    done = fine_tune(tuning(place, tmp_path / "out", msgspec.structs.replace(QUICK, epochs=1), model=base), silent)
+    assert done.base == folder_hash(trained) == folder_hash(base)
+    assert (tmp_path / "out" / f"data_{CARD}").read_bytes() == (place.rows / CARD).read_bytes()
+    assert read_log(tmp_path / "out")[0][NLL] == pytest.approx(min(looks(trained).values()), abs=1e-5)
+
+
+def test_trl_trains_a_checkpoint_that_loads(place: Place, tmp_path: Path) -> None:
+    train = msgspec.structs.replace(QUICK, epochs=1, watch=Watch(every=1, rows=2, turns=0))
+    heard: list[tuple[int, int]] = []
+    work = tuning(place, tmp_path, train, trainer="trl")
+    done = fine_tune(work, lambda step, steps, _values: heard.append((step, steps)))
+    assert work.is_done()
+    assert heard[0] == (0, 2)
+    assert heard[-1] == (2, 2)
+    assert (done.step, list(done.metrics)) == (2, ["eval_loss"])
+    assert [line["step"] for line in read_log(tmp_path) if "loss" in line] == [1, 2]
+    assert [line["step"] for line in read_log(tmp_path) if "eval_loss" in line] == [1, 2]
+    assert (tmp_path / f"data_{CARD}").read_bytes() == (place.rows / CARD).read_bytes()
+    assert open_model(f"hf:{tmp_path}", CONFIG).name == f"hf:{tmp_path}"
+    assert held_out_loss(tmp_path, place) < held_out_loss(place.model, place)
+
+
+def damaged(rows: Path) -> None:
+    lines = (rows / TRAIN).read_bytes().splitlines(keepends=True)
+    (rows / TRAIN).write_bytes(b"".join([lines[0], b'{"token_ids": [1]\n', *lines[1:]]))
+
+
+def torn(rows: Path) -> None:
+    (rows / TRAIN).write_bytes((rows / TRAIN).read_bytes()[:-9])
+
+
+def unfinished(rows: Path) -> None:
+    stage = read_stage(rows)
+    assert stage is not None
+    stage.write(rows, status="interrupted")
+
+
+def without_rows(rows: Path) -> None:
+    (rows / TRAIN).write_bytes(b"")
+
+
+def without_row_file(rows: Path) -> None:
+    (rows / TRAIN).unlink()
+
+
+def without_card(rows: Path) -> None:
+    (rows / CARD).unlink()
+
+
+def with_another_card(rows: Path) -> None:
+    (rows / CARD).write_text('{"runs": 3}')
+
+
+def of_another_environment(rows: Path) -> None:
+    card = json.loads((rows / CARD).read_text())
+    (rows / CARD).write_text(json.dumps(card | {"env": {"max_turns": "many"}}))
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the test gets as far as a model's weights."""
+
+    def load(*_: object, **__: object) -> None:
+        pytest.fail("the model was loaded")
+
+    monkeypatch.setattr("harness1.sft.fine_tuning.load_trainable", load)
+    monkeypatch.setattr("harness1.sft.fine_tuning.train_with_trl", load)
+    monkeypatch.setattr("harness1.sft.held_out.open_transformers", load)
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize(
+    ("break_it", "error", "says"),
+    [
+        (shutil.rmtree, UsageError, "rows is no finished dataset: run harness1 sft build"),
+        (unfinished, UsageError, "rows is no finished dataset"),
+        (without_rows, UsageError, "rows has no rows to train on"),
+        (without_row_file, UsageError, "rows holds no train.jsonl"),
+        (without_card, UsageError, "it has no card.json"),
+        (with_another_card, SchemaError, "card.json is not a data card"),
+        (of_another_environment, SchemaError, "environment is not readable: Expected `int`"),
+        (damaged, SchemaError, r"train\.jsonl:2: not a training row"),
+        (torn, SchemaError, r"train\.jsonl:\d: the line is torn"),
+    ],
+)
+def test_a_dataset_that_is_none_is_refused_before_a_model_is_loaded(
+    place: Place, tmp_path: Path, break_it: Callable[[Path], None], error: type[UsageError], says: str
+) -> None:
+    rows = Path(shutil.copytree(place.rows, tmp_path / "rows"))
+    break_it(rows)
+    with pytest.raises(error, match=says):
+        fine_tune(tuning(place, tmp_path / "out", dataset=rows), silent)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_a_run_folder_is_no_dataset(place: Place, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="taught is no finished dataset"):
+        fine_tune(tuning(place, tmp_path / "out", dataset=place.rows.parent / "taught"), silent)
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize(
+    ("kind", "settings", "says"),
+    [
+        ("qwen", {}, "made with the tokenizer of .*model in the format compact, and .* has another"),
+        ("harmony", {}, r"compact format needs a tokenizer with <\|im_start\|>"),
+        (
+            "chatml",
+            {"max_position_embeddings": 400},
+            r"a row has \d{3,4} tokens, and other reads 400: .*max_tokens=400",
+        ),
+    ],
+)
+def test_a_model_that_cannot_learn_the_rows_is_refused_before_it_is_loaded(
+    place: Place, tmp_path: Path, kind: str, settings: dict[str, int], says: str
+) -> None:
+    other = save_student(tmp_path / "other", kind, **settings)
+    with pytest.raises(UsageError, match=says):
+        fine_tune(tuning(place, tmp_path / "out", model=other), silent)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize(("rank", "bytes_each"), [(0, 32), (2, 8)])
+def test_a_full_disk_is_refused_before_a_model_is_loaded(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, bytes_each: int
+) -> None:
+    """Two checkpoints in float32, and where all weights are trained two states with both moments of each."""
+    numbers = sum(tensor.numel() for tensor in load_file(place.model / "model.safetensors").values())
+    usage = shutil.disk_usage(tmp_path)
+    work = tuning(place, tmp_path / "out", msgspec.structs.replace(QUICK, lora=Lora(rank=rank)))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=numbers * bytes_each))
+    work.student()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=numbers * bytes_each - 1))
+    with pytest.raises(UsageError, match=r"no space left for .*out: it takes about \d+ MB of \d+ free"):
+        fine_tune(work, silent)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_what_training_reads_is_never_written_over(place: Place, trained: Path) -> None:
+    """Not even if its stage were of this very work."""
+    files = {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
+    for work in (tuning(place, trained, model=trained), tuning(place, place.rows), tuning(place, place.rows.parent)):
+        with pytest.raises(UsageError, match="is read, and lies in --out: choose another --out"):
+            fine_tune(work, silent)
+    assert files == {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
+
+
+def test_a_damaged_state_is_said_to_be(place: Place, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fine_tune(tuning(place, tmp_path), interrupt_at(3))
+    (tmp_path / STATE).write_bytes((tmp_path / STATE).read_bytes()[:5000])
+    with pytest.raises(UsageError, match=r"state\.pt is damaged: begin again with --force"):
+        fine_tune(tuning(place, tmp_path), silent)

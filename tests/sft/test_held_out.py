@@ -1,0 +1,133 @@
+"""The watch between steps: what it looks at, with whose weights, and what it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from harness1.config import Config
+from harness1.policy.backend import Generation
+from harness1.policy.transformers_backend import TransformersBackend, open_transformers
+from harness1.records import Sampling
+from harness1.rl.row_file import RowFile
+from harness1.rl.rows import TrainRow
+from harness1.sft import held_out
+from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
+from harness1.sft.held_out import HeldOutWatch, spread
+from harness1.sft.student import Student
+from harness1.train.algorithm import NegativeLogLikelihood
+from harness1.train.trainable import load_trainable
+from harness1.train.trainer import Trainer
+from harness1.train.watch import HeldOutTurn, held_out_turns
+from harness1.training_settings import Lora, Watch
+from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    home = tmp_path_factory.mktemp("held_out")
+    return save_rows(home, save_student(home / "model"))
+
+
+@pytest.fixture(scope="module")
+def student(place: Place) -> Student:
+    return Student.of(place.model, read_card(place.rows))
+
+
+def watching(student: Student, place: Place, watch: Watch, leads: bool = True) -> HeldOutWatch:
+    config: Config = msgspec.structs.replace(CONFIG, train=msgspec.structs.replace(QUICK, watch=watch))
+    return HeldOutWatch(student, RowFile(place.rows / HELD_OUT), config, "cpu", leads)
+
+
+def training(place: Place, rank: int = 0) -> Trainer:
+    train = msgspec.structs.replace(QUICK, lora=Lora(rank=rank), rate=1e-2)
+    return Trainer(load_trainable(place.model, train, "cpu"), NegativeLogLikelihood(), train, 3)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[TransformersBackend]:
+    """The models that are sampled from, as they are opened."""
+    found: list[TransformersBackend] = []
+    real: Callable[..., TransformersBackend] = open_transformers
+
+    def opening(*arguments: Any, **options: Any) -> TransformersBackend:
+        found.append(real(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(held_out, "open_transformers", opening)
+    return found
+
+
+def test_rows_are_taken_evenly_over_all() -> None:
+    rows = [TrainRow((at, 1), (0, 1)) for at in range(10)]
+    assert [row.token_ids[0] for row in spread(rows, 4)] == [0, 2, 5, 7]
+    assert spread(rows, 20) == rows
+    assert spread(rows, 0) == spread([], 3) == []
+
+
+def test_a_look_at_rows_alone_needs_no_second_model(
+    place: Place, student: Student, opened: list[TransformersBackend]
+) -> None:
+    trainer = training(place)
+    found = watching(student, place, Watch(rows=1, turns=0)).look(trainer)
+    assert found == {"nll": pytest.approx(trainer.loss([RowFile(place.rows / HELD_OUT)[0]]))}
+    assert opened == []
+
+
+def test_a_process_that_does_not_lead_takes_its_share_of_the_rows_and_samples_nothing(
+    place: Place, student: Student, opened: list[TransformersBackend]
+) -> None:
+    watch = Watch(rows=2, turns=2, tasks=1)
+    assert watching(student, place, watch, leads=False).look(training(place)).keys() == {"nll"}
+    assert opened == []
+
+
+def test_without_held_out_rows_nothing_is_seen(
+    place: Place, student: Student, tmp_path: Path, opened: list[TransformersBackend]
+) -> None:
+    (tmp_path / HELD_OUT).write_bytes(b"")
+    watch = HeldOutWatch(student, RowFile(tmp_path / HELD_OUT), msgspec.structs.replace(CONFIG, train=QUICK), "cpu")
+    assert watch.look(training(place)) == {}
+    assert opened == []
+
+
+def test_a_look_measures_rows_turns_and_episodes(place: Place, student: Student) -> None:
+    found = watching(student, place, Watch(rows=2, turns=1, tasks=1)).look(training(place))
+    turns = {"valid", "tool_agreement", "action_agreement"}
+    episodes = {"curated_recall", "set_size", "turns", "format_failures"}
+    assert found.keys() == {"nll", *turns, *episodes}
+    assert (found["valid"], found["format_failures"], found["curated_recall"]) == (0.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_each_look_samples_from_the_weights_of_that_step_and_changes_none(
+    place: Place, student: Student, opened: list[TransformersBackend], rank: int
+) -> None:
+    rows = list(RowFile(place.rows / TRAIN))
+    (turn,) = held_out_turns(rows, 1)
+    watch, trainer = watching(student, place, Watch(rows=1, turns=1)), training(place, rank)
+    before = [parameter.detach().clone() for parameter in trainer.parameters]
+    watch.look(trainer)
+    assert all(map(torch.equal, before, trainer.parameters))
+    trainer.step(rows)
+    watch.look(trainer)
+    (backend,) = opened
+    said = asyncio.run(backend.generate(turn.prompt_ids, Sampling(max_tokens=1, seed=1)))
+    now, begun = (_logprob(model, turn, said) for model in (trainer.model, load_trainable(place.model, QUICK, "cpu")))
+    assert said.output_logprobs[0] == pytest.approx(now, abs=1e-4)
+    assert abs(now - begun) > 1e-2
+    assert (said.version_start, said.version_end) == (1, 1)
+
+
+def _logprob(model: Any, turn: HeldOutTurn, said: Generation) -> float:
+    """Of the first token that was said, under a model as it is."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([turn.prompt_ids]), use_cache=False).logits[0, -1]
+    logprob: float = logits.log_softmax(-1)[said.output_ids[0]].item()
+    return logprob

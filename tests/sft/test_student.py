@@ -1,0 +1,135 @@
+"""A student beside its dataset: where its held-out tasks are, and in which environment they are run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness1.config import Config, load_config
+from harness1.data.source import open_source
+from harness1.errors import UsageError
+from harness1.policy.scripted import ScriptedPolicy
+from harness1.policy.spoken import SpokenPolicy
+from harness1.records import Status, Task
+from harness1.retrieval.engines import open_retriever
+from harness1.retrieval.retriever import Retriever
+from harness1.rl.row_file import RowFile
+from harness1.rollout import rollout
+from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
+from harness1.sft.student import Student
+from tests.sft.test_fine_tuning import CONFIG, WORLD, Place, save_rows, save_student
+from tests.support import run
+
+NAME = open_source(WORLD).name
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    home = tmp_path_factory.mktemp("student")
+    return save_rows(home, save_student(home / "model"))
+
+
+@pytest.fixture(scope="module")
+def student(place: Place) -> Student:
+    return Student.of(place.model, read_card(place.rows))
+
+
+def taught_in(student: Student, *tasks: tuple[str, str, list[Task]]) -> Student:
+    """The student of runs over several datasets: name, dataset and held-out tasks of each."""
+    (one,) = student.card.runs
+    runs = tuple(msgspec.structs.replace(one, name=name, dataset=dataset) for name, dataset, _ in tasks)
+    held = {name: tuple(sorted(task.task_id for task in chosen)) for name, _, chosen in tasks}
+    card = msgspec.structs.replace(student.card, runs=runs, held_out_tasks=held)
+    return Student(student.folder, card, student.chat, student.env)
+
+
+def test_a_student_has_the_format_and_the_environment_of_its_dataset(place: Place, student: Student) -> None:
+    card = read_card(place.rows)
+    assert (student.chat.name, student.chat.hash) == (card.format, card.format_hash) == ("compact", card.format_hash)
+    assert student.env == CONFIG.env != Config().env
+
+
+def test_rows_may_be_as_long_as_the_model_reads_and_no_longer(place: Place, tmp_path: Path) -> None:
+    rows = RowFile(place.rows / TRAIN)
+    longest = int(rows.lengths.max())
+    for window, fits in ((longest, True), (longest - 1, False)):
+        model = save_student(tmp_path / str(window), max_position_embeddings=window)
+        student = Student.of(model, read_card(place.rows))
+        if fits:
+            student.check_length(rows)
+        else:
+            with pytest.raises(UsageError, match=f"a row has {longest} tokens, and {window} reads {window}: build"):
+                student.check_length(rows)
+
+
+@pytest.mark.parametrize("config", [None, "{", '{"max_position_embeddings": "many"}'])
+def test_a_folder_without_a_models_shape_is_refused(place: Place, tmp_path: Path, config: str | None) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((place.model / "tokenizer.json").read_bytes())
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(UsageError, match=r"holds no config\.json of a model"):
+        Student.of(tmp_path, read_card(place.rows)).check_length(RowFile(place.rows / TRAIN))
+
+
+def test_a_model_that_names_no_window_reads_every_row(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((place.model / "tokenizer.json").read_bytes())
+    (tmp_path / "config.json").write_text("{}")
+    Student.of(tmp_path, read_card(place.rows)).check_length(RowFile(place.rows / TRAIN))
+
+
+def test_held_out_tasks_are_those_that_no_row_is_trained_on(place: Place, student: Student) -> None:
+    found = student.held_out_tasks(100)
+    tasks = {task.task_id for _, task in found}
+    assert tasks == {row.metadata["task_id"] for row in RowFile(place.rows / HELD_OUT)}
+    assert not tasks & {row.metadata["task_id"] for row in RowFile(place.rows / TRAIN)}
+    assert all(task.gold is not None for _, task in found)
+    assert student.held_out_tasks(1) == found[:1]
+    assert student.held_out_tasks(0) == []
+
+
+def test_held_out_tasks_are_taken_of_each_dataset_in_turn(student: Student) -> None:
+    worlds = {name: open_source(name).tasks("train") for name in ("world:60", "world:80")}
+    many, few = worlds["world:60"][3:6], worlds["world:80"][1:2]
+    both = taught_in(student, ("small", "world:60", many), ("large", "world:80", few))
+    found = [(run.name, task.task_id) for run, task in both.held_out_tasks(3)]
+    assert found == [("small", many[0].task_id), ("large", few[0].task_id), ("small", many[1].task_id)]
+
+
+def test_of_two_runs_over_one_dataset_each_task_is_taken_once(student: Student) -> None:
+    tasks = open_source(WORLD).tasks("train")[:2]
+    twice = taught_in(student, (NAME, WORLD, tasks), (NAME, WORLD, tasks))
+    assert len(twice.held_out_tasks(10)) == 2
+
+
+def test_a_dataset_that_has_gone_is_said_to_be(student: Student, tmp_path: Path) -> None:
+    gone = taught_in(student, ("gone", str(tmp_path / "nowhere"), []))
+    with pytest.raises(UsageError, match="nowhere"):
+        gone.held_out_tasks(1)
+
+
+def test_episodes_are_run_as_the_teachers_were(student: Student, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment of the configuration that training is given."""
+    (collected, task), *_ = student.held_out_tasks(1)
+    asked: list[Config] = []
+
+    def opening(spec: str, config: Config) -> Retriever:
+        asked.append(config)
+        return open_retriever(spec, config)
+
+    monkeypatch.setattr("harness1.sft.student.open_retriever", opening)
+    make = student.environments(collected, load_config(None, ["env.max_turns=2", "run.workers=1"]))
+    env = make()
+    assert env is not make()
+    assert [config.env for config in asked] == [student.env]
+    assert (env.hash, env.counter.hash) == (student.card.env_hash, student.card.format_hash)
+    assert env.retriever.info.index_hash == collected.hashes["index"]
+    episode = run(rollout(env, SpokenPolicy(ScriptedPolicy(), student.chat), task))
+    assert (episode.status, episode.hashes.counter) == (Status.COMPLETED, student.chat.hash)
+
+
+def test_an_index_that_has_gone_is_said_to_be(student: Student, tmp_path: Path) -> None:
+    (one,) = student.card.runs
+    with pytest.raises(UsageError, match="nowhere"):
+        student.environments(msgspec.structs.replace(one, index=str(tmp_path / "nowhere")), CONFIG)
