@@ -91,6 +91,21 @@ def refuse_foreign(folder: Path, verb: str) -> None:
         raise UsageError(f"{folder} is not empty and holds nothing of `harness1 {verb}`: choose another --out")
 
 
+def refuse_other(stage: Stage, folder: Path, noun: str) -> None:
+    """Write only into folders that are new, empty, or were made by this very work, which `noun` names.
+
+    Raises:
+        UsageError: the folder holds something else, or is none.
+    """
+    refuse_foreign(folder, stage.verb)
+    found = read_stage(folder)
+    if found is not None and found.inputs != stage.inputs:
+        names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]]
+        raise UsageError(
+            f"{folder} holds another {noun} (it differs in {', '.join(names)}): choose another --out, or --force"
+        )
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file so that a reader, or a crash, finds the old bytes or the new ones and nothing between."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from harness1.cli.index import ensure_index
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, PolicyName, resolve, say_torn
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, PolicyName, progress_of_work, resolve, say_torn
 from harness1.config import Config
 from harness1.data.source import Source, open_source
 from harness1.errors import UsageError
@@ -143,14 +142,7 @@ def _finished(evaluation: Evaluation, out: Path) -> dict[str, Any] | None:
 
 
 def _run(evaluation: Evaluation, out: Path) -> dict[str, Any]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with progress_of_work() as progress:
         bar = progress.add_task(f"{evaluation.policy} on {evaluation.dataset}", total=None)
 
         def start(finished: int, total: int) -> None:

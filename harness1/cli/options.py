@@ -7,6 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from harness1.config import Config, load_config
 
@@ -30,6 +40,12 @@ PolicyName = Annotated[
 def resolve(path: Path | None, overrides: list[str] | None) -> Config:
     """The configuration that a command line asks for."""
     return load_config(path, overrides)
+
+
+def progress_of_work(*more: ProgressColumn, hidden: bool = False) -> Progress:
+    """A bar on standard error, with what is done of how much, the time that it took and the time left."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), *more)
+    return Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True), disable=hidden)
 
 
 def say_torn(run: Path, size: int) -> None:

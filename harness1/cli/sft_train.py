@@ -11,18 +11,10 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TaskID, TextColumn
 from rich.table import Table
 
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve
 from harness1.errors import UsageError
 from harness1.models.fetch import resolve_model
 from harness1.policy.checkpoint import Checkpoint, read_checkpoint
@@ -83,15 +75,7 @@ def train(
 
 
 def _trained(work: FineTuning, group: Group) -> Checkpoint:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[said]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not group.leads) as progress:
+    with progress_of_work(TextColumn("{task.fields[said]}"), hidden=not group.leads) as progress:
         return fine_tune(work, _shown(progress), group)
 
 

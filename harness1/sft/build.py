@@ -35,7 +35,7 @@ from harness1.sft.gates import Candidate, candidate, check_any_left, check_tool_
 from harness1.sft.query_overlap import KnownQueries, Queries, evaluation_queries
 from harness1.sft.sft_rows import row_tokens, sft_rows
 from harness1.sft.teacher_run import TeacherRun, open_runs
-from harness1.stage import STAGE, Stage, read_stage, under_way
+from harness1.stage import STAGE, Stage, read_stage, refuse_foreign, refuse_other, under_way
 from harness1.store import EPISODES, read_episodes
 from harness1.tools.registry import Toolbox
 from harness1.training_settings import Sft
@@ -171,20 +171,11 @@ def _is_there(stage: Stage, out: Path, *, force: bool) -> bool:
     Raises:
         UsageError: it holds something else.
     """
-    try:
-        empty = not out.exists() or not any(out.iterdir())
-    except OSError as error:
-        raise UsageError(f"{out} cannot hold a dataset: {error.strerror}") from error
-    found = None if empty else read_stage(out)
-    if not empty and (found is None or found.verb != VERB):
-        raise UsageError(f"{out} is not empty and holds no dataset: choose another --out")
+    refuse_foreign(out, VERB)
+    found = read_stage(out)
     if found is None or force or found.status != "finished":
         return False
-    if found.inputs != stage.inputs:
-        names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]]
-        raise UsageError(
-            f"{out} holds another dataset (it differs in {', '.join(names)}): choose another --out, or --force"
-        )
+    refuse_other(stage, out, "dataset")
     return all((out / name).is_file() for name in (CARD, TRAIN, HELD_OUT))
 
 

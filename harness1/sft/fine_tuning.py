@@ -22,7 +22,7 @@ from harness1.rl.row_file import RowFile
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.held_out import HeldOutWatch, spread
 from harness1.sft.student import Student
-from harness1.stage import Stage, read_stage, refuse_foreign, under_way
+from harness1.stage import Stage, read_stage, refuse_foreign, refuse_other, under_way
 from harness1.train.algorithm import make_algorithm
 from harness1.train.group import ALONE, Group
 from harness1.train.log import TrainLog
@@ -122,7 +122,7 @@ def fine_tune(work: FineTuning, on_step: StepListener, group: Group = ALONE) -> 
     """
     student, stage = work.student(), work.stage()
     if group.leads:
-        refuse_other_training(stage, work.out)
+        refuse_other(stage, work.out, "training")
     with under_way(stage, work.out) if group.leads else nullcontext():
         card = Checkpoint(
             format=student.card.format,
@@ -138,20 +138,6 @@ def fine_tune(work: FineTuning, on_step: StepListener, group: Group = ALONE) -> 
     if group.leads:
         stage.write(work.out, status="finished", outputs={"step": done.step, "metrics": done.metrics})
     return done
-
-
-def refuse_other_training(stage: Stage, out: Path) -> None:
-    """
-    Raises:
-        UsageError: the folder holds something else than this very work.
-    """
-    refuse_foreign(out, VERB)
-    found = read_stage(out)
-    if found is not None and found.inputs != stage.inputs:
-        differing = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]]
-        raise UsageError(
-            f"{out} holds another training (it differs in {', '.join(differing)}): choose another --out, or --force"
-        )
 
 
 def clear_training(out: Path) -> None:

@@ -221,9 +221,9 @@ def test_another_dataset_is_not_overwritten_unless_forced(teacher: Path, tmp_pat
 @pytest.mark.parametrize("force", [False, True])
 def test_a_folder_with_something_else_is_never_touched(teacher: Path, tmp_path: Path, force: bool) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match="holds no dataset"):
+    with pytest.raises(UsageError, match="holds nothing of `harness1 sft build`"):
         build(Build([teacher], SFT), tmp_path, force=force)
-    with pytest.raises(UsageError, match="holds no dataset"):
+    with pytest.raises(UsageError, match="holds nothing of `harness1 sft build`"):
         build(Build([teacher], SFT), teacher, force=force)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

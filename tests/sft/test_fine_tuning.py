@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from harness1.config import load_config
 from harness1.data.source import open_source
-from harness1.errors import SchemaError, UsageError
+from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.policy.checkpoint import CHECKPOINT, read_checkpoint
 from harness1.policy.models import open_model
@@ -341,125 +341,6 @@ def test_trl_trains_a_checkpoint_that_loads(place: Place, tmp_path: Path) -> Non
     assert held_out_loss(tmp_path, place) < held_out_loss(place.model, place)
 
 
-def damaged(rows: Path) -> None:
-    lines = (rows / TRAIN).read_bytes().splitlines(keepends=True)
-    (rows / TRAIN).write_bytes(b"".join([lines[0], b'{"token_ids": [1]\n', *lines[1:]]))
-
-
-def torn(rows: Path) -> None:
-    (rows / TRAIN).write_bytes((rows / TRAIN).read_bytes()[:-9])
-
-
-def unfinished(rows: Path) -> None:
-    stage = read_stage(rows)
-    assert stage is not None
-    stage.write(rows, status="interrupted")
-
-
-def without_rows(rows: Path) -> None:
-    (rows / TRAIN).write_bytes(b"")
-
-
-def without_row_file(rows: Path) -> None:
-    (rows / TRAIN).unlink()
-
-
-def without_card(rows: Path) -> None:
-    (rows / CARD).unlink()
-
-
-def with_another_card(rows: Path) -> None:
-    (rows / CARD).write_text('{"runs": 3}')
-
-
-def of_another_environment(rows: Path) -> None:
-    card = json.loads((rows / CARD).read_text())
-    (rows / CARD).write_text(json.dumps(card | {"env": {"max_turns": "many"}}))
-
-
-@pytest.fixture
-def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the test gets as far as a model's weights."""
-
-    def load(*_: object, **__: object) -> None:
-        pytest.fail("the model was loaded")
-
-    monkeypatch.setattr("harness1.sft.fine_tuning.load_trainable", load)
-    monkeypatch.setattr("harness1.sft.fine_tuning.train_with_trl", load)
-    monkeypatch.setattr("harness1.sft.held_out.open_transformers", load)
-
-
-@pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize(
-    ("break_it", "error", "says"),
-    [
-        (shutil.rmtree, UsageError, "rows is no finished dataset: run harness1 sft build"),
-        (unfinished, UsageError, "rows is no finished dataset"),
-        (without_rows, UsageError, "rows has no rows to train on"),
-        (without_row_file, UsageError, "rows holds no train.jsonl"),
-        (without_card, UsageError, "it has no card.json"),
-        (with_another_card, SchemaError, "card.json is not a data card"),
-        (of_another_environment, SchemaError, "environment is not readable: Expected `int`"),
-        (damaged, SchemaError, r"train\.jsonl:2: not a training row"),
-        (torn, SchemaError, r"train\.jsonl:\d: the line is torn"),
-    ],
-)
-def test_a_dataset_that_is_none_is_refused_before_a_model_is_loaded(
-    place: Place, tmp_path: Path, break_it: Callable[[Path], None], error: type[UsageError], says: str
-) -> None:
-    rows = Path(shutil.copytree(place.rows, tmp_path / "rows"))
-    break_it(rows)
-    with pytest.raises(error, match=says):
-        fine_tune(tuning(place, tmp_path / "out", dataset=rows), silent)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("unloaded")
-def test_a_run_folder_is_no_dataset(place: Place, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="taught is no finished dataset"):
-        fine_tune(tuning(place, tmp_path / "out", dataset=place.rows.parent / "taught"), silent)
-
-
-@pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize(
-    ("kind", "settings", "says"),
-    [
-        ("qwen", {}, "made with the tokenizer of .*model in the format compact, and .* has another"),
-        ("harmony", {}, r"compact format needs a tokenizer with <\|im_start\|>"),
-        (
-            "chatml",
-            {"max_position_embeddings": 400},
-            r"a row has \d{3,4} tokens, and other reads 400: .*max_tokens=400",
-        ),
-    ],
-)
-def test_a_model_that_cannot_learn_the_rows_is_refused_before_it_is_loaded(
-    place: Place, tmp_path: Path, kind: str, settings: dict[str, int], says: str
-) -> None:
-    other = save_student(tmp_path / "other", kind, **settings)
-    with pytest.raises(UsageError, match=says):
-        fine_tune(tuning(place, tmp_path / "out", model=other), silent)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize(("rank", "bytes_each"), [(0, 32), (2, 8)])
-def test_a_full_disk_is_refused_before_a_model_is_loaded(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, bytes_each: int
-) -> None:
-    """Two checkpoints in float32, and where all weights are trained two states with both moments of each."""
-    numbers = sum(tensor.numel() for tensor in load_file(place.model / "model.safetensors").values())
-    usage = shutil.disk_usage(tmp_path)
-    work = tuning(place, tmp_path / "out", msgspec.structs.replace(QUICK, lora=Lora(rank=rank)))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=numbers * bytes_each))
-    work.student()
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=numbers * bytes_each - 1))
-    with pytest.raises(UsageError, match=r"no space left for .*out: it takes about \d+ MB of \d+ free"):
-        fine_tune(work, silent)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("unloaded")
 def test_what_training_reads_is_never_written_over(place: Place, trained: Path) -> None:
     """Not even if its stage were of this very work."""
     files = {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
