@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,23 +58,42 @@ def read_stage(folder: Path) -> Stage | None:
 
 
 @contextmanager
+def marked(stage: Stage, folder: Path) -> Iterator[None]:
+    """Work inside this: the card says `running` meanwhile, and `interrupted` if the work is cut short."""
+    stage.write(folder)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # what happened is the thing to tell; a card that says `running` is resumed as well
+            stage.write(folder, status="interrupted")
+        raise
+
+
+@contextmanager
 def under_way(stage: Stage, folder: Path) -> Iterator[None]:
-    """Work inside this: the card says `running` meanwhile, and `interrupted` if the work is cut short.
+    """Work inside this, as in `marked`, where every `OSError` is of the folder or of what the user named.
 
     Raises:
         UsageError: the folder cannot be written, or its disk is full.
     """
     try:
-        stage.write(folder)
-        try:
+        with marked(stage, folder):
             yield
-        except BaseException:
-            with suppress(OSError):  # what happened is the thing to tell; a card that says `running` is resumed as well
-                stage.write(folder, status="interrupted")
-            raise
     except OSError as error:
         reason = "no space left on its disk" if error.errno == errno.ENOSPC else error.strerror or str(error)
         raise UsageError(f"{error.filename or folder}: {reason}") from error
+
+
+def refuse_full_disk(folder: Path, needed: int) -> None:
+    """Look whether the disk of a folder, which need not exist yet, has room for so many bytes.
+
+    Raises:
+        UsageError: it has not.
+    """
+    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise UsageError(f"no space left for {folder}: it takes about {needed / 1e6:,.0f} MB of {free / 1e6:,.0f} free")
 
 
 def refuse_foreign(folder: Path, verb: str) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from harness1.records import Episode, Task
 from harness1.retrieval.engines import open_retriever
 from harness1.run_folder import METRICS, refuse_other_run, run_stage
 from harness1.runner import Bench, Job, run_episodes
-from harness1.stage import Stage, write_atomically
+from harness1.stage import Stage, marked, write_atomically
 from harness1.store import EpisodeStore, finished_keys, latest_episodes
 
 Progress = Callable[[Episode], None]
@@ -100,7 +99,7 @@ def evaluate(
     done = finished_keys(out)
     jobs = [job for job in evaluation.jobs() if (job.task.task_id, job.sample_idx) not in _ids(done, stage)]
     on_start(evaluation.samples * len(evaluation.tasks) - len(jobs), evaluation.samples * len(evaluation.tasks))
-    with EpisodeStore(out) as store, _marked(stage, out):
+    with EpisodeStore(out) as store, marked(stage, out):
         on_torn(store.torn)
 
         def keep(episode: Episode) -> None:
@@ -120,17 +119,6 @@ def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, 
     gates = {"missing": metrics["missing"], "failures": metrics["failures"]}
     stage.write(out, status="finished", gates=gates)
     return metrics
-
-
-@contextmanager
-def _marked(stage: Stage, out: Path) -> Iterator[None]:
-    """The card says `running` meanwhile, and `interrupted` if the work is cut short."""
-    stage.write(out)
-    try:
-        yield
-    except BaseException:
-        stage.write(out, status="interrupted")
-        raise
 
 
 def _ids(done: set[Any], stage: Stage) -> set[tuple[str, int]]:

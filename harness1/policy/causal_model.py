@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from harness1.errors import MissingExtra, UsageError
 from harness1.retrieval.model_folder import no_progress_bars
 
@@ -14,6 +16,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Dtype = Literal["float32", "bfloat16"]
+
+
+def context_window(folder: Path) -> int | None:
+    """The most tokens that the model in a folder reads, as its `config.json` says; None where that says nothing.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+
+    class Shape(msgspec.Struct):
+        max_position_embeddings: int | None = None
+
+    try:
+        return msgspec.json.decode((folder / "config.json").read_bytes(), type=Shape).max_position_embeddings
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{folder} holds no config.json of a model: {error}") from error
 
 
 def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedModel:

@@ -6,13 +6,12 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from harness1.config import Config
 from harness1.errors import ConfigError, MissingExtra, UsageError
 from harness1.model_endpoint import policy_endpoint
 from harness1.models.fetch import resolve_model
 from harness1.policy.backend import Backend
+from harness1.policy.causal_model import context_window
 from harness1.policy.chat_completions import ChatCompletionsPolicy
 from harness1.policy.checkpoint import format_of
 from harness1.policy.formats.chat_format import ChatFormat
@@ -145,15 +144,7 @@ def preferred_device() -> str:
 
 def _check_window(folder: Path, config: Config) -> None:
     """Refuse a context window that the model does not have, before an episode runs into its end."""
-
-    class Shape(msgspec.Struct):
-        max_position_embeddings: int | None = None
-
-    try:
-        shape = msgspec.json.decode((folder / "config.json").read_bytes(), type=Shape)
-    except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{folder} holds no config.json of a model: {error}") from error
-    most = shape.max_position_embeddings
+    most = context_window(folder)
     if most is not None and config.env.context_window > most:
         raise ConfigError(
             f"env.context_window={config.env.context_window} is more than the {most} tokens that {folder.name} reads:"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 
 from harness1.config import Run
 from harness1.errors import MissingExtra, UsageError
-from harness1.hashing import digest
+from harness1.hashing import digest, file_digest
 
 PACKAGED = "package:"
 MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
@@ -74,10 +73,7 @@ def folder_hash(folder: Path) -> str:
     ]
     if any(path.suffix == ".safetensors" for path in files):
         files = [path for path in files if path.suffix != ".bin"]
-    sums = {}
-    for path in files:
-        with path.open("rb") as file:
-            sums[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    sums = {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
     return digest(sums)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import overload
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from harness1.errors import SchemaError, UsageError
 from harness1.rl.rows import TrainRow
+from harness1.stage import refuse_full_disk
 
 TOKEN_BYTES = 6
 """Of a token on disk, at least: three digits of its id, one of its mask, two commas."""
@@ -48,12 +48,7 @@ def check_room(folder: Path, tokens: int) -> None:
     Raises:
         UsageError: it has not.
     """
-    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    free, needed = shutil.disk_usage(place).free, tokens * TOKEN_BYTES
-    if free < needed:
-        raise UsageError(
-            f"no space left for {folder}: its rows take about {needed / 1e6:,.0f} MB of {free / 1e6:,.0f} free"
-        )
+    refuse_full_disk(folder, tokens * TOKEN_BYTES)
 
 
 class RowFile(Sequence[TrainRow]):

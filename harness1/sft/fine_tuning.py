@@ -22,7 +22,7 @@ from harness1.rl.row_file import RowFile
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.held_out import HeldOutWatch, spread
 from harness1.sft.student import Student
-from harness1.stage import Stage, read_stage, refuse_foreign, refuse_other, under_way
+from harness1.stage import Stage, read_stage, refuse_foreign, refuse_full_disk, refuse_other, under_way
 from harness1.train.algorithm import make_algorithm
 from harness1.train.group import ALONE, Group
 from harness1.train.log import TrainLog
@@ -30,7 +30,6 @@ from harness1.train.micro_batch import shuffled_steps
 from harness1.train.model_folder import (
     parameters_of,
     read_state,
-    refuse_full_disk,
     write_card,
     write_model,
     write_state,
@@ -157,7 +156,7 @@ def _train_with_trl(
     """The same rows through TRL's trainer, which writes the weights of its last step."""
     train, out = work.config.train, work.out
     rows, held_out = RowFile(work.dataset / TRAIN), RowFile(work.dataset / HELD_OUT)
-    steps = sum(1 for _ in shuffled_steps(len(rows), train.batch_rows, train.epochs, train.seed))
+    steps = train.epochs * -(-len(rows) // train.batch_rows)
     seen: dict[str, float] = {"step": float(saved_step(out))}
     on_step(saved_step(out), steps, {})
     with TrainLog(out if group.leads else None, saved_step(out), tensorboard=work.tensorboard, wandb=work.wandb) as log:
@@ -195,7 +194,7 @@ class _Run:
 
     def __init__(self, work: FineTuning, student: Student, card: Checkpoint, group: Group) -> None:
         train = work.config.train
-        self.work, self.student, self.card, self.group, self.train = work, student, card, group, train
+        self.work, self.card, self.group, self.train = work, card, group, train
         self.rows = RowFile(work.dataset / TRAIN)
         held_out = RowFile(work.dataset / HELD_OUT)
         self.order = list(shuffled_steps(len(self.rows), train.batch_rows, train.epochs, train.seed))

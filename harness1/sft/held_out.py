@@ -33,7 +33,7 @@ class HeldOutWatch:
 
     def __init__(self, student: Student, rows: RowFile, config: Config, device: str, leads: bool = True) -> None:
         watch = config.train.watch
-        self._student, self._config, self._leads = student, config, leads
+        self._student, self._config = student, config
         self._rows = spread(rows, watch.rows)
         self._turns = held_out_turns(spread(rows, watch.turns), watch.turns)
         self._tasks: dict[str, list[Task]] = {}

@@ -13,6 +13,7 @@ from harness1.data.source import open_source
 from harness1.env.environment import SearchEnv
 from harness1.env.model_verifier import open_verifier
 from harness1.errors import SchemaError, UsageError
+from harness1.policy.causal_model import context_window
 from harness1.policy.formats.chat_format import ChatFormat
 from harness1.policy.formats.registry import open_format
 from harness1.policy.tokenizer import open_tokenizer
@@ -55,14 +56,7 @@ class Student:
         Raises:
             UsageError: a row is longer than what the model can read.
         """
-
-        class Shape(msgspec.Struct):
-            max_position_embeddings: int | None = None
-
-        try:
-            window = msgspec.json.decode((self.folder / "config.json").read_bytes(), type=Shape).max_position_embeddings
-        except (OSError, msgspec.DecodeError) as error:
-            raise UsageError(f"{self.folder} holds no config.json of a model: {error}") from error
+        window = context_window(self.folder)
         longest = int(rows.lengths.max(initial=0))
         if window is not None and longest > window:
             raise UsageError(

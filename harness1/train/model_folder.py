@@ -113,17 +113,6 @@ def read_state(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def refuse_full_disk(out: Path, needed: int) -> None:
-    """
-    Raises:
-        UsageError: the disk has less room than so many bytes.
-    """
-    home = next(place for place in (out, *out.absolute().parents) if place.exists())
-    free = shutil.disk_usage(home).free
-    if free < needed:
-        raise UsageError(f"no space left for {out}: it takes about {needed / 1e6:,.0f} MB of {free / 1e6:,.0f} free")
-
-
 def parameters_of(folder: Path) -> int:
     """How many numbers the safetensors of a model hold, by the headers of the files.
 

@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -24,6 +22,7 @@ from harness1.model_calls import calls_of
 from harness1.records import ModelCall
 from harness1.retrieval.building import build_index
 from harness1.store import EpisodeStore, read_episodes
+from tests.cli.commands import Command, command_in_process
 from tests.support import hear_interrupts
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import tokenizer, vocabulary
@@ -36,27 +35,11 @@ SETTINGS = (
 OPTIONS = ["--config", CONFIG, *(word for setting in SETTINGS for word in ("--set", setting))]
 
 
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Ended]
-
-
 @pytest.fixture
 def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path) -> Command:
     """The command in this process, in the working folder of the tests."""
     monkeypatch.chdir(home)
-
-    def run(*arguments: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["harness1", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        return Ended(int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
+    return command_in_process(monkeypatch, capsys)
 
 
 def save_model(folder: Path, seed: int, kind: str = "chatml") -> None:

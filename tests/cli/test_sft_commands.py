@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -15,6 +13,7 @@ from harness1.cli import main
 from harness1.policy.checkpoint import read_checkpoint
 from harness1.store import read_episodes
 from harness1.train.log import read_log
+from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, SMALL, WORLD, save_student
 
 OPTIONS = ["--config", str(SMALL), *(word for setting in SHORT for word in ("--set", setting))]
@@ -26,28 +25,12 @@ TRAIN = [
 ]
 
 
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Ended]
-
-
 @pytest.fixture
 def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path) -> Command:
     """The command in this process, in the working folder of the tests."""
     monkeypatch.chdir(home)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["harness1", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        return Ended(int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
+    return command_in_process(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,11 @@ from harness1.policy.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
 from harness1.policy.transformers_backend import open_transformers
 from harness1.records import Sampling
 from harness1.rl.rows import TrainRow
+from harness1.stage import refuse_full_disk
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.lora import merged_state
 from harness1.train.micro_batch import collate, trained_logprobs
-from harness1.train.model_folder import parameters_of, read_state, refuse_full_disk, write_model, write_state
+from harness1.train.model_folder import parameters_of, read_state, write_model, write_state
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
 from harness1.training_settings import Lora, Train
