@@ -16,6 +16,8 @@ from msgspec import Meta
 from harness1.errors import ConfigError
 from harness1.hashing import digest
 from harness1.records import Tag
+from harness1.reward_settings import Reward as Reward
+from harness1.reward_settings import with_recipe
 from harness1.run_settings import Model as Model
 from harness1.run_settings import ModelServer as ModelServer
 from harness1.run_settings import Run as Run
@@ -23,6 +25,7 @@ from harness1.run_settings import Web as Web
 from harness1.settings import Count as Count
 from harness1.settings import Positive as Positive
 from harness1.settings import Settings, Share, Weight
+from harness1.training_settings import Rl as Rl
 from harness1.training_settings import Sft as Sft
 from harness1.training_settings import Train as Train
 
@@ -134,6 +137,9 @@ class Evidence(Settings):
     """Documents named beside each bridge entity."""
     characters: Positive = 8000
     """How much of a chunk is searched for entities."""
+    handles: bool = False
+    """Entities of the question and of shown hits have handles (E3), which the queries of a search may contain. It does
+    not depend on `on`, which is about entities that documents share."""
 
 
 class History(Settings):
@@ -163,15 +169,16 @@ class Rendering(Settings):
     recent_max: Positive = 9
     """`stable_first`: the window grows to this many turns, then is cut back to `recent`."""
     epoch_turns: Positive = 5
-    instructions: Literal["full", "brief"] = "full"
-    """The static prompt: all rules, or what a small window has room for."""
+    instructions: Literal["full", "brief", "minimal"] = "full"
+    """The static prompt: all rules, what a small window has room for, or one line, with tools that are named and not
+    described and the turn in place of the budget line: for a model that was trained for the very environment."""
 
 
 class Env(Settings):
     """Everything that decides what a policy can do and see. It is in `env_hash`, whole."""
 
     max_turns: Positive = 40
-    context_window: Annotated[int, Meta(ge=512)] = 32768
+    context_window: Annotated[int, Meta(ge=256)] = 32768
     generation_reserve: Positive = 2048
     guidance: Literal["none", "facts", "prescriptive"] = "facts"
     search: Search = Search()
@@ -230,29 +237,6 @@ class Index(Settings):
     dense: Dense = Dense()
 
 
-class Reward(Settings):
-    """Weights of the composite terminal reward (paper, Table 5). It is in `reward_hash`."""
-
-    outcome: float = 0.7
-    beta: Annotated[float, Meta(gt=0.0)] = 2.0
-    trajectory: float = 0.3
-    answer_found: float = 1.0
-    answer: float = 0.8
-    trajectory_answer: float = 0.4
-    answer_missed: float = 0.35
-    recall_gap: float = 0.0
-    diversity: float = 0.15
-    diversity_target: Positive = 6
-    diversity_shortfall: float = 0.0
-    curation: float = 0.0
-    curation_target: Share = 0.40
-    turn_penalty: float = 0.02
-    turn_penalty_from: Count = 20
-    empty: float = -0.2
-    format_failure: float = -0.5
-    floor: float = 0.001
-
-
 class ChatPolicy(Settings):
     """How a language model is asked, whichever it is. It is in `policy_hash`."""
 
@@ -277,6 +261,7 @@ class Config(Settings):
     index: Index = Index()
     reward: Reward = Reward()
     sft: Sft = Sft()
+    rl: Rl = Rl()
     train: Train = Train()
     run: Run = Run()
 
@@ -292,7 +277,8 @@ class Config(Settings):
 
 
 def load_config(path: Path | None = None, overrides: list[str] | None = None) -> Config:
-    """The defaults, overlaid with a TOML file, overlaid with `a.b=value` settings.
+    """The defaults, overlaid with a TOML file, overlaid with `a.b=value` settings. Weights of the reward that neither
+    gives are those of `reward.recipe`; one that a setting names takes the place of all that the file says of rewards.
 
     Raises:
         ConfigError: a key is unknown, a value has the wrong type or is out of range, or the file is not TOML.
@@ -305,8 +291,12 @@ def load_config(path: Path | None = None, overrides: list[str] | None = None) ->
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{path} is not TOML: {error}") from error
+    if any(override.partition("=")[0].strip() == "reward.recipe" for override in overrides or []):
+        tree.pop("reward", None)
     for override in overrides or []:
         _overlay(tree, override)
+    if isinstance(tree.get("reward"), dict):
+        tree["reward"] = with_recipe(tree["reward"])
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:

@@ -88,6 +88,38 @@ class Model(Keyed):
     """Requests to a server in flight in one process."""
 
 
+class Fleet(Settings):
+    """Workers on a Ray cluster that play episodes for `rl train`, and what each of them takes of it."""
+
+    workers: Count = 0
+    """0: there is no cluster, and episodes are played in the trainer's process."""
+    places: Positive = 8
+    """Episodes that a worker plays at a time."""
+    cpus: Annotated[float, Meta(ge=0.0)] = 1.0
+    gpus: Annotated[float, Meta(ge=0.0)] = 0.0
+    attempts: Positive = 3
+    """Workers that may be lost while they play an episode until it counts as broken."""
+    patience_s: Seconds = 300.0
+    """Seconds without any worker after which there is none to hope for."""
+    address: str = ""
+    """Of the cluster ("auto": the one that this machine is part of); empty: Ray is started here, for this training."""
+
+
+class Learn(Settings):
+    """Where `rl train` finds what it learns from, unless the command line says it."""
+
+    data: tuple[str, ...] = ()
+    """Datasets; those with a split `dev` are watched on it, of others some tasks are held out."""
+    split: str = "train"
+    index: tuple[str, ...] = ()
+    """An index for each dataset, instead of one that is built; none: of each its own."""
+    admission: tuple[str, ...] = ()
+    """Reports of `rl check`, for each dataset one, whose admitted tasks alone are sampled; none: all tasks."""
+    model: str = ""
+    """hf:PATH, or vllm:MODEL@URL with the same weights here, from which training begins."""
+    out: str = ""
+
+
 class Run(Settings):
     """How work is carried out on this machine. It is in no hash."""
 
@@ -118,3 +150,5 @@ class Run(Settings):
     web: Web = Web()
     model: Model = Model()
     verifier: ModelServer = ModelServer()
+    learn: Learn = Learn()
+    fleet: Fleet = Fleet()

@@ -1,5 +1,6 @@
-"""How policies are trained: `[sft]` makes rows of teachers' episodes, `[train]` is the trainer's. Neither is in
-`env_hash`; defaults are the published recipe (Harness-1, arXiv 2606.02373, appendix on training)."""
+"""How policies are trained: `[sft]` makes rows of teachers' episodes, `[rl]` of the policy's own, `[train]` is the
+trainer's. None is in `env_hash`; defaults are the published recipe (Harness-1, arXiv 2606.02373, appendix on
+training)."""
 
 from __future__ import annotations
 
@@ -73,8 +74,9 @@ class Watch(Settings):
     """Held-out turns that the policy is asked to take."""
     tasks: Count = 0
     """Held-out tasks on which it runs whole episodes."""
-    metric: Literal["nll", "valid", "tool_agreement", "curated_recall"] = "nll"
-    """What decides which checkpoint is the best."""
+    metric: Literal["nll", "valid", "tool_agreement", "curated_recall", "reward"] = "nll"
+    """What decides which checkpoint is the best; `reward` in reinforcement learning alone, and that one by `reward` or
+    `curated_recall`."""
     patience: Count = 0
     """Looks without a better value after which training stops; 0: never."""
 
@@ -117,3 +119,60 @@ class Train(Settings):
             raise ConfigError(f"train.watch.metric={self.watch.metric} needs train.watch.turns")
         if self.watch.metric == "nll" and not self.watch.rows:
             raise ConfigError("train.watch.metric=nll needs train.watch.rows")
+
+
+class Pivots(Settings):
+    """Turns of teachers that are trained on one by one: which are worth it, and what counts as well done (PivotRL,
+    arXiv 2603.21383)."""
+
+    samples: Annotated[int, Meta(ge=2)] = 8
+    """Actions of the reference policy that a turn is judged by."""
+    limit: Share = 0.6
+    """Turns at which at least this share of them is right are too easy."""
+    held_out: Share = 0.1
+    """Share of the tasks whose turns are never trained on."""
+    useless: Count = 2
+    """Useless documents that an action may leave in the curated set beyond those that the teacher leaves there."""
+    slack: Share = 0.0
+    """To stop is right with this much less recall than the teacher reached in the end."""
+    seed: Count = 42
+    """Of what the reference policy draws, and of the split."""
+
+
+class Rl(Settings):
+    """Reinforcement learning: groups of episodes on equal tasks, and what is made of them."""
+
+    algorithm: Literal["cispo", "double_sided", "reinforce"] = "cispo"
+    ratio_min: Weight = 0.0
+    """Of pi / pi_rollout of a token: `cispo` cuts its weight to the bounds, `double_sided` drops what is beyond."""
+    ratio_max: Rate = 5.0
+    advantages: Literal["center", "group_std", "batch_std", "leave_one_out"] = "center"
+    """Reward minus the mean of the group, divided by nothing, by the deviation within the group or within the step; or
+    minus the mean of the others."""
+    anchors: Weight = 0.0
+    """Weight of a second advantage: of a turn among its siblings' turns in the same state (GiGPO)."""
+    normaliser: Literal["token_mean", "trajectory_mean", "group_mean"] = "token_mean"
+    kl: Weight = 0.0
+    """Weight of the divergence from the policy that training began with, taken out of the advantages."""
+    groups: Positive = 128
+    """Groups of a batch, each of one task; those whose rewards are all equal are replaced."""
+    samples: Annotated[int, Meta(ge=2)] = 8
+    """Episodes of a group."""
+    substeps: Positive = 4
+    """Optimizer steps on a batch."""
+    batches: Positive = 80
+    staleness: Count = 0
+    """Batches that generation may be ahead of training; 0: in turns."""
+    window: Share = 0.3
+    """Share of the groups at work behind whose oldest training takes none, though it be finished (Forge)."""
+    rows: Literal["turn", "epoch"] = "turn"
+    headroom: Share = 0.15
+    """Tasks whose admission report shows less of it are not sampled."""
+    seed: Count = 42
+    pivots: Pivots = Pivots()
+
+    def __post_init__(self) -> None:
+        if self.ratio_min > self.ratio_max:
+            raise ConfigError("rl.ratio_min is above rl.ratio_max")
+        if self.substeps > self.groups:
+            raise ConfigError("rl.substeps needs at least one group for each")

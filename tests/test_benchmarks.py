@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import env_turn, prefix_reuse, retrieval, throughput_table
+from benchmarks import env_turn, prefix_reuse, retrieval, rl_rows, throughput_table
 from benchmarks.peer import Peer
 from benchmarks.tokenizer import EncodingCounter, tokenizer
 from benchmarks.workload import CHUNKS, workload
 from harness1.config import Env
 from harness1.env.pieces import piece
 from harness1.env.sentences import split
+from tests.vocabularies import vocabulary
 
 
 def test_env_turn_compares_both_modes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,6 +51,19 @@ def test_prefix_reuse_compares_the_orders(capsys: pytest.CaptureFixture[str]) ->
 def test_prefix_reuse_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     prefix_reuse.main(["--episodes", "1", "--turns", "1", "--world", "80"])
     assert "prefilled" in capsys.readouterr().out
+
+
+def test_rl_rows_compares_the_orders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(vocabulary("chatml"))
+    report = rl_rows.main(["--tokenizer", str(tmp_path), "--tasks", "2", "--json"])
+    assert json.loads(capsys.readouterr().out) == report
+    rows = {(row["order"], row["rows"]): row for row in report["orders"]}
+    assert rows.keys() == {(order, kind) for order in ("paper", "stable_first", "epoch") for kind in ("turn", "epoch")}
+    assert rows["paper", "turn"]["rows_per_episode"] == rows["paper", "turn"]["turns"]
+    assert rows["epoch", "epoch"]["forward_tokens"] < rows["epoch", "turn"]["forward_tokens"]
+    assert rows["epoch", "epoch"]["trained_tokens"] == rows["epoch", "turn"]["trained_tokens"]
+    rl_rows.main(["--tokenizer", str(tmp_path), "--tasks", "1"])
+    assert "forward" in capsys.readouterr().out
 
 
 def test_retrieval_measures_bm25_beside_peers_and_grep_beside_scans(

@@ -32,6 +32,9 @@ class TrainRow(Record):
     """The calls whose outputs are trained here, in order."""
     metadata: dict[str, Any] = {}
     """Where the row comes from; no algorithm reads it."""
+    token_weight: float = 1.0
+    """What each trained token counts in the mean that a policy gradient is: 1, or one over the trained tokens of its
+    episode or group."""
 
     def __post_init__(self) -> None:
         for name in ("loss_mask", "rollout_logprobs", "advantages"):

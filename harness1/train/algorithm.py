@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from harness1.errors import UsageError
 from harness1.rl.rows import TrainRow
+from harness1.train.cispo import Cispo, DoubleSided, Reinforce
+from harness1.training_settings import Rl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +27,16 @@ class Algorithm(Protocol):
     over processes, changes nothing.
     """
 
+    @property
+    def ratio_min(self) -> float:
+        """Below this ratio of probabilities, now and when it was sampled, a token counts as clipped."""
+        ...
+
+    @property
+    def ratio_max(self) -> float:
+        """Above this one too."""
+        ...
+
     def normaliser(self, rows: Sequence[TrainRow]) -> float:
         """What the summed loss of these rows is divided by; it adds up over rows."""
         ...
@@ -38,6 +51,9 @@ class NegativeLogLikelihood:
     """`-w log p`, over the sum of the weights w: the mean of supervised fine-tuning. A row's advantages are its
     weights; without them all are 1."""
 
+    ratio_min: ClassVar[float] = 0.0
+    ratio_max: ClassVar[float] = inf
+
     def normaliser(self, rows: Sequence[TrainRow]) -> float:
         return sum(
             sum(row.loss_mask)
@@ -50,15 +66,25 @@ class NegativeLogLikelihood:
         return -batch.weights * logprobs
 
 
-ALGORITHMS: Mapping[str, Callable[[], Algorithm]] = MappingProxyType({"nll": NegativeLogLikelihood})
+ALGORITHMS: Mapping[str, Callable[[Rl], Algorithm]] = MappingProxyType(
+    {
+        "nll": lambda _: NegativeLogLikelihood(),
+        "cispo": lambda rl: Cispo(rl.ratio_min, rl.ratio_max),
+        "double_sided": lambda rl: DoubleSided(rl.ratio_min, rl.ratio_max),
+        "reinforce": lambda _: Reinforce(),
+    }
+)
 """By name. Adding one is one class and one line here."""
 
 
-def make_algorithm(name: str) -> Algorithm:
+def make_algorithm(name: str, rl: Rl | None = None) -> Algorithm:
     """
+    Args:
+        rl: where those of reinforcement learning have their bounds from; its defaults by default.
+
     Raises:
         UsageError: there is none of this name.
     """
     if name not in ALGORITHMS:
         raise UsageError(f"there is no loss {name!r}; choose one of {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[name]()
+    return ALGORITHMS[name](rl or Rl())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from harness1.policy.causal_model import Dtype
 from harness1.rl.rows import TrainRow
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class MicroBatch:
     """[trained]: its id."""
     weights: Tensor
     """[trained], float32: its advantage, 1 where the row has none."""
+    token_weights: Tensor
+    """[trained], float32: what it counts in the mean over tokens."""
     rollout_logprobs: Tensor | None
     """[trained], float32, as recorded; None where some row has none."""
 
@@ -88,6 +92,7 @@ def collate(rows: Sequence[TrainRow], device: str | torch.device = "cpu") -> Mic
         column=column.to(device),
         targets=ids[row_of, place_of].to(device),
         weights=torch.tensor([_weight(rows[at], place) for at, place in trained], device=device),
+        token_weights=torch.tensor([rows[at].token_weight for at, _ in trained], device=device),
         rollout_logprobs=torch.tensor(
             [(rows[at].rollout_logprobs or ())[place] for at, place in trained], device=device
         )
@@ -96,17 +101,32 @@ def collate(rows: Sequence[TrainRow], device: str | torch.device = "cpu") -> Mic
     )
 
 
-def trained_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """Log probabilities of the trained tokens under the model, [trained] in float32. Logits are computed for no other
-    token: of a long context they would cost more than the layers."""
+def precision(model: PreTrainedModel, dtype: Dtype) -> AbstractContextManager[Any]:
+    """What forward passes of training run in: in bfloat16, matrices alone are multiplied in it."""
+    import torch
+
+    return nullcontext() if dtype == "float32" else torch.autocast(model.device.type, torch.bfloat16)
+
+
+def trained_distributions(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Log probabilities of all that could stand where a trained token does, [trained, vocabulary] in float32. Logits
+    are computed for no other place: of a long context they would cost more than the layers."""
     import torch
 
     logits = model(
         input_ids=batch.ids, attention_mask=batch.attention, use_cache=False, logits_to_keep=batch.kept
     ).logits
-    chosen = logits[batch.row, batch.column].float()
-    logprobs: Tensor = torch.log_softmax(chosen, -1).gather(-1, batch.targets[:, None])[:, 0]
-    return logprobs
+    return torch.log_softmax(logits[batch.row, batch.column].float(), -1)
+
+
+def of_targets(distributions: Tensor, batch: MicroBatch) -> Tensor:
+    """The log probabilities of the trained tokens themselves, [trained]."""
+    return distributions.gather(-1, batch.targets[:, None])[:, 0]
+
+
+def trained_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Log probabilities of the trained tokens under the model, [trained] in float32."""
+    return of_targets(trained_distributions(model, batch), batch)
 
 
 def trained_tokens(row: TrainRow) -> int:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from harness1.errors import UsageError
 from harness1.rl.rows import TrainRow
 from harness1.train.algorithm import Algorithm
+from harness1.train.drift import Drift
 from harness1.train.group import ALONE, Group
 from harness1.train.lora import add_adapters
-from harness1.train.micro_batch import MicroBatch, by_token_budget, collate, trained_logprobs, trained_tokens
+from harness1.train.micro_batch import (
+    MicroBatch,
+    by_token_budget,
+    collate,
+    of_targets,
+    precision,
+    trained_distributions,
+    trained_tokens,
+)
 from harness1.train.schedule import rate_at
 from harness1.training_settings import Train
 
@@ -56,7 +64,8 @@ class Trainer:
             _forget_activations(model)
 
     def step(self, rows: Sequence[TrainRow]) -> dict[str, float]:
-        """Take one optimizer step; returns its loss, gradient norm (before clipping), rate and trained tokens.
+        """Take one optimizer step; returns its loss, gradient norm (before clipping), rate and trained tokens, and of
+        rows that all have log probabilities of the rollout how far the weights before the step are from it (`Drift`).
 
         Raises:
             Diverged: loss or gradient is not finite; the weights are as before.
@@ -65,8 +74,10 @@ class Trainer:
 
         normaliser = self.algorithm.normaliser(rows) or 1.0  # where no token has any weight, every loss is 0
         total = torch.zeros((), device=self.model.device)
+        known = all(row.rollout_logprobs is not None for row in rows)
+        drift = Drift(self.algorithm, self.model.device) if known else None
         for batch in self._passes(rows):
-            loss = self._loss(batch) / normaliser
+            loss = self._loss(batch, drift) / normaliser
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self.group.add_up(total)
@@ -87,8 +98,9 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step_count += 1
-        trained = sum(map(trained_tokens, rows))
-        return {"loss": float(total), "gradient": float(norm), "rate": rate, "trained_tokens": float(trained)}
+        trained = float(sum(map(trained_tokens, rows)))
+        taken = {"loss": float(total), "gradient": float(norm), "rate": rate, "trained_tokens": trained}
+        return taken if drift is None else taken | drift.values(self.group)
 
     def loss(self, rows: Sequence[TrainRow]) -> float:
         """The loss of rows under the present weights, which it does not change."""
@@ -122,19 +134,15 @@ class Trainer:
         for places in groups[self.group.rank :: self.group.size]:
             yield collate([rows[place] for place in places], self.model.device)
 
-    def _loss(self, batch: MicroBatch) -> Tensor:
+    def _loss(self, batch: MicroBatch, drift: Drift | None = None) -> Tensor:
         """The summed loss of a micro-batch."""
-        with self._precision():
-            logprobs = trained_logprobs(self.model, batch)
+        with precision(self.model, self.train.dtype):
+            distributions = trained_distributions(self.model, batch)
+        logprobs = of_targets(distributions, batch)
+        if drift is not None:
+            drift.add(distributions, logprobs, batch)
         summed: Tensor = self.algorithm.token_losses(logprobs, batch).sum()
         return summed
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        import torch
-
-        if self.train.dtype == "float32":
-            return nullcontext()
-        return torch.autocast(self.model.device.type, torch.bfloat16)
 
 
 def _forget_activations(model: PreTrainedModel) -> None:

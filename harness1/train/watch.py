@@ -20,7 +20,7 @@ from harness1.rl.rows import TrainRow
 from harness1.rollout import rollout
 from harness1.tools.registry import Toolbox
 
-HIGHER = {"nll": False, "valid": True, "tool_agreement": True, "curated_recall": True}
+HIGHER = {"nll": False, "valid": True, "tool_agreement": True, "curated_recall": True, "reward": True}
 """The metrics by which a checkpoint can be the best, and whether more of each is better."""
 
 

@@ -1,0 +1,101 @@
+"""Advantages: what an episode earned beyond its siblings on the same task, and a turn beyond turns in the same state.
+
+They are of whole episodes, one number for all turns of each, however many rows an episode is cut into.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Literal
+
+from harness1.config import Env
+from harness1.env.environment import env_hash
+from harness1.env.memory import WorkingMemory
+from harness1.env.transition import replayed
+from harness1.errors import ConfigError
+from harness1.records import Episode
+from harness1.tools.registry import Toolbox
+
+Kind = Literal["center", "group_std", "batch_std", "leave_one_out"]
+
+SAME = 1e-9
+"""Rewards that differ by no more are equal."""
+STD_EPSILON = 1e-4
+"""Added to standard deviations, which are those of samples (n - 1): both as in TRL's GRPO."""
+
+
+def has_signal(rewards: Sequence[float]) -> bool:
+    """Whether the rewards of a group differ; of others every advantage is 0."""
+    return bool(rewards) and max(rewards) - min(rewards) > SAME
+
+
+def advantages(groups: Sequence[Sequence[float]], kind: Kind) -> list[list[float]]:
+    """The advantage of each episode, of the rewards of each group of a batch. In a group of one all are 0.
+
+    - `center`: r - mean of the group (Dr. GRPO, arXiv 2503.20783).
+    - `group_std`: that, over the standard deviation of the group's rewards (GRPO, arXiv 2402.03300).
+    - `batch_std`: that, over the standard deviation of the centred rewards of all groups (REINFORCE++ with a baseline,
+      arXiv 2501.03262), so that how hard tasks are does not enter.
+    - `leave_one_out`: r - mean of the others of the group (RLOO, arXiv 2402.14740).
+    """
+    centred = [_centred(rewards) for rewards in groups]
+    match kind:
+        case "center":
+            return centred
+        case "group_std":
+            return [_scaled(values, _deviation(values)) for values in centred]
+        case "batch_std":
+            deviation = _deviation([value for values in centred for value in values])
+            return [_scaled(values, deviation) for values in centred]
+        case "leave_one_out":
+            # r - (sum - r) / (n - 1) is n / (n - 1) times what is above the mean.
+            return [[value * len(values) / max(len(values) - 1, 1) for value in values] for values in centred]
+
+
+def anchor_advantages(rewards: Sequence[float], anchors: Sequence[Sequence[str]]) -> list[list[float]]:
+    """The second advantage of each turn of a group's episodes: the reward of its episode, minus the mean of that over
+    all turns of the group that began in the same state (GiGPO, Feng et al., arXiv 2505.10978, undiscounted and without
+    a deviation). Of a state that nobody else was in, it is 0.
+
+    Args:
+        anchors: of each episode the states that its turns began in, by name (`anchor_keys`).
+    """
+    earned: dict[str, list[float]] = defaultdict(list)
+    for reward, names in zip(rewards, anchors, strict=True):
+        for name in names:
+            earned[name].append(reward)
+    baselines = {name: fmean(each) for name, each in earned.items()}
+    return [[reward - baselines[name] for name in names] for reward, names in zip(rewards, anchors, strict=True)]
+
+
+def anchor_keys(episode: Episode, env: Env) -> tuple[str, ...]:
+    """The `anchor_key` of the memory that each turn began with, in order of turns. The record does not hold it: actions
+    and recorded answers go through the pure core again, without rendering anything.
+
+    Raises:
+        ConfigError: the episode was recorded under another environment configuration.
+    """
+    if env_hash(env) != episode.hashes.env:
+        raise ConfigError("the states of an episode need the environment that it was recorded in")
+    memory, toolbox = WorkingMemory.empty(episode.task.query, episode.unit), Toolbox.of(env)
+    keys: list[str] = []
+    for turn in episode.turns:
+        keys.append(memory.anchor_key())
+        if turn.action is not None and turn.observation is not None:
+            replayed(memory, env, toolbox, turn.action, turn.ignored, turn.observation)
+    return tuple(keys)
+
+
+def _centred(rewards: Sequence[float]) -> list[float]:
+    mean = fmean(rewards) if rewards else 0.0
+    return [reward - mean for reward in rewards]
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def _scaled(values: Sequence[float], deviation: float) -> list[float]:
+    return [value / (deviation + STD_EPSILON) for value in values]

@@ -1,0 +1,72 @@
+"""Staying near the policy that training began with: the divergence from it, taken out of the advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from harness1.errors import UsageError
+from harness1.rl.rows import TrainRow
+from harness1.train.micro_batch import by_token_budget, collate, precision, trained_logprobs
+from harness1.training_settings import Train
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def row_logprobs(model: PreTrainedModel, rows: Sequence[TrainRow], train: Train) -> list[list[float]]:
+    """Natural log probabilities of the trained tokens of each row, in order, under a model that is not changed.
+
+    Args:
+        model: as `load_trainable` gives it.
+        train: how the trainer computes: the tokens of a forward pass, and the numbers that it is in.
+    """
+    import torch
+
+    found: list[list[float]] = [[] for _ in rows]
+    for places in by_token_budget([len(row.token_ids) for row in rows], train.micro_tokens):
+        batch = collate([rows[place] for place in places], model.device)
+        with torch.no_grad(), precision(model, train.dtype):
+            logprobs = trained_logprobs(model, batch)
+        for row, logprob in zip(batch.row.tolist(), logprobs.tolist(), strict=True):
+            found[places[row]].append(logprob)
+    return found
+
+
+def with_kl(
+    rows: Sequence[TrainRow], reference: Sequence[Sequence[float]], weight: float
+) -> tuple[list[TrainRow], float]:
+    """Rows whose advantages have `-weight (d - mean d)` added, with d = rollout - reference log probability of each
+    trained token, and the mean over all trained tokens of the rows; and that mean, which estimates the divergence of
+    the rollouts' policy from the reference. Centred, the penalty moves no baseline: `incorporate_kl_penalty` of the
+    tinker cookbook, which Harness-1 trained with, does the same where it discounts nothing.
+
+    Args:
+        rows: all of a batch.
+        reference: of each row the log probabilities of its trained tokens (`row_logprobs`).
+
+    Raises:
+        UsageError: a row has no log probabilities of the rollout.
+    """
+    gaps = [_gaps(row, own) for row, own in zip(rows, reference, strict=True)]
+    mean = fmean(gap for own in gaps for gap in own)
+    return [_penalised(row, [weight * (gap - mean) for gap in own]) for row, own in zip(rows, gaps, strict=True)], mean
+
+
+def _gaps(row: TrainRow, reference: Sequence[float]) -> list[float]:
+    """d of the trained tokens of a row."""
+    if row.rollout_logprobs is None:
+        raise UsageError("rl.kl needs rows with rollout_logprobs")
+    recorded = (logprob for logprob, mask in zip(row.rollout_logprobs, row.loss_mask, strict=True) if mask)
+    return [logprob - own for logprob, own in zip(recorded, reference, strict=True)]
+
+
+def _penalised(row: TrainRow, penalties: Sequence[float]) -> TrainRow:
+    advantages = list(row.advantages or [1.0] * len(row.token_ids))
+    trained = (place for place, mask in enumerate(row.loss_mask) if mask)
+    for place, penalty in zip(trained, penalties, strict=True):
+        advantages[place] -= penalty
+    return msgspec.structs.replace(row, advantages=tuple(advantages))

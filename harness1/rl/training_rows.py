@@ -1,0 +1,129 @@
+"""From groups of episodes to the rows of a policy gradient: rewards become advantages, and calls become rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from random import Random
+
+import msgspec
+
+from harness1.config import Env
+from harness1.errors import UsageError
+from harness1.records import Episode, Status
+from harness1.rl.advantages import advantages, anchor_advantages, anchor_keys
+from harness1.rl.captured_call import CapturedCall
+from harness1.rl.episode_calls import captured_calls
+from harness1.rl.episode_group import EpisodeGroup
+from harness1.rl.prefix_merging import prefix_merging
+from harness1.rl.rows import TrainRow, per_request
+from harness1.train.micro_batch import trained_tokens
+from harness1.training_settings import Rl
+
+
+def trainable(group: EpisodeGroup) -> tuple[Episode, ...]:
+    """The episodes of a group that have a reward and log probabilities to learn from. Neither baselines nor rows know
+    of the others: the infrastructure broke them, or nobody scored them. The policy's own errors stay."""
+    return tuple(
+        episode
+        for episode in group.episodes
+        if episode.status is not Status.INFRA_ERROR and episode.reward is not None and episode.untrainable is None
+    )
+
+
+def rewards_of(episodes: Sequence[Episode]) -> list[float]:
+    """The rewards of those that have one."""
+    return [episode.reward.total for episode in episodes if episode.reward is not None]
+
+
+def training_rows(groups: Sequence[EpisodeGroup], rl: Rl, env: Env | None = None) -> list[TrainRow]:
+    """The rows of a batch: groups in order of their index, the rows of each one behind the other, in the order of its
+    episodes and of their turns. `group_id` is the group's index in words.
+
+    The `token_weight` of all trained tokens add up to their number (`token_mean`), to the number of episodes that have
+    some (`trajectory_mean`), or to that of groups (`group_mean`), however rows are cut.
+
+    Args:
+        groups: all of the batch, for `batch_std` looks at all of them.
+        env: the environment of the episodes, where `rl.anchors` is above 0.
+
+    Raises:
+        UsageError: `rl.anchors` without an environment.
+        ConfigError: the episodes were recorded in another one.
+        SchemaError: an episode does not hold a stretch of a prompt.
+    """
+    ordered = sorted(groups, key=lambda group: group.index)
+    sampled = [trainable(group) for group in ordered]
+    earned = advantages([rewards_of(episodes) for episodes in sampled], rl.advantages)
+    rows: list[TrainRow] = []
+    for group, episodes, of_episodes in zip(ordered, sampled, earned, strict=True):
+        of_turns = _turn_advantages(episodes, of_episodes, rl, env)
+        made = [
+            _episode_rows(episode, each, str(group.index), rl) for episode, each in zip(episodes, of_turns, strict=True)
+        ]
+        rows += _weighted(made, rl)
+    return rows
+
+
+def substeps(rows: Sequence[TrainRow], count: int, seed: int | str) -> list[list[TrainRow]]:
+    """A batch cut into optimizer steps of whole groups, whose numbers of groups differ by one at most. Which groups go
+    together is drawn by the seed. A batch of fewer groups makes fewer steps, none of them empty.
+
+    Args:
+        rows: those of each group stand together, as `training_rows` makes them.
+    """
+    groups = [list(own) for _, own in groupby(rows, key=lambda row: row.group_id)]
+    Random(f"substeps/{seed}").shuffle(groups)
+    steps = min(count, len(groups))
+    return [[row for group in groups[at::steps] for row in group] for at in range(steps)]
+
+
+def _turn_advantages(
+    episodes: Sequence[Episode], of_episodes: Sequence[float], rl: Rl, env: Env | None
+) -> list[list[float]]:
+    """The advantage of each turn of each episode."""
+    whole = [[advantage] * len(episode.turns) for episode, advantage in zip(episodes, of_episodes, strict=True)]
+    if not rl.anchors:
+        return whole
+    if env is None:
+        raise UsageError("rl.anchors compares states, and they are made again in the episodes' environment: give it")
+    local = anchor_advantages(rewards_of(episodes), [anchor_keys(episode, env) for episode in episodes])
+    return [
+        [one + rl.anchors * other for one, other in zip(*pair, strict=True)] for pair in zip(whole, local, strict=True)
+    ]
+
+
+def _episode_rows(episode: Episode, of_turns: Sequence[float], group_id: str, rl: Rl) -> list[TrainRow]:
+    """The rows of an episode in the order of its turns, with advantages."""
+    calls = {call.call_id: call for call in captured_calls(episode)}
+    made = per_request(calls.values(), group_id) if rl.rows == "turn" else prefix_merging(calls.values(), group_id).rows
+    order = {name: place for place, name in enumerate(calls)}
+    values = {
+        f"{episode.episode_id}/{call.call_id}": advantage
+        for turn, advantage in zip(episode.turns, of_turns, strict=True)
+        for call in turn.calls
+    }
+    return [_stamped(row, calls, values) for row in sorted(made, key=lambda row: order[row.call_ids[0]])]
+
+
+def _stamped(row: TrainRow, calls: Mapping[str, CapturedCall], values: Mapping[str, float]) -> TrainRow:
+    """A row with the advantage of each call on its output, and 0 elsewhere."""
+    stamped = [0.0] * len(row.token_ids)
+    for name in row.call_ids:
+        begin, outputs = len(calls[name].prompt_ids), len(calls[name].output_ids)
+        stamped[begin : begin + outputs] = [values[name]] * outputs
+    return msgspec.structs.replace(row, advantages=tuple(stamped))
+
+
+def _weighted(made: Sequence[Sequence[TrainRow]], rl: Rl) -> list[TrainRow]:
+    """The rows of a group, episode by episode, with what their tokens count."""
+    tokens = [sum(map(trained_tokens, rows)) for rows in made]
+    if rl.normaliser == "token_mean":
+        return [row for rows in made for row in rows]
+    if rl.normaliser == "group_mean":
+        tokens = [sum(tokens)] * len(tokens)
+    return [
+        msgspec.structs.replace(row, token_weight=1 / total)
+        for rows, total in zip(made, tokens, strict=True)
+        for row in rows
+    ]

@@ -1,0 +1,89 @@
+"""Policy gradients that are corrected for the weights having moved on since the tokens were sampled.
+
+With r = pi / pi_rollout of a token and its advantage A, the gradient of each is that of sg(w(r)) A log pi, where sg
+stops gradients. They differ in w: CISPO cuts it to bounds (MiniMax-M1, arXiv 2506.13585), so that no token is ever
+silent; double-sided masking drops what is beyond them (GLM-5, arXiv 2602.15763, after IcePop); REINFORCE has w = 1.
+Bounds are of r itself, not offsets from 1.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from harness1.errors import UsageError
+from harness1.rl.rows import TrainRow
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness1.train.micro_batch import MicroBatch
+
+LOG_RATIO_LIMIT = 20.0
+"""Log ratios are cut to this size on both sides before they are exponentiated."""
+
+
+class PolicyGradient(ABC):
+    """`-token_weight w(r) A log pi`, over the sum of the token weights."""
+
+    def normaliser(self, rows: Sequence[TrainRow]) -> float:
+        return sum(row.token_weight * sum(row.loss_mask) for row in rows)
+
+    def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        return -batch.token_weights * self.importance(logprobs, batch) * batch.weights * logprobs
+
+    @abstractmethod
+    def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        """w, [trained], without a gradient.
+
+        Raises:
+            UsageError: it needs log probabilities of the rollout, and the rows have none.
+        """
+
+
+@dataclass(frozen=True)
+class Cispo(PolicyGradient):
+    """w is r, cut to the bounds."""
+
+    ratio_min: float = 0.0
+    ratio_max: float = 5.0
+
+    def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        return log_ratios(logprobs, batch).exp().clamp(self.ratio_min, self.ratio_max)
+
+
+@dataclass(frozen=True)
+class DoubleSided(PolicyGradient):
+    """w is r between the bounds, and 0 on and beyond them."""
+
+    ratio_min: float = 0.0
+    ratio_max: float = 5.0
+
+    def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        ratios = log_ratios(logprobs, batch).exp()
+        return ratios * ((ratios > self.ratio_min) & (ratios < self.ratio_max))
+
+
+@dataclass(frozen=True)
+class Reinforce(PolicyGradient):
+    """w is 1, whoever sampled (Williams 1992)."""
+
+    ratio_min: float = 0.0
+    ratio_max: float = inf
+
+    def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        return logprobs.new_ones(logprobs.shape)
+
+
+def log_ratios(logprobs: Tensor, batch: MicroBatch) -> Tensor:
+    """log pi - log pi_rollout of the trained tokens, [trained], cut to `LOG_RATIO_LIMIT`, without a gradient.
+
+    Raises:
+        UsageError: the rows have no log probabilities of the rollout.
+    """
+    if batch.rollout_logprobs is None:
+        raise UsageError("rows without rollout_logprobs cannot be weighted by how far the policy has moved since")
+    return (logprobs.detach() - batch.rollout_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
