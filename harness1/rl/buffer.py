@@ -1,0 +1,188 @@
+"""Which groups are begun, and which of them the trainer takes next: a windowed first-in-first-out buffer.
+
+Groups are numbered as they are begun. One is *in flight* until it is finished or dropped, *ready* until it is taken,
+and *taken* until the trainer releases its batch; each of them holds one of `capacity = (staleness + 1) * groups` slots.
+A batch is made one group at a time, as in Forge (MiniMax, arXiv 2605.26494, section 6.2.4): with H the oldest group
+that is neither taken nor dropped, the oldest ready one among `[H, H + window - 1]` is next. A slow group may thus be
+overtaken, but by no more than `window - 1` later ones. (These are the `window` entries of torchtitan's work buffer; a
+window written `[H, H + W]` has one more. A batch is taken whole or not at all, and in the order of the groups' numbers;
+torchtitan hands groups out as they come.)
+
+The staleness of a group is the trainer's version when it is taken, minus that of its oldest call. If each batch raises
+the version by one, and its slots are released when the new weights are published, it is at most
+
+    bound = (capacity + window - 2) // groups = staleness + ceil((window - 1) / groups)
+
+because a group is begun with at most `capacity - 1` others before it (those of a batch being trained count here), and
+at most `window - 1` after it are taken first. The bound is tight: a group that begins in the last slot, and stays in
+flight until nothing else can be taken, reaches it. So `staleness` alone is the bound (ROLL's asynchronous ratio,
+arXiv 2512.24873) when the window is 1, which is plain first-in-first-out; a wider window adds to it. Were slots
+released when taken, it would be one more. Should versions not go as they ought to, a group beyond the bound is dropped.
+
+With `staleness = 0` training and generation take turns: a batch is the first `groups` groups that are not dropped,
+whatever finishes first, and all of it was begun at the trainer's version. For a batch takes all slots there are, so
+none is begun from the take to the release, and what is taken was begun since the last release. Let n groups have been
+begun by then: `groups` are ready and the others dropped. Group n - 1 is not dropped, or those that are ready would have
+held all slots before it could begin. So n is the least number at which enough remain. The window has no meaning here
+and is 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Generic, Literal, TypeVar
+
+from harness1.records import Record
+
+Item = TypeVar("Item")
+DropReason = Literal["filtered", "stale", "faulty"]
+"""No signal in it; too old to train on; broken by the infrastructure."""
+
+
+class BufferCounts(Record):
+    """What became of the groups: `trained + filtered + stale + faulty + waiting == produced`, at all times."""
+
+    produced: int = 0
+    """Groups that were finished or dropped."""
+    trained: int = 0
+    """Released after training."""
+    filtered: int = 0
+    stale: int = 0
+    faulty: int = 0
+    waiting: int = 0
+    """Ready, or taken and not yet released."""
+
+
+class BufferState(Record):
+    """Where a buffer stands, without what waits or is in flight: that is begun again."""
+
+    oldest: int = 0
+    """The first group that was neither trained nor dropped."""
+    beyond: tuple[int, ...] = ()
+    """Those after it that were."""
+    fates: dict[str, int] = {}
+    """How many were trained, filtered, stale and faulty."""
+
+
+class Buffer(Generic[Item]):
+    """Keeps groups in order between those who play them and the trainer. It belongs to one thread of one process, and
+    nothing in it waits.
+
+    Args:
+        groups: of a batch.
+        staleness: batches that generation may be ahead of training.
+        window: as a share of the capacity; rounded down, and 1 group at least.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    def __init__(self, groups: int, staleness: int = 0, window: float = 0.0) -> None:
+        if groups < 1 or staleness < 0 or window < 0:
+            raise ValueError(f"no buffer of {groups} groups, staleness {staleness} and window {window}")
+        self.groups, self.capacity = groups, (staleness + 1) * groups
+        self.window = max(1, int(window * self.capacity)) if staleness else 1
+        self._oldest = self._next = self._produced = 0
+        self._beyond: set[int] = set()
+        self._in_flight: dict[int, int] = {}
+        self._ready: dict[int, tuple[Item, int]] = {}
+        self._taken: tuple[int, ...] = ()
+        self._fates: Counter[str] = Counter()
+
+    @property
+    def bound(self) -> int:
+        """The largest staleness that is trained on, in versions."""
+        return (self.capacity + self.window - 2) // self.groups
+
+    @property
+    def counts(self) -> BufferCounts:
+        return BufferCounts(produced=self._produced, waiting=len(self._ready) + len(self._taken), **self._fates)
+
+    def begin(self, version: int) -> int | None:
+        """Take a slot for the next group; its number, or None when there is no slot.
+
+        Args:
+            version: of the weights that it is begun with.
+        """
+        if len(self._in_flight) + len(self._ready) + len(self._taken) >= self.capacity:
+            return None
+        while self._next in self._beyond:
+            self._next += 1
+        index = self._next
+        self._in_flight[index] = version
+        self._next += 1
+        return index
+
+    def finish(self, index: int, item: Item, oldest_version: int | None = None) -> None:
+        """A group in flight has become something to train on.
+
+        Args:
+            oldest_version: of its calls; None: the one it was begun with.
+
+        Raises:
+            KeyError: it is not in flight.
+        """
+        begun = self._in_flight.pop(index)
+        self._ready[index] = item, begun if oldest_version is None else oldest_version
+        self._produced += 1
+
+    def drop(self, index: int, reason: DropReason) -> None:
+        """A group in flight is nothing to train on: another may begin in its place.
+
+        Raises:
+            KeyError: it is not in flight.
+        """
+        del self._in_flight[index]
+        self._produced += 1
+        self._consume(index, reason)
+
+    def take(self, version: int) -> list[Item] | None:
+        """A batch, oldest group first; None when there are not enough of them. Ready groups beyond the bound are
+        dropped.
+
+        Args:
+            version: of the weights that are to be trained.
+
+        Raises:
+            RuntimeError: the last batch was not released.
+        """
+        if self._taken:
+            raise RuntimeError("a batch is taken before the last one was released")
+        for index in [each for each, (_, oldest) in self._ready.items() if version - oldest > self.bound]:
+            del self._ready[index]
+            self._consume(index, "stale")
+        # All that is ready before the oldest group in flight can be taken, then the window begins at that one.
+        border = min(self._in_flight, default=self._next) + self.window
+        chosen = sorted(index for index in self._ready if index < border)[: self.groups]
+        if len(chosen) < self.groups:
+            return None
+        self._taken = tuple(chosen)
+        return [self._ready.pop(index)[0] for index in chosen]
+
+    def release(self) -> None:
+        """The batch that was taken is trained, and the weights that came of it are published: its slots are free."""
+        for index in self._taken:
+            self._consume(index, "trained")
+        self._taken = ()
+
+    def state(self) -> BufferState:
+        return BufferState(oldest=self._oldest, beyond=tuple(sorted(self._beyond)), fates=dict(self._fates))
+
+    def load_state(self, state: BufferState) -> None:
+        """Go on where another buffer stood, as a new one: what was neither trained nor dropped is begun again.
+
+        Raises:
+            RuntimeError: groups were begun here already.
+        """
+        if self._next:
+            raise RuntimeError("a buffer at work cannot be set elsewhere")
+        self._oldest = self._next = state.oldest
+        self._beyond = set(state.beyond)
+        self._fates, self._produced = Counter(state.fates), sum(state.fates.values())
+
+    def _consume(self, index: int, fate: str) -> None:
+        self._fates[fate] += 1
+        self._beyond.add(index)
+        while self._oldest in self._beyond:
+            self._beyond.remove(self._oldest)
+            self._oldest += 1

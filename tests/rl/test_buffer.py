@@ -1,0 +1,352 @@
+"""The buffer: equal to a slow simulator on random schedules, its bound tight, every group in exactly one counter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness1.rl.buffer import Buffer, BufferCounts, BufferState
+
+SCHEDULES, STEPS = 10_000, 45
+SETTINGS = [(1, 0, 0.3), (3, 0, 1.0), (1, 1, 0.0), (2, 1, 0.5), (1, 2, 0.7), (2, 2, 0.3), (1, 1, 1.0), (3, 1, 0.7)]
+"""Groups of a batch, staleness, window."""
+Played = tuple[int, int]
+"""What the tests put in: the number of a group and the version of its oldest call."""
+
+
+class Line:
+    """The reference: all groups that were ever begun stand in one line, and a batch is made by walking along it."""
+
+    def __init__(self, groups: int, staleness: int, window: float) -> None:
+        self.groups, self.slots = groups, groups * (staleness + 1)
+        self.window = 1 if staleness == 0 else max(1, int(self.slots * window))
+        extra = 0
+        while extra * groups < self.window - 1:
+            extra += 1
+        self.bound = staleness + extra
+        self.line: list[dict[str, Any]] = []
+
+    def numbered(self, *states: str) -> list[int]:
+        return [number for number, group in enumerate(self.line) if group["state"] in states]
+
+    def begin(self, version: int) -> int | None:
+        if len(self.numbered("playing", "ready", "taken")) == self.slots:
+            return None
+        self.line.append({"state": "playing", "oldest": version})
+        return len(self.line) - 1
+
+    def finish(self, number: int, oldest: int) -> None:
+        self.line[number] = {"state": "ready", "oldest": oldest}
+
+    def drop(self, number: int, reason: str) -> None:
+        self.line[number]["state"] = reason
+
+    def take(self, version: int) -> list[Played] | None:
+        for number in self.numbered("ready"):
+            if version - self.line[number]["oldest"] > self.bound:
+                self.line[number]["state"] = "stale"
+        chosen: list[int] = []
+        while len(chosen) < self.groups:
+            left = [number for number in self.numbered("playing", "ready") if number not in chosen]
+            head = left[0] if left else 0
+            near = [n for n in left if n < head + self.window and self.line[n]["state"] == "ready"]
+            if not near:
+                return None
+            chosen.append(near[0])
+        for number in chosen:
+            self.line[number]["state"] = "taken"
+        return [(number, self.line[number]["oldest"]) for number in chosen]
+
+    def release(self) -> None:
+        for number in self.numbered("taken"):
+            self.line[number]["state"] = "trained"
+
+    def counts(self) -> BufferCounts:
+        ended = {state: len(self.numbered(state)) for state in ("trained", "filtered", "stale", "faulty")}
+        waiting = len(self.numbered("ready", "taken"))
+        return BufferCounts(produced=len(self.line) - len(self.numbered("playing")), waiting=waiting, **ended)
+
+
+def compare(seed: int) -> int:
+    """One random schedule on buffer and reference; the largest staleness that was trained on, where calls are no older
+    than their groups."""
+    draw = random.Random(seed)
+    settings = SETTINGS[seed % len(SETTINGS)]
+    buffer, line = Buffer[Played](*settings), Line(*settings)
+    assert buffer.bound == line.bound
+    version = largest = 0
+    training = False
+    patience, lag = draw.choice([0.0, 0.02, 0.5]), draw.choice([0, 0, 1, 4])
+    for _ in range(STEPS):
+        flying = line.numbered("playing")
+        what = draw.random()
+        if what < 0.35 or not flying:
+            assert buffer.begin(version) == line.begin(version)
+        elif what < 0.75:
+            number = flying[0] if draw.random() < patience else draw.choice(flying[1:] or flying)
+            if draw.random() < 0.2:
+                reason = draw.choice(["filtered", "faulty"])
+                buffer.drop(number, reason)  # type: ignore[arg-type]
+                line.drop(number, reason)
+            else:
+                oldest = line.line[number]["oldest"] - draw.randint(0, lag)
+                buffer.finish(number, (number, oldest), oldest)
+                line.finish(number, oldest)
+        elif training:
+            buffer.release()
+            line.release()
+            training, version = False, version + 1
+        else:
+            batch = buffer.take(version)
+            assert batch == line.take(version)
+            largest = max([largest, *(version - oldest for _, oldest in batch or ())])
+            training = batch is not None
+        counts = buffer.counts
+        assert counts == line.counts()
+        ended = counts.trained + counts.filtered + counts.stale + counts.faulty
+        assert ended + counts.waiting == counts.produced
+    assert largest <= buffer.bound
+    assert lag or not counts.stale
+    return 0 if lag else largest
+
+
+def test_random_schedules_equal_the_reference() -> None:
+    largest = [compare(seed) for seed in range(SCHEDULES)]
+    for number, settings in enumerate(SETTINGS):
+        assert max(largest[number :: len(SETTINGS)]) == Buffer[Played](*settings).bound
+
+
+def oldest_trained(buffer: Buffer[Played], late: int) -> tuple[int, int]:
+    """Everything finishes at once but one group, which does when nothing goes on without it: the largest staleness that
+    is trained on, and how many versions went by until then."""
+    version, largest, waits = 0, 0, True
+    born: dict[int, int] = {}
+
+    def fill() -> None:
+        while (number := buffer.begin(version)) is not None:
+            born[number] = version
+            if number != late or not waits:
+                buffer.finish(number, (number, version))
+
+    fill()
+    while waits or version < 3 * buffer.bound + 3:
+        batch = buffer.take(version)
+        if batch is None:
+            assert waits, "a deadlock"
+            waits = False
+            buffer.finish(late, (late, born[late]))
+            continue
+        largest = max([largest, *(version - oldest for _, oldest in batch)])
+        fill()  # generation goes on while the batch is trained
+        version += 1
+        buffer.release()
+        fill()
+    return largest, version
+
+
+WIDE = [(groups, ahead, window) for groups in (1, 2, 3, 5) for ahead in (0, 1, 2, 4) for window in (0.0, 0.3, 0.7, 1.0)]
+
+
+@pytest.mark.parametrize("settings", WIDE, ids=str)
+def test_the_bound_is_reached_and_not_exceeded(settings: tuple[int, int, float]) -> None:
+    groups, ahead, _ = settings
+    bound = Buffer[Played](*settings).bound
+    assert max(oldest_trained(Buffer(*settings), late)[0] for late in range(3 * groups * (ahead + 1))) == bound
+
+
+def test_the_bound_is_the_asked_staleness_and_what_the_window_adds() -> None:
+    assert [Buffer[int](8, ahead, 0.0).bound for ahead in range(5)] == [0, 1, 2, 3, 4]
+    assert Buffer[int](8, 0, 1.0).bound == 0
+    assert (Buffer[int](8, 1, 0.3).window, Buffer[int](8, 1, 0.3).bound) == (4, 2)
+    assert (Buffer[int](8, 3, 0.3).window, Buffer[int](8, 3, 0.3).bound) == (9, 4)
+    assert (Buffer[int](8, 3, 0.32).window, Buffer[int](8, 3, 0.32).bound) == (10, 5)
+
+
+class FreesOnTake(Buffer[Played]):
+    """The mistake: slots are freed when a batch is taken. It trains on whatever comes, so that the age shows."""
+
+    @property
+    def bound(self) -> int:
+        return super().bound + 99
+
+    def take(self, version: int) -> list[Played] | None:
+        batch = super().take(version)
+        self.release()
+        return batch
+
+
+@pytest.mark.parametrize("settings", [(1, 0, 0.0), (2, 1, 0.5), (2, 2, 0.3), (3, 1, 1.0)], ids=str)
+def test_slots_freed_when_taken_exceed_the_bound_by_one(settings: tuple[int, int, float]) -> None:
+    groups, ahead, _ = settings
+    bound = Buffer[Played](*settings).bound
+    late = range(3 * groups * (ahead + 1))
+    assert max(oldest_trained(FreesOnTake(*settings), each)[0] for each in late) == bound + 1
+
+
+def test_a_group_beyond_the_bound_is_dropped_as_stale() -> None:
+    buffer = Buffer[str](1, 1)
+    for name in "ab":
+        buffer.finish(buffer.begin(0) or 0, name, 3)
+    assert buffer.take(4) == ["a"]
+    buffer.release()
+    assert buffer.take(5) is None
+    assert buffer.counts == BufferCounts(produced=2, trained=1, stale=1)
+    assert buffer.begin(5) == 2
+
+
+def test_a_window_of_one_is_first_in_first_out() -> None:
+    buffer = Buffer[int](2, 3, 0.0)
+    numbers = filled(buffer)
+    for number in reversed(numbers[1:]):
+        buffer.finish(number, number)
+        assert buffer.take(0) is None
+    buffer.finish(0, 0)
+    assert [take_and_release(buffer) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_a_large_window_is_greedy() -> None:
+    buffer = Buffer[int](2, 3, 100.0)
+    numbers = filled(buffer)
+    for number in reversed(numbers[1:]):
+        buffer.finish(number, number)
+    assert [take_and_release(buffer) for _ in range(4)] == [[1, 2], [3, 4], [5, 6], None]
+
+
+def test_the_window_moves_while_a_batch_is_made() -> None:
+    buffer = Buffer[int](3, 1, 0.4)
+    assert buffer.window == 2
+    filled(buffer)
+    for number in (0, 1, 4):
+        buffer.finish(number, number)
+    assert buffer.take(0) is None, "4 is beyond [2, 3]"
+    buffer.drop(2, "filtered")
+    assert buffer.take(0) == [0, 1, 4]
+
+
+def filled(buffer: Buffer[int], version: int = 0) -> list[int]:
+    """The groups that are begun until there is no slot."""
+    return list(iter(lambda: buffer.begin(version), None))
+
+
+def take_and_release(buffer: Buffer[int]) -> list[int] | None:
+    batch = buffer.take(0)
+    buffer.release()
+    return batch
+
+
+@pytest.mark.parametrize("window", [0.0, 0.5, 1.0])
+def test_a_dead_head_does_not_stop_the_others(window: float) -> None:
+    buffer, version = Buffer[int](3, 1, window), 0
+    flying = filled(buffer)
+    for turn in range(60):
+        if turn % 3 == 0:
+            buffer.drop(flying.pop(0), "faulty")
+        for number in flying:
+            buffer.finish(number, number)
+        while buffer.take(version) is not None:
+            version += 1
+            buffer.release()
+        flying = filled(buffer, version)
+        assert flying
+    assert version > 20
+    assert buffer.counts.faulty == 20
+
+
+@given(
+    filtered=st.sets(st.integers(0, 40)),
+    order=st.randoms(use_true_random=False),
+    groups=st.integers(1, 5),
+    window=st.floats(0, 1),
+)
+def test_without_staleness_batches_equal_those_of_a_plain_loop(
+    filtered: set[int], order: random.Random, groups: int, window: float
+) -> None:
+    batches = 6
+    expected = [msgspec.json.encode(batch) for batch in synchronous(groups, filtered.__contains__, batches)]
+    buffer, found, version, flying = Buffer[Played](groups, 0, window), list[bytes](), 0, list[int]()
+    while version < batches:
+        while order.random() < 0.8 and (number := buffer.begin(version)) is not None:
+            flying.append(number)
+        if flying and order.random() < 0.7:
+            number = flying.pop(order.randrange(len(flying)))
+            buffer.drop(number, "filtered") if number in filtered else buffer.finish(number, (number, version))
+        elif batch := buffer.take(version):
+            assert buffer.begin(version) is None, "generation and training are to take turns"
+            found.append(msgspec.json.encode(batch))
+            version += 1
+            buffer.release()
+    assert found == expected
+
+
+def synchronous(groups: int, filtered: Callable[[int], bool], batches: int) -> Iterator[list[Played]]:
+    number = 0
+    for version in range(batches):
+        batch: list[Played] = []
+        while len(batch) < groups:
+            if not filtered(number):
+                batch.append((number, version))
+            number += 1
+        yield batch
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_resumed_buffer_begins_again_what_was_not_consumed(seed: int) -> None:
+    """It is cut off anywhere, also with a batch taken; every group is trained or dropped exactly once."""
+    draw, buffer = random.Random(seed), Buffer[int](2, 2, 0.5)
+    ended: list[int] = []
+    flying: list[int] = []
+    for _ in range(300):
+        while (number := buffer.begin(0)) is not None:
+            flying.append(number)
+        if flying:
+            number = flying.pop(draw.randrange(len(flying)))
+            if draw.random() < 0.3:
+                buffer.drop(number, "filtered")
+                ended.append(number)
+            else:
+                buffer.finish(number, number)
+        batch = buffer.take(0)
+        if draw.random() < 0.2:
+            buffer, flying = resumed(buffer), []
+        else:
+            buffer.release()
+            ended += batch or []
+    assert len(ended) == len(set(ended))
+    assert set(range(buffer.state().oldest)) <= set(ended)
+    assert buffer.counts.produced - buffer.counts.waiting == len(ended) > 100
+
+
+def resumed(buffer: Buffer[int]) -> Buffer[int]:
+    """Another buffer that goes on where this one stood, by way of a file."""
+    state, counts = msgspec.json.decode(msgspec.json.encode(buffer.state()), type=BufferState), buffer.counts
+    assert state.oldest not in state.beyond
+    other = Buffer[int](2, 2, 0.5)
+    other.load_state(state)
+    assert other.state() == state
+    assert other.counts == msgspec.structs.replace(counts, produced=counts.produced - counts.waiting, waiting=0)
+    return other
+
+
+def test_misuse_is_refused() -> None:
+    buffer = Buffer[int](1, 1)
+    with pytest.raises(KeyError):
+        buffer.finish(0, 0)
+    with pytest.raises(KeyError):
+        buffer.drop(0, "faulty")
+    for number in (0, 1):
+        buffer.begin(0)
+        buffer.finish(number, number)
+    buffer.take(0)
+    with pytest.raises(RuntimeError):
+        buffer.take(0)
+    with pytest.raises(RuntimeError):
+        buffer.load_state(BufferState())
+    for wrong in [(0, 0, 0.0), (1, -1, 0.0), (1, 0, -0.1)]:
+        with pytest.raises(ValueError):
+            Buffer[int](*wrong)
