@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config
-from harness1.env.environment import SearchEnv
+from harness1.env.environment import SearchEnv, env_hash
 from harness1.env.model_verifier import open_verifier
 from harness1.env.verification import Verifier
 from harness1.errors import HarnessError, InfrastructureFault
@@ -64,6 +64,9 @@ class Job(Record):
     task: Task
     sample_idx: int = 0
     seed: int = 0
+    group_id: str | None = None
+    bench: int = 0
+    """Which of several benches it is for."""
 
 
 @dataclass(frozen=True)
@@ -153,31 +156,50 @@ async def _gather(bench: Bench, jobs: Sequence[Job]) -> list[Episode]:
 
     async def one(job: Job) -> Episode:
         env = bench.environment(retriever, policy)
-        episode = await rollout(env, policy, job.task, seed=job.seed, sample_idx=job.sample_idx)
+        episode = await played(env, policy, job)
         return score(episode, job.task.gold, bench.config) if job.task.gold is not None else episode
 
     return list(await asyncio.gather(*(one(job) for job in jobs)))
 
 
+async def played(env: SearchEnv, policy: Policy, job: Job) -> Episode:
+    """The episode of a job, not yet scored."""
+    return await rollout(env, policy, job.task, seed=job.seed, sample_idx=job.sample_idx, group_id=job.group_id)
+
+
 async def run_staged(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episode], None]) -> None:
+    """Run the jobs of one bench with its own policy, as `play_staged`."""
+    await play_staged([bench], bench.policy_for(jobs), jobs, on_episode)
+
+
+async def play_staged(
+    benches: Sequence[Bench],
+    policy: Policy,
+    jobs: Iterable[Job] | AsyncIterable[Job],
+    on_episode: Callable[[Episode], None],
+) -> None:
     """Run jobs in one loop, which a language model shares with its episodes: environments are made ready while others
     run, and an episode that waits for its score holds no place of those that run.
 
     A fault in one stage ends that episode, which says so; what is nobody's fault but the user's or ours ends the run.
 
+    Args:
+        benches: what `Job.bench` names; limits are those of the first.
+
     Raises:
         HarnessError: what a policy, an environment or a score raised that is no fault of the infrastructure.
     """
-    retriever = _retriever(bench.retriever, bench.config)
-    policy = bench.policy_for(jobs)
-    hashes = Hashes(bench.environment(retriever, policy).hash, policy.hash, retriever.info.index_hash)
+    retrievers = [_retriever(bench.retriever, bench.config) for bench in benches]
+
+    def environment(job: Job) -> SearchEnv:
+        return benches[job.bench].environment(retrievers[job.bench], policy)
 
     async def init(job: Job) -> tuple[Job, SearchEnv]:
-        return job, bench.environment(retriever, policy)
+        return job, environment(job)
 
     async def run(prepared: tuple[Job, SearchEnv], keep: Callable[[Scorable], None]) -> Scorable:
         job, env = prepared
-        return job, await rollout(env, policy, job.task, seed=job.seed, sample_idx=job.sample_idx)
+        return job, await played(env, policy, job)
 
     async def post(ran: Scorable) -> Episode:
         job, episode = ran
@@ -185,7 +207,7 @@ async def run_staged(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Ep
             return episode
         try:
             # In a thread: decoding goes on meanwhile.
-            return await asyncio.to_thread(score, episode, job.task.gold, bench.config)
+            return await asyncio.to_thread(score, episode, job.task.gold, benches[job.bench].config)
         except InfrastructureFault as fault:
             broken = {"stop_reason": StopReason.FAULT, "status": Status.INFRA_ERROR, "error": f"scoring: {fault}"}
             return msgspec.structs.replace(episode, **broken)
@@ -196,9 +218,11 @@ async def run_staged(bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Ep
         elif outcome.kind == "fault" and not isinstance(outcome.cause, InfrastructureFault):
             raise outcome.cause or HarnessError(outcome.error)
         else:
-            on_episode(_broken(job, hashes, f"{outcome.stage}: {outcome.error}"))
+            index = retrievers[job.bench].info.index_hash
+            hashes = Hashes(env_hash(benches[job.bench].config.env), policy.hash, index)
+            on_episode(broken_episode(job, hashes, f"{outcome.stage}: {outcome.error}"))
 
-    places = bench.config.run.concurrency
+    places = benches[0].config.run.concurrency
     limits = Limits(init=places, ready=places, run=places, post=places)
     await Pipeline(limits, init, run, post, hand_over).process(jobs)
 
@@ -207,12 +231,13 @@ def _waits(ms: Mapping[StageName, float]) -> dict[str, float]:
     return {stage: round(ms[stage], 3) for stage in ms if stage in ("ready", "post_wait", "post")}
 
 
-def _broken(job: Job, hashes: Hashes, error: str) -> Episode:
+def broken_episode(job: Job, hashes: Hashes, error: str) -> Episode:
     """The record of an episode that a fault ended outside of its turns."""
     return Episode(
         episode_id=digest([job.task.public(), job.sample_idx, job.seed, hashes])[:16],
         task=job.task.public(),
         sample_idx=job.sample_idx,
+        group_id=job.group_id,
         seed=job.seed,
         stop_reason=StopReason.FAULT,
         status=Status.INFRA_ERROR,
@@ -262,7 +287,7 @@ def _encoded_chunk(bench: Bench, jobs: Sequence[Job]) -> list[bytes]:
     return [encode_episode(episode) for episode in run_chunk(bench, jobs)]
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _retriever(spec: str, config: Config) -> Retriever:
     """An index is opened once for each process, not once for each chunk."""
     return open_retriever(spec, config)

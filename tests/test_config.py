@@ -18,6 +18,7 @@ from tests.support import make_env
 ROOT = Path(__file__).parent.parent
 PAPER = ROOT / "configs" / "paper.toml"
 RECIPE = ROOT / "configs" / "sft" / "paper.toml"
+RL_RECIPE = ROOT / "configs" / "rl" / "paper.toml"
 
 
 def leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -53,11 +54,13 @@ def test_the_published_constants_are_the_defaults() -> None:
     assert load_config(PAPER) == Config()
     # Quotas name datasets, and no default speaks of anybody's.
     assert load_config(RECIPE, ["sft.gates.quotas={}"]) == Config()
+    assert load_config(RL_RECIPE).rl == Config().rl
 
 
 def test_the_files_of_published_constants_spell_out_every_setting() -> None:
     tree = msgspec.toml.decode(PAPER.read_bytes()) | msgspec.toml.decode(RECIPE.read_bytes())
     tree["sft"]["gates"]["quotas"] = {}
+    tree["rl"] = msgspec.toml.decode(RL_RECIPE.read_bytes())["rl"]
     full = msgspec.to_builtins(Config())
     full.pop("run")
     assert tree == full
@@ -73,9 +76,8 @@ def test_every_setting_of_the_environment_is_in_its_hash(path: str) -> None:
 @pytest.mark.parametrize("path", [path for path, _ in leaves(Reward())])
 def test_every_weight_is_in_the_reward_hash(path: str) -> None:
     value = getattr(Reward(), path)
-    assert load_config(None, [f"reward.{path}={value + 0.01 if isinstance(value, float) else 3}"]).reward_hash != (
-        Config().reward_hash
-    )
+    new = "robust" if isinstance(value, str) else value + 0.01 if isinstance(value, float) else 3
+    assert load_config(None, [f"reward.{path}={new}"]).reward_hash != Config().reward_hash
 
 
 def test_how_work_is_carried_out_is_in_no_hash() -> None:

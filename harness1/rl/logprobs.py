@@ -131,6 +131,18 @@ def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of:
     return msgspec.structs.replace(report, mean_k3=k3 / max(report.tokens, 1))
 
 
+def report_of(replayed: Sequence[float], recorded: Sequence[float]) -> GateReport:
+    """Compare log probabilities, both at temperature 1, token by token."""
+    import torch
+
+    difference = torch.tensor(replayed, dtype=torch.float64) - torch.tensor(recorded, dtype=torch.float64)
+    if not len(difference):
+        return GateReport()
+    worst = _largest(difference.abs())
+    k3 = float((difference.exp() - 1 - difference).mean())
+    return GateReport(len(difference), worst, worst / BOUND, k3)
+
+
 def _differences(call: SampledCall, logits: Tensor, masks: Tensor | None) -> Tensor:
     """Replayed minus recorded log probabilities, [tokens], float64; of those on either side of an edge the smaller."""
     import torch

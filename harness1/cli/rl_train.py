@@ -1,0 +1,192 @@
+"""harness1 rl train: a policy learns from its own episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress, TaskID, TextColumn
+from rich.table import Table
+
+from harness1.cli.evaluate import index_of
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve
+from harness1.config import Config
+from harness1.data.source import open_source
+from harness1.errors import UsageError
+from harness1.policy.checkpoint import Checkpoint, read_checkpoint
+from harness1.policy.language_model import LanguageModelPolicy
+from harness1.policy.models import preferred_device
+from harness1.rl import learning
+from harness1.rl.admission_report import admitted_tasks
+from harness1.rl.learning import HELD_OUT, Learning, Players, StepListener
+from harness1.rl.local_rollouts import LocalRollouts, base_folder, open_policy, open_rollouts, publish_to
+from harness1.rl.pivots import open_training
+from harness1.rl.ray_rollouts import RayRollouts
+from harness1.rl.task_choice import choose_tasks
+from harness1.rl.task_stream import PlacedTask
+from harness1.run_settings import Learn
+from harness1.runner import Bench
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS = "weights"
+"""Where versions of the weights are written, for servers that load them by path."""
+SHOWN = ("reward", "curated_recall", "set_size", "turns", "entropy", "k3")
+"""What is said of a batch beside the bar."""
+
+
+def train(
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help="What to learn from; may be given again.", metavar="DATASET")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", help="hf:PATH or vllm:MODEL@URL to begin with.", metavar="SPEC")
+    ] = "",
+    out: Annotated[Path | None, typer.Option("--out", help="Where the checkpoint goes.", metavar="CHECKPOINT")] = None,
+    split: Annotated[str, typer.Option("--split", help="Which tasks; default train.")] = "",
+    index: Annotated[
+        list[str] | None, typer.Option("--index", help="An index for each dataset, in their order.", metavar="SPEC")
+    ] = None,
+    admission: Annotated[
+        list[str] | None,
+        typer.Option("--admission", help="A report of `rl check` for each dataset: its admitted tasks alone."),
+    ] = None,
+    pivots: Annotated[
+        Path | None,
+        typer.Option("--pivots", help="Train on the single turns of a profile instead of --data.", metavar="PIVOTS"),
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="Where indexes are kept; default ~/.cache/harness1.", metavar="DIR")
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files for TensorBoard too.")] = False,
+    wandb: Annotated[str, typer.Option("--wandb", help="A project of Weights & Biases.", metavar="PROJECT")] = "",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Let a policy learn from its own episodes; a stopped training goes on from its last saved state.
+
+    Example: harness1 rl train --config configs/rl/small.toml --data world:1000 --model hf:student --out better
+    """
+    settings = resolve(config, overrides)
+    given = {"data": data, "index": index, "admission": admission}
+    learn = _with(settings.run.learn, {name: tuple(value) for name, value in given.items() if value})
+    learn = _with(learn, {name: value for name, value in (("model", model), ("split", split)) if value})
+    if pivots is not None and data:
+        raise UsageError("give --data or --pivots, not both")
+    if not ((pivots or learn.data) and learn.model and (out or learn.out)):
+        raise UsageError("give --data, --model and --out, or run.learn.data, model and out in the configuration")
+    out = out or Path(learn.out)
+    policy = open_policy(learn.model, settings)
+    work, players = (
+        _on_tasks(settings, learn, out, cache, policy)
+        if pivots is None
+        else _on_pivots(settings, learn, out, pivots, policy)
+    )
+    work = replace(work, tensorboard=tensorboard, wandb=wandb)
+    if force:
+        work.check()  # nothing is cleared for a training that cannot be
+        learning.clear_learning(work.out)
+    done = read_checkpoint(work.out) if work.is_done(policy.hash) else None
+    _report(done or _trained(work, players, policy), work.out, as_json)
+
+
+def _trained(work: Learning, players: Players, policy: LanguageModelPolicy) -> Checkpoint:
+    with progress_of_work(TextColumn("{task.fields[said]}")) as progress:
+        return learning.learn(work, players, policy.counter, policy.hash, _shown(progress))
+
+
+def _with(learn: Learn, given: Mapping[str, object]) -> Learn:
+    return msgspec.structs.replace(learn, **given)
+
+
+def _on_tasks(
+    config: Config, learn: Learn, out: Path, cache: Path | None, policy: LanguageModelPolicy
+) -> tuple[Learning, Players]:
+    """Whole episodes on the tasks of datasets."""
+    sources = [open_source(data) for data in learn.data]
+    for name in ("index", "admission"):
+        if (count := len(getattr(learn, name))) not in (0, len(sources)):
+            raise UsageError(f"{count} of --{name} for {len(sources)} of --data: give one for each, or none")
+    admitted = [admitted_tasks(Path(report), config.rl.headroom) for report in learn.admission]
+    choice = choose_tasks(sources, learn.split, admitted or [None] * len(sources), config)
+    indexes = [
+        index_of(source, named, cache, config)
+        for source, named in zip(sources, learn.index or [None] * len(sources), strict=True)
+    ]
+    benches = [Bench(config, found, learn.model) for found in indexes]
+    base = base_folder(learn.model)
+    work = Learning(*choice, benches, base, out, config, _device(config))
+    return work, _players(benches, learn.model, base, out / WEIGHTS, policy)
+
+
+def _players(benches: Sequence[Bench], spec: str, base: Path, versions: Path, policy: LanguageModelPolicy) -> Players:
+    """Who plays: this process, or workers on a cluster, each with a policy of its own."""
+    fleet = benches[0].config.run.fleet
+    if fleet.workers:
+        return RayRollouts(partial(open_rollouts, benches, spec, base.resolve(), versions.resolve()), fleet)
+    return nullcontext(LocalRollouts(benches, policy, base, versions))
+
+
+def _on_pivots(
+    config: Config, learn: Learn, out: Path, pivots: Path, policy: LanguageModelPolicy
+) -> tuple[Learning, Players]:
+    """Single turns of a teacher."""
+    base = base_folder(learn.model)
+
+    async def publish(state: Mapping[str, Tensor], version: int) -> None:
+        await publish_to(policy.model, state, version, base, out / WEIGHTS)
+
+    index = learn.index[0] if learn.index else ""
+    training = open_training(pivots, policy, config, publish, index)
+    tasks, held_out = (list(map(PlacedTask, each)) for each in (training.train, training.held_out))
+    benches = [Bench(config, index, learn.model)]
+    watched = held_out[: config.train.watch.tasks]
+    return Learning(tasks, watched, benches, base, out, config, _device(config)), nullcontext(training.rollouts)
+
+
+def _device(config: Config) -> str:
+    return config.run.model.device or preferred_device()
+
+
+def _shown(progress: Progress) -> StepListener:
+    bars: list[TaskID] = []  # none before training begins, for what is refused needs none
+
+    def show(batch: int, batches: int, values: Mapping[str, float]) -> None:
+        bars[:] = bars or [progress.add_task("training", total=batches, said="")]
+        held_out = {name: values[f"{HELD_OUT}{name}"] for name in SHOWN if f"{HELD_OUT}{name}" in values}
+        progress.update(bars[0], completed=batch, total=batches)
+        if held_out:
+            progress.console.print(f"batch {batch}, held out: {_said(held_out)}", highlight=False)
+        elif values:
+            progress.update(bars[0], said=_said({name: values[name] for name in SHOWN if name in values}))
+
+    return show
+
+
+def _said(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+
+
+def _report(done: Checkpoint, out: Path, as_json: bool) -> None:
+    if as_json:
+        print(msgspec.json.encode({"checkpoint": str(out), "batch": done.step, "metrics": done.metrics}).decode())
+        return
+    console = Console(highlight=False)
+    table = Table(title=f"the best checkpoint, of batch {done.step}", title_justify="left")
+    table.add_column("held out")
+    table.add_column("value", justify="right")
+    for name, value in done.metrics.items():
+        table.add_row(name, f"{value:.3f}")
+    if done.metrics:
+        console.print(table)
+    console.print(f"The checkpoint is in {out}: harness1 eval DATASET --policy hf:{out}")

@@ -1,0 +1,120 @@
+"""The generating half of a training: groups of episodes, begun as the buffer has room, until the learner stops it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.records import Episode, Status
+from harness1.rl.advantages import has_signal
+from harness1.rl.buffer import Buffer
+from harness1.rl.episode_group import EpisodeGroup
+from harness1.rl.rollouts import Rollouts
+from harness1.rl.task_stream import TaskStream
+from harness1.runner import Job
+
+BARREN = 10
+"""Batches' worth of groups without one to train on after which something is wrong."""
+
+
+class Generation:
+    """Plays groups and keeps what of them can be trained on. It belongs to one event loop.
+
+    Args:
+        buffer: who decides when a group is begun and which ones make a batch.
+        keep: called with every finished episode.
+    """
+
+    def __init__(
+        self, rollouts: Rollouts, stream: TaskStream, buffer: Buffer[EpisodeGroup], keep: Callable[[Episode], None]
+    ) -> None:
+        self._rollouts, self._stream, self.buffer, self._keep = rollouts, stream, buffer, keep
+        self._open: dict[int, list[Episode]] = {}
+        self._begun: dict[int, int] = {}
+        self._barren = 0
+        self._changed = asyncio.Event()
+        self._playing: asyncio.Task[None] | None = None
+        self.version = 0
+        """Of the weights that groups are begun with."""
+
+    async def __aenter__(self) -> Generation:
+        self._playing = asyncio.create_task(self._rollouts.run(self._jobs(), self._take_in))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._playing is not None:
+            self._playing.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({self._playing})
+
+    async def batch(self) -> list[EpisodeGroup]:
+        """Wait for the groups of the next step.
+
+        Raises:
+            HarnessError: generation ended by an error.
+            InfrastructureFault: nothing but broken episodes comes.
+            UsageError: nothing comes that could be learned from.
+        """
+        while (groups := self.buffer.take(self.version)) is None:
+            self._check()
+            self._changed.clear()
+            waiting = asyncio.create_task(self._changed.wait())
+            await asyncio.wait({waiting, *([self._playing] if self._playing else [])}, return_when="FIRST_COMPLETED")
+            waiting.cancel()
+        return groups
+
+    def release(self, version: int) -> None:
+        """The batch was trained on, and the weights that came of it are published."""
+        self.version = version
+        self.buffer.release()
+        self._changed.set()
+
+    def _check(self) -> None:
+        if self._playing is not None and self._playing.done():
+            self._playing.result()
+            raise RuntimeError("generation ended although its source of jobs has no end")
+        if self._barren >= BARREN * self.buffer.groups:
+            if self.buffer.counts.faulty >= self.buffer.counts.filtered:
+                raise InfrastructureFault(f"{self._barren} groups in a row were broken; the last: {self._fault}")
+            raise UsageError(
+                f"in {self._barren} groups in a row all episodes had the same reward: there is nothing to learn from."
+                " Begin with a policy that does better now and then, or with other tasks (harness1 rl check)"
+            )
+
+    async def _jobs(self) -> AsyncIterator[Job]:
+        while True:
+            index = self.buffer.begin(self.version)
+            if index is None:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            self._open[index], self._begun[index] = [], self.version
+            for job in self._stream.jobs(index):
+                yield job
+
+    _fault = ""
+
+    def _take_in(self, episode: Episode) -> None:
+        self._keep(episode)
+        index = int(episode.group_id or 0)
+        self._open[index].append(episode)
+        if len(self._open[index]) == self._stream.samples:
+            self._close(index, sorted(self._open.pop(index), key=lambda each: each.sample_idx))
+            self._changed.set()
+
+    def _close(self, index: int, episodes: list[Episode]) -> None:
+        """A whole group: to be trained, or dropped, and then another is begun in its place."""
+        begun = self._begun.pop(index)
+        whole = [each for each in episodes if each.status is not Status.INFRA_ERROR and each.untrainable is None]
+        self._barren += 1
+        if len(whole) < 2:
+            self._fault = next((each.error or each.untrainable or "" for each in episodes if each not in whole), "")
+            self.buffer.drop(index, "faulty")
+        elif not has_signal([each.reward.total for each in whole if each.reward is not None]):
+            self.buffer.drop(index, "filtered")
+        else:
+            self._barren = 0
+            oldest = min(each.policy_versions[0] for each in whole)
+            self.buffer.finish(index, EpisodeGroup(index, begun, tuple(whole)), oldest)

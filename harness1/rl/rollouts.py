@@ -1,0 +1,38 @@
+"""Who plays episodes while a policy is trained: a service that takes jobs, and new weights in between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from harness1.records import Episode
+from harness1.runner import Job
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Rollouts(Protocol):
+    """Plays episodes with the weights that were published last. Implementations serve several `run` at a time."""
+
+    async def run(self, jobs: Iterable[Job] | AsyncIterable[Job], on_episode: Callable[[Episode], None]) -> None:
+        """Play all jobs; a job is taken from the source when there is room for it. `on_episode` is called once for
+        each, in no fixed order, in the event loop: scored episodes, and those that the infrastructure broke
+        (`Status.INFRA_ERROR`).
+
+        Raises:
+            HarnessError: what is nobody's fault but the user's or ours.
+        """
+        ...
+
+    async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+        """Go on with other weights: calls in flight end with the old ones, later calls are sampled by the new, and are
+        recorded under `version`. Until this returns the weights must not change.
+
+        Args:
+            state: the state dictionary of the plain model, without adapters.
+
+        Raises:
+            InfrastructureFault: the weights did not arrive.
+        """
+        ...

@@ -1,0 +1,61 @@
+"""Which task the groups of a training are played on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from random import Random
+
+from harness1.hashing import digest
+from harness1.records import Record, Task
+from harness1.runner import Job
+
+
+class PlacedTask(Record):
+    """A task, and the bench that it is played on."""
+
+    task: Task
+    bench: int = 0
+
+
+class TaskStream:
+    """Tasks without end: every pass over them in an order of its own. What comes at a place depends on the arguments
+    alone, so that a resumed training finds its place by counting.
+
+    Args:
+        samples: episodes of a group.
+    """
+
+    def __init__(self, tasks: Sequence[PlacedTask], samples: int, seed: int) -> None:
+        self._tasks, self.samples, self._seed = tasks, samples, seed
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    def task(self, index: int) -> PlacedTask:
+        """The task of the group of this number."""
+        epoch, place = divmod(index, len(self._tasks))
+        return self._tasks[self._order(epoch)[place]]
+
+    def jobs(self, index: int) -> list[Job]:
+        """The episodes of a group, each with a number and a seed of its own in the whole training."""
+        placed = self.task(index)
+        return [
+            Job(
+                task=placed.task,
+                sample_idx=index * self.samples + sample,
+                seed=int(digest([self._seed, index, sample])[:8], 16) >> 1,
+                group_id=str(index),
+                bench=placed.bench,
+            )
+            for sample in range(self.samples)
+        ]
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order = list(range(len(self._tasks)))
+        Random(f"{self._seed}/{epoch}").shuffle(order)
+        return order
+
+
+def in_turn(each: Sequence[Sequence[PlacedTask]], limit: int) -> list[PlacedTask]:
+    """The first tasks of several datasets, one of each in turn."""
+    longest = max(map(len, each), default=0)
+    return [tasks[at] for at in range(longest) for tasks in each if at < len(tasks)][:limit]

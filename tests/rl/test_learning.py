@@ -1,0 +1,213 @@
+"""The whole loop of reinforcement learning, on a game that a small model learns in seconds."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from harness1.config import Config
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.policy.checkpoint import Checkpoint, read_checkpoint
+from harness1.rl.learning import EPISODES, STATE, Learning, learn
+from harness1.rl.rows import TrainRow
+from harness1.rl.training_rows import training_rows
+from harness1.runner import Bench, Job
+from harness1.store import read_episodes
+from harness1.train.log import read_log
+from harness1.train.trainer import Diverged
+from tests.rl.toy import ToyRollouts, open_toy, toy_config, toy_tasks
+from tests.tiny_models import save_byte_tokenizer, save_tiny_model
+from tests.vocabularies import chat_format
+
+CHAT = chat_format("compact", "chatml")
+
+
+class Stopped(Exception):
+    """A crash, planted."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    save_byte_tokenizer(folder)
+    return save_tiny_model(folder, initializer_range=0.05)
+
+
+def work_in(out: Path, base: Path, config: Config, **fields: Any) -> Learning:
+    tasks = toy_tasks(12)
+    return Learning(tasks[:8], tasks[8:], [Bench(config, "", "hf:toy")], base, out, config, **fields)
+
+
+def trained(
+    out: Path,
+    base: Path,
+    overrides: list[str] | None = None,
+    stop_at: int | None = None,
+    rollouts: Callable[[Path], ToyRollouts] = lambda folder: ToyRollouts(open_toy(folder)),
+    **fields: Any,
+) -> Checkpoint:
+    def on_step(batch: int, batches: int, values: Mapping[str, float]) -> None:
+        if batch == stop_at and "loss" in values:
+            raise Stopped
+
+    config = toy_config(overrides)
+    work = work_in(out, base, config, **fields)
+    return learn(work, nullcontext(rollouts(base)), CHAT, "toy", on_step)
+
+
+def held_out_rewards(out: Path) -> list[float]:
+    return [line["held_out/reward"] for line in read_log(out) if "held_out/reward" in line]
+
+
+def steps(out: Path) -> list[dict[str, Any]]:
+    return [line for line in read_log(out) if "loss" in line]
+
+
+TIMES = ("seconds", "wait_seconds", "train_seconds")
+
+
+def test_a_policy_learns_what_is_rewarded(tmp_path: Path, base: Path) -> None:
+    done = trained(tmp_path / "out", base)
+    before, after = held_out_rewards(tmp_path / "out")
+    assert after - before > 0.25
+    assert done.metrics["reward"] == after
+    assert done == read_checkpoint(tmp_path / "out")
+    lines = steps(tmp_path / "out")
+    assert [line["step"] for line in lines] == list(range(1, 11))
+    assert {line["staleness_max"] for line in lines} == {0.0}
+    assert all(abs(line["k3"]) < 1e-6 for line in lines)  # one step on what the very weights sampled
+
+
+def test_shuffled_advantages_do_not_learn(tmp_path: Path, base: Path) -> None:
+    def shuffled(groups: Any, config: Config) -> list[TrainRow]:
+        rows = training_rows(groups, config.rl, config.env)
+        values = [max(row.advantages or (0.0,), key=abs) for row in rows]
+        turned = values[1::2] + values[::2]
+        return [
+            msgspec.structs.replace(row, advantages=tuple(value * mask for mask in row.loss_mask))
+            for row, value in zip(rows, turned, strict=True)
+        ]
+
+    trained(tmp_path / "out", base, make_rows=shuffled)
+    before, after = held_out_rewards(tmp_path / "out")
+    assert after - before < 0.1
+
+
+def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path: Path, base: Path) -> None:
+    def alone(folder: Path) -> ToyRollouts:
+        return ToyRollouts(open_toy(folder, rows=1))
+
+    trained(tmp_path / "whole", base, rollouts=alone)
+    with pytest.raises(Stopped):
+        trained(tmp_path / "cut", base, stop_at=4, rollouts=alone)
+    trained(tmp_path / "cut", base, rollouts=alone)
+    whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    for one, other in zip(steps(tmp_path / "whole"), steps(tmp_path / "cut"), strict=True):
+        assert {name: value for name, value in one.items() if name not in TIMES} == {
+            name: value for name, value in other.items() if name not in TIMES
+        }
+
+
+def test_a_batch_may_be_some_batches_old_and_no_older(tmp_path: Path, base: Path) -> None:
+    def slow(folder: Path) -> ToyRollouts:
+        return ToyRollouts(open_toy(folder), latency=lambda job: 0.2 * (int(job.group_id or 0) % 3))
+
+    trained(tmp_path / "out", base, ["rl.staleness=2", "rl.window=0.0"], rollouts=slow)
+    ages = [line["staleness_max"] for line in steps(tmp_path / "out")]
+    assert 0 < max(ages) <= 2
+    before, after = held_out_rewards(tmp_path / "out")
+    assert after - before > 0.2
+
+
+def test_weights_that_did_not_sample_are_refused_before_the_first_step(tmp_path: Path, base: Path) -> None:
+    other = save_tiny_model(tmp_path / "other", seed=7, initializer_range=0.05)
+    shutil.copy(base / "tokenizer.json", other)
+    with pytest.raises(UsageError, match="rollouts are not of the model"):
+        trained(tmp_path / "out", base, rollouts=lambda _: ToyRollouts(open_toy(other)))
+    assert steps(tmp_path / "out") == []
+
+
+def test_logprobs_of_another_turn_are_refused_before_the_first_step(tmp_path: Path, base: Path) -> None:
+    def wrong_turn(groups: Any, config: Config) -> list[TrainRow]:
+        rows = training_rows(groups, config.rl, config.env)
+        known = [row.rollout_logprobs for row in rows]
+        return [
+            msgspec.structs.replace(row, rollout_logprobs=other)
+            for row, other in zip(rows, known[1:] + known[:1], strict=True)
+        ]
+
+    with pytest.raises(UsageError, match="rollouts are not of the model"):
+        trained(tmp_path / "out", base, make_rows=wrong_turn)
+
+
+def test_groups_without_a_difference_are_replaced_and_counted(tmp_path: Path, base: Path) -> None:
+    def flat(episode: Any) -> float:
+        return 0.5 if int(episode.group_id or 0) % 2 else len(episode.turns[0].calls[0].output_ids) + episode.sample_idx
+
+    trained(tmp_path / "out", base, ["rl.batches=2"], rollouts=lambda folder: ToyRollouts(open_toy(folder), price=flat))
+    last = steps(tmp_path / "out")[-1]
+    assert (last["groups/trained"], last["groups/filtered"]) == (8.0, 7.0)
+    groups = {int(episode.group_id or 0) for episode in read_episodes(tmp_path / "out" / EPISODES) if episode.group_id}
+    assert set(range(15)) <= groups
+
+
+def test_a_broken_episode_is_left_out_and_a_broken_group_is_replaced(tmp_path: Path, base: Path) -> None:
+    def broken(job: Job) -> bool:
+        group = int(job.group_id or 0)
+        return job.group_id is not None and (group == 1 or (group == 2 and job.sample_idx % 4 == 0))
+
+    trained(
+        tmp_path / "out", base, ["rl.batches=1"], rollouts=lambda folder: ToyRollouts(open_toy(folder), broken=broken)
+    )
+    (line,) = steps(tmp_path / "out")
+    assert line["groups/faulty"] == 1.0
+    assert line["rows"] == 2 * (4 * 4 - 1)
+
+
+def test_training_stops_when_nothing_but_faults_comes(tmp_path: Path, base: Path) -> None:
+    with pytest.raises(InfrastructureFault, match="planted"):
+        trained(
+            tmp_path / "out",
+            base,
+            rollouts=lambda folder: ToyRollouts(open_toy(folder), broken=lambda job: job.group_id is not None),
+        )
+
+
+def test_training_stops_when_there_is_nothing_to_learn_from(tmp_path: Path, base: Path) -> None:
+    with pytest.raises(UsageError, match="same reward"):
+        trained(tmp_path / "out", base, rollouts=lambda folder: ToyRollouts(open_toy(folder), price=lambda _: 1.0))
+
+
+def test_a_training_that_diverges_keeps_the_last_good_checkpoint(tmp_path: Path, base: Path) -> None:
+    def poisoned(groups: Any, config: Config) -> list[TrainRow]:
+        rows = training_rows(groups, config.rl, config.env)
+        big = 1e38 if groups[0].index >= 8 else 1.0
+        return [
+            msgspec.structs.replace(row, advantages=tuple(value * big for value in row.advantages or ()))
+            for row in rows
+        ]
+
+    with pytest.raises(Diverged):
+        trained(tmp_path / "out", base, ["train.watch.every=1"], make_rows=poisoned)
+    card = read_checkpoint(tmp_path / "out")
+    assert card is not None
+    assert card.step in (1, 2)
+    assert (tmp_path / "out" / STATE).is_file()
+
+
+def test_a_divergence_from_the_start_is_priced(tmp_path: Path, base: Path) -> None:
+    trained(tmp_path / "free", base, ["rl.batches=6"])
+    trained(tmp_path / "held", base, ["rl.batches=6", "rl.kl=0.5"])
+    (_, free), (_, held) = held_out_rewards(tmp_path / "free"), held_out_rewards(tmp_path / "held")
+    assert held < free
+    kl = [line["kl"] for line in steps(tmp_path / "held")]
+    assert abs(kl[0]) < 1e-5 < kl[-1]

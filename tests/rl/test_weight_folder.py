@@ -1,0 +1,32 @@
+"""Versions of weights on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from harness1.policy.causal_model import load_causal_model
+from harness1.rl.weight_folder import write_version
+from tests.tiny_models import save_byte_tokenizer, save_tiny_model
+
+
+def test_a_version_is_a_model_that_loads_with_its_weights(tmp_path: Path) -> None:
+    save_byte_tokenizer(tmp_path / "base")
+    base = save_tiny_model(tmp_path / "base", tie_word_embeddings=True)
+    model = load_causal_model(base, "cpu", "float32")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.25)
+    folder = write_version(tmp_path / "versions", base, model.state_dict(), 3)
+    again = load_causal_model(folder, "cpu", "float32")
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+    assert (folder / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+
+
+def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
+    base = save_tiny_model(tmp_path / "base")
+    state = load_causal_model(base, "cpu", "float32").state_dict()
+    for version in (8, 9, 10, 11):
+        write_version(tmp_path / "versions", base, state, version)
+    assert {path.name for path in (tmp_path / "versions").iterdir()} == {"version-10", "version-11"}

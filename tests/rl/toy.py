@@ -1,0 +1,165 @@
+"""A game with no environment behind it, for tests of what trains: two turns of four tokens each, on a real small model.
+
+The reward is the share of sampled tokens below 128 of a vocabulary of 300, plus a step per task, so that a policy can
+learn it in a few batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+from torch import Tensor
+
+from harness1.config import Config
+from harness1.hashing import digest
+from harness1.policy.language_model import call_seed
+from harness1.policy.transformers_backend import TransformersBackend, open_transformers
+from harness1.records import (
+    DocId,
+    Episode,
+    Gold,
+    Hashes,
+    ModelCall,
+    RewardRecord,
+    RewardTerm,
+    Sampling,
+    Status,
+    StopReason,
+    Task,
+    ToolCall,
+    Turn,
+)
+from harness1.rl.task_stream import PlacedTask
+from harness1.runner import Job
+
+TURNS, LENGTH = 2, 4
+GOOD = 128
+"""Tokens below are good."""
+ALL_AT_ONCE = 64
+
+
+def toy_tasks(count: int) -> list[PlacedTask]:
+    gold = Gold(relevant={DocId("d"): 1})
+    return [PlacedTask(Task(f"toy-{n}", f"task {n}", "train", gold)) for n in range(count)]
+
+
+def open_toy(folder: Path, rows: int = 16) -> TransformersBackend:
+    """With one row, what is decoded beside a call does not depend on time, and nothing is rounded otherwise."""
+    return open_transformers(folder, device="cpu", dtype="float32", threads=1, rows=rows, cache_tokens=0)
+
+
+class ToyRollouts:
+    """`Rollouts` of the game. `latency` is slept before every episode; `broken` names episodes that fail."""
+
+    def __init__(
+        self,
+        backend: TransformersBackend,
+        latency: Callable[[Job], float] = lambda job: 0.0,
+        broken: Callable[[Job], bool] = lambda job: False,
+        price: Callable[[Episode], float] | None = None,
+    ) -> None:
+        self.backend, self.latency, self.broken, self.price = backend, latency, broken, price or share_of_good
+        self.published: list[int] = []
+
+    async def run(self, jobs: Iterable[Job] | AsyncIterable[Job], on_episode: Callable[[Episode], None]) -> None:
+        places = asyncio.Semaphore(ALL_AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+
+            async def one(job: Job) -> None:
+                try:
+                    on_episode(await self.play(job))
+                finally:
+                    places.release()
+
+            async for job in _each(jobs):
+                await places.acquire()
+                group.create_task(one(job))
+
+    async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+        await self.backend.load_state(state, version)
+        self.published.append(version)
+
+    async def play(self, job: Job) -> Episode:
+        await asyncio.sleep(self.latency(job))
+        turns, segments = [], {}
+        for at in range(TURNS):
+            prompt = tuple(100 + int(each, 16) for each in digest([job.task.task_id, at])[:6])
+            sampling = Sampling(max_tokens=LENGTH, seed=call_seed(str(job.seed), at, 0))
+            output = await self.backend.generate(prompt, sampling)
+            call = ModelCall(
+                call_id=f"{at}.0",
+                prompt=(f"p{at}",),
+                output_ids=output.output_ids,
+                output_logprobs=output.output_logprobs,
+                sampling=sampling,
+                policy_version_start=output.version_start,
+                policy_version_end=output.version_end,
+            )
+            segments[f"p{at}"] = prompt
+            turns.append(Turn(index=at, calls=(call,), action=ToolCall("search_corpus", {"query": "x"})))
+        versions = [call.policy_version_start for turn in turns for call in turn.calls]
+        broken = self.broken(job)
+        episode = Episode(
+            episode_id=f"{job.task.task_id}/{job.sample_idx}",
+            task=job.task.public(),
+            sample_idx=job.sample_idx,
+            group_id=job.group_id,
+            turns=tuple(turns),
+            stop_reason=StopReason.FAULT if broken else StopReason.TURN_LIMIT,
+            status=Status.INFRA_ERROR if broken else Status.COMPLETED,
+            error="planted" if broken else None,
+            hashes=Hashes("env", "policy", "index"),
+            policy_versions=(min(versions), max(versions)),
+            segments=segments,
+        )
+        value = self.price(episode)
+        reward = None if broken else RewardRecord(value, {"good": RewardTerm(value, 1.0)})
+        return msgspec.structs.replace(episode, reward=reward)
+
+
+class Mortal(ToyRollouts):
+    """Takes its process with it when it comes to one of the groups, once."""
+
+    def __init__(self, base: Path, deaths: Path) -> None:
+        super().__init__(open_toy(base))
+        self.deaths = deaths
+
+    async def play(self, job: Job) -> Episode:
+        if job.group_id == "9":
+            try:
+                (self.deaths / "died").touch(exist_ok=False)
+            except FileExistsError:
+                return await super().play(job)
+            os._exit(1)
+        return await super().play(job)
+
+
+def share_of_good(episode: Episode) -> float:
+    ids = [token for turn in episode.turns for call in turn.calls for token in call.output_ids]
+    return sum(token < GOOD for token in ids) / len(ids)
+
+
+async def _each(jobs: Iterable[Job] | AsyncIterable[Job]) -> AsyncIterator[Job]:
+    if inspect.isasyncgen(jobs) or isinstance(jobs, AsyncIterable):
+        async for job in jobs:
+            yield job
+    else:
+        for job in jobs:
+            yield job
+
+
+def toy_config(overrides: list[str] | None = None) -> Config:
+    """A batch is four groups of four; a rate at which the game is learned in some ten batches."""
+    from harness1.config import load_config
+
+    plain = [
+        *("rl.groups=4", "rl.samples=4", "rl.substeps=1", "rl.batches=10", "train.rate=1e-2", "train.lora.rank=0"),
+        *("train.schedule=constant", "train.dtype=float32", "train.save_every=1", "train.watch.every=0"),
+        *("train.watch.tasks=4", "train.watch.metric=reward", "run.model.threads=1"),
+    ]
+    return load_config(None, plain + (overrides or []))
