@@ -39,6 +39,10 @@ class MissingExtra(UsageError):
         super().__init__(f"{package} is not installed; run: pip install 'harness1[{extra}]'")
         self.package, self.extra = package, extra
 
+    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
+        # It comes from worker processes, and exceptions are copied by the arguments that their base class was given.
+        return type(self), (self.package, self.extra)
+
 
 class ModelError(UsageError, ValueError):
     """A model gives what cannot be used. While an index is built that is the user's to mend; in a search it is a fault

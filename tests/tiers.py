@@ -7,7 +7,7 @@ import sys
 
 TIERS = {
     "service": "pip install 'harness1[test]'",
-    "ray": "pip install ray (no test needs it so far)",
+    "ray": "pip install 'harness1[test]'",
     "browser": "apt-get install chromium && pip install playwright (no test opens a page so far)",
 }
 """Marker of each tier, and the command that installs what it needs."""

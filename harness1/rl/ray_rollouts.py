@@ -1,0 +1,244 @@
+"""Rollouts on a Ray cluster: workers on several nodes, each an actor with retrievers, environments and a replica of
+the policy of its own.
+
+What must be kept in order stays in the trainer's process: the source of jobs, the buffer (`harness1.rl.buffer`, which
+only the loop that awaits `run` touches), and which weights are published. Workers hold nothing that is missed when they
+die: their jobs are given to others, another worker begins in their place as soon as the cluster has room for one, and
+it gets the present weights before it plays. So the buffer's guarantees are the same as in one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harness1.errors import HarnessError, InfrastructureFault, MissingExtra
+from harness1.pipeline import Finished, Limits, Pipeline, StageFailure
+from harness1.records import Episode, Hashes
+from harness1.rl.rollouts import Rollouts
+from harness1.run_settings import Fleet
+from harness1.runner import Job, broken_episode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Player:
+    """What runs in a worker: `Rollouts` in its process. A plain class, so that only its caller needs Ray.
+
+    Args:
+        make: opens them there.
+    """
+
+    def __init__(self, make: Callable[[], Rollouts]) -> None:
+        self._make = make
+
+    async def open(self) -> None:
+        """Load what is played with. Apart from the constructor, so that an error is the answer to a call."""
+        self._rollouts = self._make()
+
+    async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+        await self._rollouts.publish(state, version)
+
+    async def play(self, job: Job) -> Episode:
+        """Play one job; several are played at a time."""
+        episodes: list[Episode] = []
+        await self._rollouts.run([job], episodes.append)
+        return episodes[0]
+
+    async def live(self) -> None:
+        """Answer never: a call that fails when the worker dies."""
+        await asyncio.Event().wait()
+
+
+@dataclass(eq=False)
+class _Worker:
+    actor: Any
+    playing: int = 0
+    weights: tuple[Any, int] | None = None
+    """What it loaded; None: it has those that it began with."""
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class RayRollouts:
+    """`Rollouts` over a cluster, within `async with`; they belong to one event loop.
+
+    Args:
+        make: opens the rollouts of a worker in its process. It is pickled, and the package must be installed on every
+            node; what it opens must have the same hashes everywhere.
+
+    Raises:
+        MissingExtra: ray is not installed.
+    """
+
+    def __init__(self, make: Callable[[], Rollouts], fleet: Fleet) -> None:
+        try:
+            import ray
+            from ray import exceptions
+        except ImportError as error:
+            raise MissingExtra("ray", "ray") from error
+        self._ray, self._make, self._fleet = ray, make, fleet
+        self._task_error = exceptions.RayTaskError
+        self._losses = (
+            *(exceptions.RayActorError, exceptions.NodeDiedError, exceptions.WorkerCrashedError),
+            *(exceptions.ObjectLostError, exceptions.OutOfMemoryError),
+        )
+        self._workers: list[_Worker] = []
+        self._keepers: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+        self._weights: tuple[Any, int] | None = None
+        self._is_mine = False
+        self.lost = 0
+        """Workers that died so far."""
+
+    async def __aenter__(self) -> RayRollouts:
+        if not self._ray.is_initialized():
+            address = self._fleet.address
+            self._ray.init(address=address or "local", log_to_driver=False)
+            self._is_mine = True
+        self._keepers = [asyncio.create_task(self._keep_one()) for _ in range(self._fleet.workers)]
+        for keeper in self._keepers:
+            keeper.add_done_callback(lambda _: self._changed.set())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        if self._is_mine:
+            self._ray.shutdown()
+
+    async def run(self, jobs: Iterable[Job] | AsyncIterable[Job], on_episode: Callable[[Episode], None]) -> None:
+        """As `Rollouts.run`. An episode is handed over once, however many workers were lost over it.
+
+        Raises:
+            InfrastructureFault: there was no worker for too long.
+        """
+
+        async def same(value: Any) -> Any:
+            return value
+
+        async def play(job: Job, keep: Callable[[Episode], None]) -> Episode:
+            return await self._play(job)
+
+        def hand_over(job: Job, outcome: Finished[Episode] | StageFailure) -> None:
+            if isinstance(outcome, StageFailure):
+                raise outcome.cause or HarnessError(outcome.error)
+            on_episode(outcome.result)
+
+        places = self._fleet.workers * self._fleet.places
+        limits = Limits(init=1, ready=1, run=places, post=places)
+        await Pipeline(limits, same, play, same, hand_over).process(jobs)
+
+    async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+        """As `Rollouts.publish`: the weights are put into the cluster's store once, and all workers load them."""
+        plain = {name: tensor.detach().cpu() for name, tensor in state.items()}
+        self._weights = await asyncio.to_thread(self._ray.put, plain), version
+        await asyncio.gather(*(self._reach(worker) for worker in self._workers))
+
+    async def _keep_one(self) -> None:
+        """One worker after another, for ever."""
+        needs = {"num_cpus": self._fleet.cpus, "num_gpus": self._fleet.gpus}
+        actor_class: Any = self._ray.remote(Player)
+        actor_class = actor_class.options(max_concurrency=self._fleet.places + 3, scheduling_strategy="SPREAD", **needs)
+        stillborn = 0
+        while True:
+            worker = _Worker(actor_class.remote(self._make))
+            try:
+                await self._answer(worker.actor.open.remote())
+                self._workers.append(worker)
+                await self._update(worker)
+                self._changed.set()
+                stillborn = 0
+                await self._answer(worker.actor.live.remote())
+            except self._losses as loss:
+                self.lost += 1
+                stillborn += 1
+                if stillborn > self._fleet.attempts:
+                    raise InfrastructureFault(
+                        f"{stillborn} workers in a row died as they began: {_last_line(loss)}"
+                    ) from loss
+            finally:
+                self._dismiss(worker)
+
+    async def _reach(self, worker: _Worker) -> None:
+        try:
+            await self._update(worker)
+        except self._losses:
+            self._dismiss(worker)
+
+    async def _update(self, worker: _Worker) -> None:
+        """Give it the present weights, if it has others; in turn, so that the last ones stay."""
+        async with worker.loading:
+            weights = self._weights
+            if weights is not None and worker.weights is not weights:
+                await self._answer(worker.actor.publish.remote(*weights))
+                worker.weights = weights
+                self._changed.set()
+
+    async def _play(self, job: Job) -> Episode:
+        error = ""
+        for _ in range(self._fleet.attempts):
+            worker = await self._free_worker()
+            worker.playing += 1
+            try:
+                return await self._episode(worker.actor.play.remote(job))
+            except self._losses as loss:
+                self._dismiss(worker)
+                error = _last_line(loss)
+            finally:
+                worker.playing -= 1
+                self._changed.set()
+        nobody_knows = Hashes(env="", policy="", index="")
+        return broken_episode(job, nobody_knows, f"{self._fleet.attempts} workers were lost over it; the last: {error}")
+
+    async def _episode(self, call: Any) -> Episode:
+        """What a worker played. Cancelled, it waits until the worker has ended the episode, and its place is free."""
+        answer: asyncio.Task[Episode] = asyncio.create_task(self._answer(call))
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            self._ray.cancel(call)
+            await asyncio.gather(answer, return_exceptions=True)
+            raise
+
+    async def _free_worker(self) -> _Worker:
+        """The one that plays least of those with the present weights, once it has a place."""
+        clock, deadline = asyncio.get_running_loop().time, None
+        while True:
+            for keeper in self._keepers:
+                if keeper.done():
+                    keeper.result()
+            present = [each for each in self._workers if each.weights is self._weights]
+            worker = min(present, key=lambda each: each.playing, default=None)
+            if worker and worker.playing < self._fleet.places:
+                return worker
+            deadline = None if self._workers else deadline or clock() + self._fleet.patience_s
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                wanted = f"{self._fleet.cpus:g} CPUs and {self._fleet.gpus:g} GPUs"
+                raise InfrastructureFault(f"no worker, each of {wanted}, for {self._fleet.patience_s:g} s") from None
+
+    def _dismiss(self, worker: _Worker) -> None:
+        """It is given no more jobs, and ends if it has not: nobody waits any more for what it does."""
+        if worker in self._workers:
+            self._workers.remove(worker)
+        self._ray.kill(worker.actor)
+        self._changed.set()
+
+    async def _answer(self, call: Any) -> Any:
+        """What a worker answers, or raises."""
+        try:
+            return await call
+        except self._task_error as error:
+            raise error.cause from error
+
+
+def _last_line(error: Exception) -> str:
+    """Where Ray says why; the lines before say what, and where."""
+    return str(error).strip().rpartition("\n")[2].strip()

@@ -1,0 +1,35 @@
+"""Learning whose episodes are played by workers of a Ray cluster, each with a model of its own."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from harness1.rl.learning import Learning, learn
+from harness1.rl.ray_rollouts import RayRollouts
+from harness1.run_settings import Fleet
+from harness1.runner import Bench
+from harness1.train.log import read_log
+from tests.rl.toy import Mortal, toy_config, toy_tasks
+from tests.tiny_models import save_byte_tokenizer, save_tiny_model
+from tests.vocabularies import chat_format
+
+pytestmark = pytest.mark.ray
+
+
+def test_a_policy_learns_over_a_cluster_that_loses_a_worker(tmp_path: Path) -> None:
+    base = save_tiny_model(save_byte_tokenizer(tmp_path / "base"), initializer_range=0.05)
+    tasks, config = toy_tasks(12), toy_config(["rl.staleness=1", "rl.window=0.0"])
+    work = Learning(tasks[:8], tasks[8:], [Bench(config, "", "hf:toy")], base, tmp_path / "out", config)
+    players = RayRollouts(partial(Mortal, base, tmp_path), Fleet(workers=2, places=8))
+    learn(work, players, chat_format("compact", "chatml"), "toy", lambda _batch, _batches, _values: None)
+    lines = read_log(tmp_path / "out")
+    before, after = (line["held_out/reward"] for line in lines if "held_out/reward" in line)
+    steps = [line for line in lines if "loss" in line]
+    assert after - before > 0.2
+    assert (tmp_path / "died").exists()
+    assert players.lost == 1
+    assert steps[-1]["groups/trained"] == 40
+    assert max(line["staleness_max"] for line in steps) <= 1

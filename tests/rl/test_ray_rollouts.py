@@ -1,0 +1,249 @@
+"""Rollouts on a real Ray cluster of local processes: nothing is lost or done twice, whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from harness1.errors import ConfigError, InfrastructureFault
+from harness1.records import Episode, Hashes, Status, StopReason, Task
+from harness1.rl.ray_rollouts import RayRollouts
+from harness1.run_settings import Fleet
+from harness1.runner import Job
+
+pytestmark = pytest.mark.ray
+STORE = 80 * 2**20
+PLACES = 3
+FLEET = Fleet(workers=2, places=PLACES, patience_s=60.0)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """As much of a tensor as is used on the way."""
+
+    value: int
+
+    def detach(self) -> Weight:
+        return self
+
+    def cpu(self) -> Weight:
+        return self
+
+
+class Fake:
+    """Rollouts whose episodes tell where they were played, and that do what the query says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.version, self.playing = folder, 0, 0
+
+    async def run(self, jobs: Iterable[Job], on_episode: Callable[[Episode], None]) -> None:
+        for job in jobs:
+            begun = self.version
+            self.playing += 1
+            assert self.playing <= PLACES, "more than a worker has places for"
+            try:
+                await asyncio.sleep(0.05)
+            finally:
+                self.playing -= 1
+            kind, _, name = job.task.query.partition(" ")
+            if kind == "poison" or (kind == "fatal" and first(self.folder / name)):
+                os._exit(1)
+            if kind == "wrong":
+                raise ConfigError("nobody can play this")
+            on_episode(played(job, begun, self.version, ray.get_runtime_context().get_node_id()))
+
+    async def publish(self, state: dict[str, Weight], version: int) -> None:
+        await asyncio.sleep(0.05)
+        assert state["w"].value == version
+        self.version = version
+
+
+def first(marker: Path) -> bool:
+    """Whether nobody was here before."""
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def played(job: Job, begun: int, ended: int, where: str) -> Episode:
+    return Episode(
+        episode_id=f"{os.getpid()}",
+        task=job.task,
+        sample_idx=job.sample_idx,
+        stop_reason=StopReason.END_SEARCH,
+        status=Status.COMPLETED,
+        hashes=Hashes(env="", policy="", index=where),
+        policy_versions=(begun, ended),
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head without room for workers, and one node with room for two. Workers import this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        here = Path(__file__)
+        patch.setenv("PYTHONPATH", f"{here.parents[2]}{os.pathsep}{here.parent}")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE})
+        made.add_node(num_cpus=2, object_store_memory=STORE)
+        ray.init(address=made.address, log_to_driver=False)
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+def jobs(count: int, *queries: str) -> list[Job]:
+    asked = [*queries, *["plain"] * (count - len(queries))]
+    return [Job(Task(task_id=str(number), query=query), sample_idx=number) for number, query in enumerate(asked)]
+
+
+def play(folder: Path, asked: list[Job], fleet: Fleet = FLEET) -> tuple[list[Episode], int]:
+    """The episodes, in order, and how many workers were lost."""
+    found: list[Episode] = []
+
+    async def main() -> int:
+        async with RayRollouts(partial(Fake, folder), fleet) as rollouts:
+            await rollouts.run(asked, found.append)
+            return rollouts.lost
+
+    lost = asyncio.run(main())
+    return sorted(found, key=lambda episode: episode.sample_idx), lost
+
+
+def test_every_job_is_played_once_by_several_workers(cluster: Cluster, tmp_path: Path) -> None:
+    episodes, lost = play(tmp_path, jobs(40))
+    assert [episode.sample_idx for episode in episodes] == list(range(40))
+    assert len({episode.episode_id for episode in episodes}) == 2
+    assert lost == 0
+
+
+def test_a_worker_that_exits_is_replaced_and_its_jobs_go_to_others(cluster: Cluster, tmp_path: Path) -> None:
+    episodes, lost = play(tmp_path, jobs(40, "plain", "fatal a", "plain", "plain", "fatal b"))
+    assert [episode.sample_idx for episode in episodes] == list(range(40))
+    assert {episode.status for episode in episodes} == {Status.COMPLETED}
+    assert 1 <= lost <= 2
+    assert len({episode.episode_id for episode in episodes}) >= 2
+
+
+def test_a_job_that_kills_its_workers_is_broken_by_the_infrastructure(cluster: Cluster, tmp_path: Path) -> None:
+    fleet = Fleet(workers=2, places=1, attempts=2, patience_s=60.0)
+    episodes, lost = play(tmp_path, jobs(12, "poison"), fleet)
+    assert [episode.sample_idx for episode in episodes] == list(range(12))
+    assert [episode.status for episode in episodes] == [Status.INFRA_ERROR, *[Status.COMPLETED] * 11]
+    assert "2 workers were lost" in (episodes[0].error or "")
+    assert lost == 2
+
+
+def test_what_is_the_users_fault_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nobody can play this"):
+        play(tmp_path, jobs(12, "plain", "wrong"))
+
+
+def test_rollouts_that_cannot_be_opened_end_the_run(cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match="no such model"):
+        asyncio.run(run_with(partial(refuse, "no such model"), FLEET))
+
+
+def test_a_cluster_without_room_is_said(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureFault, match="no worker, each of 64 CPUs"):
+        asyncio.run(run_with(partial(Fake, tmp_path), Fleet(workers=2, cpus=64, patience_s=1.0)))
+
+
+def refuse(why: str) -> Fake:
+    raise ConfigError(why)
+
+
+def test_workers_that_cannot_begin_are_said(cluster: Cluster) -> None:
+    with pytest.raises(InfrastructureFault, match=r"2 workers in a row died as they began: .*exit"):
+        asyncio.run(run_with(partial(os._exit, 1), Fleet(workers=1, attempts=1)))
+
+
+async def run_with(make: Callable[[], Any], fleet: Fleet) -> None:
+    async with RayRollouts(make, fleet) as rollouts:
+        await rollouts.run(jobs(1), lambda episode: None)
+
+
+def test_no_job_is_played_with_weights_older_than_those_published_before(cluster: Cluster, tmp_path: Path) -> None:
+    """Training goes on while jobs are played, a worker is lost now and then, and two runs share the workers."""
+    asked: dict[int, int] = {}
+    found: list[Episode] = []
+    version = 0
+
+    async def main() -> None:
+        nonlocal version
+        async with RayRollouts(partial(Fake, tmp_path), FLEET) as rollouts:
+
+            async def source(begin: int) -> AsyncIterator[Job]:
+                for job in jobs(begin + 60, *[f"fatal {n}" if n % 50 == 20 else "plain" for n in range(100)])[begin:]:
+                    asked[job.sample_idx] = version
+                    yield job
+
+            runs = [asyncio.create_task(rollouts.run(source(begin), found.append)) for begin in (0, 100)]
+            while not all(task.done() for task in runs):
+                await rollouts.publish({"w": Weight(version + 1)}, version + 1)  # type: ignore[dict-item]
+                version += 1
+                await asyncio.sleep(0.02)
+            await asyncio.gather(*runs)
+            assert rollouts.lost >= 1
+
+    asyncio.run(main())
+    assert Counter(episode.sample_idx for episode in found) == Counter(asked.keys())
+    assert version > 5
+    assert all(asked[each.sample_idx] <= each.policy_versions[0] <= each.policy_versions[1] for each in found)
+
+
+def test_cancelling_a_run_leaves_the_workers_to_the_next(cluster: Cluster, tmp_path: Path) -> None:
+    found: list[Episode] = []
+
+    async def main() -> None:
+        async with RayRollouts(partial(Fake, tmp_path), FLEET) as rollouts:
+            first_run = asyncio.create_task(rollouts.run(jobs(1000), found.append))
+            while len(found) < 10 and not first_run.done():
+                await asyncio.sleep(0.01)
+            first_run.cancel()
+            await asyncio.wait({first_run})
+            found.clear()
+            await rollouts.run(jobs(10), found.append)
+            assert rollouts.lost == 0
+
+    asyncio.run(main())
+    assert sorted(each.sample_idx for each in found) == list(range(10))
+
+
+def test_a_node_that_is_lost_is_survived(cluster: Cluster, tmp_path: Path) -> None:
+    """Workers spread over two nodes; one is removed midway, and a third one joins."""
+    node = cluster.add_node(num_cpus=2, object_store_memory=STORE)
+    cluster.wait_for_nodes()
+    found: list[Episode] = []
+
+    async def main() -> None:
+        async with RayRollouts(partial(Fake, tmp_path), Fleet(workers=4, places=PLACES, patience_s=60.0)) as rollouts:
+            await rollouts.publish({"w": Weight(1)}, 1)  # type: ignore[dict-item]
+
+            async def source() -> AsyncIterator[Job]:
+                for job in jobs(400):
+                    if job.sample_idx == 150:
+                        assert len({each.hashes.index for each in found}) == 2
+                        await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
+                        cluster.add_node(num_cpus=2, object_store_memory=STORE)
+                    yield job
+
+            await rollouts.run(source(), found.append)
+            assert rollouts.lost >= 2
+
+    asyncio.run(main())
+    assert Counter(each.sample_idx for each in found) == Counter(range(400))
+    assert {each.status for each in found} == {Status.COMPLETED}
+    assert {each.policy_versions for each in found} == {(1, 1)}
