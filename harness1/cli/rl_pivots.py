@@ -1,0 +1,75 @@
+"""harness1 rl pivots: the turns of a teacher that a policy has something to learn from."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from harness1.cli.evaluate import IndexSpec
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve, say_torn
+from harness1.errors import UsageError
+from harness1.policy.registry import check_policy, make_policy, needs_gold
+from harness1.rl.pivots import Profile, profile
+from harness1.sft.teacher_run import open_runs
+
+
+def pivots(
+    run: Annotated[Path, typer.Argument(help="A run folder of `harness1 sft collect`.", metavar="SFT_RUN")],
+    out: Annotated[Path, typer.Option("--out", help="The profile's folder.", metavar="PIVOTS")],
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            "--model",
+            help="The frozen reference, from which training will begin: hf:PATH, vllm:PATH or any other policy.",
+            metavar="SPEC",
+        ),
+    ],
+    index: IndexSpec = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Try every turn of a teacher with a reference policy, and keep those that it gets right now and then. States are
+    rebuilt by replay; the environment is that of the run. A stopped profile is resumed by the same command.
+
+    Example: harness1 rl pivots runs/teacher --out pivots --policy hf:student --set rl.pivots.samples=8
+    """
+    if needs_gold(policy):
+        raise UsageError(f"{policy} sees the gold: profile with the policy that is to be trained")
+    check_policy(policy)
+    settings = resolve(config, overrides)
+    taught = open_runs([run], rerendered=True)[0]
+    settings = msgspec.structs.replace(settings, env=taught.config.env, index=taught.config.index)
+    work = Profile(taught, make_policy(policy, {}, settings), policy, settings, index or "")
+    with progress_of_work() as progress:
+        bar = progress.add_task(f"{policy} on turns of {run}", total=None)
+
+        def show(done: int, of: int) -> None:
+            progress.update(bar, completed=done, total=of)
+
+        found = profile(work, out, force=force, on_torn=partial(say_torn, run), on_pivot=show)
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        _print(found, policy, out)
+
+
+def _print(found: dict[str, dict[str, Any]], policy: str, out: Path) -> None:
+    table = Table(title=f"turns tried by {policy}", title_justify="left")
+    table.add_column("expert's tool")
+    for name in found["fates"]["all"]:
+        table.add_column(name.replace("_", " "), justify="right")
+    for name, fates in found["fates"].items():
+        table.add_row(name, *map(str, fates.values()))
+    console = Console(highlight=False)
+    console.print(table)
+    splits = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found["splits"].items()) or "none"
+    console.print(f"kept: {splits}. Everything is in {out}.")

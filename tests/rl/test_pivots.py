@@ -1,0 +1,271 @@
+"""Which turns of a teacher are kept, and for whom."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness1.config import Config, load_config
+from harness1.data.source import open_source
+from harness1.env.render import Context
+from harness1.errors import ConfigError, InfrastructureFault, UsageError
+from harness1.eval.evaluate import Evaluation, evaluate
+from harness1.policy.policy import Decision
+from harness1.policy.recorded import RecordedPolicy
+from harness1.records import DocId, Episode, RewardRecord, RewardTerm, Task, ToolCall
+from harness1.retrieval.building import build_index
+from harness1.rl.pivot_rollouts import PivotWorld, Place, Scene
+from harness1.rl.pivots import PIVOTS, README, Pivot, Profile, keep, open_training, profile, read_pivots
+from harness1.runner import Job
+from harness1.sft.teacher_run import TeacherRun, open_runs
+from harness1.stage import read_stage
+from harness1.store import latest_episodes
+from tests.support import END, run
+
+WORLD = "world:60"
+CONFIG = load_config(None, ["rl.pivots.samples=4", "rl.pivots.held_out=0.25", "run.workers=1", "run.bootstrap=50"])
+
+
+class Dice:
+    """Acts by its seed alone: asks the question, ends the search, or says nothing that can be read.
+
+    `broken` makes it fail after so many acts.
+    """
+
+    name = "dice"
+
+    def __init__(self, weights: str = "first", broken: int | None = None) -> None:
+        self.hash, self.left, self.acts = weights, broken, 0
+
+    def open(self, task: Task, seed: int) -> DiceSession:
+        return DiceSession(self, task.query, random.Random(seed))
+
+
+class DiceSession:
+    def __init__(self, policy: Dice, query: str, rng: random.Random) -> None:
+        self.policy, self.query, self.rng = policy, query, rng
+
+    async def act(self, context: Context) -> Decision:
+        self.policy.acts += 1
+        if self.policy.left is not None and self.policy.acts > self.policy.left:
+            raise InfrastructureFault("the model is gone")
+        drawn = self.rng.random()
+        if drawn < 0.2:
+            return Decision(parse_error="mumbled")
+        return Decision((END if drawn < 0.4 else ToolCall("search_corpus", {"query": self.query}),))
+
+    def fork(self) -> DiceSession:
+        return self
+
+
+async def load(state: object, version: int) -> None:
+    """No weights."""
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> TeacherRun:
+    """Episodes of the oracle teacher over a small world."""
+    home = tmp_path_factory.mktemp("pivots")
+    source = open_source(WORLD)
+    build_index(source.documents(), home / "index", CONFIG.index)
+    chosen = source.tasks("train")[:8]
+    teaching = Evaluation(WORLD, "train", chosen, str(home / "index"), "oracle-teacher", CONFIG)
+    evaluate(teaching, home / "run", lambda _done, _all: None, lambda _episode: None)
+    return open_runs([home / "run"], rerendered=True)[0]
+
+
+@pytest.fixture(scope="module")
+def finished(taught: TeacherRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "pivots"
+    profile(work(taught), out)
+    return out
+
+
+def work(taught: TeacherRun, config: Config = CONFIG, policy: Dice | None = None) -> Profile:
+    return Profile(taught, policy or Dice(), "dice", config)
+
+
+def by_place(folder: Path) -> dict[Place, Pivot]:
+    return {each.place: each for each in read_pivots(folder)}
+
+
+@pytest.mark.parametrize("samples", [2, 4, 8])
+@pytest.mark.parametrize("limit", [0.0, 0.25, 0.6, 1.0, 1.5])
+def test_a_turn_is_kept_if_outcomes_are_mixed_and_their_mean_is_low(samples: int, limit: float) -> None:
+    for rewards in itertools.product((0.0, 1.0), repeat=samples):
+        mean = sum(rewards) / samples
+        variance = sum((reward - mean) ** 2 for reward in rewards) / samples
+        assert keep(int(sum(rewards)), samples, limit) == (variance > 0.0 and mean < limit)
+
+
+def test_the_kept_set_equals_enumeration_of_injected_rewards(
+    taught: TeacherRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(5)
+    table: dict[Place, list[float]] = {}
+
+    async def injected(self: PivotWorld, scene: Scene, policy: object, job: Job) -> Episode:
+        place = Place.read(job.task.task_id)
+        rates = table.setdefault(place, [float(rng.random() < rng.choice((0.0, 0.3, 0.6, 1.0))) for _ in range(4)])
+        value = 1.0 if isinstance(policy, RecordedPolicy) else rates[job.sample_idx]
+        reward = RewardRecord(value, {"injected": RewardTerm(value, 1.0)})
+        return msgspec.structs.replace(next(iter(episodes.values())), reward=reward)
+
+    episodes = latest_episodes(taught.folder)
+    monkeypatch.setattr(PivotWorld, "played", injected)
+    profile(work(taught), tmp_path / "out")
+    found = by_place(tmp_path / "out")
+    assert found.keys() == table.keys()
+    kept = {place for place, each in found.items() if each.fate == "kept"}
+    assert kept == {place for place, rewards in table.items() if 0 < sum(rewards) < 4 and sum(rewards) / 4 < 0.6}
+    assert 0 < len(kept) < len(found)
+    for place, rewards in table.items():
+        assert (found[place].right, found[place].mean) == (sum(rewards), sum(rewards) / 4)
+        assert found[place].rules == {"injected": 4}
+
+
+def test_every_turn_of_the_teacher_is_a_candidate_once(taught: TeacherRun, finished: Path) -> None:
+    turns = {
+        Place(each.episode_id, turn.index): turn.action.name
+        for each in latest_episodes(taught.folder).values()
+        for turn in each.turns
+        if turn.action is not None
+    }
+    assert {place: each.tool for place, each in by_place(finished).items()} == turns
+    assert len(read_pivots(finished)) == len(turns)
+
+
+def test_the_experts_own_action_is_right_at_every_turn_that_was_sampled(taught: TeacherRun, finished: Path) -> None:
+    episodes = {each.episode_id: each for each in latest_episodes(taught.folder).values()}
+    world, checked = work(taught).world(), 0
+    for each in read_pivots(finished):
+        episode = episodes[each.episode_id]
+        scene = world.scenes(episode, taught.golds[each.task_id])[each.turn - 1]
+        expert = RecordedPolicy([msgspec.structs.replace(episode, turns=(scene.turn,))])
+        made = run(world.played(scene, expert, Job(Task(each.place.name, episode.task.query))))
+        assert made.reward is not None
+        assert (made.reward.total > 0.0) == (each.fate != "expert_fails") == (each.samples > 0)
+        checked += each.samples > 0
+    assert checked > 10
+
+
+def test_no_task_is_in_both_splits(finished: Path) -> None:
+    found = read_pivots(finished)
+    tasks = {split: {each.task_id for each in found if each.split == split} for split in ("train", "held_out")}
+    assert (len(tasks["train"]), len(tasks["held_out"])) == (6, 2)
+    assert not tasks["train"] & tasks["held_out"]
+
+
+def test_a_readme_and_a_card_say_what_became_of_the_turns(finished: Path) -> None:
+    found = read_pivots(finished)
+    stage = read_stage(finished)
+    assert stage is not None
+    assert stage.status == "finished"
+    fates = stage.gates["fates"]
+    assert Path(stage.outputs["index"]).is_absolute()
+    assert fates["all"]["candidates"] == len(found)
+    assert fates["all"]["kept"] == sum(each.fate == "kept" for each in found) == sum(stage.gates["splits"].values())
+    assert sum(fates[tool]["expert_fails"] for tool in fates if tool != "all") == fates["all"]["expert_fails"]
+    text = (finished / README).read_text()
+    assert f"| all | {' | '.join(map(str, fates['all'].values()))} |" in text
+
+
+@pytest.mark.parametrize("tear", [True, False])
+def test_a_stopped_profile_goes_on_and_comes_out_the_same(taught: TeacherRun, tmp_path: Path, tear: bool) -> None:
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    profile(work(taught), whole)
+    with pytest.raises(InfrastructureFault, match="run the same command to go on"):
+        profile(work(taught, policy=Dice(broken=50)), out)
+    done = read_pivots(out)
+    assert 0 < len(done) < len(read_pivots(whole))
+    if tear:
+        with (out / PIVOTS).open("ab") as file:
+            file.write(b'{"episode_id":"to')
+    again = Dice()
+    profile(work(taught, policy=again), out)
+    assert by_place(out) == by_place(whole)
+    assert len(read_pivots(out)) == len(read_pivots(whole))
+    assert again.acts == sum(each.samples for each in read_pivots(whole)) - sum(each.samples for each in done)
+
+
+def test_a_finished_profile_is_left_alone_and_another_is_refused(taught: TeacherRun, finished: Path) -> None:
+    idle = Dice()
+    before = (finished / PIVOTS).stat().st_mtime_ns
+    profile(work(taught, policy=idle), finished)
+    assert (idle.acts, (finished / PIVOTS).stat().st_mtime_ns) == (0, before)
+    other = load_config(None, ["rl.pivots.samples=2"])
+    with pytest.raises(UsageError, match="holds another profile"):
+        profile(work(taught, other), finished)
+    with pytest.raises(UsageError, match="holds another profile"):
+        profile(work(taught, policy=Dice("second")), finished)
+
+
+def test_force_begins_anew(taught: TeacherRun, tmp_path: Path) -> None:
+    profile(work(taught), tmp_path / "out")
+    profile(work(taught, policy=Dice("second")), tmp_path / "out", force=True)
+    stage = read_stage(tmp_path / "out")
+    assert stage is not None
+    assert stage.hashes["weights"] == "second"
+
+
+def test_episodes_that_are_no_example_give_no_candidates(taught: TeacherRun) -> None:
+    strict = load_config(None, ["sft.gates.recall=0.9"])
+    first, task = next(iter(taught.tasks.items()))
+    assert task.gold is not None
+    beyond = msgspec.structs.replace(task.gold, relevant={**task.gold.relevant, DocId("nowhere"): 1})
+    harder = replace(taught, tasks={**taught.tasks, first: msgspec.structs.replace(task, gold=beyond)})
+    all_of_them = work(taught, strict).candidates(lambda _: None)
+    assert len(all_of_them) == 8
+    left = work(harder, strict).candidates(lambda _: None)
+    assert {each.task_id for each in left} == {each.task_id for each in all_of_them} - {first}
+
+
+def test_kept_turns_are_trained_as_tasks(taught: TeacherRun, finished: Path) -> None:
+    training = open_training(finished, Dice(), CONFIG, load)
+    kept = {each.place.name: each for each in read_pivots(finished) if each.fate == "kept"}
+    assert {task.task_id for task in (*training.train, *training.held_out)} == kept.keys()
+    assert all(kept[task.task_id].split == "held_out" for task in training.held_out)
+    found: list[Episode] = []
+    run(training.rollouts.run([Job(task, 0, 9) for task in training.train], found.append))
+    assert {each.task.task_id for each in found} == {task.task_id for task in training.train}
+    assert all(each.reward is not None and len(each.turns) == 1 for each in found)
+    every = open_training(finished, Dice(), CONFIG, load, every=True)
+    assert len((*every.train, *every.held_out)) == sum(each.samples > 0 for each in read_pivots(finished)) > len(kept)
+
+
+@pytest.mark.parametrize(
+    ("policy", "change", "message"),
+    [
+        (lambda: Dice("second"), None, r"the weights"),
+        (Dice, "rl.pivots.useless=5", r"pivots\.useless=5 \(profiled: 2\)"),
+        (Dice, "env.max_turns=7", r"env\.max_turns=7 \(profiled: 40\)"),
+        (lambda: Dice("second"), "policy.temperature=0.5", r"policy\.temperature=0\.5 \(profiled: 1\.0\), the weights"),
+    ],
+)
+def test_a_profile_of_other_weights_or_settings_is_refused(
+    finished: Path, policy: Callable[[], Dice], change: str | None, message: str
+) -> None:
+    base = ["rl.pivots.samples=4", "rl.pivots.held_out=0.25"]
+    with pytest.raises(ConfigError, match=message):
+        open_training(finished, policy(), load_config(None, [*base, *([change] if change else [])]), load)
+
+
+def test_an_unfinished_profile_is_not_trained_on(taught: TeacherRun, tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureFault):
+        profile(work(taught, policy=Dice(broken=10)), tmp_path / "out")
+    with pytest.raises(UsageError, match="no finished profile"):
+        open_training(tmp_path / "out", Dice(), CONFIG, load)
+
+
+def test_another_index_is_refused_before_anything_is_written(taught: TeacherRun, tmp_path: Path) -> None:
+    build_index(open_source("world:40").documents(), tmp_path / "index", CONFIG.index)
+    other = Profile(taught, Dice(), "dice", CONFIG, str(tmp_path / "index"))
+    with pytest.raises(ConfigError, match="is not the index"):
+        profile(other, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
