@@ -1,0 +1,76 @@
+"""harness1 rl export: episodes of a policy as rows for an existing distributed trainer."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from harness1.cli.options import Force, Json, say_torn
+from harness1.rl.skyrl_export import Export
+from harness1.rl.skyrl_export import export as write_export
+
+
+class TrainerName(StrEnum):
+    """Whose rows are written."""
+
+    SKYRL = "skyrl"
+
+
+def export(
+    run: Annotated[
+        Path, typer.Argument(help="CHECKPOINT/episodes of `rl train`, or a run of `eval --samples 8`.", metavar="RUN")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The folder to make.", metavar="DIR")],
+    to: Annotated[TrainerName, typer.Option("--to", help="Whose trainer.")] = TrainerName.SKYRL,
+    groups_per_file: Annotated[
+        int,
+        typer.Option(
+            "--groups-per-file",
+            help="Groups of a batch; 0: rl.groups of the run, or all there are.",
+            min=0,
+            metavar="N",
+        ),
+    ] = 0,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write groups of episodes for SkyRL's step-wise training: the exact tokens of every model call that is trained,
+    with recorded log probabilities and the reward on the last step. A README in the folder says how to feed them.
+
+    Example: harness1 rl export better/episodes --to skyrl --out batches
+    """
+    made = _made(run, out, groups_per_file, force=force)
+    if as_json:
+        print(msgspec.json.encode(made).decode())
+    else:
+        _print(made, out, to)
+
+
+def _made(run: Path, out: Path, groups_per_file: int, *, force: bool) -> Export:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("", total=None)
+
+        def show(what: str, done: int, of: int) -> None:
+            progress.update(bar, description=what, completed=done, total=of or None)
+
+        return write_export(run, out, groups_per_file, force=force, on_torn=partial(say_torn, run), on_progress=show)
+
+
+def _print(made: Export, out: Path, to: TrainerName) -> None:
+    console = Console(highlight=False)
+    console.print(
+        f"{made.files} files of {made.groups_per_file} groups: {made.episodes} episodes, {made.steps} steps,"
+        f" {made.tokens} tokens, versions {made.versions[0]} to {made.versions[1]}"
+    )
+    for noun, counts in (("episodes", made.left_out_episodes), ("groups", made.left_out_groups)):
+        left_out = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()) or "none"
+        console.print(f"{noun} left out: {left_out}")
+    console.print(f"{out / 'README.md'} says how to feed them to {to.value}.")
