@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from harness1.cli import config, demo, evaluate, index, models, replay, search, serve, sft
+from harness1.cli import config, demo, evaluate, index, models, replay, rl, search, serve, sft
 from harness1.errors import InfrastructureFault, UsageError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("replay")(replay.replay)
 app.add_typer(config.app, name="config")
 app.add_typer(models.app, name="models")
+app.add_typer(rl.app, name="rl")
 app.add_typer(serve.app, name="serve")
 app.add_typer(sft.app, name="sft")
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from harness1.config import Config
 from harness1.errors import UsageError
+from harness1.policy.degenerate import RULES, ReflexPolicy
+from harness1.policy.mixed import MixedPolicy
 from harness1.policy.models import NAMES as MODELS
 from harness1.policy.models import ModelSpec, is_model, open_model
 from harness1.policy.oracle import OraclePolicy
@@ -15,6 +17,7 @@ from harness1.policy.policy import Policy
 from harness1.policy.random_walk import RandomPolicy
 from harness1.policy.recorded import RecordedPolicy
 from harness1.policy.scripted import ScriptedPolicy
+from harness1.policy.silent import SilentPolicy
 from harness1.policy.single_shot import SingleShotPolicy
 from harness1.records import Gold
 
@@ -31,12 +34,15 @@ SIGHTED: dict[str, Callable[[Mapping[str, Gold]], Policy]] = {
 }
 """Policies with sight of the gold, by task id."""
 
-NAMES = (*PLAIN, "scripted:SIZE (1 to 30)", *SIGHTED, "replay:RUN", *MODELS)
+NAMES = (*PLAIN, *RULES, "scripted:SIZE (1 to 30)", *SIGHTED, "mixed:SHARE", "silent:POLICY", "replay:RUN", *MODELS)
+
+SILENT, MIXED = "silent:", "mixed:"
 
 
 def needs_gold(spec: str) -> bool:
     """Whether a policy acts with sight of the gold."""
-    return spec in SIGHTED
+    bare = spec.removeprefix(SILENT)
+    return bare in SIGHTED or bare.startswith(MIXED)
 
 
 def check_policy(spec: str) -> None:
@@ -54,19 +60,37 @@ def check_policy(spec: str) -> None:
 def make_policy(spec: str, golds: Mapping[str, Gold], config: Config = Config()) -> Policy:
     """A policy from its name; the oracles alone are given the gold, by task id.
 
+    `mixed:0.6` is the oracle teacher in six turns of ten and the random policy in the others; `silent:POLICY` is any
+    of those without a model, without its reasons.
+
     Raises:
         UsageError: there is no such policy, or its model cannot be loaded.
         ConfigError: the settings do not fit its model.
     """
     kind, _, argument = spec.partition(":")
+    if spec.startswith(SILENT) and not is_model(argument) and not argument.startswith(SILENT):
+        return SilentPolicy(make_policy(argument, golds, config))
+    if spec.startswith(MIXED) and (share := _share(argument)) is not None:
+        return MixedPolicy((OracleTeacher(golds), RandomPolicy()), (share, 1.0 - share))
     if kind == "replay" and argument:
         return RecordedPolicy.load(Path(argument))
     if kind == "scripted" and argument.isdecimal() and 1 <= int(argument[:3]) <= 30:
         return ScriptedPolicy(int(argument))
-    if needs_gold(spec):
+    if spec in SIGHTED:
         return SIGHTED[spec](golds)
     if spec in PLAIN:
         return PLAIN[spec]()
+    if spec in RULES:
+        return ReflexPolicy(spec)
     if is_model(spec):
         return open_model(spec, config)
     raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(NAMES)}")
+
+
+def _share(text: str) -> float | None:
+    """A number between 0 and 1, or None for what is none."""
+    try:
+        share = float(text)
+    except ValueError:
+        return None
+    return share if 0.0 <= share <= 1.0 else None

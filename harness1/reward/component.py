@@ -28,6 +28,8 @@ class Component:
     weight: Callable[[Reward], float]
     ceiling: Callable[[Reward], float]
     value: Callable[[Case], float]
+    process: bool = False
+    """Whether it is about how the episode went rather than about what it found: such terms are capped in sum."""
 
     def term(self, case: Case) -> RewardTerm:
         """The capped value with its weight."""
@@ -36,7 +38,11 @@ class Component:
 
 
 def component(
-    name: str, weight: Callable[[Reward], float], ceiling: Callable[[Reward], float] = lambda _: 1.0
+    name: str,
+    weight: Callable[[Reward], float],
+    ceiling: Callable[[Reward], float] = lambda _: 1.0,
+    *,
+    process: bool = False,
 ) -> Callable[[Callable[[Case], float]], Component]:
     """Make a component out of the function that computes its value. It counts once `composite.COMPONENTS` names it."""
-    return lambda value: Component(name, weight, ceiling, value)
+    return lambda value: Component(name, weight, ceiling, value, process)

@@ -1,21 +1,27 @@
 """The terminal reward of an episode (Harness-1, arXiv 2606.02373, Table 5): capped components, weighed and summed.
 
 total = override, where there is one, else max(floor, sum of weight * value)
+
+Components about the process are capped in sum as well: what goes beyond `reward.process_cap` is taken back by a term of
+its own, so that the terms still add up to the total. Whatever process terms weigh, two episodes differ by at most twice
+the cap in them, and a better outcome by more than that is a better reward.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from harness1.config import Config, Reward
 from harness1.eval import outcome as outcomes
 from harness1.eval.outcome import Outcome
-from harness1.records import Episode, Gold, RewardRecord, Status, StopReason
+from harness1.records import Episode, Gold, RewardRecord, RewardTerm, Status, StopReason
 from harness1.reward.answer import answer
 from harness1.reward.answer_found import answer_found
 from harness1.reward.answer_missed import answer_missed
+from harness1.reward.clutter import clutter
 from harness1.reward.component import Case
 from harness1.reward.curation import curation
 from harness1.reward.diversity import diversity, diversity_shortfall
@@ -33,12 +39,16 @@ COMPONENTS = (
     trajectory_answer,
     answer_missed,
     recall_gap,
+    clutter,
     diversity,
     diversity_shortfall,
     curation,
     turn_penalty,
 )
 """Every component there is, in the order of their sum. Adding one is one file and one line here."""
+
+BEYOND_CAP = "beyond_process_cap"
+"""The term that is no component."""
 
 
 def composite(outcome: Outcome, episode: Episode, config: Config) -> RewardRecord | None:
@@ -51,13 +61,17 @@ def composite(outcome: Outcome, episode: Episode, config: Config) -> RewardRecor
     case = Case(outcome, episode, config)
     weighed = {component.name: component.term(case) for component in COMPONENTS}
     terms = {name: term for name, term in weighed.items() if term.weight != 0.0}
+    terms |= _beyond_cap(terms, config.reward.process_cap)
     override = _override(outcome, episode, config.reward)
     if override is not None:
         name, total = override
         return RewardRecord(total, terms, name)
-    # An exact sum makes the total independent of the order of the components.
-    total = math.fsum(term.weight * term.value for term in terms.values())
-    return RewardRecord(max(config.reward.floor, total), terms)
+    return RewardRecord(max(config.reward.floor, contributions(terms.values())), terms)
+
+
+def contributions(terms: Iterable[RewardTerm]) -> float:
+    """The sum of what terms contribute; exact, and so independent of their order."""
+    return math.fsum(term.weight * term.value for term in terms)
 
 
 def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
@@ -69,6 +83,13 @@ def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
     reward = composite(outcomes.outcome(episode, gold), episode, config)
     hashes = msgspec.structs.replace(episode.hashes, reward=config.reward_hash)
     return msgspec.structs.replace(episode, reward=reward, hashes=hashes)
+
+
+def _beyond_cap(terms: Mapping[str, RewardTerm], cap: float) -> dict[str, RewardTerm]:
+    """The term that takes back what the process terms add up to beyond the cap; none where it holds."""
+    process = contributions(terms[part.name] for part in COMPONENTS if part.process and part.name in terms)
+    excess = abs(process) - cap
+    return {BEYOND_CAP: RewardTerm(excess, -math.copysign(1.0, process))} if excess > 0.0 else {}
 
 
 def _override(outcome: Outcome, episode: Episode, settings: Reward) -> tuple[str, float] | None:

@@ -8,7 +8,7 @@ from harness1.tools.end_search import end_search
 from harness1.tools.registry import TOOLS
 
 
-@component("diversity", weight=lambda settings: settings.diversity)
+@component("diversity", weight=lambda settings: settings.diversity, process=True)
 def diversity(case: Case) -> float:
     """min(d / d*, 1): distinct tools used with success, of the target."""
     return case.outcome.tools / target(case)
@@ -18,6 +18,7 @@ def diversity(case: Case) -> float:
     "diversity_shortfall",
     weight=lambda settings: -settings.diversity_shortfall,
     ceiling=lambda settings: float(settings.diversity_target),
+    process=True,
 )
 def diversity_shortfall(case: Case) -> float:
     """max(d* - d, 0): a number of tools, at most the target."""

@@ -47,6 +47,9 @@ def used(count: int) -> dict[str, int]:
         ("answer_missed", {"trajectory_answer_recall": 0.5, "answer_recall": 0.75}, 0.0),
         ("recall_gap", {"trajectory_recall": 0.75, "recall": 0.5}, 0.25),
         ("recall_gap", {"trajectory_recall": 0.5, "recall": 0.75}, 0.0),
+        ("clutter", {"precision": 0.25, "set_size": 8}, 6 / 30),
+        ("clutter", {"precision": 0.0, "set_size": 30}, 1.0),
+        ("clutter", {}, 0.0),
     ],
 )
 def test_values_by_hand(name: str, outcome: dict[str, float], expected: float) -> None:
@@ -89,11 +92,20 @@ def test_curation_is_a_share_of_turns_up_to_its_target() -> None:
 
 
 def test_penalties_weigh_negatively_and_nothing_else_does() -> None:
-    overrides = [f"reward.{name}=0.5" for name in ("recall_gap", "diversity_shortfall", "curation")]
+    overrides = [f"reward.{name}=0.5" for name in ("recall_gap", "clutter", "diversity_shortfall", "curation")]
     settings = load_config(overrides=overrides).reward
     negative = {part.name for part in COMPONENTS if part.weight(settings) < 0.0}
-    assert negative == {"answer_missed", "recall_gap", "diversity_shortfall", "turn_penalty"}
+    assert negative == {"answer_missed", "recall_gap", "clutter", "diversity_shortfall", "turn_penalty"}
     assert all(part.weight(settings) != 0.0 for part in COMPONENTS)
+
+
+def test_clutter_is_a_share_of_what_can_be_delivered() -> None:
+    assert value(BY_NAME["clutter"], "env.curation.cap=10", set_size=10, precision=0.5) == pytest.approx(0.5)
+
+
+def test_the_process_is_tools_curation_and_turns() -> None:
+    process = {part.name for part in COMPONENTS if part.process}
+    assert process == {"diversity", "diversity_shortfall", "curation", "turn_penalty"}
 
 
 def test_a_component_that_runs_away_is_capped() -> None:

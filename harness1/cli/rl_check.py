@@ -1,0 +1,104 @@
+"""harness1 rl check: which tasks are worth training on under a reward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from harness1.cli.evaluate import Cache, IndexSpec, Limit, Seed, index_of
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve
+from harness1.data.source import Source, open_source
+from harness1.errors import UsageError
+from harness1.records import Episode
+from harness1.rl.admission import POLICIES
+from harness1.rl.admission_report import ORDER, AdmissionReport, lives_on
+from harness1.rl.admission_run import Check, Listener
+from harness1.rl.admission_run import check as run_check
+
+
+def check(
+    dataset: Annotated[str, typer.Argument(help="A BEIR folder or world:SIZE.", metavar="DATASET")],
+    split: Annotated[
+        str, typer.Option("--split", help="Which tasks; default train, else dev, else the only split.")
+    ] = "",
+    limit: Limit = 0,
+    seed: Seed = 0,
+    index: IndexSpec = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder of the report; default runs/DATASET-SPLIT-check.", metavar="RUN"),
+    ] = None,
+    cache: Cache = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Play policies that should earn nothing, little or everything over a task set, and judge each task by that. A
+    stopped check is resumed by the same command.
+
+    Example: harness1 rl check world:1000 --limit 50 --out runs/check --set reward.recipe=robust
+    """
+    settings = resolve(config, overrides)
+    source = open_source(dataset)
+    split = split or default_split(source)
+    tasks = source.tasks(split)[: limit or None]
+    out = out or Path("runs") / f"{source.name.replace(':', '-')}-{split}-check"
+    job = Check(dataset, split, tasks, index_of(source, index, cache, settings), settings, seed)
+    report = _checked(job, out, force=force)
+    if as_json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        print_report(report, settings.rl.headroom, out)
+
+
+def default_split(source: Source) -> str:
+    """The split that training would take its tasks from.
+
+    Raises:
+        UsageError: the dataset has no tasks, or several splits none of which is to train or tune on.
+    """
+    for name in ("train", "dev"):
+        if name in source.splits:
+            return name
+    if len(source.splits) != 1:
+        raise UsageError(f"{source.name} has the splits {', '.join(source.splits) or 'none'}: choose one by --split")
+    return source.splits[0]
+
+
+def print_report(report: AdmissionReport, headroom: float, out: Path) -> None:
+    """What the policies earned and lived on, and how many tasks are admitted."""
+    table = Table(title=f"{report.dataset}/{report.split}, reward {report.recipe}", title_justify="left")
+    for column in ("policy", "reward", "score", "recall", "precision", "set size", "lives on"):
+        table.add_column(column, justify="left" if column in ("policy", "lives on") else "right")
+    for each in report.policies:
+        figures = (each.reward, each.score, each.recall, each.precision)
+        shown = [f"{figure:.3f}" for figure in figures]
+        table.add_row(each.policy, *shown, f"{each.set_size:.1f}", lives_on(each))
+    console = Console(highlight=False)
+    console.print(table)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in report.reasons.items()) or "none"
+    console.print(f"{len(report.tasks)} tasks, {len(report.admitted())} admitted; rejected for: {reasons}.")
+    console.print(f"{len(report.admitted(headroom))} of them have headroom of at least {headroom:g}.")
+    right, differing = report.ranked
+    console.print(f"In order ({' > '.join(ORDER)}) on {right} of {differing} tasks where recalls differ.")
+    console.print(f"Everything is in {out}.")
+
+
+def _checked(job: Check, out: Path, *, force: bool) -> AdmissionReport:
+    """The check under a bar that counts the episodes of all policies."""
+    with progress_of_work() as progress:
+        bar = progress.add_task("", total=(len(POLICIES) + 1) * len(job.tasks))  # one policy plays twice
+
+        def start(policy: str, finished: int) -> None:
+            progress.update(bar, description=f"{policy} on {job.dataset}", advance=finished)
+
+        def advance(_: Episode) -> None:
+            progress.advance(bar)
+
+        return run_check(job, out, force=force, listener=Listener(start, advance))

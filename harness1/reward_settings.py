@@ -1,0 +1,70 @@
+"""The `[reward]` settings: what an episode is worth. They are in `reward_hash`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from harness1.settings import Count, Positive, Settings, Share, Weight
+
+
+class Reward(Settings):
+    """Weights of the composite terminal reward; the defaults are the published ones (Harness-1, arXiv 2606.02373,
+    Table 5)."""
+
+    recipe: Literal["paper", "robust"] = "paper"
+    """Where weights that are not given come from when a configuration is loaded: the defaults, or `RECIPES`."""
+    outcome: float = 0.7
+    beta: Annotated[float, Meta(gt=0.0)] = 2.0
+    trajectory: float = 0.3
+    answer_found: float = 1.0
+    answer: float = 0.8
+    trajectory_answer: float = 0.4
+    answer_missed: float = 0.35
+    recall_gap: float = 0.0
+    clutter: float = 0.0
+    """What a full set of nothing but irrelevant units costs."""
+    diversity: float = 0.15
+    diversity_target: Positive = 6
+    diversity_shortfall: float = 0.0
+    curation: float = 0.0
+    curation_target: Share = 0.40
+    turn_penalty: float = 0.02
+    turn_penalty_from: Count = 20
+    process_cap: Weight = 0.5
+    """The most that diversity, its shortfall, curation and turns may add up to, in absolute value."""
+    empty: float = -0.2
+    format_failure: float = -0.5
+    floor: float = 0.001
+
+
+RECIPES: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        "robust": MappingProxyType(
+            {
+                "outcome": 3.0,
+                "beta": 1.0,
+                "trajectory": 0.0,
+                "answer_found": 0.0,
+                "answer": 0.0,
+                "trajectory_answer": 0.0,
+                "answer_missed": 0.0,
+                "clutter": 0.45,
+                "diversity": 0.0,
+                "empty": -0.45,
+                "floor": -0.5,
+            }
+        )
+    }
+)
+"""What a recipe sets otherwise than the defaults. `robust` pays for the delivered set alone, by F_1 less a price for
+each irrelevant unit: nothing for what was only seen, for a first hit, or for tools."""
+
+
+def with_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `[reward]` that were given, over those of the recipe that they name."""
+    recipe = given.get("recipe")
+    return {**RECIPES.get(recipe, {}), **given} if isinstance(recipe, str) else dict(given)

@@ -1,0 +1,91 @@
+"""harness1 rl check: a report of a task set, made once, resumed, and not mixed with another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness1.cli.rl_check import default_split
+from harness1.data.source import Source, open_source
+from harness1.errors import UsageError
+from harness1.rl.admission import POLICIES
+from harness1.rl.admission_report import README, REPORT, read_report
+from harness1.rl.admission_run import RUNS
+from harness1.stage import read_stage
+from harness1.store import EPISODES
+from tests.cli.commands import Command, command_in_process
+
+CHECK = ["rl", "check", "world:60", "--limit", "2", "--cache", "cache", "--out", "checked", "--set", "run.workers=1"]
+
+
+@pytest.fixture
+def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return command_in_process(monkeypatch, capsys)
+
+
+def test_a_check_writes_a_report_once(harness1: Command, tmp_path: Path) -> None:
+    done = harness1(*CHECK, "--json")
+    assert done.code == 0, done.err
+    folder = tmp_path / "checked"
+    report = read_report(folder)
+    assert json.loads(done.out) == json.loads((folder / REPORT).read_bytes())
+    assert len(report.tasks) == 2
+    assert [each.policy for each in report.policies] == list(POLICIES)
+    assert (report.split, report.recipe) == ("train", "paper")
+    assert "curate-everything" in (folder / README).read_text()
+    stage = read_stage(folder)
+    assert stage is not None
+    assert (stage.verb, stage.status) == ("rl check", "finished")
+
+    before = (folder / REPORT).stat().st_mtime_ns
+    again = harness1(*CHECK)
+    assert (again.code, (folder / REPORT).stat().st_mtime_ns) == (0, before)
+    assert "2 tasks" in again.out
+    assert "answer_found" in again.out
+
+    other = harness1(*CHECK, "--set", "reward.recipe=robust")
+    assert other.code == 2
+    assert "--force" in other.err
+    assert harness1(*CHECK, "--set", "reward.recipe=robust", "--force").code == 0
+    assert read_report(folder).recipe == "robust"
+
+
+def test_a_stopped_check_goes_on(harness1: Command, tmp_path: Path) -> None:
+    assert harness1(*CHECK).code == 0
+    folder = tmp_path / "checked"
+    stage, report = read_stage(folder), read_report(folder)
+    assert stage is not None
+    stage.write(folder, status="interrupted")
+    kept, lost = (folder / RUNS / policy / EPISODES for policy in ("oracle", "scripted"))
+    lines, before = lost.read_bytes().splitlines(keepends=True), kept.read_bytes()
+    assert len(lines) == 2 * len(report.tasks)  # it plays twice
+    lost.write_bytes(b"".join(lines[:1]))
+    assert harness1(*CHECK).code == 0
+    assert read_report(folder) == report
+    assert kept.read_bytes() == before
+    assert len(lost.read_bytes().splitlines()) == len(lines)
+
+
+def test_a_folder_of_something_else_is_left_alone(harness1: Command, tmp_path: Path) -> None:
+    (tmp_path / "checked").mkdir()
+    (tmp_path / "checked" / "mine").write_text("precious")
+    refused = harness1(*CHECK, "--force")
+    assert refused.code == 2
+    assert "holds nothing of `harness1 rl check`" in refused.err
+
+
+def test_the_split_is_one_that_is_learned_from() -> None:
+    def source(*splits: str) -> Source:
+        return Source("data", "beir", lambda: iter(()), splits, lambda _: [])
+
+    assert default_split(open_source("world:60")) == "train"
+    assert default_split(source("dev", "test")) == "dev"
+    assert default_split(source("test")) == "test"
+    with pytest.raises(UsageError, match="--split"):
+        default_split(source("easy", "test"))
+    with pytest.raises(UsageError, match="none"):
+        default_split(source())
