@@ -31,7 +31,7 @@ PolicyName = Annotated[
     typer.Option(
         "--policy",
         help="scripted, single-shot, random, oracle, oracle-teacher, replay:RUN, hf:PATH, vllm:PATH, vllm:MODEL@URL,"
-        " sglang:MODEL@URL or openai:MODEL@URL.",
+        " sglang:MODEL@URL or openai:MODEL@URL; or one of those that `rl check` plays, such as no-op.",
         metavar="NAME",
     ),
 ]

@@ -1,0 +1,86 @@
+"""`harness1 rl train`: what it refuses, and what it says of a policy that has nothing to learn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness1.stage import read_stage
+from harness1.store import read_episodes
+from tests.cli.commands import Command, command_in_process
+from tests.sft.test_fine_tuning import SHORT, WORLD, save_student
+
+RL = Path(__file__).parent.parent.parent / "configs" / "rl" / "small.toml"
+FEW = ("rl.groups=2", "rl.samples=2", "rl.batches=2", "train.watch.tasks=2", "policy.format_retries=0")
+OPTIONS = ["--config", str(RL), *(word for setting in (*SHORT, *FEW) for word in ("--set", setting))]
+
+
+@pytest.fixture
+def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path) -> Command:
+    """The command in this process, in the working folder of the tests."""
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("COLUMNS", "200")
+    return command_in_process(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("home")
+    save_student(made / "model")
+    return made
+
+
+def train(*options: str, data: str = WORLD, model: str = "hf:model", out: str = "out") -> list[str]:
+    places = ["--data", data, "--model", model, "--out", out, "--cache", "cache"]
+    return ["rl", "train", *places, *OPTIONS, *options]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["rl", "train", "--config", str(RL), "--set", "run.learn.out="], "give --data, --model and --out"),
+        (train(data="nowhere"), "nowhere"),
+        (train(model="openai:gpt@http://localhost:1"), "gives no token ids"),
+        (train(model="hf:nothing"), "nothing"),
+        (train(out="."), "lies in --out"),
+        (train("--split", "test"), "tested on"),
+        (train("--set", "policy.temperature=0.5"), "policy.temperature=1"),
+        (train("--set", "policy.constrained=true"), "policy.constrained=false"),
+        (train("--set", "train.watch.metric=nll"), "train.watch.metric"),
+        (train("--index", "a", "--index", "b"), "2 of --index for 1 of --data"),
+        (train("--admission", "model"), "model"),
+        (train("--pivots", "model"), "--data or --pivots"),
+        (train("--set", "rl.substeps=3"), "rl.substeps"),
+        (train("--set", "rl.ratio_min=6"), "rl.ratio_min"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(harness1: Command, arguments: list[str], complaint: str) -> None:
+    ended = harness1(*arguments)
+    assert ended.code == 2
+    assert complaint in ended.err
+    assert "Traceback" not in ended.err
+    assert len(ended.err.strip().splitlines()) <= 2
+
+
+def test_a_policy_that_never_acts_has_nothing_to_learn_from(harness1: Command, home: Path) -> None:
+    ended = harness1(*train(out="hopeless"))
+    assert ended.code == 2
+    assert "all episodes had the same reward" in ended.err
+    stage = read_stage(home / "hopeless")
+    assert stage is not None
+    assert stage.status == "interrupted"
+    played = list(read_episodes(home / "hopeless" / "episodes"))
+    assert {str(episode.status) for episode in played} == {"policy_error"}
+    replayed = harness1("replay", "hopeless/episodes", "--json")
+    assert replayed.code == 0, replayed.err
+
+
+def test_a_folder_of_something_else_is_left_alone(harness1: Command, home: Path) -> None:
+    (home / "mine").mkdir()
+    (home / "mine" / "notes.txt").write_text("mine")
+    for more in ([], ["--force"]):
+        ended = harness1(*train(*more, out="mine"))
+        assert ended.code == 2
+        assert "not empty" in ended.err
+    assert (home / "mine" / "notes.txt").read_text() == "mine"
