@@ -124,7 +124,10 @@ def marker_room(env: Env, measure: Measure) -> int:
 
 
 def marker(env: Env, used: int, turn: int) -> Piece:
-    """The budget line. It is a piece of its own, so that nothing can cut it off."""
+    """The budget line; under minimal instructions, the turns alone. It is a piece of its own, so that nothing can cut
+    it off."""
+    if env.rendering.instructions == "minimal":
+        return piece("budget", "user", f"Turn {turn}/{env.max_turns}", BudgetView(0, 0, turn, env.max_turns))
     limit = env.prompt_limit
     share = used / max(1, limit)
     levels = ((env.budget_marker.critical, "critical: end_search now"), (env.budget_marker.warning, "finish soon"))

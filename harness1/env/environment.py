@@ -11,7 +11,7 @@ from harness1.env.memory import WorkingMemory
 from harness1.env.model_verifier import unopened_verifier
 from harness1.env.pieces import ApproximateCounter, TokenCounter
 from harness1.env.prompt import static_piece
-from harness1.env.render import Context, EpochState, Renderer
+from harness1.env.render import Context, EpochState, Renderer, shown_question
 from harness1.env.transition import begin, replayed, resume, transition
 from harness1.env.turn_pieces import TurnPieces, turn_pieces
 from harness1.env.verification import Verifier
@@ -110,6 +110,7 @@ class SearchEnv:
 
     def begin(self, memory: WorkingMemory) -> Context | None:
         """Start from a memory; replay starts here, without a retriever."""
+        memory.name_entities([shown_question(memory.query)], self.config)
         self._state = State(memory)
         return self._render()
 

@@ -39,7 +39,7 @@ class EvidenceGraph(msgspec.Struct):
         keys = dict.fromkeys(self.entities.get(unit_id, ()))
         alone = (unit_id,)
         for name in entities:
-            key = _key(name)
+            key = entity_key(name)
             if not key or key in keys:
                 continue
             keys[key] = None
@@ -77,7 +77,7 @@ class EvidenceGraph(msgspec.Struct):
 
     def units_of(self, entity: str) -> tuple[UnitId, ...]:
         """The units that mention an entity, in whatever form, in order of addition."""
-        return self.units.get(_key(entity), ())
+        return self.units.get(entity_key(entity), ())
 
     def fork(self) -> EvidenceGraph:
         """An independent copy; what is immutable is shared."""
@@ -95,7 +95,7 @@ class EvidenceGraph(msgspec.Struct):
         self.levels.setdefault(len(before) + 1, {})[key] = None
 
 
-def _key(name: str) -> str:
+def entity_key(name: str) -> str:
     """What all forms of an entity share: case, the dots of acronyms and possessive endings are folded."""
     key = name.casefold()
     if "." in key or "'" in key or "’" in key:

@@ -15,6 +15,7 @@ from harness1.config import Env
 from harness1.env.curated import CuratedSet
 from harness1.env.dedup import Fingerprints
 from harness1.env.entities import extract
+from harness1.env.entity_handles import EntityHandles, mentions
 from harness1.env.evidence import EvidenceGraph
 from harness1.env.history import HistoryLine
 from harness1.env.pool import Pool
@@ -41,6 +42,8 @@ class WorkingMemory(msgspec.Struct):
     """Turns since the last curation."""
     tools_used: dict[str, int] = {}
     """The tools that did something, each with the first such turn."""
+    entities: EntityHandles = msgspec.field(default_factory=EntityHandles)
+    """None has a handle where `env.evidence.handles` is off."""
 
     @classmethod
     def empty(cls, query: str, unit: Unit) -> WorkingMemory:
@@ -70,6 +73,12 @@ class WorkingMemory(msgspec.Struct):
                 self._index(part, unit_id, env)
         return new, aliases
 
+    def name_entities(self, texts: Iterable[str], env: Env) -> None:
+        """Give handles to the entities of texts that are shown, in their order."""
+        if env.evidence.handles:
+            for text in texts:
+                self.entities.add(mention.name for mention in mentions(text, env.evidence.characters))
+
     def text_of(self, unit_id: UnitId) -> str:
         """The stored chunks of a pooled unit, in document order."""
         return "\n".join(hit.text for hit in self.hits_of(unit_id))
@@ -94,24 +103,24 @@ class WorkingMemory(msgspec.Struct):
             self.auto_populated,
             self.since_curation,
             dict(self.tools_used),
+            self.entities.fork(),
         )
 
     def hash(self) -> str:
         """Names the state: ids, tags, aliases, verdicts, history, handle order and turn; no text, score or count."""
-        return digest(
-            {
-                "turn": self.turn,
-                # Handles follow from the order in which documents and units came.
-                "documents": list(self.pool.numbers),
-                "pool": list(self.pool.entries),
-                "chunks": list(self.store),
-                "curated": list(self.curated.tags.items()),
-                "aliases": list(self.pool.aliases.items()),
-                "verdicts": self._verdicts(),
-                "history": self.history,
-                "auto_populated": self.auto_populated,
-            }
-        )
+        state = {
+            "turn": self.turn,
+            # Handles follow from the order in which documents and units came.
+            "documents": list(self.pool.numbers),
+            "pool": list(self.pool.entries),
+            "chunks": list(self.store),
+            "curated": list(self.curated.tags.items()),
+            "aliases": list(self.pool.aliases.items()),
+            "verdicts": self._verdicts(),
+            "history": self.history,
+            "auto_populated": self.auto_populated,
+        }
+        return digest(state | {"entities": self.entities.names} if self.entities.names else state)
 
     def anchor_key(self) -> str:
         """Names what was achieved, however it was reached: it groups turns of sibling episodes."""

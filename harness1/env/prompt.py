@@ -13,7 +13,16 @@ def static_piece(env: Env, toolbox: Toolbox) -> Piece:
 
 
 def _instructions(env: Env, toolbox: Toolbox) -> list[str]:
-    return _brief(env, toolbox) if env.rendering.instructions == "brief" else _full(env, toolbox)
+    match env.rendering.instructions:
+        case "minimal":
+            return ["Curate the documents that answer the question."]
+        case "brief":
+            return _brief(env, toolbox)
+        case "full":
+            return _full(env, toolbox)
+
+
+NAMED = "Names are followed by handles such as (E3): a query may say E3 for the name."
 
 
 def _brief(env: Env, toolbox: Toolbox) -> list[str]:
@@ -28,6 +37,8 @@ def _brief(env: Env, toolbox: Toolbox) -> list[str]:
         lines.append(f"The first search curates its best {env.auto_populate.documents}: remove what is useless.")
     if env.curation.tags:
         lines.append("Tags: very_high states the answer, high is a needed link, fair may be useful, low is doubtful.")
+    if env.evidence.handles:
+        lines.append(NAMED)
     return lines
 
 
@@ -55,6 +66,8 @@ def _full(env: Env, toolbox: Toolbox) -> list[str]:
     lines += _curation(env)
     if env.evidence.on:
         lines.append("- Shared entities link documents; an entity named in a good document may be the next hop.")
+    if env.evidence.handles:
+        lines.append(f"- {NAMED}")
     if "verify" in tools:
         lines.append("- Verify a claim before you rely on a document that must meet several constraints.")
     if env.dedup.on:

@@ -13,6 +13,7 @@ SENTENCES: dict[str, str] = {
     "empty_pattern": "Not executed: the pattern is empty. Write a regular expression with some fixed words.",
     "bad_pattern": "Not executed: the pattern is not usable ({reason}). Write a simpler RE2 pattern.",
     "unknown_handles": "Unknown: {handles} ({count}). Use handles that a search has returned.",
+    "unknown_entities": "Unknown: {handles} ({count}). Use entity handles that are shown.",
     "no_handles": "Not executed: no document was named. Use handles that a search has returned.",
     "not_curated": "Not in the curated set: {handles} ({count}).",
     "nothing_to_curate": "Not executed: name documents to add or to remove.",

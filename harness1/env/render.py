@@ -136,8 +136,9 @@ class Renderer:
         return Context(tuple(pieces), self.toolbox.specs, Budget(used, self.env.prompt_limit, dropped), name, turn + 1)
 
     def _query(self, memory: WorkingMemory) -> Piece:
-        query = " ".join(memory.query.split())
-        return piece("query", "user", f"Question: {query}", QueryView(query))
+        query = shown_question(memory.query)
+        text, entities = memory.entities.marked(query, self.env.evidence.characters)
+        return piece("query", "user", f"Question: {text}", QueryView(query, entities))
 
     def _memory(self, memory: WorkingMemory, shown: Sequence[TurnPieces]) -> list[Block]:
         return self.memory_pieces.of(memory, visible_units(shown))
@@ -152,6 +153,11 @@ class Renderer:
             else:
                 blocks += [Block((hit,), Drop.OLD_HITS, turn.turn) for hit in turn.hits]
         return blocks
+
+
+def shown_question(query: str) -> str:
+    """A question on one line, as contexts show it."""
+    return " ".join(query.split())
 
 
 def window(turns: int, env: Env) -> int:

@@ -11,6 +11,7 @@ from harness1.env.exchange import Answer, Request, recorded_answer
 from harness1.env.guidance import guidance
 from harness1.env.history import history_line
 from harness1.env.memory import WorkingMemory
+from harness1.env.turn_pieces import shown_words
 from harness1.records import Note, Observation, ToolCall
 from harness1.tools.registry import Toolbox
 from harness1.tools.tool import Steps, Traits, short_name
@@ -19,12 +20,13 @@ from harness1.tools.tool import Steps, Traits, short_name
 def transition(
     memory: WorkingMemory, env: Env, toolbox: Toolbox, call: ToolCall, ignored: Sequence[ToolCall] = ()
 ) -> Steps:
-    """Carry out one action: run its tool, count the turn, write the history line, add guidance."""
+    """Carry out one action: run its tool, count the turn, write the history line, name what is shown, add guidance."""
     memory.turn += 1
     observation = yield from toolbox.run(memory, env, call)
     if env.history.on:
         memory.history.append(history_line(memory.turn, memory.pool, call, observation))
     traits = toolbox.traits(observation.tool)
+    memory.name_entities((words for _, words in shown_words(memory, env, observation, traits)), env)
     _count(memory, observation, traits)
     notes = (*observation.notes, *guidance(memory, env, observation, traits))
     if ignored:

@@ -5,7 +5,7 @@ They are made once, when the turn ends, and never change afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -127,23 +127,31 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, 
             places.setdefault(chunk_id, []).append((query, rank))
     copies = list(observation.delta.aliases.values())
     pieces: list[Piece] = []
-    for hit in observation.hits:
+    for hit, words in shown_words(memory, env, observation, traits):
         unit_id = memory.pool.unit_of(hit)
-        if unit_id not in memory.pool.entries or unit_id in observation.delta.aliases:
-            continue
-        text = shown_text(hit, traits, observation.rankings, env)
-        title = " ".join(hit.title.split())
+        title, _, text = words.partition("\n")
+        marked, entities = memory.entities.marked(words, env.evidence.characters)
         shown = HitView(
             turn=turn,
             document=DocumentView(handle_of(memory, unit_id), unit_id, title, text),
             found_by=((0, len(pieces)),) if queries == 1 else tuple(places.get(hit.chunk_id, ())),
             copies=copies.count(unit_id),
+            entities=entities,
         )
-        pieces.append(piece(f"hit/{turn}", "tool", _hit_text(memory, hit, shown, queries), shown))
+        pieces.append(piece(f"hit/{turn}", "tool", _hit_text(memory, hit, marked, shown, queries), shown))
     return tuple(pieces)
 
 
-def _hit_text(memory: WorkingMemory, hit: Hit, shown: HitView, queries: int) -> str:
+def shown_words(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> Iterator[tuple[Hit, str]]:
+    """The hits of an observation that are shown, each with its title, a line end and its text as it is shown."""
+    for hit in observation.hits:
+        unit_id = memory.pool.unit_of(hit)
+        if unit_id in memory.pool.entries and unit_id not in observation.delta.aliases:
+            title = " ".join(hit.title.split())
+            yield hit, f"{title}\n{shown_text(hit, traits, observation.rankings, env)}"
+
+
+def _hit_text(memory: WorkingMemory, hit: Hit, words: str, shown: HitView, queries: int) -> str:
     label = shown.document.handle
     entry = memory.pool.entries[shown.document.unit_id]
     if hit.index or len(entry.chunk_ids) > 1:
@@ -151,8 +159,9 @@ def _hit_text(memory: WorkingMemory, hit: Hit, shown: HitView, queries: int) -> 
     marks = [f"q{query + 1}#{rank + 1}" for query, rank in shown.found_by] if queries > 1 else []
     if shown.copies:
         marks.append(f"also: {shown.copies} copies" if shown.copies > 1 else "also: 1 copy")
-    header = " ".join(part for part in (f"[{label}]", shown.document.title, *marks) if part)
-    return f"{header}\n{shown.document.text}"
+    title, _, text = words.partition("\n")
+    header = " ".join(part for part in (f"[{label}]", title, *marks) if part)
+    return f"{header}\n{text}"
 
 
 def handle_of(memory: WorkingMemory, unit_id: UnitId) -> str:

@@ -1,11 +1,12 @@
 """The view: what the kept pieces of a context show, as typed values. Scripted policies read it and nothing else.
 
-Every value stands in the text, as it stands there; the one exception is `unit_id`, the id that a shown handle names.
+Every value stands in the text, as it stands there; the exceptions are `unit_id`, the id that a shown handle names, and
+the marks of entity handles: ` (E3)` behind a name is in `entities` and not in the value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from harness1.env.history import HistoryLine
@@ -14,9 +15,10 @@ from harness1.records import Note, Record, Tag, ToolCall, UnitId
 
 
 class QueryView(Record):
-    """The question, on one line."""
+    """The question, on one line, and what the handles in it stand for."""
 
     query: str
+    entities: dict[str, str] = {}
 
 
 class BudgetView(Record):
@@ -80,6 +82,8 @@ class HitView(Record):
     document: DocumentView
     found_by: tuple[tuple[int, int], ...] = ()
     copies: int = 0
+    entities: dict[str, str] = {}
+    """By handle: the names that are marked in title and text."""
 
 
 class ActionView(Record):
@@ -169,6 +173,8 @@ class View:
     """Everything visible now. Where several pieces show the same thing (orders that append), the last one holds."""
 
     query: str = ""
+    entities: dict[str, str] = field(default_factory=dict)
+    """By handle, in the order shown: the form of the name that was shown first."""
     budget: BudgetView = NO_BUDGET
     curated: tuple[CuratedView, ...] = ()
     cap: int = 0
@@ -197,6 +203,7 @@ class View:
             case HitView(turn=turn, document=document):
                 self.hits.setdefault(turn, []).append(shown)
                 self._document(document)
+                self._name(shown.entities)
             case DocumentView():
                 self._document(shown)
             case TurnView(turn=turn):
@@ -214,6 +221,7 @@ class View:
         match shown:
             case QueryView(query=query):
                 self.query = query
+                self._name(shown.entities)
             case BudgetView():
                 self.budget = shown
             case PoolSizeView():
@@ -226,6 +234,10 @@ class View:
                 self.history = shown
             case HistoryLine():
                 self.history = HistoryView((*self.history.lines, shown), self.history.earlier)
+
+    def _name(self, entities: Mapping[str, str]) -> None:
+        for handle, name in entities.items():
+            self.entities.setdefault(handle, name)
 
     def _document(self, document: DocumentView) -> None:
         known = self.documents.get(document.handle)

@@ -7,6 +7,7 @@ import copy
 import random
 from collections.abc import Mapping, Sequence
 
+from harness1.env.entity_handles import in_handles
 from harness1.env.render import Context
 from harness1.env.view import View
 from harness1.errors import UsageError
@@ -81,7 +82,8 @@ class TeacherSession:
             self._evidence = Evidence(context.view.query, self._needs)
         self._evidence.read(context.view)
         move = self._next(context.view, self._evidence, context.tools)
-        return Decision((move.call,), line(move.kind, self._style.randrange(60), move.source, move.topic))
+        call = _in_handles(move.call, context.view)
+        return Decision((call,), line(move.kind, self._style.randrange(60), move.source, move.topic))
 
     def fork(self) -> TeacherSession:
         return copy.deepcopy(self)
@@ -182,6 +184,16 @@ class TeacherSession:
         # What a line says is removed must be: where nothing is, another one says so.
         kind = "tag" if move.kind in ("curate", "alone", "confirmed") and not remove else move.kind
         return Move(call, kind, move.source, move.topic)
+
+
+def _in_handles(call: ToolCall, view: View) -> ToolCall:
+    """A search with names by their handles, where they have some."""
+    match call.arguments:
+        case {"query": str(query)}:
+            return ToolCall(call.name, {"query": in_handles(query, view.entities)})
+        case {"queries": list(queries)}:
+            return ToolCall(call.name, {"queries": [in_handles(query, view.entities) for query in queries]})
+    return call
 
 
 def _supported(view: View) -> set[str]:

@@ -91,6 +91,14 @@ def facet(question: str, name: str) -> str:
     return " ".join([word for word in content_words(question) if plain(word) not in named][:FACET])
 
 
+def beside(question: str, name: str) -> str:
+    """The last few words that carry meaning before a name in the question: which of its things are meant."""
+    before, _, behind = question.partition(name)
+    named = set(plain(" ".join(mentions(question))).split())
+    told = [word for word in content_words(before) if plain(word) not in named] if behind or before else []
+    return " ".join(told[-FACET:])
+
+
 def parts(question: str) -> list[str]:
     """Stretches of a question's own words, for a corpus that answers to the whole of it with something else."""
     words = content_words(question)

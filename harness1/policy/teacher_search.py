@@ -10,7 +10,7 @@ from harness1.env.sentences import split
 from harness1.env.view import View
 from harness1.policy.question import plain
 from harness1.policy.teacher_evidence import Evidence
-from harness1.policy.teacher_queries import Lead, leads, parts, patterns, subject
+from harness1.policy.teacher_queries import Lead, beside, leads, parts, patterns, subject
 from harness1.records import ToolCall
 
 FAN = 4
@@ -55,8 +55,9 @@ class TeacherSearch:
     def next(self, view: View, evidence: Evidence, tools: Set[str]) -> Move | None:
         """The next move; None when all is found or the search is given up."""
         if not self._asked:
-            self._asked.add(plain(view.query))
-            return Move(_search(view.query), "open", topic=subject(view.query))
+            query = opening(view)
+            self._asked |= {plain(query), plain(view.query)}
+            return Move(_search(query), "open", topic=subject(view.query))
         found = len(evidence.gold)
         self._fruitless = 0 if found > self._found else self._fruitless + 1
         self._found = found
@@ -98,7 +99,7 @@ class TeacherSearch:
                 return self._names(view, evidence, FAN if "fan_out_search" in tools else 1)
             case "parts":
                 return self._parts(view, FAN if "fan_out_search" in tools else 1)
-            case "page" if view.query.strip():
+            case "page" if view.query.strip() and not view.entities:
                 return Move(_search(view.query), "page", topic=subject(view.query))
         return None
 
@@ -135,6 +136,12 @@ class TeacherSearch:
             return False
         self._asked.add(key)
         return True
+
+
+def opening(view: View) -> str:
+    """The first query: the question, or where its entities have handles, these with the words before the first."""
+    names = [name for name in view.entities.values() if name in view.query]
+    return " ".join(filter(None, [*names, beside(view.query, names[0])])) if names else view.query
 
 
 def shortened(text: str) -> str:

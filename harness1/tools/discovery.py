@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 
 from harness1.config import Env
 from harness1.env.compress import compress
@@ -29,11 +30,13 @@ def discover(
     notes: Sequence[Note] = (),
     *,
     seed: bool = True,
+    resolved: Mapping[str, str] = MappingProxyType({}),
 ) -> Observation:
     """Turn an answer to a tool into an observation and take its hits into the memory.
 
     Hits that do not fit the allowance are not absorbed: what was not shown can be found again. With `seed`, the first
-    search that finds something fills an empty curated set from the fused order.
+    search that finds something fills an empty curated set from the fused order. `resolved`: what the handles in the
+    queries stood for.
     """
     hits = fitting(fused(answer, env), traits_of(tool), answer, env)
     new, aliases = memory.absorb(hits, env)
@@ -46,7 +49,7 @@ def discover(
     if len(hits) < total:
         told.append(Note("hits_left_out", {"count": total - len(hits)}))
     delta = Delta(new=tuple(new), aliases=aliases, auto_populated=seeded)
-    return Observation(tool.__name__, hits, answer.rankings, notes=tuple(told), delta=delta)
+    return Observation(tool.__name__, hits, answer.rankings, resolved=dict(resolved), notes=tuple(told), delta=delta)
 
 
 def fused(answer: Answer, env: Env) -> list[Hit]:

@@ -11,6 +11,7 @@ from harness1.env.exchange import SearchFor
 from harness1.env.memory import WorkingMemory
 from harness1.records import Note, Observation
 from harness1.tools.discovery import discover
+from harness1.tools.queries import spelled
 from harness1.tools.search_corpus import Query
 from harness1.tools.tool import Steps, traits
 
@@ -25,11 +26,10 @@ def fan_out_search(
 ) -> Steps:
     """Run several different queries at once and fuse their results: a document found by several queries comes first,
     and each hit says which queries found it."""
-    words = list(dict.fromkeys(" ".join(query.split()) for query in queries))
-    words = [query for query in words if query]
-    if not words:
-        return Observation("fan_out_search", error=Note("empty_query"))
-    kept, left = words[: env.fan_out.queries], words[env.fan_out.queries :]
-    answer = yield SearchFor(tuple(kept), env.search.hits)
+    spoken = spelled(memory, env, queries)
+    if not spoken.queries:
+        return Observation("fan_out_search", error=spoken.refusal)
+    kept, left = spoken.queries[: env.fan_out.queries], spoken.queries[env.fan_out.queries :]
+    answer = yield SearchFor(kept, env.search.hits)
     notes = (Note("queries_left_out", {"count": len(left), "limit": env.fan_out.queries}),) if left else ()
-    return discover(fan_out_search, memory, env, answer, notes)
+    return discover(fan_out_search, memory, env, answer, (*spoken.notes, *notes), resolved=spoken.resolved)

@@ -9,8 +9,9 @@ from msgspec import Meta
 from harness1.config import Env
 from harness1.env.exchange import SearchFor
 from harness1.env.memory import WorkingMemory
-from harness1.records import Note, Observation
+from harness1.records import Observation
 from harness1.tools.discovery import discover
+from harness1.tools.queries import spelled
 from harness1.tools.tool import Steps, traits
 
 Query = Annotated[
@@ -25,8 +26,8 @@ Query = Annotated[
 @traits("query", discovers=True)
 def search_corpus(memory: WorkingMemory, env: Env, query: Query) -> Steps:
     """Search the corpus with one query. Returns the best documents that you have not seen yet."""
-    words = " ".join(query.split())
-    if not words:
-        return Observation("search_corpus", error=Note("empty_query"))
-    answer = yield SearchFor((words,), env.search.hits)
-    return discover(search_corpus, memory, env, answer)
+    spoken = spelled(memory, env, [query])
+    if not spoken.queries:
+        return Observation("search_corpus", error=spoken.refusal)
+    answer = yield SearchFor(spoken.queries, env.search.hits)
+    return discover(search_corpus, memory, env, answer, spoken.notes, resolved=spoken.resolved)

@@ -102,11 +102,19 @@ class Tool:
 
 
 def build_tool(function: ToolFunction, env: Env) -> Tool:
-    """Derive a tool from its function: the name, the docstring's first paragraph, and the annotated parameters."""
+    """Derive a tool from its function: the name, the docstring's first paragraph, and the annotated parameters; under
+    minimal instructions, nothing is described."""
+    described = env.rendering.instructions != "minimal"
     fields = list(_fields(function, env))
     arguments = msgspec.defstruct(f"{function.__name__}_arguments", fields, forbid_unknown_fields=True, kw_only=True)
-    description = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
-    return Tool(ToolSpec(function.__name__, description, _schema(arguments)), arguments, function, traits_of(function))
+    description = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split()) if described else ""
+    schema = _schema(arguments)
+    return Tool(
+        ToolSpec(function.__name__, description, schema if described else _undescribed(schema)),
+        arguments,
+        function,
+        traits_of(function),
+    )
 
 
 def _fields(function: ToolFunction, env: Env) -> typing.Iterator[tuple[str, Any, Any]]:
@@ -119,6 +127,16 @@ def _fields(function: ToolFunction, env: Env) -> typing.Iterator[tuple[str, Any,
         if all(need.condition(env) for need in needs):
             default = msgspec.NODEFAULT if parameter.default is inspect.Parameter.empty else parameter.default
             yield name, hint, default
+
+
+def _undescribed(schema: Any) -> Any:
+    """A schema without its descriptions, at whatever depth they stand."""
+    if isinstance(schema, list):
+        return [_undescribed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: part for name, part in schema.items() if name != "description" or not isinstance(part, str)}
+    return {name: _undescribed(part) for name, part in kept.items()}
 
 
 def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def test_of_a_document_the_longest_text_is_kept() -> None:
 
 
 WORDS: dict[type[Record], Callable[[Any], dict[str, str]]] = {
-    QueryView: lambda shown: {"query": f"Question: {shown.query}\n"},
+    QueryView: lambda shown: {"query": f"Question: {shown.query}\n", "entities": ""},  # Off here; see entity handles.
     BudgetView: lambda shown: {
         "used": f"Budget: {shown.used} of",
         "limit": f"of {shown.limit} tokens",
@@ -82,6 +82,7 @@ WORDS: dict[type[Record], Callable[[Any], dict[str, str]]] = {
         "document": f"[{shown.document.handle}",
         "found_by": "",  # Compared with marks and places below.
         "copies": f"also: {shown.copies} cop" if shown.copies else "",
+        "entities": "",  # Off here; see entity handles.
     },
     ActionView: lambda shown: {
         "turn": "",  # A turn's action and head follow each other.

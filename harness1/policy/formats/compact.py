@@ -30,7 +30,7 @@ class Compact(ChatML):
     instruction = "End with one line: TOOL {arguments as JSON}"
 
     def declarations(self, specs: Sequence[ToolSpec]) -> Ids:
-        lines = "\n".join(f"{_signature(spec)}: {spec.description.split('. ')[0].rstrip('.')}." for spec in specs)
+        lines = "\n".join(map(_line, specs))
         return self.text(
             "Tools:\n" + lines + "\nThink in one sentence, then write one line: TOOL {arguments as JSON}, such as\n"
             'search_corpus {"query": "..."}\n'
@@ -67,6 +67,11 @@ def _calls(text: str, names: set[str]) -> Iterator[tuple[int, str, dict[str, Any
         end = match.end() + len(body)
         if (arguments := read_object(body)) is not None:
             yield match.start(), name, arguments
+
+
+def _line(spec: ToolSpec) -> str:
+    summary = spec.description.split(". ")[0].rstrip(".")
+    return f"{_signature(spec)}: {summary}." if summary else _signature(spec)
 
 
 def _signature(spec: ToolSpec) -> str:

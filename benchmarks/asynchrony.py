@@ -1,0 +1,154 @@
+"""Generation that goes on while the trainer steps, beside taking turns: the same start, tasks and number of batches.
+
+Both learn the micro setting (`benchmarks/micro.py`, `benchmarks/learn.py`). Every model call waits a simulated latency
+beside its computation, drawn log-normally, as the calls of a busy server do. Compared are the episodes that are trained
+on in a minute, and the reward on held-out tasks afterwards, as a share of the attainable range.
+
+    python benchmarks/asynchrony.py FOLDER [--staleness N] [--latency SECONDS] [--sigma S] [--tasks N] [--samples N]
+                                    [--seed N] [--set A.B=VALUE] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from math import log
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+if not __package__:
+    # Run as a script: its neighbours are found beside it.
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.learn import SPLIT, earned, gains, line, summary, told
+from benchmarks.micro import MICRO, Start, make
+from harness1.config import load_config
+from harness1.policy.backend import Backend, Generation, Grammar
+from harness1.records import Sampling
+from harness1.rl.learning import Learning, learn
+from harness1.rl.local_rollouts import LocalRollouts, open_policy, publish_to
+from harness1.rl.task_stream import PlacedTask
+from harness1.runner import Bench
+from harness1.train.log import read_log
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class DelayedBackend:
+    """A backend whose answers are late. A call's latency depends on its seed alone: equal calls wait equally.
+
+    Args:
+        median: of the latencies, in seconds, and
+        sigma: their spread: the standard deviation of their logarithm.
+    """
+
+    def __init__(self, backend: Backend, median: float, sigma: float) -> None:
+        self.backend, self._median, self._sigma = backend, median, sigma
+
+    @property
+    def hash(self) -> str:
+        return self.backend.hash
+
+    @property
+    def version(self) -> int:
+        return self.backend.version
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
+    ) -> Generation:
+        """As the backend, later."""
+        await asyncio.sleep(Random(f"{sampling.seed}/latency").lognormvariate(log(self._median), self._sigma))
+        return await self.backend.generate(prompt_ids, sampling, grammar)
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """As the backend, at once."""
+        await self.backend.load_weights(folder, version)
+
+
+class DelayedRollouts(LocalRollouts):
+    """Rollouts of a delayed backend; weights are not late."""
+
+    async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+        delayed: Any = self.policy.model
+        await publish_to(delayed.backend, state, version, self._base, self._versions)
+
+
+def main() -> None:
+    """Train both ways, measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--staleness", type=int, default=1)
+    parser.add_argument("--latency", type=float, default=0.5, help="median of a call, in seconds")
+    parser.add_argument("--sigma", type=float, default=1.0)
+    parser.add_argument("--tasks", type=int, default=200)
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    plain = Start(asked.folder, load_config(MICRO, asked.overrides))
+    make(plain)
+    tasks = plain.tasks(SPLIT, asked.tasks)
+    floor, top = (earned(plain, policy, tasks, asked.samples) for policy in ("silent:random", "silent:oracle"))
+    width = fmean(top["reward"]) - fmean(floor["reward"])
+    found, rewards = {}, {}
+    for name, staleness in (("in turns", 0), ("asynchronous", asked.staleness)):
+        own = [*asked.overrides, f"rl.staleness={staleness}", f"rl.seed={asked.seed}"]
+        start = Start(asked.folder, load_config(MICRO, own))
+        out = trained(start, f"learned-staleness-{staleness}-{asked.seed}", asked.latency, asked.sigma)
+        rewards[name] = earned(start, f"hf:{out}", tasks, asked.samples)
+        found[name] = summary(rewards[name], floor, width) | speed(
+            out, start.config.rl.groups * start.config.rl.samples
+        )
+        print(line(name, found[name]), file=sys.stderr, flush=True)
+    ratio = found["asynchronous"]["episodes_per_minute"] / found["in turns"]["episodes_per_minute"]
+    report = {**found, "ratio": ratio, **gains(rewards["in turns"], rewards["asynchronous"], width)}
+    print(json.dumps(report) if asked.json else "\n".join(line(name, each) for name, each in named(report).items()))
+
+
+def trained(start: Start, name: str, latency: float, sigma: float) -> Path:
+    """The checkpoint of one way."""
+    config, base, out = start.config, start.folder / "start", start.folder / name
+    spec = f"hf:{base}"
+    benches = [Bench(config, str(start.folder / "index"), spec)]
+    train = [PlacedTask(task) for task in start.tasks("train")]
+    held_out = [PlacedTask(task) for task in start.tasks("dev", config.train.watch.tasks)]
+    work = Learning(train, held_out, benches, base, out, config)
+    policy = open_policy(spec, config)
+    if not work.is_done(policy.hash):
+        policy.model = DelayedBackend(policy.model, latency, sigma)
+        learn(
+            work,
+            nullcontext(DelayedRollouts(benches, policy, base, out / "weights")),
+            policy.counter,
+            policy.hash,
+            told,
+        )
+    return out
+
+
+def speed(out: Path, episodes: int) -> dict[str, float]:
+    """Episodes trained on in a minute, over all batches, looks at held-out tasks left out; and how old they were."""
+    steps = [each for each in read_log(out) if "loss" in each]
+    return {
+        "episodes_per_minute": 60 * episodes * len(steps) / sum(each["seconds"] for each in steps),
+        "staleness": fmean(each["staleness"] for each in steps),
+        "staleness_max": max(each["staleness_max"] for each in steps),
+    }
+
+
+def named(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The report in parts, each for a line."""
+    rest = {name: value for name, value in report.items() if name not in ("in turns", "asynchronous")}
+    return {"in turns": report["in turns"], "asynchronous": report["asynchronous"], "asynchronous against it": rest}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""The start of reinforcement learning on a CPU: a small world, a small vocabulary, and a small model that has seen a
+mediocre teacher. Then what it earns, beside the bounds of what can be earned.
+
+Into the folder go `world` (a dataset in BEIR's layout: a synthetic world, with those of its questions that need few
+documents), `index`, `model` (random weights with a tokenizer trained on the episodes of the teacher), `teacher`, `rows`
+and `start`, the checkpoint to begin with. The same seed gives the same start, and what is finished is not done again.
+
+    python benchmarks/micro.py FOLDER [--config configs/micro.toml] [--share S] [--tasks N] [--seed N] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+if not __package__:
+    # Run as a script: its neighbours are found beside it.
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import msgspec
+
+from benchmarks.micro_tokenizer import CONTROL, save_tokenizer
+from harness1.config import Config, load_config
+from harness1.data import beir
+from harness1.data.source import open_source
+from harness1.eval.evaluate import Evaluation, evaluate
+from harness1.eval.outcome import outcome
+from harness1.model_calls import calls_of, prompt_ids
+from harness1.policy.tokenizer import open_tokenizer
+from harness1.records import Episode, Task
+from harness1.retrieval.building import build_index
+from harness1.sft.build import Build, build
+from harness1.sft.fine_tuning import FineTuning, fine_tune
+from harness1.store import read_episodes
+from harness1.training_settings import Lora, Train, Watch
+
+MICRO = Path(__file__).parent.parent / "configs" / "micro.toml"
+SPLITS = ("train", "dev", "test")
+HEARD = 300
+"""Episodes on whose texts the vocabulary is trained, beside the documents."""
+WIDE = 16384
+"""A context window for a vocabulary of bytes."""
+ALONE = 30
+"""How often the vocabulary hears each word of the questions by itself, as queries have it."""
+TOLD = 50
+"""Steps between two lines of progress."""
+
+
+TAUGHT = Train(
+    epochs=2,
+    batch_rows=16,
+    micro_tokens=1024,
+    rate=3e-3,
+    schedule="cosine",
+    warmup=0.05,
+    dtype="float32",
+    lora=Lora(rank=0),
+    save_every=0,
+    watch=Watch(every=0, rows=64, turns=200),
+)
+"""How the start is fine-tuned."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a start is made."""
+
+    folder: Path
+    config: Config
+    seed: int = 0
+    size: int = 2000
+    """Documents of the world."""
+    documents: int = 2
+    """That the questions need at most."""
+    share: float = 0.75
+    """Of the teacher's turns that the oracle teacher takes; the others are random."""
+    samples: int = 4
+    """Episodes of each training task."""
+    words: int = 8192
+    width: int = 128
+    layers: int = 3
+    heads: int = 4
+    taught: Train = TAUGHT
+
+    @property
+    def dataset(self) -> str:
+        return str(self.folder / "world")
+
+    @property
+    def teacher(self) -> str:
+        return f"silent:mixed:{self.share:g}"
+
+    def tasks(self, split: str, limit: int | None = None) -> list[Task]:
+        """The first tasks of a split."""
+        return open_source(self.dataset).tasks(split)[:limit]
+
+
+def main() -> None:
+    """Make the start, measure it, and print the measures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--config", type=Path, default=MICRO)
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--share", type=float, default=Start.share)
+    parser.add_argument("--tasks", type=int, default=100, help="held-out tasks to measure on")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    start = Start(asked.folder, load_config(asked.config, asked.overrides), asked.seed, share=asked.share)
+    seconds = make(start)
+    report = {"seconds": seconds, "policies": measured(start, asked.tasks)}
+    print(json.dumps(report) if asked.json else table(report))
+
+
+def make(start: Start) -> dict[str, float]:
+    """Make what is missing of the start; returns the seconds of each part."""
+    seconds: dict[str, float] = {}
+    for name, part in (
+        ("world", make_world),
+        ("model", make_model),
+        ("teacher", teach),
+        ("rows", make_rows),
+        ("start", train),
+    ):
+        began = time.perf_counter()
+        part(start)
+        seconds[name] = time.perf_counter() - began
+    return seconds
+
+
+def make_world(start: Start) -> None:
+    """The dataset and its index."""
+    folder = Path(start.dataset)
+    if not beir.is_beir(folder):
+        world = open_source(f"world:{start.size}")
+        tasks = (task for split in SPLITS for task in world.tasks(split))
+        few = [task for task in tasks if task.metadata["hops"] <= start.documents]
+        beir.write(folder, world.documents(), few)
+    build_index(open_source(start.dataset).documents(), start.folder / "index", start.config.index)
+
+
+def make_model(start: Start) -> None:
+    """The tokenizer, and random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+
+    folder = start.folder / "model"
+    if (folder / "config.json").exists():
+        return
+    size = save_tokenizer(folder, _texts(start), start.words)
+    control = {name: size - len(CONTROL) + at for at, name in enumerate(CONTROL)}
+    set_seed(start.seed)
+    shape = AutoConfig.for_model(
+        "llama",
+        vocab_size=size,
+        hidden_size=start.width,
+        intermediate_size=2 * start.width,
+        num_hidden_layers=start.layers,
+        num_attention_heads=start.heads,
+        num_key_value_heads=start.heads,
+        max_position_embeddings=start.config.env.context_window,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=control["<|im_end|>"],
+        pad_token_id=control["<|endoftext|>"],
+    )
+    AutoModelForCausalLM.from_config(shape).save_pretrained(folder)  # type: ignore[no-untyped-call]
+
+
+def _texts(start: Start) -> list[str]:
+    """The documents, and episodes of the teacher, as they are heard in bytes in a wide window."""
+    save_tokenizer(start.folder / "bytes", [], 256)
+    env = msgspec.structs.replace(start.config.env, context_window=WIDE)
+    config = msgspec.structs.replace(start.config, env=env)
+    played = play(start, start.teacher, "heard", start.tasks("train", HEARD), config=config, student="bytes")
+    tokenizer = open_tokenizer(start.folder / "bytes")
+    heard = [_without_control(tokenizer.decode(_last_call(episode))) for episode in played]
+    documents = (f"{document.title}\n{document.text}" for document in open_source(start.dataset).documents())
+    asked = {word for task in start.tasks("train") for word in task.query.split() if word.islower()}
+    return [*heard, *documents, *(f"E1 {word}\n" for word in sorted(asked) for _ in range(ALONE))]
+
+
+def _last_call(episode: Episode) -> list[int]:
+    """The ids of the last prompt with what was said to it; under the `epoch` order it holds those before."""
+    last = list(calls_of(episode))[-1]
+    return [*prompt_ids(episode, last), *last.output_ids]
+
+
+def _without_control(text: str) -> str:
+    for name in CONTROL:
+        text = text.replace(name, "\n")
+    return text
+
+
+def teach(start: Start) -> None:
+    """Episodes of the teacher on all training tasks."""
+    play(start, start.teacher, "teacher", start.tasks("train"), samples=start.samples, student="model")
+
+
+def make_rows(start: Start) -> None:
+    """Training rows of the teacher's episodes."""
+    build(Build([start.folder / "teacher"], start.config.sft), start.folder / "rows")
+
+
+def train(start: Start) -> None:
+    """The checkpoint."""
+    config = msgspec.structs.replace(start.config, train=start.taught)
+    work = FineTuning(start.folder / "rows", start.folder / "model", start.folder / "start", config)
+    if not work.is_done():
+        fine_tune(work, told)
+
+
+def told(step: int, steps: int, values: Mapping[str, float]) -> None:
+    """A line now and then while training goes on."""
+    if step % TOLD == 0 or step == steps:
+        shown = " ".join(f"{name}={value:.3g}" for name, value in values.items())
+        print(f"step {step}/{steps} {shown}", file=sys.stderr, flush=True)
+
+
+def play(
+    start: Start,
+    policy: str,
+    name: str,
+    tasks: Sequence[Task],
+    *,
+    samples: int = 1,
+    student: str = "",
+    config: Config | None = None,
+) -> list[Episode]:
+    """Episodes in a run folder of that name, in the words of a student whose folder is named."""
+    spoken = str(start.folder / student) if student else ""
+    config = config or start.config
+    evaluation = Evaluation(
+        start.dataset,
+        tasks[0].split,
+        tasks,
+        str(start.folder / "index"),
+        policy,
+        config,
+        samples,
+        start.seed,
+        student=spoken,
+    )
+    evaluate(evaluation, start.folder / name, lambda _done, _all: None, lambda _episode: None)
+    return list(read_episodes(start.folder / name))
+
+
+def measured(start: Start, tasks: int) -> dict[str, dict[str, float]]:
+    """The measures of the bounds, the teacher and the start, on the first held-out tasks."""
+    dev = start.tasks("dev", tasks)
+    found: dict[str, dict[str, float]] = {}
+    for policy in ("silent:random", start.teacher, "silent:oracle-teacher", "silent:oracle"):
+        name = f"dev-{tasks}-" + policy.removeprefix("silent:").replace(":", "-")
+        found[policy] = measures(*_timed(start, policy, name, dev, student="model"), dev)
+    for temperature in (1.0, 0.0):
+        config = msgspec.structs.replace(
+            start.config, policy=msgspec.structs.replace(start.config.policy, temperature=temperature)
+        )
+        played = _timed(start, f"hf:{start.folder / 'start'}", f"dev-{tasks}-start-{temperature:g}", dev, config=config)
+        found[f"start at {temperature:g}"] = measures(*played, dev)
+    floor, top = found["silent:random"]["reward"], found["silent:oracle"]["reward"]
+    for each in found.values():
+        each["of_range"] = (each["reward"] - floor) / (top - floor)
+    return found
+
+
+def _timed(start: Start, policy: str, name: str, tasks: Sequence[Task], **settings: Any) -> tuple[list[Episode], float]:
+    began = time.perf_counter()
+    played = play(start, policy, name, tasks, **settings)
+    return played, time.perf_counter() - began
+
+
+def measures(episodes: Sequence[Episode], seconds: float, tasks: Sequence[Task]) -> dict[str, float]:
+    """Means over episodes, or over turns for `valid`; the largest prompt and call in tokens. `rows`: stretches of an
+    episode whose prompts begin with each other. Seconds are of everything, divided by the episodes."""
+    golds = {task.task_id: task.gold for task in tasks}
+    calls = [(episode, call) for episode in episodes for call in calls_of(episode)]
+    valid = [
+        turn.action is not None and turn.observation is not None and turn.observation.error is None
+        for episode in episodes
+        for turn in episode.turns
+    ]
+    return {
+        "reward": fmean(episode.reward.total for episode in episodes if episode.reward),
+        "recall": fmean(outcome(episode, golds[episode.task.task_id]).recall for episode in episodes),
+        "valid": fmean(valid),
+        "turns": fmean(len(episode.turns) for episode in episodes),
+        "set_size": fmean(len(episode.curated) for episode in episodes),
+        "rows": fmean(map(_rows, episodes)),
+        "prompt_max": max(len(prompt_ids(episode, call)) for episode, call in calls),
+        "call_max": max(len(call.output_ids) for _, call in calls),
+        "seconds": seconds / len(episodes),
+    }
+
+
+def _rows(episode: Episode) -> int:
+    calls = list(calls_of(episode))
+    known = [(*prompt_ids(episode, call), *call.output_ids) for call in calls]
+    return 1 + sum(
+        prompt_ids(episode, call)[: len(before)] != before for before, call in zip(known, calls[1:], strict=False)
+    )
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report in lines."""
+    lines = ["seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in report["seconds"].items())]
+    for policy, values in report["policies"].items():
+        lines.append(f"{policy}: " + ", ".join(f"{name} {value:.3f}" for name, value in values.items()))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Are single turns of a teacher worth training on? In the micro setting (`benchmarks/micro.py`, `benchmarks/learn.py`).
+
+The start is profiled on turns of the oracle teacher. On fresh rollouts: the share of groups whose rewards differ, at
+the turns that were kept and at as many candidates drawn at random. Then the start is trained on the turns that were
+kept, and looked at on whole held-out episodes: how many turns had to be sampled until a reward was reached, as a ratio
+to training on whole episodes (of `learn.py`, which is run where its training is not there yet).
+
+    python benchmarks/pivots.py FOLDER [--seeds N] [--episodes N] [--fresh N] [--batches N] [--set A.B=VALUE] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if not __package__:
+    # Run as a script: its neighbours are found beside it.
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.learn import learned, line, told
+from benchmarks.micro import MICRO, Start, make, play
+from harness1.config import Config, load_config
+from harness1.eval.statistics import bootstrap_mean
+from harness1.policy.language_model import LanguageModelPolicy
+from harness1.records import Episode, Task
+from harness1.rl.advantages import has_signal
+from harness1.rl.learning import HELD_OUT, Learning, learn
+from harness1.rl.local_rollouts import LocalRollouts, open_policy, publish_to
+from harness1.rl.pivot_rollouts import PivotRollouts
+from harness1.rl.pivots import PivotTraining, Profile, open_training, profile
+from harness1.rl.task_stream import PlacedTask, TaskStream
+from harness1.runner import Bench, Job
+from harness1.sft.teacher_run import open_runs
+from harness1.train.log import read_log
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RESAMPLES = 2000
+TEACHER = "pivot-teacher"
+
+
+class TurnsAndEpisodes:
+    """Rollouts that train on single turns and are watched on whole episodes."""
+
+    def __init__(self, turns: PivotRollouts, episodes: LocalRollouts) -> None:
+        self._turns, self._episodes = turns, episodes
+
+    async def run(self, jobs: Iterable[Job] | AsyncIterable[Job], on_episode: Callable[[Episode], None]) -> None:
+        """What is watched comes as a list, and what is trained on comes one by one."""
+        played = self._episodes if isinstance(jobs, list) else self._turns
+        await played.run(jobs, on_episode)
+
+    async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+        """To the one policy of both."""
+        await self._episodes.publish(state, version)
+
+
+def main() -> None:
+    """Profile, sample anew, train, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--episodes", type=int, default=300, help="of the teacher, whose turns are profiled")
+    parser.add_argument("--fresh", type=int, default=300, help="turns of each kind that are sampled anew")
+    parser.add_argument("--batches", type=int, default=40, help="of single turns")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    start = Start(asked.folder, load_config(MICRO, asked.overrides))
+    make(start)
+    counts = profiled(start, asked.episodes)
+    report: dict[str, Any] = {"profile": counts["fates"]["all"], "signal": signal(start, asked.fresh), "seeds": []}
+    print(line("signal", report["signal"]), file=sys.stderr, flush=True)
+    for seed in range(asked.seeds):
+        outs = learned(start, seed, None), trained(start, seed, asked.batches)
+        whole, single = (curve(out, start.config.rl.samples) for out in outs)
+        report["seeds"].append(cost(whole, single))
+        print(line(f"seed {seed}", report["seeds"][-1]), file=sys.stderr, flush=True)
+    ratios = [each["ratio"] for each in report["seeds"]]
+    each = bootstrap_mean(ratios, RESAMPLES)
+    report["ratio"] = {"mean": each.mean, "low": each.low, "high": each.high}
+    print(json.dumps(report) if asked.json else text(report))
+
+
+def policy_of(start: Start, config: Config) -> LanguageModelPolicy:
+    """The start, to be sampled."""
+    return open_policy(f"hf:{start.folder / 'start'}", config)
+
+
+def profiled(start: Start, episodes: int) -> dict[str, Any]:
+    """The profile of the teacher's turns; its counts."""
+    play(start, "silent:oracle-teacher", TEACHER, start.tasks("train", episodes), student="model")
+    run = open_runs([start.folder / TEACHER], rerendered=True)[0]
+    policy = policy_of(start, start.config)
+    return profile(Profile(run, policy, policy.name, start.config), start.folder / "pivots")
+
+
+def opened(start: Start, policy: LanguageModelPolicy, *, every: bool = False) -> PivotTraining:
+    """What single turns are trained on."""
+    base = start.folder / "start"
+
+    async def publish(state: Mapping[str, Tensor], version: int) -> None:
+        await publish_to(policy.model, state, version, base, start.folder / "weights")
+
+    return open_training(start.folder / "pivots", policy, start.config, publish, every=every)
+
+
+def signal(start: Start, turns: int) -> dict[str, Any]:
+    """Shares of groups with signal, on fresh rollouts at kept turns and at candidates drawn at random."""
+    found: dict[str, Any] = {}
+    for name, every in (("kept", False), ("random", True)):
+        policy = policy_of(start, start.config)
+        training = opened(start, policy, every=every)
+        tasks = list(training.train)
+        chosen = Random(f"fresh/{name}").sample(tasks, min(turns, len(tasks)))
+        flags = asyncio.run(fresh(training.rollouts, chosen, start.config))
+        each = bootstrap_mean(flags, RESAMPLES)
+        found[name] = {"mean": each.mean, "low": each.low, "high": each.high}
+        found[f"{name}_turns"] = len(chosen)
+    found["ratio"] = found["kept"]["mean"] / max(found["random"]["mean"], 1e-9)
+    return found
+
+
+async def fresh(rollouts: PivotRollouts, tasks: Sequence[Task], config: Config) -> list[float]:
+    """For each turn, whether a new group of samples has signal. Seeds are none of those that profiled."""
+    stream = TaskStream([PlacedTask(task) for task in tasks], config.rl.samples, seed=config.rl.seed + 10_000)
+    jobs = [job for index in range(len(tasks)) for job in stream.jobs(index)]
+    groups: dict[str, list[float]] = {}
+
+    def keep(episode: Episode) -> None:
+        if episode.reward is not None:
+            groups.setdefault(episode.group_id or "", []).append(episode.reward.total)
+
+    await rollouts.run(jobs, keep)
+    return [float(has_signal(rewards)) for rewards in groups.values()]
+
+
+def trained(start: Start, seed: int, batches: int) -> Path:
+    """The start trained on the turns that were kept; the folder of the checkpoint."""
+    base, out = start.folder / "start", start.folder / f"learned-pivots-{seed}"
+    rl = msgspec.structs.replace(start.config.rl, seed=seed, batches=batches)
+    watch = msgspec.structs.replace(start.config.train.watch, every=max(1, batches // 10))
+    train = msgspec.structs.replace(start.config.train, watch=watch)
+    config = msgspec.structs.replace(start.config, rl=rl, train=train)
+    policy = policy_of(start, config)
+    training = opened(start, policy)
+    benches = [Bench(config, str(start.folder / "index"), policy.name)]
+    players = TurnsAndEpisodes(training.rollouts, LocalRollouts(benches, policy, base, out / "weights"))
+    held_out = [PlacedTask(task) for task in start.tasks("dev", config.train.watch.tasks)]
+    work = Learning([PlacedTask(task) for task in training.train], held_out, benches, base, out, config)
+    if not work.is_done(policy.hash):
+        learn(work, nullcontext(players), policy.counter, policy.hash, told)
+    return out
+
+
+def curve(out: Path, samples: int) -> list[tuple[float, float]]:
+    """The turns that had been sampled, those of groups that were dropped included, and the reward on held-out tasks."""
+    points, turns, seen = [], 0.0, 0.0
+    for each in read_log(out):
+        if "loss" in each:
+            turns += (each["groups/produced"] - seen) * samples * each["turns"]
+            seen = each["groups/produced"]
+        elif f"{HELD_OUT}reward" in each:
+            points.append((turns, each[f"{HELD_OUT}reward"]))
+    return points
+
+
+def cost(whole: Sequence[tuple[float, float]], single: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Turns sampled until the level that both reach, by the best reward so far: three quarters of the way from the
+    start to the lower of the two best."""
+    begin = whole[0][1]
+    level = begin + 0.75 * (min(max(value for _, value in each) for each in (whole, single)) - begin)
+    turns = [next(turn for turn, value in each if value >= level) for each in (whole, single)]
+    return {
+        "level": level,
+        "turns_of_episodes": turns[0],
+        "single_turns": turns[1],
+        "ratio": turns[1] / max(turns[0], 1),
+    }
+
+
+def text(report: Mapping[str, Any]) -> str:
+    """The report in lines."""
+    seeds = [line(f"seed {at}", each) for at, each in enumerate(report["seeds"])]
+    ratio = {"mean": fmean(each["ratio"] for each in report["seeds"])} if report["seeds"] else {}
+    return "\n".join(
+        [line("profile", report["profile"]), line("signal", report["signal"]), *seeds, line("ratio", ratio)]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What a training came to: the runs of `scripts/gpu_train.sh` in one table, and what the machine did.
+
+Systems on the test splits with 95 % bootstrap intervals over tasks; and of each training the minutes, the tokens per
+second of its optimizer steps, and what share of the chip's peak that is, with 6 N floating point operations for a
+token (4 N where the N weights are frozen beside adapters).
+
+    python benchmarks/training_report.py RUNS [--peak TFLOPS] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+if not __package__:
+    # Run as a script: its neighbours are found beside it.
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from harness1.run_folder import METRICS
+from harness1.stage import read_stage
+from harness1.train.log import read_log
+from harness1.train.model_folder import parameters_of
+
+SHOWN = ("curated_recall", "curated_precision", "set_size", "reward")
+
+
+def main() -> None:
+    """Print the tables, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="the --out of scripts/gpu_train.sh")
+    parser.add_argument("--peak", type=float, default=0.0, help="of the chip, in TFLOPS; 0: not known")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    found = {
+        "systems": {folder.name.removeprefix("eval-"): system(folder) for folder in sorted(asked.runs.glob("eval-*"))},
+        "trainings": {name: training(asked.runs / name, asked.peak) for name in ("sft", "rl")},
+    }
+    if asked.json:
+        print(json.dumps(found))
+        return
+    for name, metrics in found["systems"].items():
+        values = ", ".join(
+            f"{metric} {each['mean']:.3f} ({each['low']:.3f} to {each['high']:.3f})" for metric, each in metrics.items()
+        )
+        print(f"{name}: {values}")
+    for name, speed in found["trainings"].items():
+        print(f"{name}: " + ", ".join(f"{metric} {value:.3g}" for metric, value in speed.items()))
+
+
+def system(folder: Path) -> dict[str, Any]:
+    """What an evaluation measured."""
+    metrics = msgspec.json.decode((folder / METRICS).read_bytes())
+    return {name: metrics[name] for name in SHOWN if metrics.get(name, {}).get("mean") is not None}
+
+
+def training(folder: Path, peak: float) -> dict[str, float]:
+    """How fast a training was, by its log."""
+    lines = [line for line in read_log(folder) if "loss" in line]
+    stage = read_stage(folder)
+    train = stage.inputs["train"] if stage is not None else {}
+    weights = parameters_of(folder)
+    steps = sum(line.get("train_seconds", line["seconds"]) for line in lines)
+    tokens = sum(line["tokens"] for line in lines)
+    operations = (4 if train.get("lora", {}).get("rank") else 6) * weights * tokens / max(steps, 1e-9)
+    return {
+        "minutes": sum(line["seconds"] for line in lines) / 60,
+        "minutes_of_steps": steps / 60,
+        "tokens_per_second": tokens / max(steps, 1e-9),
+        "tflops": operations / 1e12,
+        **({"share_of_peak": operations / 1e12 / peak} if peak else {}),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Queries as a policy writes them, put into the words that the corpus is searched for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness1.config import Env
+from harness1.env.memory import WorkingMemory
+from harness1.records import Note, Record
+from harness1.tools.handles import named
+
+
+class Queries(Record):
+    """Distinct queries in words; none are left where `refusal` says why. `resolved` holds the entity handles that were
+    used, with their names."""
+
+    queries: tuple[str, ...]
+    resolved: dict[str, str] = {}
+    notes: tuple[Note, ...] = ()
+    refusal: Note | None = None
+
+
+def spelled(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Queries:
+    """Queries on one line each, with the names that entity handles stand for.
+
+    A word such as E7 that is no handle of this episode is searched for as it stands, and told; a query of nothing else
+    is left out.
+    """
+    lines = [line for line in (" ".join(query.split()) for query in queries) if line]
+    if not env.evidence.handles:
+        return Queries(tuple(dict.fromkeys(lines)), refusal=None if lines else Note("empty_query"))
+    spoken = [memory.entities.spelled(line) for line in lines]
+    unknown = list(dict.fromkeys(handle for query in spoken for handle in query.unknown))
+    notes = (Note("unknown_entities", named(unknown)),) if unknown else ()
+    words = tuple(dict.fromkeys(query.text for query in spoken if not query.empty))
+    resolved = {handle: name for query in spoken for handle, name in query.resolved.items()}
+    refusal = None if words else next(iter(notes), Note("empty_query"))
+    return Queries(words, resolved, notes, refusal)

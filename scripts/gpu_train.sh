@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# A small model through supervised fine-tuning and CISPO, then everything on the test splits beside baselines.
+#
+#   scripts/gpu_train.sh --out RUNS [--model smollm2-135m] [--device cuda] [--tasks N] [--set A.B=VALUE]... DATASET...
+#
+# DATASETs have a train and a test split; N tasks of each test split are played (default 100). Every step is a verb that
+# goes on where it was stopped: run the same command again after an interrupt, or for the next piece of GPU time.
+# --sft-set and --rl-set change one of the trainings alone.
+set -euo pipefail
+
+usage() { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+model=smollm2-135m device=cuda tasks=100 limit=0 out='' datasets=() all=() sft=() rl=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --out) out=$2; shift 2 ;;
+    --model) model=$2; shift 2 ;;
+    --device) device=$2; shift 2 ;;
+    --tasks) tasks=$2; shift 2 ;;
+    --limit) limit=$2; shift 2 ;; # training tasks of each dataset; 0: all
+    --set) all+=(--set "$2"); shift 2 ;;
+    --sft-set) sft+=(--set "$2"); shift 2 ;;
+    --rl-set) rl+=(--set "$2"); shift 2 ;;
+    -*) usage ;;
+    *) datasets+=("$1"); shift ;;
+  esac
+done
+[ -n "$out" ] && [ ${#datasets[@]} -gt 0 ] || usage
+here=$(cd "$(dirname "$0")/.." && pwd)
+harness1() { "${PYTHON:-python3}" -m harness1 "$@"; }
+name() { basename "$1" | tr ':' '-'; }
+
+if [ "$device" = cuda ]; then # one GPU of 40 GB or more
+  all=(--set policy.dtype=bfloat16 --set run.model.rows=256 --set run.concurrency=256 "${all[@]}")
+  sft=(--set train.dtype=bfloat16 --set train.micro_tokens=65536 --set train.batch_rows=32 --set train.rate=1e-3 "${sft[@]}")
+  rl=(--set train.dtype=bfloat16 --set train.micro_tokens=65536 --set rl.groups=24 --set rl.batches=15 "${rl[@]}")
+fi
+all=(--set "run.model.device=$device" "${all[@]}")
+teach=(--config "$here/configs/sft/small.toml" "${all[@]}")
+learn=(--config "$here/configs/rl/small.toml" "${all[@]}")
+
+runs=()
+for dataset in "${datasets[@]}"; do
+  run=$out/taught-$(name "$dataset")
+  harness1 sft collect --teacher oracle --data "$dataset" --split train --limit "$limit" --tokenizer "$model" \
+    --out "$run" "${teach[@]}" "${sft[@]}"
+  runs+=("$run")
+done
+harness1 sft build "${runs[@]}" --out "$out/rows" "${teach[@]}" "${sft[@]}"
+harness1 sft train "$out/rows" --model "$model" --out "$out/sft" "${teach[@]}" "${sft[@]}"
+data=()
+for dataset in "${datasets[@]}"; do data+=(--data "$dataset"); done
+harness1 rl train "${data[@]}" --model "hf:$out/sft" --out "$out/rl" "${learn[@]}" "${rl[@]}"
+
+for dataset in "${datasets[@]}"; do
+  for system in scripted single-shot "hf:$model" "hf:$out/sft" "hf:$out/rl"; do
+    label=$(name "${system#hf:}")
+    harness1 eval "$dataset" --split test --limit "$tasks" --policy "$system" \
+      --out "$out/eval-$(name "$dataset")-$label" "${learn[@]}"
+  done
+done
+harness1_report=("$here/benchmarks/training_report.py" "$out")
+"${PYTHON:-python3}" "${harness1_report[@]}"

@@ -1,0 +1,117 @@
+"""The micro setting: a window of 384 tokens holds the whole environment, and the start is made from nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+import pytest
+
+from benchmarks.micro import TAUGHT, Start, make, make_model, make_world, measured, play, table
+from benchmarks.micro_tokenizer import save_tokenizer
+from harness1.config import load_config
+from harness1.env.environment import SearchEnv
+from harness1.model_calls import calls_of, prompt_ids
+from harness1.policy.models import format_at
+from harness1.policy.tokenizer import open_tokenizer
+from harness1.records import Episode, Status
+from harness1.retrieval.engines import open_retriever
+from harness1.rl.row_file import RowFile
+from harness1.sft.data_card import TRAIN
+from harness1.training_settings import Watch
+
+MICRO = Path(__file__).parent.parent / "configs" / "micro.toml"
+SMALL = (
+    "run.workers=1",
+    "run.threads=1",
+    "run.model.threads=1",
+    "run.bootstrap=50",
+)
+PROMPT, CALL = 384, 16
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """A world and a tokenizer, and a model that is a few numbers."""
+    config = load_config(MICRO, list(SMALL))
+    taught = msgspec.structs.replace(TAUGHT, epochs=1, watch=Watch(every=0, rows=64, turns=4))
+    folder = tmp_path_factory.mktemp("micro")
+    start = Start(folder, config, size=200, samples=1, width=16, layers=1, heads=2, taught=taught)
+    make_world(start)
+    make_model(start)
+    return start
+
+
+@pytest.fixture(scope="module")
+def teacher(start: Start) -> list[Episode]:
+    return play(start, "silent:oracle-teacher", "dev-oracle-teacher", start.tasks("dev", 12), student="model")
+
+
+@pytest.fixture(scope="module")
+def floor(start: Start) -> list[Episode]:
+    return play(start, "silent:random", "dev-random", start.tasks("dev", 12), student="model")
+
+
+def test_minimal_instructions_describe_nothing_and_count_turns(start: Start) -> None:
+    chat = format_at(start.folder / "model", start.config)
+    env = SearchEnv(start.config.env, open_retriever(str(start.folder / "index"), start.config), counter=chat)
+    context = asyncio.run(env.reset(start.tasks("dev")[0].public()))
+    assert context is not None
+    assert context.pieces[0].text == "Curate the documents that answer the question.\n"
+    assert context.pieces[-1].text == "Turn 0/5\n"
+    assert context.view.budget.turns_left() == 5
+    assert [spec.name for spec in context.tools] == ["search_corpus", "curate", "end_search"]
+    assert all(not spec.description and "description" not in str(spec.parameters) for spec in context.tools)
+    assert "Tools:\nsearch_corpus {query}\ncurate" in chat.tokenizer.decode(chat.declarations(context.tools))
+
+
+def test_the_window_holds_every_prompt_and_calls_are_short(teacher: list[Episode], floor: list[Episode]) -> None:
+    assert load_config(MICRO).env.prompt_limit == PROMPT
+    calls = [(episode, call) for episode in (*teacher, *floor) for call in calls_of(episode)]
+    assert max(len(prompt_ids(episode, call)) for episode, call in calls) <= PROMPT
+    assert max(len(call.output_ids) for _, call in calls) <= CALL
+    assert {episode.status for episode in (*teacher, *floor)} == {Status.COMPLETED}
+
+
+def test_every_action_is_legal_and_queries_are_made_of_handles(teacher: list[Episode], floor: list[Episode]) -> None:
+    turns = [turn for episode in (*teacher, *floor) for turn in episode.turns]
+    assert [turn.observation.error for turn in turns if turn.observation and turn.observation.error] == []
+    queries = [
+        str(turn.action.arguments["query"]) for turn in turns if turn.action and "query" in turn.action.arguments
+    ]
+    assert fmean(query[0] == "E" for query in queries if query) > 0.8
+
+
+def test_the_teacher_earns_more_than_chance(teacher: list[Episode], floor: list[Episode]) -> None:
+    earned, chance = (fmean(episode.reward.total for episode in each if episode.reward) for each in (teacher, floor))
+    assert earned > chance + 0.5
+
+
+def test_the_start_is_made_and_measured(start: Start) -> None:
+    seconds = make(start)
+    assert list(seconds) == ["world", "model", "teacher", "rows", "start"]
+    assert len(RowFile(start.folder / "rows" / TRAIN)) > 0.8 * len(start.tasks("train"))
+    assert (start.folder / "start" / "checkpoint.json").exists()
+    before = (start.folder / "start" / "checkpoint.json").stat().st_mtime_ns
+    found = measured(start, 2)
+    assert found["silent:random"]["of_range"] == 0.0
+    assert found["silent:oracle"]["of_range"] == 1.0
+    assert "start at 0" in table({"seconds": seconds, "policies": found})
+    make(start)
+    assert (start.folder / "start" / "checkpoint.json").stat().st_mtime_ns == before
+
+
+def test_phrases_and_handles_are_single_tokens(tmp_path: Path) -> None:
+    texts = ["[D1] Ada (E1)\nAda was the son of Byron (E2), a poet.\n", 'search_corpus {"query": "E1 son"}\n'] * 9
+    save_tokenizer(tmp_path, texts, 700)
+    tokenizer = open_tokenizer(tmp_path)
+    assert [tokenizer.decode([token]) for token in tokenizer.encode(texts[0])] == [
+        *("[", "D1", "]", " Ada", " (", "E1", ")\n"),
+        *("Ada", " was the son of", " Byron", " (", "E2", "), a poet.\n"),
+    ]
+    assert [tokenizer.decode([token]) for token in tokenizer.encode(texts[1])] == [
+        *("search_corpus {", '"query": "', "E1", " son", '"}', "\n"),
+    ]
+    assert tokenizer.decode(tokenizer.encode("Çelik 12.5 ﬁ <|im_end|>")) == "Çelik 12.5 ﬁ <|im_end|>"
