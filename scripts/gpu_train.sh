@@ -8,7 +8,7 @@
 # --sft-set and --rl-set change one of the trainings alone.
 set -euo pipefail
 
-usage() { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n "2,9s/^# \{0,1\}//p" "$0" >&2; exit 2; }
 model=smollm2-135m device=cuda tasks=100 limit=0 out='' datasets=() all=() sft=() rl=()
 while [ $# -gt 0 ]; do
   case $1 in

@@ -40,6 +40,7 @@ FEATURES: Features = [
     {"name": "versions", "sequence": "int64"},
     {"name": "call_ids", "sequence": "string"},
     {"name": "metadata", "struct": _METADATA},
+    {"name": "token_weight", "dtype": "float64"},
 ]
 """The columns of a row as Hugging Face's `datasets` types them; without, a column of nulls would have no type."""
 
