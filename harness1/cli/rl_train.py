@@ -18,13 +18,14 @@ from rich.table import Table
 from harness1.cli.evaluate import index_of
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve
 from harness1.config import Config
-from harness1.data.source import open_source
+from harness1.data.source import Source, open_source
 from harness1.errors import UsageError
 from harness1.policy.checkpoint import Checkpoint, read_checkpoint
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.models import preferred_device
+from harness1.retrieval.engines import open_retriever
 from harness1.rl import learning
-from harness1.rl.admission_report import admitted_tasks
+from harness1.rl.admission_report import admitted_tasks, read_report
 from harness1.rl.learning import HELD_OUT, Learning, Players, StepListener
 from harness1.rl.local_rollouts import LocalRollouts, base_folder, open_policy, open_rollouts, publish_to
 from harness1.rl.pivots import open_training
@@ -48,7 +49,7 @@ def train(
         list[str] | None, typer.Option("--data", help="What to learn from; may be given again.", metavar="DATASET")
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", help="hf:PATH or vllm:MODEL@URL to begin with.", metavar="SPEC")
+        str, typer.Option("--model", help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")
     ] = "",
     out: Annotated[Path | None, typer.Option("--out", help="Where the checkpoint goes.", metavar="CHECKPOINT")] = None,
     split: Annotated[str, typer.Option("--split", help="Which tasks; default train.")] = "",
@@ -117,7 +118,9 @@ def _on_tasks(
     for name in ("index", "admission"):
         if (count := len(getattr(learn, name))) not in (0, len(sources)):
             raise UsageError(f"{count} of --{name} for {len(sources)} of --data: give one for each, or none")
-    admitted = [admitted_tasks(Path(report), config.rl.headroom) for report in learn.admission]
+    admitted = [
+        _admitted(Path(report), source, config) for report, source in zip(learn.admission, sources, strict=False)
+    ]
     choice = choose_tasks(sources, learn.split, admitted or [None] * len(sources), config)
     indexes = [
         index_of(source, named, cache, config)
@@ -125,8 +128,17 @@ def _on_tasks(
     ]
     benches = [Bench(config, found, learn.model) for found in indexes]
     base = base_folder(learn.model)
-    work = Learning(*choice, benches, base, out, config, _device(config))
+    hashes = [open_retriever(found, config).info.index_hash for found in indexes]
+    work = Learning(*choice, benches, base, out, config, _device(config), index_hashes=hashes)
     return work, _players(benches, learn.model, base, out / WEIGHTS, policy)
+
+
+def _admitted(path: Path, source: Source, config: Config) -> frozenset[str]:
+    """The tasks that a report admits, if it is about this dataset and reward."""
+    report = read_report(path)
+    if (open_source(report.dataset).name, report.reward_hash) != (source.name, config.reward_hash):
+        raise UsageError(f"{path} is a report on {report.dataset} or on another reward: run harness1 rl check again")
+    return admitted_tasks(path, config.rl.headroom)
 
 
 def _players(benches: Sequence[Bench], spec: str, base: Path, versions: Path, policy: LanguageModelPolicy) -> Players:
@@ -141,6 +153,10 @@ def _on_pivots(
     config: Config, learn: Learn, out: Path, pivots: Path, policy: LanguageModelPolicy
 ) -> tuple[Learning, Players]:
     """Single turns of a teacher."""
+    if config.rl.anchors or config.run.fleet.workers or learn.admission:
+        raise UsageError("--pivots trains on single turns here: without rl.anchors, run.fleet.workers and --admission")
+    if config.train.watch.metric != "reward":
+        raise UsageError("single turns have no recall of their own: set train.watch.metric=reward")
     base = base_folder(learn.model)
 
     async def publish(state: Mapping[str, Tensor], version: int) -> None:

@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
-from harness1.errors import InfrastructureFault, UsageError
-from harness1.records import Episode, Status
+import msgspec
+
+from harness1.errors import HarnessError, InfrastructureFault, UsageError
+from harness1.records import Episode
 from harness1.rl.advantages import has_signal
 from harness1.rl.buffer import Buffer
 from harness1.rl.episode_group import EpisodeGroup
 from harness1.rl.rollouts import Rollouts
 from harness1.rl.task_stream import TaskStream
+from harness1.rl.training_rows import rewards_of, trainable
 from harness1.runner import Job
 
 BARREN = 10
@@ -34,7 +37,8 @@ class Generation:
         self._open: dict[int, list[Episode]] = {}
         self._begun: dict[int, int] = {}
         self._barren = 0
-        self._changed = asyncio.Event()
+        self._fault = ""
+        self._room, self._ready = asyncio.Event(), asyncio.Event()
         self._playing: asyncio.Task[None] | None = None
         self.version = 0
         """Of the weights that groups are begun with."""
@@ -46,8 +50,8 @@ class Generation:
     async def __aexit__(self, *_: object) -> None:
         if self._playing is not None:
             self._playing.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({self._playing})
+            with suppress(asyncio.CancelledError, HarnessError):
+                await self._playing
 
     async def batch(self) -> list[EpisodeGroup]:
         """Wait for the groups of the next step.
@@ -57,27 +61,40 @@ class Generation:
             InfrastructureFault: nothing but broken episodes comes.
             UsageError: nothing comes that could be learned from.
         """
-        while (groups := self.buffer.take(self.version)) is None:
+        while (groups := self._taken()) is None:
             self._check()
-            self._changed.clear()
-            waiting = asyncio.create_task(self._changed.wait())
+            self._ready.clear()
+            waiting = asyncio.create_task(self._ready.wait())
             await asyncio.wait({waiting, *([self._playing] if self._playing else [])}, return_when="FIRST_COMPLETED")
             waiting.cancel()
+        return groups
+
+    def _taken(self) -> list[EpisodeGroup] | None:
+        """A batch, if there is one. What was dropped for its age makes room, and comes of versions that go wrong."""
+        stale = self.buffer.counts.stale
+        groups = self.buffer.take(self.version)
+        if (dropped := self.buffer.counts.stale - stale) > 0:
+            self._barren += dropped
+            self._fault = "its calls are recorded under old versions of the weights"
+            self._room.set()
+        if groups is not None:
+            self._barren = 0
         return groups
 
     def release(self, version: int) -> None:
         """The batch was trained on, and the weights that came of it are published."""
         self.version = version
         self.buffer.release()
-        self._changed.set()
+        self._room.set()
 
     def _check(self) -> None:
         if self._playing is not None and self._playing.done():
             self._playing.result()
             raise RuntimeError("generation ended although its source of jobs has no end")
         if self._barren >= BARREN * self.buffer.groups:
-            if self.buffer.counts.faulty >= self.buffer.counts.filtered:
-                raise InfrastructureFault(f"{self._barren} groups in a row were broken; the last: {self._fault}")
+            counts = self.buffer.counts
+            if counts.faulty + counts.stale >= counts.filtered:
+                raise InfrastructureFault(f"{self._barren} groups in a row were of no use; the last: {self._fault}")
             raise UsageError(
                 f"in {self._barren} groups in a row all episodes had the same reward: there is nothing to learn from."
                 " Begin with a policy that does better now and then, or with other tasks (harness1 rl check)"
@@ -87,14 +104,12 @@ class Generation:
         while True:
             index = self.buffer.begin(self.version)
             if index is None:
-                self._changed.clear()
-                await self._changed.wait()
+                self._room.clear()
+                await self._room.wait()
                 continue
             self._open[index], self._begun[index] = [], self.version
             for job in self._stream.jobs(index):
                 yield job
-
-    _fault = ""
 
     def _take_in(self, episode: Episode) -> None:
         self._keep(episode)
@@ -102,19 +117,20 @@ class Generation:
         self._open[index].append(episode)
         if len(self._open[index]) == self._stream.samples:
             self._close(index, sorted(self._open.pop(index), key=lambda each: each.sample_idx))
-            self._changed.set()
+            self._room.set()
+            self._ready.set()
 
     def _close(self, index: int, episodes: list[Episode]) -> None:
         """A whole group: to be trained, or dropped, and then another is begun in its place."""
-        begun = self._begun.pop(index)
-        whole = [each for each in episodes if each.status is not Status.INFRA_ERROR and each.untrainable is None]
-        self._barren += 1
+        group = EpisodeGroup(index, self._begun.pop(index), tuple(episodes))
+        whole = trainable(group)
         if len(whole) < 2:
+            self._barren += 1
             self._fault = next((each.error or each.untrainable or "" for each in episodes if each not in whole), "")
             self.buffer.drop(index, "faulty")
-        elif not has_signal([each.reward.total for each in whole if each.reward is not None]):
+        elif not has_signal(rewards_of(whole)):
+            self._barren += 1
             self.buffer.drop(index, "filtered")
         else:
-            self._barren = 0
             oldest = min(each.policy_versions[0] for each in whole)
-            self.buffer.finish(index, EpisodeGroup(index, begun, tuple(whole)), oldest)
+            self.buffer.finish(index, msgspec.structs.replace(group, episodes=whole), oldest)

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -41,7 +42,7 @@ from harness1.train.log import TrainLog
 from harness1.train.lora import merged_state
 from harness1.train.model_folder import parameters_of, read_state, write_model, write_state
 from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
+from harness1.train.trainer import Diverged, Trainer
 from harness1.train.watch import Best
 
 VERB = "rl train"
@@ -75,6 +76,8 @@ class Learning:
     device: str = "cpu"
     tensorboard: bool = False
     wandb: str = ""
+    index_hashes: Sequence[str] = ()
+    """Of what the benches search."""
     make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl, config.env))
     """How rows are made of groups; for experiments."""
 
@@ -111,6 +114,7 @@ class Learning:
             "held_out": digest([(placed.task, placed.bench) for placed in self.held_out]),
             "model": folder_hash(self.base),
             "policy": policy_hash,
+            "indexes": list(self.index_hashes),
             "env": digest(config.env),
             "reward": config.reward_hash,
             "rl": msgspec.to_builtins(config.rl),
@@ -148,6 +152,7 @@ def learn(work: Learning, players: Players, chat: ChatFormat, policy_hash: str, 
         run = _Run(work, card)
         run_card(work, chat).write(work.out / EPISODES)
         asyncio.run(run.run(players, on_step))
+        run_card(work, chat).write(work.out / EPISODES, status="finished")
     counts = msgspec.structs.asdict(run.buffer.counts)
     stage.write(work.out, status="finished", outputs={"step": run.card.step, "metrics": run.card.metrics, **counts})
     return run.card
@@ -195,24 +200,41 @@ class _Run:
             self.best = Best(**state["best"])
             self.card = msgspec.convert(state["card"], Checkpoint)
             self.version = state["version"]
+        self._begun = self.version
+        # Adapters are merged into rounded weights: after some steps what is sampled is not exactly what is trained.
+        self._rounds = train.lora.rank > 0 and train.dtype == "bfloat16"
+        self._stepping = Event()
 
     async def run(self, players: Players, on_step: StepListener) -> None:
         begun = self.version
         on_step(begun, self.config.rl.batches, {})
         async with players as self.rollouts:
-            with self._log(begun) as log, EpisodeStore(self.work.out / EPISODES) as store:
-                if begun:
-                    await self._publish()
-                else:
+            # The store is locked, and so keeps a second process from the log.
+            with EpisodeStore(self.work.out / EPISODES) as store, self._log(begun) as log:
+                await self._publish()
+                if not begun:
                     await self._look(log, on_step)
                 generation = Generation(self.rollouts, self.stream, self.buffer, store.append)
                 generation.version = begun
-                async with generation:
-                    await self._batches(generation, log, on_step)
-        if not (self.work.out / CHECKPOINT).is_file():
-            self._write({})
+                try:
+                    async with generation:
+                        await self._batches(generation, log, on_step)
+                except Diverged:
+                    self._write_last()
+                    raise
+        self._write_last()
 
     async def _batches(self, generation: Generation, log: TrainLog, on_step: StepListener) -> None:
+        """All batches. What is interrupted between two is saved as it stands."""
+        try:
+            await self._each_batch(generation, log, on_step)
+        except asyncio.CancelledError:
+            if not self._stepping.is_set():
+                self._save()
+            self._stepping.clear()
+            raise
+
+    async def _each_batch(self, generation: Generation, log: TrainLog, on_step: StepListener) -> None:
         batches = self.config.rl.batches
         while self.version < batches and not self._stops():
             values = await self._batch(generation)
@@ -226,20 +248,22 @@ class _Run:
 
     async def _batch(self, generation: Generation) -> dict[str, float]:
         """One batch: wait for its groups, step, publish."""
-        began = time.perf_counter()
+        began, before = time.perf_counter(), self.buffer.counts
         groups = await generation.batch()
         waited = time.perf_counter() - began
         seen = batch_metrics(groups, self.version, self._gold)
+        self._stepping.set()
         trained = await asyncio.to_thread(self._train, groups)
         stepped = time.perf_counter() - began - waited
         self.version += 1
         await self._publish()
         generation.release(self.version)
+        self._stepping.clear()
         counts = self.buffer.counts
         return {
             **trained,
             **seen,
-            "zero_variance": counts.filtered / max(1, counts.produced),
+            "zero_variance": (counts.filtered - before.filtered) / max(1, counts.produced - before.produced),
             **{f"groups/{name}": float(value) for name, value in msgspec.structs.asdict(counts).items()},
             "wait_seconds": waited,
             "train_seconds": stepped,
@@ -250,13 +274,18 @@ class _Run:
         """The optimizer steps on a batch: the means of what they measured, the largest of what is a maximum."""
         rl = self.config.rl
         rows = self.work.make_rows(groups, self.config)
-        if self.version == 0:
-            check_start(self.trainer, rows)
         kept: dict[str, float] = {}
+        if self.version == self._begun and (self.version == 0 or not self._rounds):
+            report = check_start(self.trainer, rows)
+            kept |= {"gate/max_difference": report.max_difference, "gate/mean_k3": report.mean_k3}
         if self.reference is not None:
             known = row_logprobs(self.reference, rows, self.config.train)
             rows, kept["kl"] = with_kl(rows, known, rl.kl)
-        values = [self.trainer.step(part) for part in substeps(rows, rl.substeps, rl.seed + self.version)]
+        values = []
+        for part in substeps(rows, rl.substeps, rl.seed + self.version):
+            if not self._stepping.is_set():  # somebody wants to stop; the batch is trained on again after a resume
+                return {}
+            values.append(self.trainer.step(part))
         summed = ("trained_tokens",)
         for name in values[0]:
             each = [value[name] for value in values]
@@ -292,6 +321,11 @@ class _Run:
 
     def _log(self, begun: int) -> TrainLog:
         return TrainLog(self.work.out, begun, tensorboard=self.work.tensorboard, wandb=self.work.wandb)
+
+    def _write_last(self) -> None:
+        """Where no look at held-out tasks chose a checkpoint, the present weights are it."""
+        if not (self.work.out / CHECKPOINT).is_file():
+            self._write({})
 
     def _write(self, metrics: dict[str, float]) -> None:
         self.card = msgspec.structs.replace(self.card, step=self.version, metrics=metrics)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,11 +18,14 @@ from safetensors.torch import load_file
 
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, UsageError
+from harness1.policy.causal_model import load_causal_model
 from harness1.policy.checkpoint import Checkpoint, read_checkpoint
+from harness1.records import Episode
 from harness1.rl.learning import EPISODES, STATE, Learning, learn
 from harness1.rl.rows import TrainRow
 from harness1.rl.training_rows import training_rows
 from harness1.runner import Bench, Job
+from harness1.stage import read_stage
 from harness1.store import read_episodes
 from harness1.train.log import read_log
 from harness1.train.trainer import Diverged
@@ -28,6 +34,52 @@ from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.vocabularies import chat_format
 
 CHAT = chat_format("compact", "chatml")
+
+
+class Deaf(ToyRollouts):
+    """Takes its first weights for new ones."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(open_toy(folder))
+        self.first = load_causal_model(folder, "cpu", "float32").state_dict()
+
+    async def publish(self, state: Mapping[str, Any], version: int) -> None:
+        await super().publish(self.first, version)
+
+
+class Forgetful(ToyRollouts):
+    """Records every call under the first version."""
+
+    async def play(self, job: Job) -> Episode:
+        return msgspec.structs.replace(await super().play(job), policy_versions=(0, 0))
+
+
+def interrupting(group: int) -> Callable[[Job], float]:
+    """A latency that presses Ctrl-C once a group is begun, and lets it wait."""
+
+    def latency(job: Job) -> float:
+        if job.group_id == str(group):
+            signal.raise_signal(signal.SIGINT)
+            return 5.0
+        return 0.0
+
+    return latency
+
+
+def interrupting_rows(group: int) -> Callable[..., list[TrainRow]]:
+    """Rows that press Ctrl-C while they are made of a batch with this group."""
+
+    def rows(groups: Any, config: Config) -> list[TrainRow]:
+        if any(each.index >= group for each in groups):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+        return training(groups, config)
+
+    return rows
+
+
+def training(groups: Any, config: Config) -> list[TrainRow]:
+    return training_rows(groups, config.rl, config.env)
 
 
 class Stopped(Exception):
@@ -72,6 +124,8 @@ def steps(out: Path) -> list[dict[str, Any]]:
 
 
 TIMES = ("seconds", "wait_seconds", "train_seconds")
+OWN = (*TIMES, "gate/max_difference", "gate/mean_k3")
+"""Of a process, not of the training."""
 
 
 def test_a_policy_learns_what_is_rewarded(tmp_path: Path, base: Path) -> None:
@@ -112,8 +166,8 @@ def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path: Path, base: P
     whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
     for one, other in zip(steps(tmp_path / "whole"), steps(tmp_path / "cut"), strict=True):
-        assert {name: value for name, value in one.items() if name not in TIMES} == {
-            name: value for name, value in other.items() if name not in TIMES
+        assert {name: value for name, value in one.items() if name not in OWN} == {
+            name: value for name, value in other.items() if name not in OWN
         }
 
 
@@ -132,8 +186,49 @@ def test_weights_that_did_not_sample_are_refused_before_the_first_step(tmp_path:
     other = save_tiny_model(tmp_path / "other", seed=7, initializer_range=0.05)
     shutil.copy(base / "tokenizer.json", other)
     with pytest.raises(UsageError, match="rollouts are not of the model"):
-        trained(tmp_path / "out", base, rollouts=lambda _: ToyRollouts(open_toy(other)))
+        trained(tmp_path / "out", base, rollouts=lambda _: Deaf(other))
     assert steps(tmp_path / "out") == []
+
+
+def test_a_training_begins_with_its_own_weights_whatever_was_sampled_by_before(tmp_path: Path, base: Path) -> None:
+    other = save_tiny_model(tmp_path / "other", seed=7, initializer_range=0.05)
+    shutil.copy(base / "tokenizer.json", other)
+    trained(tmp_path / "out", base, ["rl.batches=1"], rollouts=lambda _: ToyRollouts(open_toy(other)))
+    assert steps(tmp_path / "out")[0]["gate/max_difference"] < 1e-4
+
+
+def test_the_first_batch_of_a_resumed_training_must_be_of_its_weights_too(tmp_path: Path, base: Path) -> None:
+    with pytest.raises(Stopped):
+        trained(tmp_path / "out", base, stop_at=4)
+    with pytest.raises(UsageError, match="rollouts are not of the model"):
+        trained(tmp_path / "out", base, rollouts=Deaf)
+
+
+def test_rollouts_that_record_old_versions_are_a_fault_and_no_hang(tmp_path: Path, base: Path) -> None:
+    with pytest.raises(InfrastructureFault, match="old versions"):
+        trained(tmp_path / "out", base, rollouts=lambda folder: Forgetful(open_toy(folder)))
+
+
+def test_an_interrupt_between_two_batches_saves_and_one_within_a_batch_loses_that_batch(
+    tmp_path: Path, base: Path
+) -> None:
+    for name, late in (("between", True), ("within", False)):
+        with pytest.raises(KeyboardInterrupt):
+            trained(
+                tmp_path / name,
+                base,
+                ["train.save_every=0"],
+                rollouts=lambda folder, late=late: ToyRollouts(
+                    open_toy(folder), latency=interrupting(14 if late else 1000)
+                ),
+                make_rows=training if late else interrupting_rows(8),
+            )
+        stage = read_stage(tmp_path / name)
+        assert stage is not None
+        assert stage.status == "interrupted"
+        assert (tmp_path / name / STATE).is_file() == late
+    trained(tmp_path / "between", base, ["train.save_every=0"])
+    assert [line["step"] for line in steps(tmp_path / "between")] == list(range(1, 11))
 
 
 def test_logprobs_of_another_turn_are_refused_before_the_first_step(tmp_path: Path, base: Path) -> None:
