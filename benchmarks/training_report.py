@@ -2,7 +2,7 @@
 
 Systems on the test splits with 95 % bootstrap intervals over tasks; and of each training the minutes, the tokens per
 second of its optimizer steps, and what share of the chip's peak that is, with 6 N floating point operations for a
-token (4 N where the N weights are frozen beside adapters).
+token (4 N where the N weights are frozen beside adapters); the output head counts for trained tokens alone.
 
     python benchmarks/training_report.py RUNS [--peak TFLOPS] [--json]
 """
@@ -58,15 +58,24 @@ def system(folder: Path) -> dict[str, Any]:
     return {name: metrics[name] for name in SHOWN if metrics.get(name, {}).get("mean") is not None}
 
 
+def head_of(folder: Path) -> int:
+    """The weights of a model's output head, which may be its embeddings."""
+    shape = msgspec.json.decode((folder / "config.json").read_bytes())
+    return int(shape["vocab_size"]) * int(shape["hidden_size"])
+
+
 def training(folder: Path, peak: float) -> dict[str, float]:
     """How fast a training was, by its log."""
     lines = [line for line in read_log(folder) if "loss" in line]
     stage = read_stage(folder)
     train = stage.inputs["train"] if stage is not None else {}
-    weights = parameters_of(folder)
+    head = head_of(folder)
+    body = parameters_of(folder) - head
     steps = sum(line.get("train_seconds", line["seconds"]) for line in lines)
     tokens = sum(line["tokens"] for line in lines)
-    operations = (4 if train.get("lora", {}).get("rank") else 6) * weights * tokens / max(steps, 1e-9)
+    trained = sum(line["trained_tokens"] for line in lines)
+    each = 4 if train.get("lora", {}).get("rank") else 6
+    operations = each * (body * tokens + head * trained) / max(steps, 1e-9)
     return {
         "minutes": sum(line["seconds"] for line in lines) / 60,
         "minutes_of_steps": steps / 60,

@@ -31,7 +31,7 @@ def run_stage(
     Args:
         spoken: where its policy has one, its chat `format`, and where the `tokenizer` of its student lies.
     """
-    outputs = {"policy": policy, "config": shown_config(config), "index": _absolute(index), **spoken}
+    outputs = {"policy": policy, "config": shown_config(config), "index": absolute_index(index), **spoken}
     return Stage("run", inputs, hashes=hashes, outputs=outputs)
 
 
@@ -43,7 +43,7 @@ def shown_config(config: Config) -> dict[str, Any]:
     return tree
 
 
-def _absolute(index: str) -> str:
+def absolute_index(index: str) -> str:
     """An index folder by its whole path, so that the run can be replayed from anywhere; an engine as it is named."""
     return index if is_engine(index) else str(Path(index).resolve())
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # A small model through supervised fine-tuning and CISPO, then everything on the test splits beside baselines.
 #
-#   scripts/gpu_train.sh --out RUNS [--model smollm2-135m] [--device cuda] [--tasks N] [--set A.B=VALUE]... DATASET...
-#
-# DATASETs have a train and a test split; N tasks of each test split are played (default 100). Every step is a verb that
-# goes on where it was stopped: run the same command again after an interrupt, or for the next piece of GPU time.
-# --sft-set and --rl-set change one of the trainings alone.
+#   scripts/gpu_train.sh --out RUNS [--model smollm2-135m] [--device cuda] [--tasks N] [--limit N] [--set A.B=VALUE]...
+#                        DATASET...
+# DATASETs have a train and a test split; N tasks of each test split are played (default 100), and the teacher shows
+# --limit tasks of each train split (default all). Every step is a verb that goes on where it was stopped: run the same
+# command again after an interrupt, or for the next piece of GPU time. --sft-set, --rl-set: for one of the trainings.
 set -euo pipefail
 
 usage() { sed -n "2,9s/^# \{0,1\}//p" "$0" >&2; exit 2; }
@@ -16,7 +16,7 @@ while [ $# -gt 0 ]; do
     --model) model=$2; shift 2 ;;
     --device) device=$2; shift 2 ;;
     --tasks) tasks=$2; shift 2 ;;
-    --limit) limit=$2; shift 2 ;; # training tasks of each dataset; 0: all
+    --limit) limit=$2; shift 2 ;;
     --set) all+=(--set "$2"); shift 2 ;;
     --sft-set) sft+=(--set "$2"); shift 2 ;;
     --rl-set) rl+=(--set "$2"); shift 2 ;;
@@ -32,7 +32,8 @@ name() { basename "$1" | tr ':' '-'; }
 if [ "$device" = cuda ]; then # one GPU of 40 GB or more
   all=(--set policy.dtype=bfloat16 --set run.model.rows=256 --set run.concurrency=256 "${all[@]}")
   sft=(--set train.dtype=bfloat16 --set train.micro_tokens=65536 --set train.batch_rows=32 --set train.rate=1e-3 "${sft[@]}")
-  rl=(--set train.dtype=bfloat16 --set train.micro_tokens=65536 --set rl.groups=24 --set rl.batches=15 "${rl[@]}")
+  # All weights are trained: adapters merged into bfloat16 are not exactly what is trained.
+  rl=(--set train.lora.rank=0 --set train.rate=1e-5 --set train.dtype=bfloat16 --set train.micro_tokens=65536 --set rl.groups=24 --set rl.batches=15 "${rl[@]}")
 fi
 all=(--set "run.model.device=$device" "${all[@]}")
 teach=(--config "$here/configs/sft/small.toml" "${all[@]}")

@@ -22,7 +22,7 @@ from harness1.data.source import Source, open_source
 from harness1.errors import UsageError
 from harness1.policy.checkpoint import Checkpoint, read_checkpoint
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.policy.models import preferred_device
+from harness1.policy.models import ModelSpec, preferred_device
 from harness1.retrieval.engines import open_retriever
 from harness1.rl import learning
 from harness1.rl.admission_report import admitted_tasks, read_report
@@ -32,6 +32,7 @@ from harness1.rl.pivots import open_training
 from harness1.rl.ray_rollouts import RayRollouts
 from harness1.rl.task_choice import choose_tasks
 from harness1.rl.task_stream import PlacedTask
+from harness1.run_folder import absolute_index
 from harness1.run_settings import Learn
 from harness1.runner import Bench
 
@@ -145,7 +146,12 @@ def _players(benches: Sequence[Bench], spec: str, base: Path, versions: Path, po
     """Who plays: this process, or workers on a cluster, each with a policy of its own."""
     fleet = benches[0].config.run.fleet
     if fleet.workers:
-        return RayRollouts(partial(open_rollouts, benches, spec, base.resolve(), versions.resolve()), fleet)
+        if ModelSpec.read(spec).url is not None:
+            raise UsageError("workers of a fleet each have a model of their own: hf:PATH or vllm:PATH, and no server")
+        # Workers have another current directory.
+        whole = f"{ModelSpec.read(spec).kind}:{base.resolve()}"
+        found = [replace(each, retriever=absolute_index(each.retriever), policy=whole) for each in benches]
+        return RayRollouts(partial(open_rollouts, found, whole, base.resolve(), versions.resolve()), fleet)
     return nullcontext(LocalRollouts(benches, policy, base, versions))
 
 
