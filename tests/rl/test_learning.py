@@ -55,13 +55,14 @@ class Forgetful(ToyRollouts):
 
 
 def interrupting(group: int) -> Callable[[Job], float]:
-    """A latency that presses Ctrl-C once a group is begun, and lets it wait."""
+    """A latency that presses Ctrl-C when a group is begun, once, and lets the group wait."""
 
     def latency(job: Job) -> float:
-        if job.group_id == str(group):
+        if job.group_id != str(group):
+            return 0.0
+        if job.sample_idx % 4 == 0:
             signal.raise_signal(signal.SIGINT)
-            return 5.0
-        return 0.0
+        return 5.0
 
     return latency
 
@@ -70,7 +71,7 @@ def interrupting_rows(group: int) -> Callable[..., list[TrainRow]]:
     """Rows that press Ctrl-C while they are made of a batch with this group."""
 
     def rows(groups: Any, config: Config) -> list[TrainRow]:
-        if any(each.index >= group for each in groups):
+        if any(each.index == group for each in groups):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.3)
         return training(groups, config)
@@ -175,7 +176,7 @@ def test_a_batch_may_be_some_batches_old_and_no_older(tmp_path: Path, base: Path
     def slow(folder: Path) -> ToyRollouts:
         return ToyRollouts(open_toy(folder), latency=lambda job: 0.2 * (int(job.group_id or 0) % 3))
 
-    trained(tmp_path / "out", base, ["rl.staleness=2", "rl.window=0.0"], rollouts=slow)
+    trained(tmp_path / "out", base, ["rl.staleness=2", "rl.window=0.0", "rl.batches=20"], rollouts=slow)
     ages = [line["staleness_max"] for line in steps(tmp_path / "out")]
     assert 0 < max(ages) <= 2
     before, after = held_out_rewards(tmp_path / "out")
