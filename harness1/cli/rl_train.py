@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
-from rich.table import Table
 
+from harness1.cli.checkpoint import print_checkpoint, said
 from harness1.cli.evaluate import index_of
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve
 from harness1.config import Config
@@ -99,7 +98,7 @@ def train(
         work.check()  # nothing is cleared for a training that cannot be
         learning.clear_learning(work.out)
     done = read_checkpoint(work.out) if work.is_done(policy.hash) else None
-    _report(done or _trained(work, players, policy), work.out, as_json)
+    print_checkpoint(done or _trained(work, players, policy), work.out, "batch", as_json)
 
 
 def _trained(work: Learning, players: Players, policy: LanguageModelPolicy) -> Checkpoint:
@@ -188,27 +187,8 @@ def _shown(progress: Progress) -> StepListener:
         held_out = {name: values[f"{HELD_OUT}{name}"] for name in SHOWN if f"{HELD_OUT}{name}" in values}
         progress.update(bars[0], completed=batch, total=batches)
         if held_out:
-            progress.console.print(f"batch {batch}, held out: {_said(held_out)}", highlight=False)
+            progress.console.print(f"batch {batch}, held out: {said(held_out)}", highlight=False)
         elif values:
-            progress.update(bars[0], said=_said({name: values[name] for name in SHOWN if name in values}))
+            progress.update(bars[0], said=said({name: values[name] for name in SHOWN if name in values}))
 
     return show
-
-
-def _said(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in values.items())
-
-
-def _report(done: Checkpoint, out: Path, as_json: bool) -> None:
-    if as_json:
-        print(msgspec.json.encode({"checkpoint": str(out), "batch": done.step, "metrics": done.metrics}).decode())
-        return
-    console = Console(highlight=False)
-    table = Table(title=f"the best checkpoint, of batch {done.step}", title_justify="left")
-    table.add_column("held out")
-    table.add_column("value", justify="right")
-    for name, value in done.metrics.items():
-        table.add_row(name, f"{value:.3f}")
-    if done.metrics:
-        console.print(table)
-    console.print(f"The checkpoint is in {out}: harness1 eval DATASET --policy hf:{out}")

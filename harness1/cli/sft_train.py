@@ -8,12 +8,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
-from rich.table import Table
 
+from harness1.cli.checkpoint import print_checkpoint, said
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve
 from harness1.errors import UsageError
 from harness1.models.fetch import resolve_model
@@ -71,7 +69,7 @@ def train(
         group.wait()
         done = done or _trained(work, group)
     if launched.leads:
-        _report(done, work, as_json)
+        print_checkpoint(done, work.out, "step", as_json, "last" if work.trainer == "trl" else "best")
 
 
 def _trained(work: FineTuning, group: Group) -> Checkpoint:
@@ -94,29 +92,8 @@ def _shown(progress: Progress) -> StepListener:
         held_out = {name[len(HELD_OUT) :]: value for name, value in values.items() if name.startswith(HELD_OUT)}
         progress.update(bar, completed=step, total=steps)
         if held_out:
-            progress.console.print(f"step {step}, held out: {_said(held_out)}", highlight=False)
+            progress.console.print(f"step {step}, held out: {said(held_out)}", highlight=False)
         elif "loss" in values:
-            progress.update(bar, said=_said({"loss": values["loss"]}))
+            progress.update(bar, said=said({"loss": values["loss"]}))
 
     return show
-
-
-def _said(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in values.items())
-
-
-def _report(done: Checkpoint, work: FineTuning, as_json: bool) -> None:
-    out = work.out
-    if as_json:
-        print(msgspec.json.encode({"checkpoint": str(out), "step": done.step, "metrics": done.metrics}).decode())
-        return
-    console = Console(highlight=False)
-    which = "last" if work.trainer == "trl" else "best"
-    table = Table(title=f"the {which} checkpoint, of step {done.step}", title_justify="left")
-    table.add_column("held out")
-    table.add_column("value", justify="right")
-    for name, value in done.metrics.items():
-        table.add_row(name, f"{value:.3f}")
-    if done.metrics:
-        console.print(table)
-    console.print(f"The checkpoint is in {out}: harness1 eval DATASET --policy hf:{out}")

@@ -74,6 +74,13 @@ def contributions(terms: Iterable[RewardTerm]) -> float:
     return math.fsum(term.weight * term.value for term in terms)
 
 
+def by_term(reward: RewardRecord) -> dict[str, float]:
+    """What each term adds to a reward; an override stands in place of all terms."""
+    if reward.override is not None:
+        return {reward.override: reward.total}
+    return {name: term.weight * term.value for name, term in reward.terms.items()}
+
+
 def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
     """The episode with its reward filled in, and the hash of the weights that gave it.
 

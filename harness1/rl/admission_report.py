@@ -11,7 +11,8 @@ from statistics import fmean
 import msgspec
 
 from harness1.errors import SchemaError, UsageError
-from harness1.records import Record, RewardRecord
+from harness1.records import Record
+from harness1.reward.composite import by_term
 from harness1.rl.admission import TaskAdmission, Trial
 
 REPORT = "report.json"
@@ -76,7 +77,7 @@ def earnings(policy: str, trials: Trials, judged: Sequence[TaskAdmission]) -> Po
     """The means of a policy over the tasks on which it was rewarded."""
     found = [by_policy[policy][0] for by_policy in trials.values()]
     rewards = [each.reward for each in found if each.reward is not None]
-    contributed = [_contributions(reward) for reward in rewards]
+    contributed = [by_term(reward) for reward in rewards]
     names = dict.fromkeys(name for each in contributed for name in each)
     terms = {name: _mean([each.get(name, 0.0) for each in contributed]) for name in names}
     largest = max(terms, key=lambda name: terms[name], default="")
@@ -158,12 +159,6 @@ def lives_on(found: PolicyEarnings) -> str:
 
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
-
-
-def _contributions(reward: RewardRecord) -> dict[str, float]:
-    if reward.override is not None:
-        return {reward.override: reward.total}
-    return {name: term.weight * term.value for name, term in reward.terms.items()}
 
 
 def _orders(by_policy: Mapping[str, Sequence[Trial]]) -> dict[tuple[str, str], bool]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 
 from harness1.eval.outcome import outcome
 from harness1.records import Episode, Gold, Status, StopReason
+from harness1.reward.composite import by_term
 from harness1.rl.episode_group import EpisodeGroup
 
 GoldOf = Callable[[Episode], Gold | None]
@@ -75,13 +76,8 @@ def _outcomes(scored: Sequence[tuple[Episode, Gold]]) -> dict[str, float]:
 
 def _terms(episodes: Sequence[Episode]) -> dict[str, float]:
     """What each term adds to the mean reward; an override stands in place of all terms."""
-    added: Counter[str] = Counter()
+    added: defaultdict[str, float] = defaultdict(float)
     for episode in episodes:
-        if episode.reward is None:
-            continue
-        if episode.reward.override is not None:
-            added[episode.reward.override] += episode.reward.total  # type: ignore[assignment]
-            continue
-        for name, term in episode.reward.terms.items():
-            added[name] += term.weight * term.value  # type: ignore[assignment]
+        for name, value in by_term(episode.reward).items() if episode.reward else ():
+            added[name] += value
     return {f"term/{name}": value / len(episodes) for name, value in sorted(added.items())}

@@ -41,6 +41,7 @@ from harness1.train.algorithm import make_algorithm
 from harness1.train.log import TrainLog
 from harness1.train.lora import merged_state
 from harness1.train.model_folder import parameters_of, read_state, write_model, write_state
+from harness1.train.schedule import is_due
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Diverged, Trainer
 from harness1.train.watch import Best
@@ -241,9 +242,9 @@ class _Run:
             log.write(self.version, values)
             on_step(self.version, batches, values)
             ends = self.version == batches
-            if ends or _due(self.version, self.config.train.watch.every):
+            if ends or is_due(self.version, self.config.train.watch.every):
                 await self._look(log, on_step)
-            if ends or self._stops() or _due(self.version, self.config.train.save_every):
+            if ends or self._stops() or is_due(self.version, self.config.train.save_every):
                 self._save()
 
     async def _batch(self, generation: Generation) -> dict[str, float]:
@@ -346,7 +347,3 @@ class _Run:
 def _key(task: Task) -> tuple[str, str]:
     """Tasks of different datasets may have one id."""
     return task.task_id, task.query
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0

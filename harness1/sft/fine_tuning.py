@@ -34,6 +34,7 @@ from harness1.train.model_folder import (
     write_model,
     write_state,
 )
+from harness1.train.schedule import is_due
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
 from harness1.train.trl_trainer import saved_step, train_with_trl
@@ -222,9 +223,9 @@ class _Run:
                 log.write(step, values)
                 on_step(step, steps, values)
                 ends = step == steps
-                if ends or _due(step, self.train.watch.every):
+                if ends or is_due(step, self.train.watch.every):
                     self._look(log, on_step)
-                if ends or self._stops() or _due(step, self.train.save_every):
+                if ends or self._stops() or is_due(step, self.train.save_every):
                     self._save()
                 if self._stops():
                     break
@@ -265,7 +266,3 @@ class _Run:
                 self.work.out / STATE, {"trainer": self.trainer.state(), "best": asdict(self.best), "card": card}
             )
         self.group.wait()
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0

@@ -19,3 +19,8 @@ def rate_at(step: int, steps: int, train: Train) -> float:
     if train.schedule == "cosine":
         return train.rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
     return train.rate
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether what is done every so many steps is done after this one; `every` 0: never."""
+    return every > 0 and step % every == 0
