@@ -37,13 +37,13 @@ from harness1.eval.outcome import outcome
 from harness1.eval.statistics import bootstrap_mean
 from harness1.records import Episode, Task
 from harness1.rl.episode_group import EpisodeGroup
-from harness1.rl.learning import HELD_OUT, Learning, MakeRows, learn
+from harness1.rl.learning import Learning, MakeRows, learn
 from harness1.rl.local_rollouts import LocalRollouts, open_policy
 from harness1.rl.rows import TrainRow
 from harness1.rl.task_stream import PlacedTask
 from harness1.rl.training_rows import training_rows
 from harness1.runner import Bench
-from harness1.train.log import read_log
+from harness1.train.log import LOOK, read_log
 
 RESAMPLES = 2000
 SPLIT = "test"
@@ -108,7 +108,7 @@ def learned(start: Start, seed: int, control: str | None, name: str = "") -> Pat
 def told(batch: int, batches: int, values: Mapping[str, float]) -> None:
     """A line for every batch."""
     shown = ("reward", "curated_recall", "set_size", "turns", "tool_errors", "entropy", "wait_seconds", "train_seconds")
-    for prefix in ("", HELD_OUT):
+    for prefix in ("", LOOK):
         named = {name: values[prefix + name] for name in shown if prefix + name in values}
         if "reward" in named and (prefix or "loss" in values):
             said = " ".join(f"{name}={value:.3g}" for name, value in named.items())

@@ -79,7 +79,7 @@ class Start:
     """Documents of the world."""
     documents: int = 2
     """That the questions need at most."""
-    share: float = 0.75
+    share: float = 0.85
     """Of the teacher's turns that the oracle teacher takes; the others are random."""
     samples: int = 4
     """Episodes of each training task."""

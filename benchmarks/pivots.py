@@ -34,14 +34,14 @@ from harness1.eval.statistics import bootstrap_mean
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Task
 from harness1.rl.advantages import has_signal
-from harness1.rl.learning import HELD_OUT, Learning, learn
+from harness1.rl.learning import Learning, learn
 from harness1.rl.local_rollouts import LocalRollouts, open_policy, publish_to
 from harness1.rl.pivot_rollouts import PivotRollouts
 from harness1.rl.pivots import PivotTraining, Profile, open_training, profile
 from harness1.rl.task_stream import PlacedTask, TaskStream
 from harness1.runner import Bench, Job
 from harness1.sft.teacher_run import open_runs
-from harness1.train.log import read_log
+from harness1.train.log import LOOK, read_log
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,8 +171,8 @@ def curve(out: Path, samples: int) -> list[tuple[float, float]]:
         if "loss" in each:
             turns += (each["groups/produced"] - seen) * samples * each["turns"]
             seen = each["groups/produced"]
-        elif f"{HELD_OUT}reward" in each:
-            points.append((turns, each[f"{HELD_OUT}reward"]))
+        elif f"{LOOK}reward" in each:
+            points.append((turns, each[f"{LOOK}reward"]))
     return points
 
 

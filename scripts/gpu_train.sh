@@ -54,7 +54,7 @@ harness1 rl train "${data[@]}" --model "hf:$out/sft" --out "$out/rl" "${learn[@]
 
 for dataset in "${datasets[@]}"; do
   for system in scripted single-shot "hf:$model" "hf:$out/sft" "hf:$out/rl"; do
-    label=$(name "${system#hf:}")
+    case $system in hf:"$model") label=base ;; *) label=$(name "${system#hf:}") ;; esac
     harness1 eval "$dataset" --split test --limit "$tasks" --policy "$system" \
       --out "$out/eval-$(name "$dataset")-$label" "${learn[@]}"
   done

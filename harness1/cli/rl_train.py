@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.progress import Progress, TaskID, TextColumn
+from rich.progress import TextColumn
 
-from harness1.cli.checkpoint import print_checkpoint, said
+from harness1.cli.checkpoint import print_checkpoint, shown
 from harness1.cli.evaluate import index_of
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve
 from harness1.config import Config
@@ -25,7 +25,7 @@ from harness1.policy.models import ModelSpec, preferred_device
 from harness1.retrieval.engines import open_retriever
 from harness1.rl import learning
 from harness1.rl.admission_report import admitted_tasks, read_report
-from harness1.rl.learning import HELD_OUT, Learning, Players, StepListener
+from harness1.rl.learning import Learning, Players
 from harness1.rl.local_rollouts import LocalRollouts, base_folder, open_policy, open_rollouts, publish_to
 from harness1.rl.pivots import open_training
 from harness1.rl.ray_rollouts import RayRollouts
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 WEIGHTS = "weights"
 """Where versions of the weights are written, for servers that load them by path."""
 SHOWN = ("reward", "curated_recall", "set_size", "turns", "entropy", "k3")
-"""What is said of a batch beside the bar."""
+"""What is said of a batch beside the bar, and of looks."""
 
 
 def train(
@@ -103,7 +103,7 @@ def train(
 
 def _trained(work: Learning, players: Players, policy: LanguageModelPolicy) -> Checkpoint:
     with progress_of_work(TextColumn("{task.fields[said]}")) as progress:
-        return learning.learn(work, players, policy.counter, policy.hash, _shown(progress))
+        return learning.learn(work, players, policy.counter, policy.hash, shown(progress, "batch", SHOWN))
 
 
 def _with(learn: Learn, given: Mapping[str, object]) -> Learn:
@@ -177,18 +177,3 @@ def _on_pivots(
 
 def _device(config: Config) -> str:
     return config.run.model.device or preferred_device()
-
-
-def _shown(progress: Progress) -> StepListener:
-    bars: list[TaskID] = []  # none before training begins, for what is refused needs none
-
-    def show(batch: int, batches: int, values: Mapping[str, float]) -> None:
-        bars[:] = bars or [progress.add_task("training", total=batches, said="")]
-        held_out = {name: values[f"{HELD_OUT}{name}"] for name in SHOWN if f"{HELD_OUT}{name}" in values}
-        progress.update(bars[0], completed=batch, total=batches)
-        if held_out:
-            progress.console.print(f"batch {batch}, held out: {said(held_out)}", highlight=False)
-        elif values:
-            progress.update(bars[0], said=said({name: values[name] for name in SHOWN if name in values}))
-
-    return show

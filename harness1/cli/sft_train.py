@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress, TaskID, TextColumn
+from rich.progress import TextColumn
 
-from harness1.cli.checkpoint import print_checkpoint, said
+from harness1.cli.checkpoint import print_checkpoint, shown
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve
 from harness1.errors import UsageError
 from harness1.models.fetch import resolve_model
 from harness1.policy.checkpoint import Checkpoint, read_checkpoint
 from harness1.policy.models import preferred_device
-from harness1.sft.fine_tuning import HELD_OUT_METRICS as HELD_OUT
-from harness1.sft.fine_tuning import FineTuning, StepListener, clear_training, fine_tune
+from harness1.sft.fine_tuning import FineTuning, clear_training, fine_tune
 from harness1.train.group import Group, joined_group
 
 _LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+SHOWN = ("loss", "nll", "valid", "tool_agreement", "action_agreement", "curated_recall")
+"""What is said beside the bar, and of looks."""
 
 
 class TrainerName(StrEnum):
@@ -74,26 +74,10 @@ def train(
 
 def _trained(work: FineTuning, group: Group) -> Checkpoint:
     with progress_of_work(TextColumn("{task.fields[said]}"), hidden=not group.leads) as progress:
-        return fine_tune(work, _shown(progress), group)
+        return fine_tune(work, shown(progress, "step", SHOWN), group)
 
 
 def _launched() -> tuple[Group, int]:
     """Which of how many processes this is, and which on its machine: a launcher says so in the environment."""
     rank, size, local = (int(os.environ.get(name, plain)) for name, plain in _LAUNCHED.items())
     return Group(rank, size), local
-
-
-def _shown(progress: Progress) -> StepListener:
-    bars: list[TaskID] = []  # none before training begins, for what is refused needs none
-
-    def show(step: int, steps: int, values: Mapping[str, float]) -> None:
-        bars[:] = bars or [progress.add_task("training", total=steps, said="")]
-        bar = bars[0]
-        held_out = {name[len(HELD_OUT) :]: value for name, value in values.items() if name.startswith(HELD_OUT)}
-        progress.update(bar, completed=step, total=steps)
-        if held_out:
-            progress.console.print(f"step {step}, held out: {said(held_out)}", highlight=False)
-        elif "loss" in values:
-            progress.update(bar, said=said({"loss": values["loss"]}))
-
-    return show

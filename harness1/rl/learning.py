@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,7 +38,7 @@ from harness1.runner import Bench, Job
 from harness1.stage import Stage, read_stage, refuse_foreign, refuse_full_disk, refuse_other, under_way
 from harness1.store import EpisodeStore
 from harness1.train.algorithm import make_algorithm
-from harness1.train.log import TrainLog
+from harness1.train.log import LOOK, StepListener, TrainLog
 from harness1.train.lora import merged_state
 from harness1.train.model_folder import parameters_of, read_state, write_model, write_state
 from harness1.train.schedule import is_due
@@ -49,11 +49,6 @@ from harness1.train.watch import Best
 VERB = "rl train"
 STATE = Path("state", "state.pt")
 EPISODES = "episodes"
-HELD_OUT = "held_out/"
-"""What the names of metrics on held-out tasks begin with, in the log and before a listener."""
-
-StepListener = Callable[[int, int, Mapping[str, float]], None]
-"""Called with the batch, how many there are, and what was measured; first with the one that training begins behind."""
 Players = AbstractAsyncContextManager[Rollouts]
 MakeRows = Callable[[Sequence[EpisodeGroup], Config], list[TrainRow]]
 
@@ -307,7 +302,7 @@ class _Run:
         jobs = [Job(task=placed.task, seed=seed, bench=placed.bench) for placed in self.work.held_out]
         await self.rollouts.run(jobs, episodes.append)
         found = episode_metrics(sorted(episodes, key=lambda each: each.task.task_id), self._gold)
-        named = {f"{HELD_OUT}{name}": value for name, value in found.items()}
+        named = {f"{LOOK}{name}": value for name, value in found.items()}
         log.write(self.version, named)
         on_step(self.version, self.config.rl.batches, named)
         # What was there before the first step is written down, and is no checkpoint.

@@ -28,6 +28,7 @@ def check_start(trainer: Trainer, rows: Sequence[TrainRow]) -> GateReport:
         raise UsageError(
             "the rollouts are not of the model that is trained: log probabilities differ by up to"
             f" {report.max_difference:.2g} (mean k3 {report.mean_k3:.2g}) over {report.tokens} tokens, where"
-            f" {BOUND:g} in float32 and a mean k3 of {MEAN_K3_BOUND:g} in bfloat16 are allowed"
+            f" {BOUND:g} in float32 and a mean k3 of {MEAN_K3_BOUND:g} in bfloat16 are allowed; is"
+            f" policy.dtype that of training, {train.dtype}?"
         )
     return report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -25,7 +24,7 @@ from harness1.sft.student import Student
 from harness1.stage import Stage, read_stage, refuse_foreign, refuse_full_disk, refuse_other, under_way
 from harness1.train.algorithm import make_algorithm
 from harness1.train.group import ALONE, Group
-from harness1.train.log import TrainLog
+from harness1.train.log import LOOK, StepListener, TrainLog
 from harness1.train.micro_batch import shuffled_steps
 from harness1.train.model_folder import (
     parameters_of,
@@ -42,11 +41,6 @@ from harness1.train.watch import Best
 
 VERB = "sft train"
 STATE = Path("state", "state.pt")
-HELD_OUT_METRICS = "held_out/"
-"""What the names of such metrics begin with, in the log and before a listener."""
-
-StepListener = Callable[[int, int, Mapping[str, float]], None]
-"""Called with the step, the number of steps, and what was measured; first with the step that training begins behind."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +236,7 @@ class _Run:
         found = self.group.told(self.watch.look(self.trainer))
         if not found:
             return
-        named = {f"{HELD_OUT_METRICS}{name}": value for name, value in found.items()}
+        named = {f"{LOOK}{name}": value for name, value in found.items()}
         log.write(self.trainer.step_count, named)
         on_step(self.trainer.step_count, len(self.order), named)
         # What was there before the first step is written down, and is no checkpoint.

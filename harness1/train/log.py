@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +15,10 @@ from harness1.hashing import text_digest
 from harness1.stage import write_atomically
 
 LOG = "log.jsonl"
+LOOK = "held_out/"
+"""What the names of what a look at held-out rows or tasks measures begin with, in a log and before a listener."""
+StepListener = Callable[[int, int, Mapping[str, float]], None]
+"""Called with the step, how many there are, and what was measured; first with the one that training begins behind."""
 
 
 class TrainLog:
@@ -70,6 +74,11 @@ class TrainLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def looked(values: Mapping[str, float]) -> dict[str, float]:
+    """What a look at held-out rows or tasks measured; empty where the values are of a step."""
+    return {name.removeprefix(LOOK): value for name, value in values.items() if name.startswith(LOOK)}
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:

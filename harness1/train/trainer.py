@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from harness1.errors import UsageError
@@ -69,6 +70,7 @@ class Trainer:
 
         Raises:
             Diverged: loss or gradient is not finite; the weights are as before.
+            UsageError: a micro-batch does not fit into the memory of the GPU.
         """
         import torch
 
@@ -77,8 +79,9 @@ class Trainer:
         known = all(row.rollout_logprobs is not None for row in rows)
         drift = Drift(self.algorithm, self.model.device) if known else None
         for batch in self._passes(rows):
-            loss = self._loss(batch, drift) / normaliser
-            loss.backward()  # type: ignore[no-untyped-call]
+            with _within_memory(self.train.micro_tokens):
+                loss = self._loss(batch, drift) / normaliser
+                loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self.group.add_up(total)
         for parameter in self.parameters:
@@ -143,6 +146,19 @@ class Trainer:
             drift.add(distributions, logprobs, batch)
         summed: Tensor = self.algorithm.token_losses(logprobs, batch).sum()
         return summed
+
+
+@contextmanager
+def _within_memory(micro_tokens: int) -> Iterator[None]:
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UsageError(
+            f"the GPU has no room for {micro_tokens} tokens at once: lower train.micro_tokens, or turn on"
+            " train.checkpointing"
+        ) from error
 
 
 def _forget_activations(model: PreTrainedModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -11,28 +12,47 @@ from benchmarks.learn import learned
 from benchmarks.micro import MICRO, TAUGHT, Start, make
 from harness1.config import load_config
 from harness1.replay import replay_episode
+from harness1.rl.admission_report import admitted_tasks
 from harness1.rl.learning import EPISODES
+from harness1.rl.pivots import read_pivots
 from harness1.store import read_episodes
 from harness1.train.log import read_log
 from harness1.training_settings import Watch
+from tests.cli.commands import Command, command_in_process
 
 SHORT = (
     *("run.workers=1", "run.threads=1", "run.model.threads=1", "run.bootstrap=50", "train.rate=1e-3"),
     *("rl.groups=8", "rl.batches=8", "train.watch.every=8", "train.watch.tasks=60", "train.save_every=0"),
 )
+FEW = ("rl.groups=4", "rl.samples=4", "rl.batches=2", "train.watch.every=0", "train.watch.tasks=10")
 GAIN = 0.3
 """Of a reward that begins near 0.3 and whose bound is about 2.4."""
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a small model became that had seen a mediocre teacher for a few hundred episodes."""
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """A small model that has seen a mediocre teacher for a few hundred episodes."""
     taught = msgspec.structs.replace(TAUGHT, watch=Watch(every=0, rows=0, turns=8, metric="valid"))
     config = load_config(MICRO, list(SHORT))
     folder = tmp_path_factory.mktemp("micro")
-    start = Start(folder, config, size=300, samples=6, words=3000, width=64, layers=2, taught=taught)
-    make(start)
+    made = Start(folder, config, size=300, samples=6, words=3000, width=64, layers=2, taught=taught)
+    make(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def out(start: Start) -> Path:
+    """What it became."""
     return learned(start, 0, None)
+
+
+@pytest.fixture
+def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], start: Start) -> Command:
+    """The command in this process, where the start lies, with its configuration."""
+    monkeypatch.chdir(start.folder)
+    command = command_in_process(monkeypatch, capsys)
+    settings = ["--config", str(MICRO), *(word for setting in (*SHORT, *FEW) for word in ("--set", setting))]
+    return lambda *words: command(*words[:2], *settings, "--json", *words[2:])
 
 
 def test_a_policy_earns_more_on_tasks_that_it_never_saw(out: Path) -> None:
@@ -52,3 +72,37 @@ def test_every_episode_that_it_played_can_be_replayed(out: Path) -> None:
     reports = [replay_episode(episode, env) for episode in list(read_episodes(out / EPISODES))[::20]]
     assert len(reports) > 25
     assert all(report.difference is None and report.equal == report.turns > 0 for report in reports)
+
+
+def test_a_checked_dataset_gives_its_admitted_tasks_to_training(harness1: Command, start: Start) -> None:
+    asked = ("--index", "index", "--limit", "60", "--set", "env.context_window=2000")  # policies without a tokenizer
+    checked = harness1("rl", "check", "world", *asked, "--out", "check")
+    assert checked.code == 0, checked.err
+    admitted = admitted_tasks(start.folder / "check", start.config.rl.headroom)
+    assert 0 < len(admitted) < 60
+    places = ("--data", "world", "--index", "index", "--model", "hf:start", "--out", "on-admitted")
+    ended = harness1("rl", "train", *places, "--admission", "check")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert found["batch"] == 2
+    assert {"reward", "curated_recall"} <= found["start"].keys() & found["metrics"].keys()
+    held_out = {task.task_id for task in start.tasks("dev")}
+    played = {episode.task.task_id for episode in read_episodes(start.folder / "on-admitted" / EPISODES)}
+    assert played - held_out
+    assert played - held_out <= admitted
+
+
+def test_the_turns_of_a_teacher_are_profiled_and_trained_on(harness1: Command, start: Start) -> None:
+    collected = ("--teacher", "oracle", "--data", "world", "--index", "index", "--limit", "60")
+    taught = harness1("sft", "collect", *collected, "--format", "compact", "--tokenizer", "model", "--out", "oracle")
+    assert taught.code == 0, taught.err
+    profiled = harness1("rl", "pivots", "oracle", "--out", "pivots", "--policy", "hf:start")
+    assert profiled.code == 0, profiled.err
+    kept = [pivot for pivot in read_pivots(start.folder / "pivots") if pivot.fate == "kept"]
+    assert kept
+    ended = harness1("rl", "train", "--pivots", "pivots", "--model", "hf:start", "--out", "on-turns")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["batch"] == 2
+    played = {episode.task.task_id for episode in read_episodes(start.folder / "on-turns" / EPISODES)}
+    assert 0 < len(played) <= len(kept)
+    assert played <= {pivot.place.name for pivot in kept}

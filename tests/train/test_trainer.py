@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from harness1.errors import UsageError
 from harness1.rl.rows import TrainRow
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.micro_batch import MicroBatch, shuffled_steps
@@ -223,6 +224,19 @@ def test_a_step_that_diverges_changes_nothing(folder: Path, loss: bool) -> None:
     trainer.algorithm = NegativeLogLikelihood()
     assert trainer.step(made_rows()) == twin.step(made_rows())
     assert all(map(torch.equal, weights_of(trainer), weights_of(twin)))
+
+
+class Greedy(NegativeLogLikelihood):
+    """Wants more memory than there is."""
+
+    def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_micro_batch_that_does_not_fit_names_the_settings_that_make_it_smaller(folder: Path) -> None:
+    trainer = make_trainer(folder, plain_train(micro_tokens=64), algorithm=Greedy())
+    with pytest.raises(UsageError, match=r"64 tokens .* lower train\.micro_tokens, or turn on train\.checkpointing"):
+        trainer.step(made_rows())
 
 
 @pytest.mark.parametrize("lora", [Lora(rank=0), ADAPTERS], ids=["whole", "adapters"])
