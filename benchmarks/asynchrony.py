@@ -15,7 +15,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from math import log
 from pathlib import Path
 from random import Random
@@ -26,14 +25,13 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.learn import SPLIT, earned, gains, line, summary, told
+from benchmarks.learn import SPLIT, MakeRollouts, earned, gains, learned, line, summary
 from benchmarks.micro import MICRO, Start, make
 from harness1.config import load_config
 from harness1.policy.backend import Backend, Generation, Grammar
+from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Sampling
-from harness1.rl.learning import Learning, learn
-from harness1.rl.local_rollouts import LocalRollouts, open_policy, publish_to
-from harness1.rl.task_stream import PlacedTask
+from harness1.rl.local_rollouts import LocalRollouts, publish_to
 from harness1.runner import Bench
 from harness1.train.log import read_log
 
@@ -100,9 +98,9 @@ def main() -> None:
     width = fmean(top["reward"]) - fmean(floor["reward"])
     found, rewards = {}, {}
     for name, staleness in (("in turns", 0), ("asynchronous", asked.staleness)):
-        own = [*asked.overrides, f"rl.staleness={staleness}", f"rl.seed={asked.seed}"]
-        start = Start(asked.folder, load_config(MICRO, own))
-        out = trained(start, f"learned-staleness-{staleness}-{asked.seed}", asked.latency, asked.sigma)
+        start = Start(asked.folder, load_config(MICRO, [*asked.overrides, f"rl.staleness={staleness}"]))
+        players = delayed(asked.latency, asked.sigma)
+        out = learned(start, asked.seed, name=f"learned-staleness-{staleness}-{asked.seed}", players=players)
         rewards[name] = earned(start, f"hf:{out}", tasks, asked.samples)
         found[name] = summary(rewards[name], floor, width) | speed(
             out, start.config.rl.groups * start.config.rl.samples
@@ -113,25 +111,14 @@ def main() -> None:
     print(json.dumps(report) if asked.json else "\n".join(line(name, each) for name, each in named(report).items()))
 
 
-def trained(start: Start, name: str, latency: float, sigma: float) -> Path:
-    """The checkpoint of one way."""
-    config, base, out = start.config, start.folder / "start", start.folder / name
-    spec = f"hf:{base}"
-    benches = [Bench(config, str(start.folder / "index"), spec)]
-    train = [PlacedTask(task) for task in start.tasks("train")]
-    held_out = [PlacedTask(task) for task in start.tasks("dev", config.train.watch.tasks)]
-    work = Learning(train, held_out, benches, base, out, config)
-    policy = open_policy(spec, config)
-    if not work.is_done(policy.hash):
-        policy.model = DelayedBackend(policy.model, latency, sigma)
-        learn(
-            work,
-            nullcontext(DelayedRollouts(benches, policy, base, out / "weights")),
-            policy.counter,
-            policy.hash,
-            told,
-        )
-    return out
+def delayed(median: float, sigma: float) -> MakeRollouts:
+    """Makes rollouts whose calls are late."""
+
+    def make(benches: list[Bench], policy: LanguageModelPolicy, base: Path, versions: Path) -> DelayedRollouts:
+        policy.model = DelayedBackend(policy.model, median, sigma)
+        return DelayedRollouts(benches, policy, base, versions)
+
+    return make
 
 
 def speed(out: Path, episodes: int) -> dict[str, float]:

@@ -17,7 +17,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -35,16 +35,19 @@ from benchmarks.micro import MICRO, Start, make, play
 from harness1.config import Config, load_config
 from harness1.eval.outcome import outcome
 from harness1.eval.statistics import bootstrap_mean
+from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Task
 from harness1.rl.episode_group import EpisodeGroup
 from harness1.rl.learning import Learning, MakeRows, learn
 from harness1.rl.local_rollouts import LocalRollouts, open_policy
+from harness1.rl.rollouts import Rollouts
 from harness1.rl.rows import TrainRow
 from harness1.rl.task_stream import PlacedTask
 from harness1.rl.training_rows import training_rows
 from harness1.runner import Bench
 from harness1.train.log import LOOK, read_log
 
+MakeRollouts = Callable[[list[Bench], LanguageModelPolicy, Path, Path], Rollouts]
 RESAMPLES = 2000
 SPLIT = "test"
 
@@ -85,7 +88,9 @@ def main() -> None:
     print(json.dumps(report) if asked.json else text(report))
 
 
-def learned(start: Start, seed: int, control: str | None, name: str = "") -> Path:
+def learned(
+    start: Start, seed: int, control: str | None = None, name: str = "", players: MakeRollouts = LocalRollouts
+) -> Path:
     """Train from the start; the folder of the checkpoint. What is finished is not done again."""
     rl = msgspec.structs.replace(start.config.rl, seed=seed)
     config = msgspec.structs.replace(start.config, rl=rl)
@@ -100,8 +105,8 @@ def learned(start: Start, seed: int, control: str | None, name: str = "") -> Pat
         work = replace(work, make_rows=CONTROLS[control])
     policy = open_policy(spec, config)
     if not work.is_done(policy.hash):
-        players = nullcontext(LocalRollouts(benches, policy, base, out / "weights"))
-        learn(work, players, policy.counter, policy.hash, told)
+        playing = nullcontext(players(benches, policy, base, out / "weights"))
+        learn(work, playing, policy.counter, policy.hash, told)
     return out
 
 

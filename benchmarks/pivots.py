@@ -83,7 +83,7 @@ def main() -> None:
     report: dict[str, Any] = {"profile": counts["fates"]["all"], "signal": signal(start, asked.fresh), "seeds": []}
     print(line("signal", report["signal"]), file=sys.stderr, flush=True)
     for seed in range(asked.seeds):
-        outs = learned(start, seed, None), trained(start, seed, asked.batches)
+        outs = learned(start, seed), trained(start, seed, asked.batches)
         whole, single = (curve(out, start.config.rl.samples) for out in outs)
         report["seeds"].append(cost(whole, single))
         print(line(f"seed {seed}", report["seeds"][-1]), file=sys.stderr, flush=True)

@@ -43,7 +43,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
 @pytest.fixture(scope="module")
 def out(start: Start) -> Path:
     """What it became."""
-    return learned(start, 0, None)
+    return learned(start, 0)
 
 
 @pytest.fixture
