@@ -94,6 +94,9 @@ def learned(
     """Train from the start; the folder of the checkpoint. What is finished is not done again."""
     rl = msgspec.structs.replace(start.config.rl, seed=seed)
     config = msgspec.structs.replace(start.config, rl=rl)
+    if control:  # what came of it in the end: the best of several looks would be better than the start by chance alone
+        watch = msgspec.structs.replace(config.train.watch, every=0)
+        config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, watch=watch))
     base = start.folder / "start"
     out = start.folder / (name or f"learned-{control or 'cispo'}-{seed}")
     spec = f"hf:{base}"
