@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
@@ -11,7 +12,7 @@ import msgspec
 from harness1.errors import HarnessError, InfrastructureFault, UsageError
 from harness1.records import Episode
 from harness1.rl.advantages import has_signal
-from harness1.rl.buffer import Buffer
+from harness1.rl.buffer import Buffer, DropReason
 from harness1.rl.episode_group import EpisodeGroup
 from harness1.rl.rollouts import Rollouts
 from harness1.rl.task_stream import TaskStream
@@ -36,7 +37,8 @@ class Generation:
         self._rollouts, self._stream, self.buffer, self._keep = rollouts, stream, buffer, keep
         self._open: dict[int, list[Episode]] = {}
         self._begun: dict[int, int] = {}
-        self._barren = 0
+        self._useless: Counter[DropReason] = Counter()
+        """Groups since the last one to train on, and what was dropped for its age since the last batch."""
         self._fault = ""
         self._room, self._ready = asyncio.Event(), asyncio.Event()
         self._playing: asyncio.Task[None] | None = None
@@ -74,11 +76,10 @@ class Generation:
         stale = self.buffer.counts.stale
         groups = self.buffer.take(self.version)
         if (dropped := self.buffer.counts.stale - stale) > 0:
-            self._barren += dropped
-            self._fault = "its calls are recorded under old versions of the weights"
+            self._useless["stale"] += dropped
             self._room.set()
         if groups is not None:
-            self._barren = 0
+            del self._useless["stale"]
         return groups
 
     def release(self, version: int) -> None:
@@ -91,14 +92,18 @@ class Generation:
         if self._playing is not None and self._playing.done():
             self._playing.result()
             raise RuntimeError("generation ended although its source of jobs has no end")
-        if self._barren >= BARREN * self.buffer.groups:
-            counts = self.buffer.counts
-            if counts.faulty + counts.stale >= counts.filtered:
-                raise InfrastructureFault(f"{self._barren} groups in a row were of no use; the last: {self._fault}")
-            raise UsageError(
-                f"in {self._barren} groups in a row all episodes had the same reward: there is nothing to learn from."
-                " Begin with a policy that does better now and then, or with other tasks (harness1 rl check)"
-            )
+        limit = BARREN * self.buffer.groups
+        stale, faulty, filtered = (self._useless[reason] for reason in ("stale", "faulty", "filtered"))
+        if stale >= limit:
+            raise InfrastructureFault(f"{stale} groups in a row have calls under old versions of the weights")
+        if faulty + filtered < limit:
+            return
+        if faulty >= filtered:
+            raise InfrastructureFault(f"{faulty} of {faulty + filtered} groups in a row broke; the last: {self._fault}")
+        raise UsageError(
+            f"in {filtered} of {faulty + filtered} groups in a row all episodes had the same reward: there is nothing"
+            " to learn from. Begin with a policy that does better now and then, or with other tasks (harness1 rl check)"
+        )
 
     async def _jobs(self) -> AsyncIterator[Job]:
         while True:
@@ -125,12 +130,13 @@ class Generation:
         group = EpisodeGroup(index, self._begun.pop(index), tuple(episodes))
         whole = trainable(group)
         if len(whole) < 2:
-            self._barren += 1
+            self._useless["faulty"] += 1
             self._fault = next((each.error or each.untrainable or "" for each in episodes if each not in whole), "")
             self.buffer.drop(index, "faulty")
         elif not has_signal(rewards_of(whole)):
-            self._barren += 1
+            self._useless["filtered"] += 1
             self.buffer.drop(index, "filtered")
         else:
+            del self._useless["faulty"], self._useless["filtered"]
             oldest = min(each.policy_versions[0] for each in whole)
             self.buffer.finish(index, msgspec.structs.replace(group, episodes=whole), oldest)

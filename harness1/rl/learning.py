@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from threading import Event
 from typing import Any
 
 import msgspec
@@ -189,17 +188,17 @@ class _Run:
         self.trainer = Trainer(model, make_algorithm(rl.algorithm, rl), train, rl.batches * rl.substeps)
         self.reference = load_trainable(work.base, train, work.device) if rl.kl else None
         self.best = Best(train.watch.metric)
-        self.version = 0
+        self.version, self.looked = 0, -1
         if (state := read_state(work.out / STATE)) is not None:
             self.trainer.load_state(state["trainer"])
             self.buffer.load_state(msgspec.convert(state["buffer"], BufferState))
             self.best = Best(**state["best"])
             self.card = msgspec.convert(state["card"], Checkpoint)
-            self.version = state["version"]
-        self._begun = self.version
+            self.version, self.looked = state["version"], state["looked"]
+        self._begun, self._counted = self.version, self.buffer.counts
         # Adapters are merged into rounded weights: after some steps what is sampled is not exactly what is trained.
         self._rounds = train.lora.rank > 0 and train.dtype == "bfloat16"
-        self._stepping = Event()
+        self._stepping = self._interrupted = False
 
     async def run(self, players: Players, on_step: StepListener) -> None:
         begun = self.version
@@ -208,7 +207,7 @@ class _Run:
             # The store is locked, and so keeps a second process from the log.
             with EpisodeStore(self.work.out / EPISODES) as store, self._log(begun) as log:
                 await self._publish()
-                if not begun:
+                if self.looked < 0:
                     await self._look(log, on_step)
                 generation = Generation(self.rollouts, self.stream, self.buffer, store.append)
                 generation.version = begun
@@ -221,41 +220,45 @@ class _Run:
         self._write_last()
 
     async def _batches(self, generation: Generation, log: TrainLog, on_step: StepListener) -> None:
-        """All batches. What is interrupted between two is saved as it stands."""
+        """All batches. What is interrupted is saved as it stands."""
         try:
             await self._each_batch(generation, log, on_step)
         except asyncio.CancelledError:
-            if not self._stepping.is_set():
+            if not self._stepping:
                 self._save()
-            self._stepping.clear()
             raise
 
     async def _each_batch(self, generation: Generation, log: TrainLog, on_step: StepListener) -> None:
-        batches = self.config.rl.batches
-        while self.version < batches and not self._stops():
+        batches, train = self.config.rl.batches, self.config.train
+        while True:
+            ends = self.version == batches
+            if self.looked < self.version and (ends or is_due(self.version, train.watch.every)):
+                await self._look(log, on_step)
+            ends = ends or self._stops()
+            if ends or (self.version > self._begun and is_due(self.version, train.save_every)):
+                self._save()
+            if ends:
+                return
             values = await self._batch(generation)
             log.write(self.version, values)
             on_step(self.version, batches, values)
-            ends = self.version == batches
-            if ends or is_due(self.version, self.config.train.watch.every):
-                await self._look(log, on_step)
-            if ends or self._stops() or is_due(self.version, self.config.train.save_every):
-                self._save()
+            if self._interrupted:
+                raise asyncio.CancelledError
 
     async def _batch(self, generation: Generation) -> dict[str, float]:
         """One batch: wait for its groups, step, publish."""
-        began, before = time.perf_counter(), self.buffer.counts
+        began = time.perf_counter()
         groups = await generation.batch()
         waited = time.perf_counter() - began
         seen = batch_metrics(groups, self.version, self._gold)
-        self._stepping.set()
-        trained = await asyncio.to_thread(self._train, groups)
+        trained = await self._stepped(groups)
         stepped = time.perf_counter() - began - waited
-        self.version += 1
-        await self._publish()
+        if not self._interrupted:
+            await self._publish()
         generation.release(self.version)
-        self._stepping.clear()
-        counts = self.buffer.counts
+        self._stepping = False
+        before, counts = self._counted, self.buffer.counts
+        self._counted = counts
         return {
             **trained,
             **seen,
@@ -265,6 +268,18 @@ class _Run:
             "train_seconds": stepped,
             "seconds": time.perf_counter() - began,
         }
+
+    async def _stepped(self, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
+        """Train on a batch, in a thread. An interrupt waits for its end, so that nothing is lost."""
+        self._stepping = True
+        stepping = asyncio.ensure_future(asyncio.to_thread(self._train, groups))
+        try:
+            trained = await asyncio.shield(stepping)
+        except asyncio.CancelledError:
+            self._interrupted = True
+            trained = await stepping
+        self.version += 1
+        return trained
 
     def _train(self, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
         """The optimizer steps on a batch: the means of what they measured, the largest of what is a maximum."""
@@ -277,11 +292,7 @@ class _Run:
         if self.reference is not None:
             known = row_logprobs(self.reference, rows, self.config.train)
             rows, kept["kl"] = with_kl(rows, known, rl.kl)
-        values = []
-        for part in substeps(rows, rl.substeps, rl.seed + self.version):
-            if not self._stepping.is_set():  # somebody wants to stop; the batch is trained on again after a resume
-                return {}
-            values.append(self.trainer.step(part))
+        values = [self.trainer.step(part) for part in substeps(rows, rl.substeps, rl.seed + self.version)]
         summed = ("trained_tokens",)
         for name in values[0]:
             each = [value[name] for value in values]
@@ -296,6 +307,7 @@ class _Run:
     async def _look(self, log: TrainLog, on_step: StepListener) -> None:
         """Play held-out tasks, and write a checkpoint if there was none better."""
         if not self.work.held_out:
+            self.looked = self.version
             return
         episodes: list[Episode] = []
         seed = self.config.rl.seed
@@ -308,6 +320,7 @@ class _Run:
         # What was there before the first step is written down, and is no checkpoint.
         if self.version and self.best.take(found):
             self._write(found)
+        self.looked = self.version
 
     def _gold(self, episode: Episode) -> Gold | None:
         return self.golds[_key(episode.task)]
@@ -320,7 +333,7 @@ class _Run:
 
     def _write_last(self) -> None:
         """Where no look at held-out tasks chose a checkpoint, the present weights are it."""
-        if not (self.work.out / CHECKPOINT).is_file():
+        if not (self.work.held_out and (self.work.out / CHECKPOINT).is_file()):
             self._write({})
 
     def _write(self, metrics: dict[str, float]) -> None:
@@ -335,6 +348,7 @@ class _Run:
             "best": asdict(self.best),
             "card": card,
             "version": self.version,
+            "looked": self.looked,
         }
         write_state(self.work.out / STATE, state)
 

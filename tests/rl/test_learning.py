@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from harness1.runner import Bench, Job
 from harness1.stage import read_stage
 from harness1.store import read_episodes
 from harness1.train.log import read_log
+from harness1.train.model_folder import read_state
 from harness1.train.trainer import Diverged
 from tests.rl.toy import ToyRollouts, open_toy, toy_config, toy_tasks
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
@@ -116,6 +118,11 @@ def trained(
     return learn(work, nullcontext(rollouts(base)), CHAT, "toy", on_step)
 
 
+def one_by_one(folder: Path) -> ToyRollouts:
+    """Nothing is decoded beside a call: equal to the bit, whatever the time."""
+    return ToyRollouts(open_toy(folder, rows=1))
+
+
 def held_out_rewards(out: Path) -> list[float]:
     return [line["held_out/reward"] for line in read_log(out) if "held_out/reward" in line]
 
@@ -157,13 +164,10 @@ def test_shuffled_advantages_do_not_learn(tmp_path: Path, base: Path) -> None:
 
 
 def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path: Path, base: Path) -> None:
-    def alone(folder: Path) -> ToyRollouts:
-        return ToyRollouts(open_toy(folder, rows=1))
-
-    trained(tmp_path / "whole", base, rollouts=alone)
+    trained(tmp_path / "whole", base, rollouts=one_by_one)
     with pytest.raises(Stopped):
-        trained(tmp_path / "cut", base, stop_at=4, rollouts=alone)
-    trained(tmp_path / "cut", base, rollouts=alone)
+        trained(tmp_path / "cut", base, stop_at=4, rollouts=one_by_one)
+    trained(tmp_path / "cut", base, rollouts=one_by_one)
     whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
     for one, other in zip(steps(tmp_path / "whole"), steps(tmp_path / "cut"), strict=True):
@@ -210,26 +214,69 @@ def test_rollouts_that_record_old_versions_are_a_fault_and_no_hang(tmp_path: Pat
         trained(tmp_path / "out", base, rollouts=lambda folder: Forgetful(open_toy(folder)))
 
 
-def test_an_interrupt_between_two_batches_saves_and_one_within_a_batch_loses_that_batch(
-    tmp_path: Path, base: Path
-) -> None:
-    for name, late in (("between", True), ("within", False)):
-        with pytest.raises(KeyboardInterrupt):
-            trained(
-                tmp_path / name,
-                base,
-                ["train.save_every=0"],
-                rollouts=lambda folder, late=late: ToyRollouts(
-                    open_toy(folder), latency=interrupting(14 if late else 1000)
-                ),
-                make_rows=training if late else interrupting_rows(8),
-            )
-        stage = read_stage(tmp_path / name)
-        assert stage is not None
-        assert stage.status == "interrupted"
-        assert (tmp_path / name / STATE).is_file() == late
-    trained(tmp_path / "between", base, ["train.save_every=0"])
-    assert [line["step"] for line in steps(tmp_path / "between")] == list(range(1, 11))
+@pytest.mark.parametrize("within", [False, True], ids=["between batches", "within one"])
+def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: bool) -> None:
+    settings = ["train.save_every=0"]
+    with pytest.raises(KeyboardInterrupt):
+        trained(
+            tmp_path,
+            base,
+            settings,
+            rollouts=lambda folder: ToyRollouts(open_toy(folder), latency=interrupting(1000 if within else 14)),
+            make_rows=interrupting_rows(8) if within else training,
+        )
+    stage, state = read_stage(tmp_path), read_state(tmp_path / STATE)
+    assert stage is not None
+    assert state is not None
+    assert stage.status == "interrupted"
+    done = [line["step"] for line in steps(tmp_path)]
+    assert done == list(range(1, state["version"] + 1))
+    assert len(done) == (3 if within else len(done)) > 0
+    trained(tmp_path, base, settings)
+    assert [line["step"] for line in steps(tmp_path)] == list(range(1, 11))
+
+
+def test_a_look_that_was_interrupted_is_taken_again(tmp_path: Path, base: Path) -> None:
+    class Nervous(ToyRollouts):
+        """Presses Ctrl-C when it plays held-out tasks for the second time."""
+
+        looks = 0
+
+        async def play(self, job: Job) -> Episode:
+            if job.group_id is None:
+                self.looks += 1
+                if self.looks == 5:
+                    signal.raise_signal(signal.SIGINT)
+            return await super().play(job)
+
+    settings = ["rl.batches=3", "train.save_every=0", "train.watch.every=0"]
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "out", base, settings, rollouts=lambda folder: Nervous(open_toy(folder, rows=1)))
+    assert len(held_out_rewards(tmp_path / "out")) == 1
+    twin = trained(tmp_path / "twin", base, settings, rollouts=one_by_one)
+    assert trained(tmp_path / "out", base, settings, rollouts=one_by_one).metrics == twin.metrics
+    assert held_out_rewards(tmp_path / "out") == held_out_rewards(tmp_path / "twin")
+
+
+def test_batches_of_a_training_in_turns_do_not_depend_on_what_finishes_first(tmp_path: Path, base: Path) -> None:
+    def trace(name: str, latency: Callable[[Job], float]) -> tuple[list[TrainRow], bytes]:
+        seen: list[TrainRow] = []
+
+        def rows(groups: Any, config: Config) -> list[TrainRow]:
+            made = training(groups, config)
+            seen.extend(made)
+            return made
+
+        def rollouts(folder: Path) -> ToyRollouts:
+            return ToyRollouts(open_toy(folder, rows=1), latency=latency)
+
+        trained(tmp_path / name, base, ["rl.batches=3"], rollouts=rollouts, make_rows=rows)
+        return seen, (tmp_path / name / "model.safetensors").read_bytes()
+
+    def late(job: Job) -> float:
+        return Random(f"{job.task.task_id}/{job.sample_idx}").uniform(0.0, 0.05)
+
+    assert trace("at once", lambda _: 0.0) == trace("shuffled", late)
 
 
 def test_logprobs_of_another_turn_are_refused_before_the_first_step(tmp_path: Path, base: Path) -> None:
