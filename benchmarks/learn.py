@@ -33,6 +33,7 @@ if not __package__:
 
 from benchmarks.micro import MICRO, Start, make, play
 from harness1.config import Config, load_config
+from harness1.errors import UsageError
 from harness1.eval.outcome import outcome
 from harness1.eval.statistics import bootstrap_mean
 from harness1.policy.language_model import LanguageModelPolicy
@@ -79,6 +80,9 @@ def main() -> None:
     print(line("start", report["start"]), file=sys.stderr, flush=True)
     for seed in range(asked.seeds):
         began = time.perf_counter()
+        if asked.control == "logprobs":
+            report["seeds"].append(refused(start, seed, asked.control))
+            continue
         out = learned(start, seed, asked.control)
         seconds = time.perf_counter() - began
         after = earned(start, f"hf:{out}", tasks, asked.samples)
@@ -86,6 +90,19 @@ def main() -> None:
         report["seeds"].append(found)
         print(line(f"seed {seed}", found), file=sys.stderr, flush=True)
     print(json.dumps(report) if asked.json else text(report))
+
+
+def refused(start: Start, seed: int, control: str) -> dict[str, str]:
+    """What a training says that must not begin.
+
+    Raises:
+        RuntimeError: it begins.
+    """
+    try:
+        learned(start, seed, control)
+    except UsageError as error:
+        return {"refused": str(error)}
+    raise RuntimeError(f"the control {control} was not refused")
 
 
 def learned(
@@ -240,7 +257,10 @@ def line(name: str, found: Mapping[str, Any]) -> str:
 def text(report: Mapping[str, Any]) -> str:
     """The report in lines."""
     head = f"{report['tasks']} tasks: random {report['random']:.3f}, oracle {report['oracle']:.3f}"
-    seeds = [line(f"seed {at}", each) for at, each in enumerate(report["seeds"])]
+    seeds = [
+        f"seed {at}: refused: {each['refused']}" if "refused" in each else line(f"seed {at}", each)
+        for at, each in enumerate(report["seeds"])
+    ]
     return "\n".join([head, line("start", report["start"]), *seeds])
 
 

@@ -18,7 +18,6 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -193,10 +192,8 @@ def cost(whole: Sequence[tuple[float, float]], single: Sequence[tuple[float, flo
 def text(report: Mapping[str, Any]) -> str:
     """The report in lines."""
     seeds = [line(f"seed {at}", each) for at, each in enumerate(report["seeds"])]
-    ratio = {"mean": fmean(each["ratio"] for each in report["seeds"])} if report["seeds"] else {}
-    return "\n".join(
-        [line("profile", report["profile"]), line("signal", report["signal"]), *seeds, line("ratio", ratio)]
-    )
+    ends = [line("turns against those of whole episodes", {"ratio": report["ratio"]})]
+    return "\n".join([line("profile", report["profile"]), line("signal", report["signal"]), *seeds, *ends])
 
 
 if __name__ == "__main__":

@@ -19,12 +19,21 @@ from harness1.rl.admission import POLICIES
 from harness1.rl.admission_report import ORDER, AdmissionReport, lives_on
 from harness1.rl.admission_run import Check, Listener
 from harness1.rl.admission_run import check as run_check
+from harness1.sft.collect import student_place
 
 
 def check(
     dataset: Annotated[str, typer.Argument(help="A BEIR folder or world:SIZE.", metavar="DATASET")],
     split: Annotated[
         str, typer.Option("--split", help="Which tasks; default train, else dev, else the only split.")
+    ] = "",
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            "--tokenizer",
+            help="The student's model: contexts are counted by it, as they will be in training.",
+            metavar="PATH",
+        ),
     ] = "",
     limit: Limit = 0,
     seed: Seed = 0,
@@ -42,14 +51,15 @@ def check(
     """Play policies that should earn nothing, little or everything over a task set, and judge each task by that. A
     stopped check is resumed by the same command.
 
-    Example: harness1 rl check world:1000 --limit 50 --out runs/check --set reward.recipe=robust
+    Example: harness1 rl check world:1000 --limit 50 --out runs/check --config configs/rl/small.toml
     """
     settings = resolve(config, overrides)
     source = open_source(dataset)
     split = split or default_split(source)
     tasks = source.tasks(split)[: limit or None]
     out = out or Path("runs") / f"{source.name.replace(':', '-')}-{split}-check"
-    job = Check(dataset, split, tasks, index_of(source, index, cache, settings), settings, seed)
+    student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
+    job = Check(dataset, split, tasks, index_of(source, index, cache, settings), settings, seed, student)
     report = _checked(job, out, force=force)
     if as_json:
         print(msgspec.json.encode(report).decode())

@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness1.cli.options import Force, Json, say_torn
+from harness1.rl.learning import EPISODES
 from harness1.rl.skyrl_export import Export
 from harness1.rl.skyrl_export import export as write_export
+from harness1.stage import read_stage
 
 
 class TrainerName(StrEnum):
@@ -25,7 +27,7 @@ class TrainerName(StrEnum):
 
 def export(
     run: Annotated[
-        Path, typer.Argument(help="CHECKPOINT/episodes of `rl train`, or a run of `eval --samples 8`.", metavar="RUN")
+        Path, typer.Argument(help="A training of `rl train`, or a run of `eval --samples 8`.", metavar="RUN")
     ],
     out: Annotated[Path, typer.Option("--out", help="The folder to make.", metavar="DIR")],
     to: Annotated[TrainerName, typer.Option("--to", help="Whose trainer.")] = TrainerName.SKYRL,
@@ -44,9 +46,10 @@ def export(
     """Write groups of episodes for SkyRL's step-wise training: the exact tokens of every model call that is trained,
     with recorded log probabilities and the reward on the last step. A README in the folder says how to feed them.
 
-    Example: harness1 rl export better/episodes --to skyrl --out batches
+    Example: harness1 rl export better --to skyrl --out batches
     """
-    made = _made(run, out, groups_per_file, force=force)
+    inner = run / EPISODES  # of a training
+    made = _made(inner if read_stage(inner) else run, out, groups_per_file, force=force)
     if as_json:
         print(msgspec.json.encode(made).decode())
     else:

@@ -27,10 +27,11 @@ def pivots(
         typer.Option(
             "--policy",
             "--model",
-            help="The frozen reference, from which training will begin: hf:PATH, vllm:PATH or any other policy.",
+            help="The frozen reference, from which training will begin: hf:PATH, vllm:PATH or any other policy; default"
+            " run.learn.model of the configuration.",
             metavar="SPEC",
         ),
-    ],
+    ] = "",
     index: IndexSpec = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -42,10 +43,12 @@ def pivots(
 
     Example: harness1 rl pivots runs/teacher --out pivots --policy hf:student --set rl.pivots.samples=8
     """
+    settings = resolve(config, overrides)
+    if not (policy := policy or settings.run.learn.model):
+        raise UsageError("give --policy, or run.learn.model in the configuration")
     if needs_gold(policy):
         raise UsageError(f"{policy} sees the gold: profile with the policy that is to be trained")
     check_policy(policy)
-    settings = resolve(config, overrides)
     taught = open_runs([run], rerendered=True)[0]
     settings = msgspec.structs.replace(settings, env=taught.config.env, index=taught.config.index)
     work = Profile(taught, make_policy(policy, {}, settings), policy, settings, index or "")

@@ -18,6 +18,7 @@ from harness1.cli.evaluate import index_of
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve
 from harness1.config import Config
 from harness1.data.source import Source, open_source
+from harness1.env.environment import env_hash
 from harness1.errors import UsageError
 from harness1.policy.checkpoint import Checkpoint, read_checkpoint
 from harness1.policy.language_model import LanguageModelPolicy
@@ -136,8 +137,13 @@ def _on_tasks(
 def _admitted(path: Path, source: Source, config: Config) -> frozenset[str]:
     """The tasks that a report admits, if it is about this dataset and reward."""
     report = read_report(path)
-    if (open_source(report.dataset).name, report.reward_hash) != (source.name, config.reward_hash):
-        raise UsageError(f"{path} is a report on {report.dataset} or on another reward: run harness1 rl check again")
+    of = {"dataset": open_source(report.dataset).name, "reward": report.reward_hash, "environment": report.env_hash}
+    ours = {"dataset": source.name, "reward": config.reward_hash, "environment": env_hash(config.env)}
+    if others := [name for name, known in ours.items() if of[name] != known]:
+        raise UsageError(
+            f"{path} is a report on another {' and another '.join(others)}: run harness1 rl check with the --config of"
+            " the training"
+        )
     return admitted_tasks(path, config.rl.headroom)
 
 

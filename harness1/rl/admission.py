@@ -114,7 +114,7 @@ def judge(task_id: str, trials: Mapping[str, Sequence[Trial]], best: RewardRecor
     """
     played = {policy: found[0].reward for policy, found in trials.items()}
     rewards = {policy: reward.total for policy, reward in played.items() if reward is not None}
-    if best is None or len(rewards) < len(POLICIES):
+    if best is None or any(each.reward is None for found in trials.values() for each in found):
         return TaskAdmission(task_id, ("fault",))
     nothing, gained = rewards[NO_OP], rewards[ORACLE] - rewards[NO_OP]
     reachable = best.total - nothing

@@ -56,6 +56,7 @@ class AdmissionReport(Record, kw_only=True):
     split: str
     recipe: str
     reward_hash: str
+    env_hash: str
     tasks: tuple[TaskAdmission, ...]
     policies: tuple[PolicyEarnings, ...]
     pairs: tuple[PairOrder, ...]

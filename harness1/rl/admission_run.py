@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from harness1.config import Config
+from harness1.env.environment import env_hash
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.policy.registry import make_policy
@@ -57,11 +58,23 @@ class Check:
     index: str
     config: Config
     seed: int = 0
+    student: str = ""
+    """As of a `Bench`: whose tokenizer counts what the policies are shown."""
 
     def evaluation(self, policy: str) -> Evaluation:
         """The run of one policy."""
         samples = 2 if policy == TWICE else 1
-        return Evaluation(self.dataset, self.split, self.tasks, self.index, policy, self.config, samples, self.seed)
+        return Evaluation(
+            self.dataset,
+            self.split,
+            self.tasks,
+            self.index,
+            policy,
+            self.config,
+            samples,
+            self.seed,
+            student=self.student,
+        )
 
     def stage(self) -> Stage:
         """The card of the folder before anything is done; equal work has an equal one."""
@@ -139,6 +152,7 @@ def reported(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -
         split=job.split,
         recipe=job.config.reward.recipe,
         reward_hash=job.config.reward_hash,
+        env_hash=env_hash(job.config.env),
         tasks=tasks,
         policies=tuple(earnings(policy, trials, tasks) for policy in POLICIES),
         pairs=pairs,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,12 +51,14 @@ async def publish_to(backend: Backend, state: Mapping[str, Tensor], version: int
 
 
 def open_rollouts(benches: Sequence[Bench], spec: str, base: Path, versions: Path) -> LocalRollouts:
-    """Rollouts with a policy of their own: what a worker on another machine opens.
+    """Rollouts with a policy of their own: what a worker on another machine opens. Its versions are in a folder of its
+    own, for workers do not wait for each other.
 
     Raises:
         UsageError, ConfigError, MissingExtra: as `open_policy`.
     """
-    return LocalRollouts(benches, open_policy(spec, benches[0].config), base, versions)
+    own = versions / f"{socket.gethostname()}-{os.getpid()}"
+    return LocalRollouts(benches, open_policy(spec, benches[0].config), base, own)
 
 
 def open_policy(spec: str, config: Config) -> LanguageModelPolicy:

@@ -74,7 +74,7 @@ ALGORITHMS: Mapping[str, Callable[[Rl], Algorithm]] = MappingProxyType(
         "reinforce": lambda _: Reinforce(),
     }
 )
-"""By name. Adding one is one class and one line here."""
+"""By name. Adding one is a class, a line here and, for reinforcement learning, its name in `Rl.algorithm`."""
 
 
 def make_algorithm(name: str, rl: Rl | None = None) -> Algorithm:

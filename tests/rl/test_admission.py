@@ -145,6 +145,7 @@ def test_nothing_is_known_where_the_infrastructure_failed(played: list[Played]) 
     found = trials(TASKS[0], played[0], scoring_of(CONFIG))
     lost = Trial(found["random"][0].outcome, (), None, None)
     assert judge("t", found | {"random": [lost]}, RewardRecord(2.5)).rejected == ("fault",)
+    assert judge("t", found | {TWICE: [found[TWICE][0], lost]}, RewardRecord(2.5)).rejected == ("fault",)
 
 
 def test_an_ideal_delivery_holds_the_answer_first_and_no_more_than_the_set_may(played: list[Played]) -> None:

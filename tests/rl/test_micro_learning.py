@@ -12,7 +12,7 @@ from benchmarks.learn import learned
 from benchmarks.micro import MICRO, TAUGHT, Start, make
 from harness1.config import load_config
 from harness1.replay import replay_episode
-from harness1.rl.admission_report import admitted_tasks
+from harness1.rl.admission_report import admitted_tasks, read_report
 from harness1.rl.learning import EPISODES
 from harness1.rl.pivots import read_pivots
 from harness1.store import read_episodes
@@ -35,7 +35,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     taught = msgspec.structs.replace(TAUGHT, watch=Watch(every=0, rows=0, turns=8, metric="valid"))
     config = load_config(MICRO, list(SHORT))
     folder = tmp_path_factory.mktemp("micro")
-    made = Start(folder, config, size=300, samples=6, words=3000, width=64, layers=2, taught=taught)
+    made = Start(folder, config, size=300, share=0.75, samples=6, words=3000, width=64, layers=2, taught=taught)
     make(made)
     return made
 
@@ -75,12 +75,17 @@ def test_every_episode_that_it_played_can_be_replayed(out: Path) -> None:
 
 
 def test_a_checked_dataset_gives_its_admitted_tasks_to_training(harness1: Command, start: Start) -> None:
-    asked = ("--index", "index", "--limit", "60", "--set", "env.context_window=2000")  # policies without a tokenizer
+    asked = ("--index", "index", "--limit", "60", "--tokenizer", "model")
     checked = harness1("rl", "check", "world", *asked, "--out", "check")
     assert checked.code == 0, checked.err
     admitted = admitted_tasks(start.folder / "check", start.config.rl.headroom)
     assert 0 < len(admitted) < 60
     places = ("--data", "world", "--index", "index", "--model", "hf:start", "--out", "on-admitted")
+    elsewhere = msgspec.structs.replace(read_report(start.folder / "check"), env_hash="other")
+    (start.folder / "elsewhere.json").write_bytes(msgspec.json.encode(elsewhere))
+    ended = harness1("rl", "train", *places, "--admission", "elsewhere.json")
+    assert ended.code == 2
+    assert "another environment: run harness1 rl check with the --config of the training" in ended.err
     ended = harness1("rl", "train", *places, "--admission", "check")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
@@ -92,11 +97,22 @@ def test_a_checked_dataset_gives_its_admitted_tasks_to_training(harness1: Comman
     assert played - held_out <= admitted
 
 
+def test_a_training_is_exported_by_its_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: Path, tmp_path: Path
+) -> None:
+    plain = command_in_process(monkeypatch, capsys)
+    exported = plain("rl", "export", str(out), "--to", "skyrl", "--out", str(tmp_path / "exported"), "--json")
+    assert exported.code == 0, exported.err
+    assert json.loads(exported.out) == json.loads(
+        plain("rl", "export", str(out / EPISODES), "--out", str(tmp_path / "again"), "--json").out
+    )
+
+
 def test_the_turns_of_a_teacher_are_profiled_and_trained_on(harness1: Command, start: Start) -> None:
     collected = ("--teacher", "oracle", "--data", "world", "--index", "index", "--limit", "60")
     taught = harness1("sft", "collect", *collected, "--format", "compact", "--tokenizer", "model", "--out", "oracle")
     assert taught.code == 0, taught.err
-    profiled = harness1("rl", "pivots", "oracle", "--out", "pivots", "--policy", "hf:start")
+    profiled = harness1("rl", "pivots", "oracle", "--out", "pivots", "--set", "run.learn.model=hf:start")
     assert profiled.code == 0, profiled.err
     kept = [pivot for pivot in read_pivots(start.folder / "pivots") if pivot.fate == "kept"]
     assert kept

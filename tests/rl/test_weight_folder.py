@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
 from harness1.policy.causal_model import load_causal_model
+from harness1.rl.local_rollouts import publish_to
 from harness1.rl.weight_folder import write_version
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 
@@ -22,6 +25,29 @@ def test_a_version_is_a_model_that_loads_with_its_weights(tmp_path: Path) -> Non
     again = load_causal_model(folder, "cpu", "float32")
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
     assert (folder / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+
+
+class Server:
+    """Loads weights by path, as an engine does."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[Path, int]] = []
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        self.loaded.append((folder, version))
+
+
+def test_a_server_gets_new_weights_by_path(tmp_path: Path) -> None:
+    base = save_tiny_model(save_byte_tokenizer(tmp_path / "base"))
+    model, server = load_causal_model(base, "cpu", "float32"), Server()
+    with torch.no_grad():
+        model.lm_head.weight.add_(0.25)
+    state = model.state_dict()
+    for version in (1, 2):
+        asyncio.run(publish_to(cast(Any, server), state, version, base, tmp_path / "versions"))
+    assert [version for _, version in server.loaded] == [1, 2]
+    again = load_causal_model(server.loaded[1][0], "cpu", "float32").state_dict()
+    assert all(torch.equal(state[name], again[name]) for name in state)
 
 
 def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
