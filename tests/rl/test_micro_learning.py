@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from benchmarks.learn import learned
-from benchmarks.micro import MICRO, TAUGHT, Start, make
+from benchmarks.micro import MICRO, Start
 from harness1.config import load_config
 from harness1.replay import replay_episode
 from harness1.rl.admission_report import admitted_tasks, read_report
@@ -17,27 +17,16 @@ from harness1.rl.learning import EPISODES
 from harness1.rl.pivots import read_pivots
 from harness1.store import read_episodes
 from harness1.train.log import read_log
-from harness1.training_settings import Watch
 from tests.cli.commands import Command, command_in_process
+from tests.rl.small_start import SETTINGS, SHORT, small_start
 
-SHORT = (
-    *("run.workers=1", "run.threads=1", "run.model.threads=1", "run.bootstrap=50", "train.rate=1e-3"),
-    *("rl.groups=8", "rl.batches=8", "train.watch.every=8", "train.watch.tasks=60", "train.save_every=0"),
-)
-FEW = ("rl.groups=4", "rl.samples=4", "rl.batches=2", "train.watch.every=0", "train.watch.tasks=10")
 GAIN = 0.3
 """Of a reward that begins near 0.3 and whose bound is about 2.4."""
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """A small model that has seen a mediocre teacher for a few hundred episodes."""
-    taught = msgspec.structs.replace(TAUGHT, watch=Watch(every=0, rows=0, turns=8, metric="valid"))
-    config = load_config(MICRO, list(SHORT))
-    folder = tmp_path_factory.mktemp("micro")
-    made = Start(folder, config, size=300, share=0.75, samples=6, words=3000, width=64, layers=2, taught=taught)
-    make(made)
-    return made
+    return small_start(tmp_path_factory.mktemp("micro"))
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +40,7 @@ def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     """The command in this process, where the start lies, with its configuration."""
     monkeypatch.chdir(start.folder)
     command = command_in_process(monkeypatch, capsys)
-    settings = ["--config", str(MICRO), *(word for setting in (*SHORT, *FEW) for word in ("--set", setting))]
-    return lambda *words: command(*words[:2], *settings, "--json", *words[2:])
+    return lambda *words: command(*words[:2], *SETTINGS, *words[2:])
 
 
 def test_a_policy_earns_more_on_tasks_that_it_never_saw(out: Path) -> None:

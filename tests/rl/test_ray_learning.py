@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from harness1.rl.ray_rollouts import RayRollouts
 from harness1.run_settings import Fleet
 from harness1.runner import Bench
 from harness1.train.log import read_log
+from tests.cli.commands import command_in_process
+from tests.rl.small_start import SETTINGS, small_start
 from tests.rl.toy import Mortal, toy_config, toy_tasks
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.vocabularies import chat_format
@@ -32,4 +35,21 @@ def test_a_policy_learns_over_a_cluster_that_loses_a_worker(tmp_path: Path) -> N
     assert (tmp_path / "died").exists()
     assert players.lost == 1
     assert steps[-1]["groups/trained"] == 40
+    assert max(line["staleness_max"] for line in steps) <= 1
+
+
+def test_the_command_learns_from_workers_with_a_policy_and_an_index_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    small_start(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    harness1 = command_in_process(monkeypatch, capsys)
+    places = ("--data", "world", "--index", "index", "--model", "hf:start", "--out", "better")
+    fleet = ("--set", "run.fleet.workers=2", "--set", "rl.staleness=1")
+    ended = harness1("rl", "train", *places, *SETTINGS, *fleet)
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["batch"] == 2
+    steps = [line for line in read_log(tmp_path / "better") if "loss" in line]
+    assert steps[0]["gate/max_difference"] < 1e-4
+    assert steps[-1]["groups/trained"] == 8
     assert max(line["staleness_max"] for line in steps) <= 1
