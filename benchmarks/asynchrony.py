@@ -4,8 +4,8 @@ Both learn the micro setting (`benchmarks/micro.py`, `benchmarks/learn.py`). Eve
 beside its computation, drawn log-normally, as the calls of a busy server do. Compared are the episodes that are trained
 on in a minute, and the reward of the last weights on held-out tasks, as a share of the attainable range.
 
-    python benchmarks/asynchrony.py FOLDER [--staleness N] [--latency SECONDS] [--sigma S] [--tasks N] [--samples N]
-                                    [--seed N] [--set A.B=VALUE] [--json]
+    python benchmarks/asynchrony.py FOLDER [--staleness N] [--latency SECONDS] [--sigma S] [--batches N]
+                                    [--tasks N] [--samples N] [--seed N] [--set A.B=VALUE] [--json]
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, default=1)
     parser.add_argument("--latency", type=float, default=0.5, help="median of a call, in seconds")
     parser.add_argument("--sigma", type=float, default=1.0)
+    parser.add_argument("--batches", type=int, default=30)
     parser.add_argument("--tasks", type=int, default=200)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
@@ -99,7 +100,7 @@ def main() -> None:
     found, rewards = {}, {}
     for name, staleness in (("in turns", 0), ("asynchronous", asked.staleness)):
         # Groups that are generated during a look would be free: there is none before the last batch.
-        own = [*asked.overrides, f"rl.staleness={staleness}", "train.watch.every=0"]
+        own = [*asked.overrides, f"rl.staleness={staleness}", f"rl.batches={asked.batches}", "train.watch.every=0"]
         start = Start(asked.folder, load_config(MICRO, own))
         players = delayed(asked.latency, asked.sigma)
         out = learned(start, asked.seed, name=f"learned-staleness-{staleness}-{asked.seed}", players=players)

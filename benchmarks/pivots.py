@@ -3,9 +3,10 @@
 The start is profiled on turns of the oracle teacher. On fresh rollouts: the share of groups whose rewards differ, at
 the turns that were kept and at as many candidates drawn at random. Then the start is trained on the turns that were
 kept, and looked at on whole held-out episodes: how many turns had to be sampled until a reward was reached, as a ratio
-to training on whole episodes (of `learn.py`, which is run where its training is not there yet).
+to training on whole episodes.
 
-    python benchmarks/pivots.py FOLDER [--seeds N] [--episodes N] [--fresh N] [--batches N] [--set A.B=VALUE] [--json]
+    python benchmarks/pivots.py FOLDER [--seeds N] [--episodes N] [--fresh N] [--batches N] [--whole N]
+                                [--set A.B=VALUE] [--json]
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -73,6 +75,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=300, help="of the teacher, whose turns are profiled")
     parser.add_argument("--fresh", type=int, default=300, help="turns of each kind that are sampled anew")
     parser.add_argument("--batches", type=int, default=40, help="of single turns")
+    parser.add_argument("--whole", type=int, default=20, help="batches of whole episodes")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
@@ -82,7 +85,7 @@ def main() -> None:
     report: dict[str, Any] = {"profile": counts["fates"]["all"], "signal": signal(start, asked.fresh), "seeds": []}
     print(line("signal", report["signal"]), file=sys.stderr, flush=True)
     for seed in range(asked.seeds):
-        outs = learned(start, seed), trained(start, seed, asked.batches)
+        outs = whole_episodes(start, seed, asked.whole), trained(start, seed, asked.batches)
         whole, single = (curve(out, start.config.rl.samples) for out in outs)
         report["seeds"].append(cost(whole, single))
         print(line(f"seed {seed}", report["seeds"][-1]), file=sys.stderr, flush=True)
@@ -145,13 +148,23 @@ async def fresh(rollouts: PivotRollouts, tasks: Sequence[Task], config: Config) 
     return [float(has_signal(rewards)) for rewards in groups.values()]
 
 
+def looking(start: Start, batches: int) -> Config:
+    """A short training with ten looks."""
+    rl = msgspec.structs.replace(start.config.rl, batches=batches)
+    watch = msgspec.structs.replace(start.config.train.watch, every=max(1, batches // 10))
+    return msgspec.structs.replace(start.config, rl=rl, train=msgspec.structs.replace(start.config.train, watch=watch))
+
+
+def whole_episodes(start: Start, seed: int, batches: int) -> Path:
+    """The start trained on whole episodes; the folder of the checkpoint."""
+    return learned(replace(start, config=looking(start, batches)), seed, name=f"learned-whole-{seed}")
+
+
 def trained(start: Start, seed: int, batches: int) -> Path:
     """The start trained on the turns that were kept; the folder of the checkpoint."""
     base, out = start.folder / "start", start.folder / f"learned-pivots-{seed}"
-    rl = msgspec.structs.replace(start.config.rl, seed=seed, batches=batches)
-    watch = msgspec.structs.replace(start.config.train.watch, every=max(1, batches // 10))
-    train = msgspec.structs.replace(start.config.train, watch=watch)
-    config = msgspec.structs.replace(start.config, rl=rl, train=train)
+    config = looking(start, batches)
+    config = msgspec.structs.replace(config, rl=msgspec.structs.replace(config.rl, seed=seed))
     policy = policy_of(start, config)
     training = opened(start, policy)
     benches = [Bench(config, str(start.folder / "index"), policy.name)]
@@ -176,17 +189,24 @@ def curve(out: Path, samples: int) -> list[tuple[float, float]]:
 
 
 def cost(whole: Sequence[tuple[float, float]], single: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Turns sampled until the level that both reach, by the best reward so far: three quarters of the way from the
-    start to the lower of the two best."""
+    """Turns sampled until the level that both reach: three quarters of the way from the start to the lower of the two
+    best. Between two looks the reward is taken to rise in a line."""
     begin = whole[0][1]
     level = begin + 0.75 * (min(max(value for _, value in each) for each in (whole, single)) - begin)
-    turns = [next(turn for turn, value in each if value >= level) for each in (whole, single)]
+    turns = [reached(each, level) for each in (whole, single)]
     return {
         "level": level,
         "turns_of_episodes": turns[0],
         "single_turns": turns[1],
         "ratio": turns[1] / max(turns[0], 1),
     }
+
+
+def reached(points: Sequence[tuple[float, float]], level: float) -> float:
+    """The turns at which a curve first comes to a level that it does reach."""
+    at = next(place for place, (_, value) in enumerate(points) if value >= level)
+    (turns, value), (before, low) = points[at], points[max(0, at - 1)]
+    return turns if value <= low else before + (turns - before) * (level - low) / (value - low)
 
 
 def text(report: Mapping[str, Any]) -> str:
