@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -47,6 +48,8 @@ from harness1.train.log import LOOK, read_log
 if TYPE_CHECKING:
     from torch import Tensor
 
+Curve = list[tuple[float, float]]
+"""Turns sampled so far, and the reward on held-out tasks."""
 RESAMPLES = 2000
 TEACHER = "pivot-teacher"
 
@@ -82,16 +85,12 @@ def main() -> None:
     start = Start(asked.folder, load_config(MICRO, asked.overrides))
     make(start)
     counts = profiled(start, asked.episodes)
-    report: dict[str, Any] = {"profile": counts["fates"]["all"], "signal": signal(start, asked.fresh), "seeds": []}
+    report: dict[str, Any] = {"profile": counts["fates"]["all"], "signal": signal(start, asked.fresh)}
     print(line("signal", report["signal"]), file=sys.stderr, flush=True)
-    for seed in range(asked.seeds):
-        outs = whole_episodes(start, seed, asked.whole), trained(start, seed, asked.batches)
-        whole, single = (curve(out, start.config.rl.samples) for out in outs)
-        report["seeds"].append(cost(whole, single))
-        print(line(f"seed {seed}", report["seeds"][-1]), file=sys.stderr, flush=True)
-    ratios = [each["ratio"] for each in report["seeds"]]
-    each = bootstrap_mean(ratios, RESAMPLES)
-    report["ratio"] = {"mean": each.mean, "low": each.low, "high": each.high}
+    seeds, samples = range(asked.seeds), start.config.rl.samples
+    whole = [curve(whole_episodes(start, seed, asked.whole), samples) for seed in seeds]
+    single = [curve(trained(start, seed, asked.batches), samples) for seed in seeds]
+    report |= {"turns": cost(whole, single), "ratio": interval(whole, single), "whole": whole, "single": single}
     print(json.dumps(report) if asked.json else text(report))
 
 
@@ -176,7 +175,7 @@ def trained(start: Start, seed: int, batches: int) -> Path:
     return out
 
 
-def curve(out: Path, samples: int) -> list[tuple[float, float]]:
+def curve(out: Path, samples: int) -> Curve:
     """The turns that had been sampled, those of groups that were dropped included, and the reward on held-out tasks."""
     points, turns, seen = [], 0.0, 0.0
     for each in read_log(out):
@@ -188,32 +187,69 @@ def curve(out: Path, samples: int) -> list[tuple[float, float]]:
     return points
 
 
-def cost(whole: Sequence[tuple[float, float]], single: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Turns sampled until the level that both reach: three quarters of the way from the start to the lower of the two
-    best. Between two looks the reward is taken to rise in a line."""
-    begin = whole[0][1]
-    level = begin + 0.75 * (min(max(value for _, value in each) for each in (whole, single)) - begin)
-    turns = [reached(each, level) for each in (whole, single)]
+def cost(whole: Sequence[Curve], single: Sequence[Curve]) -> dict[str, float]:
+    """Turns sampled until a level that both ways reach: three quarters of the way from the start to the lower of the
+    two best rewards. Curves are means over seeds, made monotone; the start is one, however often it was looked at.
+
+    Args:
+        whole: a curve for each seed, with as many looks as the others, and
+        single: of single turns.
+    """
+    begin = fmean(curve[0][1] for curve in (*whole, *single))
+    curves = [rising(mean_curve(each), begin) for each in (whole, single)]
+    level = begin + 0.75 * (min(curve[-1][1] for curve in curves) - begin)
+    turns = [reached(curve, level) for curve in curves]
     return {
         "level": level,
         "turns_of_episodes": turns[0],
         "single_turns": turns[1],
-        "ratio": turns[1] / max(turns[0], 1),
+        "best_of_episodes": curves[0][-1][1],
+        "best_of_single_turns": curves[1][-1][1],
+        "ratio": turns[1] / max(turns[0], 1.0),
     }
 
 
-def reached(points: Sequence[tuple[float, float]], level: float) -> float:
-    """The turns at which a curve first comes to a level that it does reach."""
-    at = next(place for place, (_, value) in enumerate(points) if value >= level)
-    (turns, value), (before, low) = points[at], points[max(0, at - 1)]
+def interval(whole: Sequence[Curve], single: Sequence[Curve]) -> dict[str, float]:
+    """The ratio, and its 95 % interval over resampled seeds of both ways."""
+    rng = Random(0)
+    drawn = sorted(
+        cost(rng.choices(whole, k=len(whole)), rng.choices(single, k=len(single)))["ratio"] for _ in range(RESAMPLES)
+    )
+    edge = RESAMPLES // 40
+    return {"mean": cost(whole, single)["ratio"], "low": drawn[edge], "high": drawn[-1 - edge]}
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """Look by look."""
+    return [
+        (fmean(turns), fmean(values))
+        for turns, values in (zip(*look, strict=True) for look in zip(*curves, strict=True))
+    ]
+
+
+def rising(curve: Curve, begin: float) -> Curve:
+    """The nearest curve that never falls, from a known beginning (isotonic regression by pooling neighbours)."""
+    pools: list[list[float]] = []
+    for _, value in curve[1:]:
+        pools.append([max(value, begin)])
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    values = [begin, *(fmean(pool) for pool in pools for _ in pool)]
+    return [(turns, value) for (turns, _), value in zip(curve, values, strict=True)]
+
+
+def reached(curve: Curve, level: float) -> float:
+    """The turns at which a rising curve comes to a level, on the line between two looks."""
+    at = next(place for place, (_, value) in enumerate(curve) if value >= level)
+    (turns, value), (before, low) = curve[at], curve[max(0, at - 1)]
     return turns if value <= low else before + (turns - before) * (level - low) / (value - low)
 
 
 def text(report: Mapping[str, Any]) -> str:
     """The report in lines."""
-    seeds = [line(f"seed {at}", each) for at, each in enumerate(report["seeds"])]
-    ends = [line("turns against those of whole episodes", {"ratio": report["ratio"]})]
-    return "\n".join([line("profile", report["profile"]), line("signal", report["signal"]), *seeds, *ends])
+    ends = [line("turns", report["turns"]), line("against those of whole episodes", {"ratio": report["ratio"]})]
+    return "\n".join([line("profile", report["profile"]), line("signal", report["signal"]), *ends])
 
 
 if __name__ == "__main__":
