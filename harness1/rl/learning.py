@@ -254,7 +254,10 @@ class _Run:
         trained = await self._stepped(groups)
         stepped = time.perf_counter() - began - waited
         if not self._interrupted:
-            await self._publish()
+            try:
+                await self._publish()
+            except asyncio.CancelledError:  # whoever resumes publishes again
+                self._interrupted = True
         generation.release(self.version)
         self._stepping = False
         before, counts = self._counted, self.buffer.counts

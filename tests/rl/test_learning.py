@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -234,6 +235,22 @@ def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: bool) -
     assert len(done) == (3 if within else len(done)) > 0
     trained(tmp_path, base, settings)
     assert [line["step"] for line in steps(tmp_path)] == list(range(1, 11))
+
+
+def test_an_interrupt_while_weights_are_published_loses_no_batch(tmp_path: Path, base: Path) -> None:
+    class Interrupted(ToyRollouts):
+        async def publish(self, state: Mapping[str, Any], version: int) -> None:
+            if version == 3:
+                signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0)
+            await super().publish(state, version)
+
+    settings = ["train.save_every=0"]
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, base, settings, rollouts=lambda folder: Interrupted(open_toy(folder)))
+    state = read_state(tmp_path / STATE)
+    assert state is not None
+    assert state["version"] == 3 == steps(tmp_path)[-1]["step"]
 
 
 def test_a_look_that_was_interrupted_is_taken_again(tmp_path: Path, base: Path) -> None:
