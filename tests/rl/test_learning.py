@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
@@ -84,6 +84,14 @@ def interrupting_rows(group: int) -> Callable[..., list[TrainRow]]:
 
 def training(groups: Any, config: Config) -> list[TrainRow]:
     return training_rows(groups, config.rl, config.env)
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Ctrl-C works, also where a shell started the tests in the background and they ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Stopped(Exception):
