@@ -68,7 +68,7 @@ def test_the_script_goes_the_whole_way_and_does_nothing_twice(model: Path, tmp_p
     assert len(list(read_episodes(tmp_path / "runs" / "rl" / "episodes"))) >= 16
     lines = ended.stdout.strip().splitlines()
     systems = [line.partition(": ")[0] for line in lines if ": curated_recall " in line]
-    assert systems == [f"world-60-{name}" for name in ("model", "rl", "scripted", "sft", "single-shot")]
+    assert systems == [f"world-60-{name}" for name in ("base", "rl", "scripted", "sft", "single-shot")]
     assert [line.partition(":")[0] for line in lines[-2:]] == ["sft", "rl"]
     written = (tmp_path / "runs" / "rl" / "model.safetensors").stat().st_mtime_ns
     again = script(model, tmp_path / "runs", WORLD)
