@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness1.policy.checkpoint import read_checkpoint
-from harness1.policy.tokenizer import FastTokenizer
 from harness1.store import read_episodes
-from tests.sft.test_overfitting import CONFIG, SOURCE, WORLD, build_index, played, save_tokenizer, spoken_texts
-from tests.tiny_models import save_tiny_model
-from tests.vocabularies import vocabulary
+from tests.sft.test_overfitting import WORLD, save_hearer
 
 pytestmark = pytest.mark.service
 ROOT = Path(__file__).parent.parent
@@ -36,15 +33,7 @@ RL = (
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model whose tokenizer learned the teacher's words."""
-    home = tmp_path_factory.mktemp("model")
-    build_index(SOURCE.documents(), home / "index", CONFIG.index)
-    (home / "any").mkdir()
-    (home / "any" / "tokenizer.json").write_bytes(vocabulary("chatml"))
-    heard = played("oracle-teacher", home / "heard", home / "index", TASKS, str(home / "any"))
-    size = save_tokenizer(home / "model", spoken_texts(heard, FastTokenizer(vocabulary("chatml"))))
-    shape = {"num_key_value_heads": 4, "intermediate_size": 128, "max_position_embeddings": 1024}
-    return save_tiny_model(home / "model", vocab_size=size, initializer_range=0.2, **shape)
+    return save_hearer(tmp_path_factory.mktemp("model"), TASKS, 1024)
 
 
 def options(flag: str, settings: tuple[str, ...]) -> list[str]:

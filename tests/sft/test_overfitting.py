@@ -101,23 +101,26 @@ def save_tokenizer(folder: Path, texts: Iterable[str]) -> int:
     return made.get_vocab_size()
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with an index and a random model, whose tokenizer learned the teacher's words."""
-    home = tmp_path_factory.mktemp("overfitting")
+def save_hearer(home: Path, tasks: int, window: int) -> Path:
+    """A random model whose tokenizer learned the teacher's words on some tasks, in `home/model`, beside an index.
+
+    Args:
+        window: the most tokens it can be shown.
+    """
     build_index(SOURCE.documents(), home / "index", CONFIG.index)
     (home / "any").mkdir()
     (home / "any" / "tokenizer.json").write_bytes(vocabulary("chatml"))
-    first = played("oracle-teacher", home / "heard", home / "index", TASKS, str(home / "any"))
-    size = save_tokenizer(home / "model", spoken_texts(first, FastTokenizer(vocabulary("chatml"))))
-    save_tiny_model(
-        home / "model",
-        vocab_size=size,
-        num_key_value_heads=4,
-        intermediate_size=128,
-        max_position_embeddings=CONFIG.env.context_window,
-        initializer_range=0.2,
-    )
+    heard = played("oracle-teacher", home / "heard", home / "index", tasks, str(home / "any"))
+    size = save_tokenizer(home / "model", spoken_texts(heard, FastTokenizer(vocabulary("chatml"))))
+    shape = {"num_key_value_heads": 4, "intermediate_size": 128, "max_position_embeddings": window}
+    return save_tiny_model(home / "model", vocab_size=size, initializer_range=0.2, **shape)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with an index and a random model."""
+    home = tmp_path_factory.mktemp("overfitting")
+    save_hearer(home, TASKS, CONFIG.env.context_window)
     return home
 
 
