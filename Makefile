@@ -20,7 +20,7 @@ test-all: test
 
 # The backend's tests against a real vLLM, in its CPU build (3.4 GB).
 test-vllm: $(VLLM)/ready
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/policy/test_vllm_backend.py -rs
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/models/test_vllm_backend.py -rs
 
 lint: $(TEST)/ready
 	$(TEST)/bin/ruff check .

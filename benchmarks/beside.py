@@ -12,8 +12,8 @@ import argparse
 import json
 from pathlib import Path
 
-from harness1.eval.comparison import compare as compare_runs
-from harness1.eval.comparison import read_run
+from harness1.eval.compare.comparison import compare as compare_runs
+from harness1.eval.run_view import read_run
 
 
 def compare(run: Path, baseline: Path) -> dict[str, float | int | str]:

@@ -18,8 +18,8 @@ from benchmarks.synthetic import chunk_name, corpus
 from harness1.config import Index
 from harness1.records import ChunkId
 from harness1.retrieval.analyser import Analyser
-from harness1.retrieval.building import build_index
-from harness1.retrieval.index import EmbeddedIndex, open_index
+from harness1.retrieval.index.build import build_index
+from harness1.retrieval.index.index import EmbeddedIndex, open_index
 
 K1, B = 1.2, 0.75
 

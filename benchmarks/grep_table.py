@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import re2
 
-from harness1.retrieval.grep import grep_segments
-from harness1.retrieval.index import EmbeddedIndex, open_index
-from harness1.retrieval.retriever import BadPattern, RetrievalFault
+from harness1.retrieval.grep.search import grep_segments
+from harness1.retrieval.index.index import EmbeddedIndex, open_index
+from harness1.retrieval.protocol import BadPattern, RetrievalFault
 
 LITERALS, RARE, REPEATS, ALL, FIRST = 8, 10, 9, 10**9, 5
 HOSTILE = [

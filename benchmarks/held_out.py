@@ -20,18 +20,18 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from harness1.config import Lora, Train
 from harness1.eval.statistics import bootstrap_mean
-from harness1.models.fetch import resolve_model
-from harness1.policy.causal_model import load_causal_model
-from harness1.policy.transformers_backend import open_transformers
-from harness1.rl.row_file import RowFile
+from harness1.models.files.fetch import resolve_model
+from harness1.models.transformers.backend import open_transformers
+from harness1.models.transformers.causal_model import load_causal_model
+from harness1.rows.file import RowFile
 from harness1.sft.data_card import HELD_OUT, read_card
 from harness1.sft.student import Student
 from harness1.tools.registry import Toolbox
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.trainer import Trainer
-from harness1.train.watch import held_out_turns, turn_results
-from harness1.training_settings import Lora, Train
+from harness1.train.validation import held_out_turns, turn_results
 
 RESAMPLES = 2000
 METRICS = ("valid", "tool_agreement", "action_agreement")

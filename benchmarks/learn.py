@@ -34,18 +34,17 @@ if not __package__:
 from benchmarks.micro import MICRO, Start, make, play
 from harness1.config import Config, load_config
 from harness1.errors import UsageError
-from harness1.eval.outcome import outcome
 from harness1.eval.statistics import bootstrap_mean
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Task
-from harness1.rl.episode_group import EpisodeGroup
+from harness1.reward.outcome import outcome
 from harness1.rl.learning import Learning, MakeRows, learn
 from harness1.rl.local_rollouts import LocalRollouts, open_policy
-from harness1.rl.rollouts import Rollouts
-from harness1.rl.rows import TrainRow
+from harness1.rl.rollouts import EpisodeGroup, Rollouts
 from harness1.rl.task_stream import PlacedTask
 from harness1.rl.training_rows import training_rows
-from harness1.runner import Bench
+from harness1.rollout.jobs import Bench
+from harness1.rows.row import TrainRow
 from harness1.train.log import LOOK, read_log
 
 MakeRollouts = Callable[[list[Bench], LanguageModelPolicy, Path, Path], Rollouts]

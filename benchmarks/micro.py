@@ -27,19 +27,18 @@ if not __package__:
 import msgspec
 
 from benchmarks.micro_tokenizer import CONTROL, save_tokenizer
-from harness1.config import Config, load_config
-from harness1.data import beir
-from harness1.data.source import open_source
+from harness1.config import Config, Lora, Train, Watch, load_config
+from harness1.data.formats import beir
+from harness1.data.open import open_source
 from harness1.eval.evaluate import Evaluation, evaluate
-from harness1.eval.outcome import outcome
-from harness1.model_calls import calls_of, prompt_ids
-from harness1.policy.tokenizer import open_tokenizer
+from harness1.models.tokenizer import open_tokenizer
 from harness1.records import Episode, Task
-from harness1.retrieval.building import build_index
+from harness1.retrieval.index.build import build_index
+from harness1.reward.outcome import outcome
+from harness1.rows.calls import calls_of, prompt_ids
+from harness1.runs.store import read_episodes
 from harness1.sft.build import Build, build
 from harness1.sft.fine_tuning import FineTuning, fine_tune
-from harness1.store import read_episodes
-from harness1.training_settings import Lora, Train, Watch
 
 MICRO = Path(__file__).parent.parent / "configs" / "micro.toml"
 SPLITS = ("train", "dev", "test")

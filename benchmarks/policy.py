@@ -25,25 +25,25 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from harness1.config import Config, load_config
-from harness1.data.source import open_source
+from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.eval.summary import summarise
-from harness1.models.fetch import resolve_model
-from harness1.policy.causal_model import load_causal_model
-from harness1.policy.formats.registry import open_format
+from harness1.models.files.fetch import resolve_model
+from harness1.models.formats.registry import open_format
+from harness1.models.tokenizer import open_tokenizer
+from harness1.models.transformers.backend import TransformersBackend
+from harness1.models.transformers.causal_model import load_causal_model
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.spoken import SpokenPolicy
-from harness1.policy.tokenizer import open_tokenizer
-from harness1.policy.transformers_backend import TransformersBackend
+from harness1.policy.wrappers import SpokenPolicy
 from harness1.records import Episode, Task
-from harness1.retrieval.engines import open_retriever
-from harness1.rl.episode_calls import captured_calls, sampled_calls
+from harness1.retrieval.open import open_retriever
 from harness1.rl.grammar_masks import grammar_masks
 from harness1.rl.logprobs import compare_calls
-from harness1.rl.prefix_merging import prefix_merging
-from harness1.rollout import rollout
-from harness1.runner import Bench, Job, run_staged
+from harness1.rollout.jobs import Bench, Job, run_staged
+from harness1.rollout.rollout import rollout
+from harness1.rows.calls import captured_calls, sampled_calls
+from harness1.rows.merging import prefix_merging
 from harness1.tools.registry import Toolbox
 
 SMALL = Path(__file__).parent.parent / "configs" / "small.toml"

@@ -30,18 +30,18 @@ if not __package__:
 
 from benchmarks.tokenizer import MESSAGE_TOKENS, EncodingCounter, tokenizer
 from harness1.config import Env, Index, Rendering
-from harness1.data.world import build_world
+from harness1.data.world.generate import build_world
 from harness1.env.environment import SearchEnv
-from harness1.env.memory import WorkingMemory
-from harness1.env.pieces import Piece
-from harness1.env.render import Context
-from harness1.env.view import View
+from harness1.env.render.pieces import Piece
+from harness1.env.render.renderer import Context
+from harness1.env.render.view import View
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import TAGS, Task, ToolCall, Turn
-from harness1.replay import Nowhere
-from harness1.retrieval.building import build_index
-from harness1.retrieval.embedded import EmbeddedRetriever
-from harness1.retrieval.index import open_index
-from harness1.retrieval.retriever import Retriever
+from harness1.retrieval.index.build import build_index
+from harness1.retrieval.index.index import open_index
+from harness1.retrieval.index.retriever import EmbeddedRetriever
+from harness1.retrieval.protocol import Retriever
+from harness1.rollout.replay import Nowhere
 
 WORLD_SIZE = 2000
 RESERVE = 2048

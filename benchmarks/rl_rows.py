@@ -24,23 +24,23 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from harness1.config import load_config
-from harness1.data.world import world_source
+from harness1.data.world.generate import world_source
 from harness1.env.environment import SearchEnv
-from harness1.models.fetch import resolve_model
-from harness1.policy.formats.chat_format import ChatFormat
-from harness1.policy.formats.registry import open_format
-from harness1.policy.oracle_teacher import OracleTeacher
-from harness1.policy.spoken import SpokenPolicy
-from harness1.policy.tokenizer import open_tokenizer
+from harness1.models.files.fetch import resolve_model
+from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.formats.registry import open_format
+from harness1.models.tokenizer import open_tokenizer
+from harness1.policy.teacher.teacher import OracleTeacher
+from harness1.policy.wrappers import SpokenPolicy
 from harness1.records import Episode, Task
-from harness1.retrieval.building import build_index
-from harness1.retrieval.embedded import EmbeddedRetriever
-from harness1.retrieval.index import open_index
-from harness1.retrieval.retriever import Retriever
-from harness1.rl.episode_calls import captured_calls
-from harness1.rl.prefix_merging import prefix_merging
-from harness1.rl.rows import TrainRow, per_request
-from harness1.rollout import rollout
+from harness1.retrieval.index.build import build_index
+from harness1.retrieval.index.index import open_index
+from harness1.retrieval.index.retriever import EmbeddedRetriever
+from harness1.retrieval.protocol import Retriever
+from harness1.rollout.rollout import rollout
+from harness1.rows.calls import captured_calls
+from harness1.rows.merging import prefix_merging
+from harness1.rows.row import TrainRow, per_request
 from harness1.train.micro_batch import trained_tokens
 
 SMALL = Path(__file__).parent.parent / "configs" / "small.toml"

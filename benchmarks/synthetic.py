@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Iterator
 
-from harness1.data.source import open_source
+from harness1.data.open import open_source
 from harness1.records import DocId
 from harness1.retrieval.analyser import Analyser
 from harness1.retrieval.corpus import Document

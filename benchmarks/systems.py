@@ -27,9 +27,9 @@ from benchmarks.hybrid_table import MODEL, stratified
 from harness1.cli.evaluate import evaluated
 from harness1.cli.index import ensure_index
 from harness1.config import Config, load_config
-from harness1.data.source import open_source
-from harness1.eval.ablations import ABLATIONS, ablated
-from harness1.eval.comparison import at_equal_size
+from harness1.data.open import open_source
+from harness1.eval.ablations.run import ABLATIONS, ablated
+from harness1.eval.compare.comparison import at_equal_size
 from harness1.eval.evaluate import Evaluation
 from harness1.eval.run_view import RunView, read_run
 from harness1.eval.statistics import bootstrap_mean, holm, paired_difference, randomisation_test

@@ -14,7 +14,7 @@ import msgspec
 import tiktoken
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from harness1.env.pieces import Piece
+from harness1.env.render.pieces import Piece
 from harness1.hashing import digest
 from harness1.tools.tool import ToolSpec
 

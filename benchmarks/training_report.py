@@ -21,10 +21,10 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from harness1.run_folder import METRICS
-from harness1.stage import read_stage
+from harness1.runs.folder import METRICS
+from harness1.runs.stage import read_stage
 from harness1.train.log import read_log
-from harness1.train.model_folder import parameters_of
+from harness1.train.saving import parameters_of
 
 SHOWN = ("curated_recall", "curated_precision", "set_size", "reward")
 

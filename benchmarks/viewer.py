@@ -24,7 +24,7 @@ if not __package__:
 
 from playwright.sync_api import Browser, sync_playwright
 
-from harness1.viewer.packing import unpacked
+from harness1.viewer.page_file import unpacked
 from harness1.viewer.write import Asked, write_view
 
 LISTED = ".list tbody tr [data-at]"

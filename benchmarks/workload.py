@@ -15,16 +15,9 @@ from functools import lru_cache
 from string import ascii_lowercase
 from typing import Literal, get_args
 
-from harness1.data.world import build_world
+from harness1.data.world.generate import build_world
 from harness1.records import TAGS, Chunk, ChunkId, DocId, ToolCall
-from harness1.retrieval.retriever import (
-    BadPattern,
-    IndexInfo,
-    RetrievalFault,
-    Scored,
-    SearchRequest,
-    SearchResult,
-)
+from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
 
 Mode = Literal["search", "mix"]
 MODES: tuple[Mode, ...] = get_args(Mode)

@@ -17,3 +17,6 @@ Seconds = Annotated[float, Meta(gt=0.0)]
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The base of every group of settings: immutable, unknown keys refused."""
+
+
+Rate = Annotated[float, Meta(gt=0.0)]

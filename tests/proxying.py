@@ -14,11 +14,11 @@ import msgspec
 
 from harness1.config import ChatPolicy, Config
 from harness1.env.environment import choose
-from harness1.env.render import Context
+from harness1.env.render.renderer import Context
 from harness1.hashing import digest
-from harness1.policy.backend import Backend, Generation, Grammar
-from harness1.policy.chat_messages import Message, Said, messages_of, tools_of
-from harness1.policy.formats.chat_format import ChatFormat, Parsed
+from harness1.models.backend import Backend, Generation, Grammar
+from harness1.models.formats.chat_format import ChatFormat, Parsed
+from harness1.models.formats.chat_messages import Message, Said, messages_of, tools_of
 from harness1.policy.language_model import call_seed, retry_note
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
@@ -26,8 +26,8 @@ from harness1.serve.proxy.record import RecordedCall, read_records, recording
 from harness1.serve.proxy.service import ProxyService
 from harness1.serve.proxy.token_upstream import TokenUpstream
 from harness1.serve.proxy.upstream import Upstream
-from harness1.serve.retrieve import Limits, Reply
 from harness1.serve.server import Request, answering
+from harness1.serve.service import Limits, Reply
 from tests.serving import HOST, in_thread
 from tests.support import END, call, search
 from tests.vocabularies import chat_format

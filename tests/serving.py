@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from harness1.config import Config
-from harness1.retrieval.retriever import Retriever
-from harness1.serve.retrieve import Limits, RetrievalService
-from harness1.serve.server import listening
+from harness1.retrieval.protocol import Retriever
+from harness1.serve.retrieve import RetrievalService, listening
+from harness1.serve.service import Limits
 from tests.support import hear_interrupts
 
 HOST = "127.0.0.1"

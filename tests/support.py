@@ -12,18 +12,11 @@ from typing import Any, TypeVar
 
 from harness1.config import Env, Run
 from harness1.env.environment import SearchEnv, Step
-from harness1.env.render import Context
+from harness1.env.render.renderer import Context
 from harness1.hashing import text_digest
 from harness1.policy.policy import Decision
 from harness1.records import Chunk, ChunkId, DocId, Hit, Task, ToolCall, Unit
-from harness1.retrieval.retriever import (
-    BadPattern,
-    IndexInfo,
-    RetrievalFault,
-    Scored,
-    SearchRequest,
-    SearchResult,
-)
+from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
 
 Result = TypeVar("Result")
 

@@ -15,8 +15,8 @@ from benchmarks.peer import Peer
 from benchmarks.tokenizer import EncodingCounter, tokenizer
 from benchmarks.workload import CHUNKS, workload
 from harness1.config import Env
-from harness1.env.pieces import piece
-from harness1.env.sentences import split
+from harness1.env.render.pieces import piece
+from harness1.memory.sentences import split
 from tests.vocabularies import vocabulary
 
 

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from harness1.cli.config import config_hashes
-from harness1.config import Config, Env, Reward, Settings, load_config
+from harness1.config import Config, Env, Reward, load_config
 from harness1.errors import ConfigError
+from harness1.settings import Settings
 from tests.support import make_env
 
 ROOT = Path(__file__).parent.parent

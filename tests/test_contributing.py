@@ -11,10 +11,10 @@ import msgspec
 from harness1.config import Config, Env, load_config
 from harness1.env.transition import begin
 from harness1.eval.evaluate import Evaluation, evaluate
-from harness1.eval.outcome import outcome
 from harness1.records import DocId, Episode, Gold, Hashes, Observation, Status, StopReason, Task, ToolCall
-from harness1.retrieval.building import build_index
-from harness1.reward.component import Case
+from harness1.retrieval.index.build import build_index
+from harness1.reward.components import Case
+from harness1.reward.outcome import outcome
 from harness1.tools.tool import build_tool
 from tests.support import make_env, play, search
 from tests.vocabularies import tokenizer

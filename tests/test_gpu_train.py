@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness1.policy.checkpoint import read_checkpoint
-from harness1.store import read_episodes
+from harness1.models.checkpoint import read_checkpoint
+from harness1.runs.store import read_episodes
 from tests.sft.test_overfitting import WORLD, save_hearer
 
 pytestmark = pytest.mark.service

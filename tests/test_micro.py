@@ -11,16 +11,15 @@ import pytest
 
 from benchmarks.micro import TAUGHT, Start, make, make_model, make_world, measured, play, table
 from benchmarks.micro_tokenizer import save_tokenizer
-from harness1.config import load_config
+from harness1.config import Watch, load_config
 from harness1.env.environment import SearchEnv
-from harness1.model_calls import calls_of, prompt_ids
-from harness1.policy.models import format_at
-from harness1.policy.tokenizer import open_tokenizer
+from harness1.models.open import format_at
+from harness1.models.tokenizer import open_tokenizer
 from harness1.records import Episode, Status
-from harness1.retrieval.engines import open_retriever
-from harness1.rl.row_file import RowFile
+from harness1.retrieval.open import open_retriever
+from harness1.rows.calls import calls_of, prompt_ids
+from harness1.rows.file import RowFile
 from harness1.sft.data_card import TRAIN
-from harness1.training_settings import Watch
 
 MICRO = Path(__file__).parent.parent / "configs" / "micro.toml"
 SMALL = (

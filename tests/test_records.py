@@ -22,7 +22,7 @@ from harness1.records import (
     decode_episode,
     encode_episode,
 )
-from harness1.rollout import rollout
+from harness1.rollout.rollout import rollout
 from tests.support import END, Script, curate, make_env, run, search
 
 TASK = Task("t", "Where did Byron die?", gold=Gold({DocId("byron"): 1}), metadata={"answer": "Missolonghi"})

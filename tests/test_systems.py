@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import systems
-from harness1.eval.ablations import ABLATIONS
+from harness1.eval.ablations.run import ABLATIONS
 from harness1.eval.run_view import read_run
 from tests.eval.run_folders import dataset, episode, run_folder
 

@@ -14,10 +14,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from benchmarks.tokenizer import PATTERN
 from harness1.config import Env
-from harness1.env.prompt import static_piece
-from harness1.policy.formats.chat_format import ChatFormat
-from harness1.policy.formats.registry import open_format
-from harness1.policy.tokenizer import FastTokenizer
+from harness1.env.render.prompt import static_piece
+from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.formats.registry import open_format
+from harness1.models.tokenizer import FastTokenizer
 from harness1.tools.registry import Toolbox
 
 QWEN_WORDS = "|".join(

@@ -13,9 +13,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from harness1.eval.ablation_table import COLUMNS, AblationTable, cells, title
-from harness1.eval.ablations import ABLATIONS, ablate, conditions
+from harness1.eval.ablations.run import ABLATIONS, ablate, conditions
+from harness1.eval.ablations.table import COLUMNS, AblationTable, cells, title
 from harness1.eval.evaluate import Evaluation
+from harness1.viewer.report.page import ensure_report
 
 Play = Callable[[Evaluation, Path], dict[str, Any]]
 WIDEST = 1000
@@ -44,8 +45,10 @@ def run_ablations(
         play: carries out what is missing of one evaluation, and shows how it goes.
     """
     names = ablation_names(words)
-    told = _announced(play, len(conditions(evaluation, names)))
-    table = ablate(evaluation, out, names, force=force, play=told)
+    played = conditions(evaluation, names)
+    table = ablate(evaluation, out, names, force=force, play=_announced(play, len(played)))
+    for name in played:
+        ensure_report(out / name)
     if as_json:
         print(msgspec.json.encode(table).decode())
     else:

@@ -17,18 +17,17 @@ from rich.table import Table
 
 from harness1.cli.evaluate import Limit
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve, say_torn
-from harness1.completions import Completer
 from harness1.config import Config, Run
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.eval.answer_documents import Library
-from harness1.eval.answer_replies import CONDITIONS, Condition
-from harness1.eval.answer_run import AnswerRun, clear_answers
-from harness1.eval.answer_summary import METRICS
-from harness1.eval.answers import Answered, Answering, Model, questions_of
+from harness1.eval.answers.asking import CONDITIONS, Answered, Answering, Condition, Model, questions_of
+from harness1.eval.answers.prompts import Library
+from harness1.eval.answers.run import AnswerRun, clear_answers
+from harness1.eval.answers.summary import METRICS
 from harness1.eval.run_view import read_run
-from harness1.model_endpoint import ModelEndpoint, policy_endpoint
-from harness1.policy.models import ModelSpec
-from harness1.retrieval.engines import open_retriever
+from harness1.http.completions import Completer
+from harness1.http.model_endpoint import ModelEndpoint, policy_endpoint
+from harness1.models.open import ModelSpec
+from harness1.retrieval.open import open_retriever
 
 
 def answer(

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from harness1.policy.checkpoint import Checkpoint
+from harness1.models.checkpoint import Checkpoint
 from harness1.train.log import looked, read_log
 
 

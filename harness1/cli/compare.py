@@ -16,10 +16,11 @@ from rich.text import Text
 
 from harness1.cli.options import Json
 from harness1.errors import UsageError
-from harness1.eval.comparison import compare as compare_runs
-from harness1.eval.comparison import read_run, view_command
-from harness1.eval.comparison_text import Block, Grid, Links, blocks, markdown
-from harness1.stage import write_atomically
+from harness1.eval.compare.comparison import compare as compare_runs
+from harness1.eval.compare.comparison import view_command
+from harness1.eval.compare.text import Block, Grid, Links, blocks, markdown
+from harness1.eval.run_view import read_run
+from harness1.runs.files import write_atomically
 
 LEAST = 16
 """Characters that the flexible column of a table has in any case."""

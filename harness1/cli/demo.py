@@ -12,8 +12,8 @@ from harness1.cli.index import ensure_index
 from harness1.cli.live import show_result
 from harness1.cli.options import ConfigFile, Overrides, resolve
 from harness1.cli.search import run_one
-from harness1.data.source import open_source
-from harness1.run_folder import clear_run
+from harness1.data.open import open_source
+from harness1.runs.folder import clear_run
 
 
 def demo(

@@ -17,19 +17,21 @@ from harness1.cli.dashboard import dashboard_of_evaluation
 from harness1.cli.index import ensure_index
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, PolicyName, resolve, say_torn
 from harness1.config import Config
-from harness1.data.source import Source, open_source
+from harness1.data.open import open_source
+from harness1.data.source import Source
 from harness1.errors import UsageError
-from harness1.eval.ablations import ABLATIONS
+from harness1.eval.ablations.run import ABLATIONS
 from harness1.eval.evaluate import Evaluation, finished_metrics
 from harness1.eval.evaluate import evaluate as run_evaluation
 from harness1.eval.metrics import HEADLINE
 from harness1.hashing import digest
 from harness1.policy.registry import check_policy
 from harness1.records import Episode, Task
-from harness1.retrieval.engines import open_retriever
-from harness1.retrieval.index import build_hash
-from harness1.run_folder import clear_run
-from harness1.stage import read_stage
+from harness1.retrieval.index.index import build_hash
+from harness1.retrieval.open import open_retriever
+from harness1.runs.folder import clear_run
+from harness1.runs.stage import read_stage
+from harness1.viewer.report.page import ensure_report
 
 Limit = Annotated[int, typer.Option("--limit", help="The first N tasks; 0 means all.", min=0)]
 Samples = Annotated[int, typer.Option("--samples", help="Episodes for each task.", min=1)]
@@ -106,7 +108,9 @@ def evaluated(evaluation: Evaluation, out: Path, force: bool = False) -> dict[st
     """
     if force:
         clear_run(out)
-    return finished_metrics(evaluation, out) or _run(evaluation, out)
+    metrics = finished_metrics(evaluation, out) or _run(evaluation, out)
+    ensure_report(out)
+    return metrics
 
 
 def print_metrics(metrics: dict[str, Any], title: str, out: Path) -> None:

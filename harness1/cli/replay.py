@@ -16,19 +16,18 @@ from rich.progress import track
 from harness1.cli.options import Json, say_torn
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.model_calls import calls_of
-from harness1.models.fetch import resolve_model
-from harness1.policy.causal_model import load_causal_model
-from harness1.policy.models import HARMONY, format_at
+from harness1.models.files.fetch import resolve_model
+from harness1.models.open import HARMONY, format_at
+from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Episode, Status
-from harness1.replay import ReplayReport, replay_episode, replay_live
-from harness1.retrieval.engines import open_retriever
-from harness1.rl.episode_calls import sampled_calls
+from harness1.retrieval.open import open_retriever
 from harness1.rl.grammar_masks import grammar_masks
 from harness1.rl.logprobs import GateReport, compare_calls
-from harness1.run_folder import run_config
-from harness1.stage import read_stage
-from harness1.store import read_episodes
+from harness1.rollout.replay import ReplayReport, replay_episode, replay_live
+from harness1.rows.calls import calls_of, sampled_calls
+from harness1.runs.folder import run_config
+from harness1.runs.stage import read_stage
+from harness1.runs.store import read_episodes
 from harness1.tools.registry import Toolbox
 
 Item = TypeVar("Item")

@@ -12,14 +12,16 @@ from rich.table import Table
 
 from harness1.cli.evaluate import Cache, IndexSpec, Limit, Seed, index_of
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve
-from harness1.data.source import Source, open_source
+from harness1.data.open import open_source
+from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.records import Episode
-from harness1.rl.admission import POLICIES
-from harness1.rl.admission_report import ORDER, AdmissionReport, lives_on
-from harness1.rl.admission_run import Check, Listener
-from harness1.rl.admission_run import check as run_check
+from harness1.rl.admission.judgement import POLICIES
+from harness1.rl.admission.report import ORDER, AdmissionReport, lives_on
+from harness1.rl.admission.run import RUNS, Check, Listener
+from harness1.rl.admission.run import check as run_check
 from harness1.sft.collect import student_place
+from harness1.viewer.report.page import ensure_report
 
 
 def check(
@@ -111,4 +113,7 @@ def _checked(job: Check, out: Path, *, force: bool) -> AdmissionReport:
         def advance(_: Episode) -> None:
             progress.advance(bar)
 
-        return run_check(job, out, force=force, listener=Listener(start, advance))
+        found = run_check(job, out, force=force, listener=Listener(start, advance))
+    for policy in POLICIES:
+        ensure_report(out / RUNS / policy)
+    return found

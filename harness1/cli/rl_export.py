@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from harness1.adapters.skyrl.export import Export
+from harness1.adapters.skyrl.export import export as write_export
 from harness1.cli.options import Force, Json, say_torn
 from harness1.rl.learning import EPISODES
-from harness1.rl.skyrl_export import Export
-from harness1.rl.skyrl_export import export as write_export
-from harness1.stage import read_stage
+from harness1.runs.stage import read_stage
 
 
 class TrainerName(StrEnum):

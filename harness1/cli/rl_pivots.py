@@ -15,7 +15,7 @@ from harness1.cli.evaluate import IndexSpec
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve, say_torn
 from harness1.errors import UsageError
 from harness1.policy.registry import check_policy, make_policy, needs_gold
-from harness1.rl.pivots import Profile, profile
+from harness1.rl.pivots.profile import Profile, profile
 from harness1.sft.teacher_run import open_runs
 
 

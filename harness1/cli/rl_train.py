@@ -16,25 +16,24 @@ from harness1.cli.checkpoint import print_checkpoint
 from harness1.cli.dashboard import dashboard_of_training
 from harness1.cli.evaluate import index_of
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
-from harness1.config import Config
-from harness1.data.source import Source, open_source
+from harness1.config import Config, Learn
+from harness1.data.open import open_source
+from harness1.data.source import Source
 from harness1.env.environment import env_hash
 from harness1.errors import UsageError
-from harness1.policy.checkpoint import Checkpoint, read_checkpoint
+from harness1.models.checkpoint import Checkpoint, read_checkpoint
+from harness1.models.open import ModelSpec, preferred_device
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.policy.models import ModelSpec, preferred_device
-from harness1.retrieval.engines import open_retriever
+from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.rl import learning
-from harness1.rl.admission_report import admitted_tasks, read_report
+from harness1.rl.admission.report import admitted_tasks, read_report
 from harness1.rl.learning import Learning, Players
 from harness1.rl.local_rollouts import LocalRollouts, base_folder, open_policy, open_rollouts, publish_to
-from harness1.rl.pivots import open_training
+from harness1.rl.pivots.profile import open_training
 from harness1.rl.ray_rollouts import RayRollouts
 from harness1.rl.task_choice import choose_tasks
 from harness1.rl.task_stream import PlacedTask
-from harness1.run_folder import absolute_index
-from harness1.run_settings import Learn
-from harness1.runner import Bench
+from harness1.rollout.jobs import Bench
 
 if TYPE_CHECKING:
     from torch import Tensor

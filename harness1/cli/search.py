@@ -16,17 +16,17 @@ from harness1.cli.live import show_result, snippet, watcher
 from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve, say_torn
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
-from harness1.env.model_verifier import open_verifier
+from harness1.env.verifiers.open import open_verifier
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import digest
 from harness1.policy.policy import counter_of
 from harness1.policy.registry import make_policy, needs_gold
 from harness1.records import Episode, Task
-from harness1.retrieval.engines import open_retriever
+from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.reward.composite import score
-from harness1.rollout import rollout
-from harness1.run_folder import refuse_other_run, run_stage
-from harness1.store import EpisodeStore
+from harness1.rollout.rollout import rollout
+from harness1.runs.folder import refuse_other_run, run_stage
+from harness1.runs.store import EpisodeStore
 
 
 def search(
@@ -79,7 +79,7 @@ def run_one(
     chosen = make_policy(policy, {}, config)
     env = SearchEnv(config.env, open_retriever(index, config), verifier, counter_of(chosen), config.run)
     hashes = {"env": env.hash, "policy": chosen.hash, "index": env.retriever.info.index_hash}
-    stage = run_stage(config, policy, hashes, index, hashes)
+    stage = run_stage(config, policy, hashes, absolute_index(index), hashes)
     out = out or Path("runs") / f"search-{digest(hashes)[:8]}"
     refuse_other_run(stage, out)
     console.print(f"[bold]{escape(task.query)}[/]\n")

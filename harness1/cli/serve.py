@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 
 from harness1.cli.options import ConfigFile, Overrides, resolve, say_torn
-from harness1.http_client import without_password
-from harness1.retrieval.engines import open_retriever
-from harness1.serve.server import answering, lift_file_limit, serve, until_ended
+from harness1.redaction import without_password
+from harness1.retrieval.open import open_retriever
+from harness1.serve.retrieve import serve
+from harness1.serve.server import answering, lift_file_limit, until_ended
 
 app = typer.Typer(help="Serve over HTTP.", no_args_is_help=True)
 

@@ -15,9 +15,9 @@ from rich.table import Table
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve, say_torn
 from harness1.config import Config
 from harness1.errors import UsageError
-from harness1.policy.formats.chat_format import ChatFormat
-from harness1.policy.models import format_at
-from harness1.run_folder import run_config
+from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.open import format_at
+from harness1.runs.folder import run_config
 from harness1.sft.build import Build, Listener
 from harness1.sft.build import build as build_dataset
 from harness1.sft.collect import tokenizer_place

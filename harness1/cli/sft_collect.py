@@ -10,7 +10,7 @@ import typer
 
 from harness1.cli.evaluate import Cache, IndexSpec, Limit, Samples, Seed, evaluated, index_of, print_metrics
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
-from harness1.data.source import open_source
+from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation
 from harness1.sft.collect import is_hosted, student_place, teacher_policy, teaching_tasks

@@ -13,11 +13,11 @@ from harness1.cli.checkpoint import print_checkpoint
 from harness1.cli.dashboard import dashboard_of_training
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
 from harness1.errors import UsageError
-from harness1.models.fetch import resolve_model
-from harness1.policy.checkpoint import Checkpoint, read_checkpoint
-from harness1.policy.models import preferred_device
+from harness1.models.checkpoint import Checkpoint, read_checkpoint
+from harness1.models.files.fetch import resolve_model
+from harness1.models.open import preferred_device
 from harness1.sft.fine_tuning import FineTuning, clear_training, fine_tune
-from harness1.train.group import Group, joined_group
+from harness1.train.process_group import Group, joined_group
 
 _LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 SHOWN = ("loss", "nll", "valid", "tool_agreement", "action_agreement", "curated_recall")

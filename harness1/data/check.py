@@ -9,14 +9,15 @@ from itertools import chain
 
 import msgspec
 
-from harness1.data import beir, jsonl
+from harness1.config import Gates
 from harness1.data.benchmarks.benchmark import absent_gold, gold_ids
 from harness1.data.faults import AbsentGold, DuplicateId, EmptyText, NoGold
-from harness1.data.source import Source, open_source
+from harness1.data.formats import beir, jsonl
+from harness1.data.open import open_source
+from harness1.data.query_overlap import KnownQueries
+from harness1.data.source import Source
 from harness1.errors import CorpusError
 from harness1.records import Record, Task
-from harness1.sft.query_overlap import KnownQueries
-from harness1.training_settings import Gates
 
 SHOWN = 20
 """Examples that a finding names."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness1.data.benchmarks.benchmark import Benchmark, Hub
 from harness1.data.benchmarks.tables import find_files
 from harness1.errors import MissingExtra, UsageError
-from harness1.stage import Stage, refuse_foreign, under_way
+from harness1.runs.stage import Stage, refuse_foreign, under_way
 
 VERB = "data get"
 

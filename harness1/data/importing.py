@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from harness1.data import beir
 from harness1.data.benchmarks.benchmark import Benchmark, absent_gold, gold_ids
 from harness1.data.faults import AbsentGold, Fault, refuse
+from harness1.data.formats import beir
 from harness1.records import Task
 from harness1.retrieval.corpus import Document
-from harness1.stage import Stage, read_stage, refuse_other, under_way
+from harness1.runs.stage import Stage, read_stage, refuse_other, under_way
 
 VERB = "data import"
 FORMAT = 1

@@ -1,15 +1,11 @@
-"""One way to name a corpus, whatever its layout: `open_source` finds the reader that understands it."""
+"""A corpus, and the tasks over it where it has any, whatever its layout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness1.data import beir, folder, jsonl, trec_folder
-from harness1.data.faults import Fault, refuse
-from harness1.errors import CorpusError, UsageError
 from harness1.hashing import digest
 from harness1.records import Task
 from harness1.retrieval.corpus import Document
@@ -50,110 +46,3 @@ class Source:
         found = [(str(file), file.stat()) for file in files if file.is_file()]
         names = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]
         return digest([self.edition, names] if self.edition else names)
-
-
-def from_anywhere(spec: str) -> str:
-    """The same corpus by a word that does not depend on the current directory: a path is made whole."""
-    if spec == "stdlib" or spec.startswith("world:"):
-        return spec
-    name, path = _of_benchmark(spec)
-    return f"{name}:{Path(path).resolve()}" if name else str(Path(path).resolve())
-
-
-def open_source(spec: str, fault: Fault = refuse) -> Source:
-    """The corpus that a word of the command line stands for.
-
-    Args:
-        spec: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz), a folder of texts (.md .txt .html .htm .pdf),
-            `NAME:PATH` for a benchmark in the files that it is handed out in, `world:SIZE` for a synthetic world of so
-            many documents, or `stdlib` for Python's own documentation.
-        fault: what is done about a line that is broken, while documents and tasks are read.
-
-    Raises:
-        UsageError: nothing of that name exists, or it is of no kind that can be read.
-        CorpusError: it exists and is broken; for faults within documents, raised while they are read.
-    """
-    if spec.startswith("world:"):
-        return _world(spec)
-    if spec == "stdlib":
-        from harness1.data.stdlib import stdlib_source
-
-        return stdlib_source()
-    name, place = _of_benchmark(spec)
-    path = Path(place)
-    if not path.exists():
-        raise UsageError(f"{place}: no such file or folder (nor is it world:SIZE, stdlib or BENCHMARK:PATH)")
-    if name:
-        from harness1.data.benchmarks.registry import BENCHMARKS
-
-        return BENCHMARKS[name].open(path, fault)
-    return _of_files(path, fault)
-
-
-def _of_files(path: Path, fault: Fault) -> Source:
-    """A corpus by what its files look like."""
-    if trec_folder.is_trec(path):
-        tasks = partial(trec_folder.read_tasks, path, fault=fault)
-        return _checked(path, "trec", lambda: trec_folder.read_corpus(path, fault), trec_folder.splits(path), [], tasks)
-    if beir.is_beir(path):
-        tasks = partial(beir.read_tasks, path, fault=fault)
-        found = _checked(path, "beir", lambda: beir.read_corpus(path, fault), beir.splits(path), [], tasks)
-        return replace(found, has_documents=not beir.is_empty(path))
-    if path.is_dir():
-        problems: list[str] = []
-        return _checked(path, "folder", lambda: folder.read(path, problems), (), problems)
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return _checked(path, "jsonl", lambda: jsonl.read(path, fault), (), [])
-    raise UsageError(
-        f"{path}: not a corpus; give a BEIR or TREC folder, a .jsonl or .jsonl.gz file, or a folder of texts"
-    )
-
-
-def _of_benchmark(spec: str) -> tuple[str, str]:
-    """The benchmark that a word names, if it does, and the path."""
-    name, colon, path = spec.partition(":")
-    if not colon:
-        return "", spec
-    from harness1.data.benchmarks.registry import BENCHMARKS
-
-    return (name, path) if name in BENCHMARKS else ("", spec)
-
-
-def _no_tasks(split: str) -> list[Task]:
-    return []
-
-
-def _world(spec: str) -> Source:
-    from harness1.data.world import world_source
-
-    size = spec.removeprefix("world:")
-    if not (size.isascii() and size.isdigit()):
-        raise UsageError(f"{spec}: a synthetic world is world:SIZE, SIZE being its number of documents")
-    return world_source(int(size))
-
-
-def _checked(
-    path: Path,
-    kind: str,
-    read: Callable[[], Iterator[Document]],
-    splits: tuple[str, ...],
-    problems: list[str],
-    read_tasks: Callable[[str], list[Task]] = _no_tasks,
-) -> Source:
-    """A source on disk whose documents are at least one."""
-
-    def documents() -> Iterator[Document]:
-        problems.clear()
-        empty = True
-        for document in read():
-            empty = False
-            yield document
-        if empty:
-            raise CorpusError(f"{path} holds no documents" + "".join(f"\n  {problem}" for problem in problems[:10]))
-
-    def tasks(split: str) -> list[Task]:
-        if split not in splits:
-            raise UsageError(f"{path} has no split {split!r}; it has: {', '.join(splits) or 'none'}")
-        return read_tasks(split)
-
-    return Source(path.resolve().name, kind, documents, splits, tasks, problems, path.resolve())

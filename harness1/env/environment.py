@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness1.config import Env, Run
-from harness1.env.edge import Edge
-from harness1.env.memory import WorkingMemory
-from harness1.env.model_verifier import unopened_verifier
-from harness1.env.pieces import ApproximateCounter, TokenCounter
-from harness1.env.prompt import static_piece
-from harness1.env.render import Context, EpochState, Renderer, shown_question
+from harness1.env.render.pieces import ApproximateCounter, TokenCounter
+from harness1.env.render.prompt import static_piece
+from harness1.env.render.renderer import Context, EpochState, Renderer, shown_question
+from harness1.env.render.turn_pieces import TurnPieces, turn_pieces
 from harness1.env.transition import begin, replayed, resume, transition
-from harness1.env.turn_pieces import TurnPieces, turn_pieces
-from harness1.env.verification import Verifier
+from harness1.env.verifiers.open import unopened_verifier
+from harness1.env.verifiers.protocol import Verifier
+from harness1.env.world import Edge
 from harness1.errors import ConfigError, HarnessError
 from harness1.hashing import digest
+from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import plain_call, plain_text
 from harness1.records import ModelCall, Observation, StopReason, Task, ToolCall, Turn
-from harness1.retrieval.retriever import Retriever
+from harness1.retrieval.protocol import Retriever
 from harness1.tools.end_search import END_SEARCH
 from harness1.tools.registry import Toolbox
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness1.config import Env
-from harness1.env.memory import WorkingMemory
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation
 from harness1.tools.tool import Traits
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import msgspec
 
 from harness1.config import Env
-from harness1.env.exchange import Answer, Request, recorded_answer
 from harness1.env.guidance import guidance
-from harness1.env.history import history_line
-from harness1.env.memory import WorkingMemory
-from harness1.env.turn_pieces import shown_words
+from harness1.env.render.turn_pieces import shown_words
+from harness1.memory.history import history_line
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation, ToolCall
 from harness1.tools.end_search import END_SEARCH
 from harness1.tools.registry import Toolbox
+from harness1.tools.requests import Answer, Request, recorded_answer
 from harness1.tools.tool import Steps, Traits, short_name
 
 

@@ -10,23 +10,23 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config, Run
-from harness1.data.source import from_anywhere
-from harness1.env.prompt import static_piece
+from harness1.data.open import from_anywhere
+from harness1.env.render.prompt import static_piece
 from harness1.errors import UsageError
-from harness1.eval import provenance
-from harness1.eval.outcome import targets
 from harness1.eval.outputs import output_names, write_outputs
-from harness1.eval.report import write_report
 from harness1.eval.summary import summarise
 from harness1.hashing import digest
-from harness1.policy.formats.chat_format import ChatFormat
+from harness1.models.formats.chat_format import ChatFormat
 from harness1.records import ChunkId, DocId, Episode, Status, Task
-from harness1.retrieval.engines import is_engine, open_retriever
-from harness1.retrieval.index import EmbeddedIndex, open_index
-from harness1.run_folder import METRICS, REPORT, drop_leftovers, episodes_of, refuse_other_run, run_stage
-from harness1.runner import Bench, Job, OnDepths, run_episodes, unwatched
-from harness1.stage import Stage, read_stage, under_way
-from harness1.store import EPISODES, EpisodeStore
+from harness1.retrieval.index.index import EmbeddedIndex, open_index
+from harness1.retrieval.open import absolute_index, is_engine, open_retriever
+from harness1.reward.outcome import targets
+from harness1.rollout.jobs import Bench, Job, OnDepths, unwatched
+from harness1.rollout.processes import run_episodes
+from harness1.runs import provenance
+from harness1.runs.folder import METRICS, REPORT, drop_leftovers, episodes_of, refuse_other_run, run_stage
+from harness1.runs.stage import Stage, read_stage, under_way
+from harness1.runs.store import EPISODES, EpisodeStore
 from harness1.tools.registry import Toolbox
 
 Progress = Callable[[Episode], None]
@@ -107,7 +107,7 @@ class Evaluation:
         if isinstance(env.counter, ChatFormat):
             hashes["tokenizer"] = env.counter.tokenizer.hash
             spoken["format"] = env.counter.name
-        card = run_stage(self.config, self.policy, inputs, self.index, hashes, spoken)
+        card = run_stage(self.config, self.policy, inputs, absolute_index(self.index), hashes, spoken)
         return msgspec.structs.replace(card, outputs={**card.outputs, "source": from_anywhere(self.dataset)})
 
     def facts(self, stage: Stage) -> dict[str, Any]:
@@ -216,7 +216,6 @@ def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, 
     notes["episode_bytes"] = (out / EPISODES).stat().st_size
     gates = {"missing": metrics["missing"], "failures": metrics["failures"]}
     stage.write(out, status="finished", gates=gates, outputs={**stage.outputs, **notes})
-    write_report(out)
     return metrics
 
 

@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 from harness1.config import Env
 from harness1.errors import UsageError
-from harness1.eval.outcome import Outcome, targets
-from harness1.eval.ranking import MEASURES
 from harness1.records import ChunkId, DocId, Episode, Gold, UnitId
+from harness1.reward.outcome import Outcome, targets
+from harness1.reward.ranking import MEASURES
 
 Metric = Callable[[Outcome, Episode], float]
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from harness1.model_calls import calls_of, prompt_ids
 from harness1.records import Episode, Record, Turn
 from harness1.retrieval.corpus import approximate_tokens
-from harness1.rl.episode_calls import captured_calls
-from harness1.rl.prefix_merging import prefix_merging
+from harness1.rows.calls import calls_of, captured_calls, prompt_ids
+from harness1.rows.merging import prefix_merging
 
 
 class Tokens(Record):

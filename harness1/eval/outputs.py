@@ -13,21 +13,20 @@ from typing import Any
 from urllib.parse import quote
 
 from harness1.config import Config
-from harness1.data.trec import write_run
+from harness1.data.formats.trec import write_run
 from harness1.eval.metrics import shown_documents
-from harness1.eval.outcome import delivered
-from harness1.eval.provenance import read_provenance, wall_seconds
 from harness1.eval.resources import resources
 from harness1.eval.summary import task_metrics
 from harness1.hashing import text_digest
 from harness1.records import ChunkId, Episode, Status, Task, UnitId
-from harness1.run_folder import (
+from harness1.reward.outcome import delivered
+from harness1.runs.files import write_atomically, write_json
+from harness1.runs.folder import (
     CONFIG,
     CURATED,
     METRICS,
     POOL,
     PROVENANCE,
-    REPORT,
     RESOURCES,
     SUBMISSION,
     TASKS,
@@ -35,7 +34,7 @@ from harness1.run_folder import (
     shown_config,
     toml_lines,
 )
-from harness1.stage import write_atomically, write_json
+from harness1.runs.provenance import read_provenance, wall_seconds
 
 TAG = "harness1"
 """The last column of a TREC run."""
@@ -50,8 +49,8 @@ Units = Callable[[Episode], Sequence[UnitId]]
 
 
 def output_names(task_ids: Sequence[str], samples: int) -> Iterator[str]:
-    """Everything that is made of the episodes of a run, as paths within its folder."""
-    yield from (METRICS, RESOURCES, TASKS, CONFIG, PROVENANCE, REPORT)
+    """All that is made of the episodes of a run but its page, as paths within its folder."""
+    yield from (METRICS, RESOURCES, TASKS, CONFIG, PROVENANCE)
     for sample in range(samples):
         yield from (of_sample(CURATED, sample), of_sample(POOL, sample))
         yield from (f"{of_sample(SUBMISSION, sample)}/{submission_name(task_id)}" for task_id in task_ids)
@@ -180,3 +179,9 @@ def _encoded(name: str) -> str:
 
 def _inert(cell: str) -> str:
     return f"'{cell}" if cell.startswith(FORMULA) else cell
+
+
+def task_id_of(cell: str) -> str:
+    """The task of a row of the per-task table: its id as it was before spreadsheets were kept from reading a
+    formula."""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA) else cell

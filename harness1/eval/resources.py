@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness1.config import Config, Run
+from harness1.config import Config, Price, Run
 from harness1.eval.model_use import Tokens, tokens_of
 from harness1.eval.statistics import bootstrap_mean, plain, task_means
-from harness1.model_calls import calls_of
 from harness1.records import Episode, Record, Status
-from harness1.run_settings import Price
+from harness1.rows.calls import calls_of
 
 
 class _Taken(Record):

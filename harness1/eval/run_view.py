@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness1.config import Config
-from harness1.data.source import open_source
+from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval.summary import task_metrics
 from harness1.records import Episode, EpisodeKey, Task
-from harness1.run_folder import episodes_of, run_config
-from harness1.stage import Stage, read_stage
+from harness1.runs.folder import episodes_of, run_config
+from harness1.runs.stage import Stage, read_stage
 
 Value = TypeVar("Value")
 

@@ -14,11 +14,10 @@ from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.eval.metrics import measure, metric_names
 from harness1.eval.model_use import model_use
-from harness1.eval.outcome import Outcome, outcome
-from harness1.eval.spread import spread
-from harness1.eval.statistics import bootstrap_mean, bootstrap_means, plain
+from harness1.eval.statistics import bootstrap_mean, bootstrap_means, plain, spread
 from harness1.records import STATUS_OF, Episode, Hashes, Status, StopReason, Task
 from harness1.reward.composite import composite
+from harness1.reward.outcome import Outcome, outcome
 
 Samples = Mapping[str, Mapping[str, Sequence[float]]]
 """For each metric, and each scored task that has it, the values of its samples."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness1.env.view import View
+from harness1.env.render.view import View
 from harness1.records import Tag, ToolCall
 from harness1.tools.tool import ToolSpec
 

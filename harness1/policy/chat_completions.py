@@ -11,12 +11,12 @@ import msgspec
 
 from harness1.config import ChatPolicy
 from harness1.env.environment import choose
-from harness1.env.render import Context
+from harness1.env.render.renderer import Context
 from harness1.errors import Refusal
 from harness1.hashing import digest
-from harness1.model_endpoint import ModelEndpoint
-from harness1.policy.chat_messages import Message, Said, messages_of, tools_of
-from harness1.policy.formats.reading import MOST_CALLS, clean_name, read_object, unwrapped
+from harness1.http.model_endpoint import ModelEndpoint
+from harness1.models.formats.chat_messages import Message, Said, messages_of, tools_of
+from harness1.models.formats.reading import MOST_CALLS, clean_name, read_object, unwrapped
 from harness1.policy.language_model import call_seed
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from harness1.env.entities import FUNCTION_WORDS, extract
-from harness1.env.view import HitView
+from harness1.env.render.view import HitView
+from harness1.memory.entities import FUNCTION_WORDS, extract
 from harness1.policy.question import SCANNED_CHARACTERS, head, is_whole, plain, relatedness, relation_stems
 
 SOURCE = 0.1

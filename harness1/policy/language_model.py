@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import msgspec
 
 from harness1.config import ChatPolicy
-from harness1.env.pieces import Piece, piece
-from harness1.env.render import Context
+from harness1.env.render.pieces import Piece, piece
+from harness1.env.render.renderer import Context
 from harness1.hashing import digest
-from harness1.policy.backend import Backend, Grammar
-from harness1.policy.formats.chat_format import ChatFormat, Parsed, Segment
+from harness1.models.backend import Backend, Grammar
+from harness1.models.formats.chat_format import ChatFormat, Parsed, Segment
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task
 from harness1.tools.tool import ToolSpec

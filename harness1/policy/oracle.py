@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from harness1.env.entities import extract
-from harness1.env.render import Context
-from harness1.env.view import View
+from harness1.env.render.renderer import Context
+from harness1.env.render.view import View
 from harness1.errors import UsageError
 from harness1.hashing import digest
+from harness1.memory.entities import extract
 from harness1.policy.actions import curate_call
 from harness1.policy.policy import Decision
 from harness1.records import Gold, Task, ToolCall, UnitId

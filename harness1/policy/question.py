@@ -6,7 +6,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from harness1.env.entities import FUNCTION_WORDS, extract
+from harness1.memory.entities import FUNCTION_WORDS, extract
 
 SCANNED_CHARACTERS = 8000
 CUT_FROM = 100

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness1.env.render import Context
+from harness1.env.render.renderer import Context
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.policy.policy import Decision
 from harness1.records import Episode, Task, ToolCall
-from harness1.store import read_episodes
+from harness1.runs.store import read_episodes
 from harness1.tools.end_search import END_SEARCH
 
 

@@ -6,20 +6,39 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from harness1.config import Config
-from harness1.errors import UsageError
-from harness1.policy.degenerate import RULES, ReflexPolicy
-from harness1.policy.mixed import MixedPolicy
-from harness1.policy.models import NAMES as MODELS
-from harness1.policy.models import ModelSpec, is_model, open_model
+from harness1.errors import ConfigError, UsageError
+from harness1.http.model_endpoint import policy_endpoint
+from harness1.models.open import NAMES as MODELS
+from harness1.models.open import ModelSpec, is_model, open_backend
+from harness1.policy.baselines import RULES, RandomPolicy, ReflexPolicy, SingleShotPolicy
+from harness1.policy.chat_completions import ChatCompletionsPolicy
+from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.oracle import OraclePolicy
-from harness1.policy.oracle_teacher import OracleTeacher
 from harness1.policy.policy import Policy
-from harness1.policy.random_walk import RandomPolicy
 from harness1.policy.recorded import RecordedPolicy
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.silent import SilentPolicy
-from harness1.policy.single_shot import SingleShotPolicy
+from harness1.policy.teacher.teacher import OracleTeacher
+from harness1.policy.wrappers import MixedPolicy, SilentPolicy
 from harness1.records import Gold
+
+
+def open_model(spec: str, config: Config) -> Policy:
+    """A language model as a policy.
+
+    Raises:
+        UsageError: there is no such model, or it cannot be loaded.
+        ConfigError: the settings do not fit it.
+        MissingExtra: what runs it is not installed.
+    """
+    asked = ModelSpec.read(spec)
+    settings, reserve = config.policy, config.env.generation_reserve
+    if asked.kind == "openai":
+        if settings.constrained:
+            raise ConfigError("policy.constrained needs a model whose tokens are sampled here or by vLLM")
+        return ChatCompletionsPolicy(policy_endpoint(asked.url or "", config.run), asked.model, reserve, settings, spec)
+    model, chat = open_backend(asked, config)
+    return LanguageModelPolicy(model, chat, reserve, settings, spec)
+
 
 PLAIN: dict[str, Callable[[], Policy]] = {
     "scripted": ScriptedPolicy,

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import copy
 
-from harness1.env.render import Context
-from harness1.env.view import View
+from harness1.env.render.renderer import Context
+from harness1.env.render.view import View
 from harness1.hashing import digest
 from harness1.policy.actions import SPARE_TURNS, curate_call, is_full, is_late
 from harness1.policy.evidence_score import Candidate, EvidenceScore

@@ -11,14 +11,7 @@ from contextlib import ExitStack
 from typing import TypeAlias
 
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.retriever import (
-    BadPattern,
-    IndexInfo,
-    RetrievalFault,
-    Retriever,
-    SearchRequest,
-    SearchResult,
-)
+from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
 
 ORDINARY = 16
 """Hits of an ordinary result: so many times the number of results are kept in all."""

@@ -15,21 +15,24 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from harness1.config import Config, Reward
-from harness1.eval import outcome as outcomes
-from harness1.eval.outcome import Outcome
 from harness1.records import Episode, Gold, RewardRecord, RewardTerm, Status, StopReason
-from harness1.reward.answer import answer
-from harness1.reward.answer_found import answer_found
-from harness1.reward.answer_missed import answer_missed
-from harness1.reward.clutter import clutter
-from harness1.reward.component import Case
-from harness1.reward.curation import curation
-from harness1.reward.diversity import diversity, diversity_shortfall
-from harness1.reward.outcome import outcome
-from harness1.reward.recall_gap import recall_gap
-from harness1.reward.trajectory import trajectory
-from harness1.reward.trajectory_answer import trajectory_answer
-from harness1.reward.turn_penalty import turn_penalty
+from harness1.reward import outcome as outcomes
+from harness1.reward.components import (
+    Case,
+    answer,
+    answer_found,
+    answer_missed,
+    clutter,
+    curation,
+    diversity,
+    diversity_shortfall,
+    outcome,
+    recall_gap,
+    trajectory,
+    trajectory_answer,
+    turn_penalty,
+)
+from harness1.reward.outcome import Outcome
 
 COMPONENTS = (
     outcome,

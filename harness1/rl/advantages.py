@@ -12,9 +12,9 @@ from typing import Literal
 
 from harness1.config import Env
 from harness1.env.environment import env_hash
-from harness1.env.memory import WorkingMemory
 from harness1.env.transition import replayed
 from harness1.errors import ConfigError
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Episode
 from harness1.tools.registry import Toolbox
 

@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 
-from harness1.eval.outcome import outcome
 from harness1.records import Episode, Gold, Status, StopReason
 from harness1.reward.composite import by_term
-from harness1.rl.episode_group import EpisodeGroup
+from harness1.reward.outcome import outcome
+from harness1.rl.rollouts import EpisodeGroup
 
 GoldOf = Callable[[Episode], Gold | None]
 

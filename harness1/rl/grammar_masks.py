@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness1.errors import UsageError
-from harness1.policy.backend import Grammar
-from harness1.policy.grammar_mask import GrammarCompiler
+from harness1.models.backend import Grammar
+from harness1.models.transformers.grammar_mask import GrammarCompiler
 from harness1.rl.logprobs import MaskOf
-from harness1.rl.sampled_call import SampledCall
+from harness1.rows.calls import SampledCall
 
 if TYPE_CHECKING:
     from torch import Tensor

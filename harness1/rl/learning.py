@@ -18,32 +18,33 @@ from harness1.config import Config
 from harness1.env.environment import env_hash
 from harness1.errors import UsageError
 from harness1.hashing import digest
-from harness1.policy.checkpoint import CHECKPOINT, Checkpoint
-from harness1.policy.formats.chat_format import ChatFormat
+from harness1.model_folder import folder_hash
+from harness1.models.checkpoint import CHECKPOINT, Checkpoint
+from harness1.models.formats.chat_format import ChatFormat
 from harness1.records import Episode, Gold, Task
-from harness1.retrieval.model_folder import folder_hash
+from harness1.retrieval.open import absolute_index
 from harness1.rl.batch_metrics import batch_metrics, episode_metrics
 from harness1.rl.buffer import Buffer, BufferState
-from harness1.rl.episode_group import EpisodeGroup
 from harness1.rl.generation import Generation
 from harness1.rl.reference import row_logprobs, with_kl
-from harness1.rl.rollouts import Rollouts
-from harness1.rl.rows import TrainRow
+from harness1.rl.rollouts import EpisodeGroup, Rollouts
 from harness1.rl.start_gate import check_start
 from harness1.rl.task_stream import PlacedTask, TaskStream
 from harness1.rl.training_rows import substeps, training_rows
-from harness1.run_folder import run_stage
-from harness1.runner import Bench, Job
-from harness1.stage import Stage, read_stage, refuse_foreign, refuse_full_disk, refuse_other, under_way
-from harness1.store import EpisodeStore
+from harness1.rollout.jobs import Bench, Job
+from harness1.rows.row import TrainRow
+from harness1.runs.files import refuse_full_disk
+from harness1.runs.folder import run_stage
+from harness1.runs.stage import Stage, read_stage, refuse_foreign, refuse_other, under_way
+from harness1.runs.store import EpisodeStore
 from harness1.train.algorithm import make_algorithm
 from harness1.train.log import LOOK, StepListener, TrainLog
 from harness1.train.lora import merged_state
-from harness1.train.model_folder import parameters_of, read_state, write_model, write_state
+from harness1.train.saving import parameters_of, read_state, write_model, write_state
 from harness1.train.schedule import is_due
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Diverged, Trainer
-from harness1.train.watch import Best
+from harness1.train.validation import Best
 
 VERB = "rl train"
 STATE = Path("state", "state.pt")
@@ -158,7 +159,7 @@ def run_card(work: Learning, chat: ChatFormat) -> Stage:
     at."""
     first = work.benches[0]
     hashes = {"env": env_hash(work.config.env), "counter": chat.hash, "tokenizer": chat.tokenizer.hash}
-    return run_stage(work.config, first.policy, {}, first.retriever, hashes, {"format": chat.name})
+    return run_stage(work.config, first.policy, {}, absolute_index(first.retriever), hashes, {"format": chat.name})
 
 
 def clear_learning(out: Path) -> None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from harness1.config import Config
 from harness1.errors import ConfigError, UsageError
-from harness1.models.fetch import resolve_model
-from harness1.policy.backend import Backend
+from harness1.models.backend import Backend
+from harness1.models.files.fetch import resolve_model
+from harness1.models.open import ModelSpec, open_backend
+from harness1.models.transformers.backend import TransformersBackend
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.policy.models import ModelSpec, open_backend
-from harness1.policy.transformers_backend import TransformersBackend
 from harness1.records import Episode
 from harness1.rl.weight_folder import write_version
-from harness1.runner import Bench, Job, play_staged
+from harness1.rollout.jobs import Bench, Job, play_staged
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness1.errors import UsageError
-from harness1.policy.causal_model import Dtype
-from harness1.policy.sampler import processed_logprobs
+from harness1.models.sampler import processed_logprobs
+from harness1.models.transformers.causal_model import Dtype
 from harness1.records import Record, Sampling
-from harness1.rl.sampled_call import SampledCall
+from harness1.rows.calls import SampledCall
 
 if TYPE_CHECKING:
     from torch import Tensor

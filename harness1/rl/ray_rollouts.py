@@ -14,12 +14,12 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from harness1.config import Fleet
 from harness1.errors import HarnessError, InfrastructureFault, MissingExtra
-from harness1.pipeline import Finished, Limits, Pipeline, StageFailure
 from harness1.records import Episode, Hashes
 from harness1.rl.rollouts import Rollouts
-from harness1.run_settings import Fleet
-from harness1.runner import Job, broken_episode
+from harness1.rollout.jobs import Job, broken_episode
+from harness1.rollout.stages import Finished, Limits, Pipeline, StageFailure
 
 if TYPE_CHECKING:
     from torch import Tensor

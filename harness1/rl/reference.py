@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from harness1.config import Train
 from harness1.errors import UsageError
-from harness1.rl.rows import TrainRow
+from harness1.rows.row import TrainRow
 from harness1.train.micro_batch import by_token_budget, collate, precision, trained_logprobs
-from harness1.training_settings import Train
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,15 +1,25 @@
-"""Who plays episodes while a policy is trained: a service that takes jobs, and new weights in between."""
+"""The unit of reinforcement learning: several episodes on one task."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from harness1.records import Episode
-from harness1.runner import Job
+from harness1.records import Episode, Record
+from harness1.rollout.jobs import Job
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class EpisodeGroup(Record):
+    """The finished episodes of a task, by `sample_idx`; their rewards are compared with each other alone."""
+
+    index: int
+    """Groups are numbered as they are begun, from 0."""
+    version: int
+    """The version of the weights when it was begun."""
+    episodes: tuple[Episode, ...]
 
 
 class Rollouts(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness1.errors import UsageError
 from harness1.rl.logprobs import BOUND, MEAN_K3_BOUND, GateReport, report_of
 from harness1.rl.reference import row_logprobs
-from harness1.rl.rows import TrainRow
+from harness1.rows.row import TrainRow
 from harness1.train.trainer import Trainer
 
 

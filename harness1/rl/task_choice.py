@@ -9,8 +9,8 @@ from typing import NamedTuple
 from harness1.config import Config
 from harness1.data.source import Source
 from harness1.errors import UsageError
-from harness1.eval.outcome import targets
 from harness1.records import Task
+from harness1.reward.outcome import targets
 from harness1.rl.task_stream import PlacedTask, in_turn
 from harness1.sft.collect import check_taught_split
 

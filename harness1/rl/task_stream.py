@@ -8,7 +8,7 @@ from random import Random
 
 from harness1.hashing import digest
 from harness1.records import Record, Task
-from harness1.runner import Job
+from harness1.rollout.jobs import Job
 
 
 class PlacedTask(Record):

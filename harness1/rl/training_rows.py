@@ -8,17 +8,15 @@ from random import Random
 
 import msgspec
 
-from harness1.config import Env
+from harness1.config import Env, Rl
 from harness1.errors import UsageError
 from harness1.records import Episode, Status
 from harness1.rl.advantages import advantages, anchor_advantages, anchor_keys
-from harness1.rl.captured_call import CapturedCall
-from harness1.rl.episode_calls import captured_calls
-from harness1.rl.episode_group import EpisodeGroup
-from harness1.rl.prefix_merging import prefix_merging
-from harness1.rl.rows import TrainRow, per_request
+from harness1.rl.rollouts import EpisodeGroup
+from harness1.rows.calls import CapturedCall, captured_calls
+from harness1.rows.merging import prefix_merging
+from harness1.rows.row import TrainRow, per_request
 from harness1.train.micro_batch import trained_tokens
-from harness1.training_settings import Rl
 
 
 def trainable(group: EpisodeGroup) -> tuple[Episode, ...]:

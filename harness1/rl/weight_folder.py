@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness1.errors import InfrastructureFault
-from harness1.train.model_folder import copy_beside_weights
+from harness1.train.saving import copy_beside_weights
 
 if TYPE_CHECKING:
     from torch import Tensor

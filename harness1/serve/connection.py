@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from harness1.serve.messages import Failure
+from harness1.retrieval.wire import Failure
 
 FAILED = 400
 """The first status that says that a request failed."""

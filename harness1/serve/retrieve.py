@@ -11,18 +11,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 import msgspec
 
 from harness1.config import Config, Retrieval
-from harness1.errors import HarnessError
 from harness1.records import Chunk, Record
-from harness1.retrieval.retriever import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
-from harness1.serve.messages import (
+from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
+from harness1.retrieval.wire import (
     About,
     ChunksAnswer,
-    Failure,
     GetCall,
     GrepCall,
     Passage,
@@ -34,75 +33,16 @@ from harness1.serve.messages import (
     SearchAnswers,
     SearchCall,
 )
+from harness1.serve.server import answering, lift_file_limit, until_ended
+from harness1.serve.service import RETRY_AFTER, Gate, Limits, ReadBody, Refused, Reply
 
 TOPK = 3
 """Passages for each query of Search-R1 that does not say how many; its own server has the same default."""
 GRACE_S = 1.0
 """Beyond its deadline, how long an engine may take to say that it is late."""
-RETRY_AFTER = {"Retry-After": "1"}
 
 Call = TypeVar("Call")
 Found = TypeVar("Found")
-ReadBody = Callable[[], Awaitable[bytes]]
-
-
-class Limits(Record):
-    """What one server takes on. Times are in seconds."""
-
-    body_bytes: int = 4 << 20
-    body_s: float = 10.0
-    queries: int = 4096
-    """In one call: the trainer of Search-R1 asks for its whole batch at once, 2,560 queries by default."""
-    hits: int = 50_000
-    """In one call: the sum over its queries."""
-    running: int = 128
-    waiting: int = 1024
-    wait_s: float = 30.0
-    deadline_s: float = 120.0
-    """A later deadline of a client is cut to this."""
-    connections: int = 2048
-
-
-class Reply(Record):
-    """A status, a body of JSON, and headers beside the usual ones."""
-
-    status: int
-    body: bytes
-    headers: dict[str, str] = {}
-
-
-class Refused(HarnessError):
-    """A request that is not carried out; becomes a reply with `{"error": ...}`."""
-
-    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.reply = Reply(status, msgspec.json.encode(Failure(message)), headers or {})
-
-
-class Gate:
-    """Lets so many in at a time and so many wait, for so long; the rest are refused (503)."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._places = asyncio.Semaphore(limits.running)
-        self._free = limits.running + limits.waiting
-        self._wait_s = limits.wait_s
-
-    async def __aenter__(self) -> None:
-        if not self._free:
-            raise Refused(503, "too many calls are waiting", RETRY_AFTER)
-        self._free -= 1
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await self._places.acquire()
-        except BaseException as error:
-            self._free += 1
-            if isinstance(error, TimeoutError):
-                raise Refused(503, f"no turn came within {self._wait_s:g} s", RETRY_AFTER) from error
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self._free += 1
-        self._places.release()
 
 
 class RetrievalService:
@@ -255,3 +195,26 @@ def _chunks_answer(found: tuple[Chunk, ...] | BadPattern | RetrievalFault) -> Ch
             return ChunksAnswer(bad_pattern=reason)
         case chunks:
             return ChunksAnswer(chunks=chunks)
+
+
+async def serve(
+    retriever: Retriever, config: Config, host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
+) -> None:
+    """Serve a retriever until SIGTERM, or until cancelled (Ctrl-C under `asyncio.run`), with all files that the system
+    lets this process open.
+
+    Args:
+        port: 0 lets the system choose one.
+        on_ready: called with the port once connections are accepted.
+
+    Raises:
+        MissingExtra: aiohttp is not installed.
+        UsageError: nothing can listen there.
+    """
+    lift_file_limit()
+    await until_ended(listening(RetrievalService(retriever, config), host, port), on_ready)
+
+
+def listening(service: RetrievalService, host: str, port: int) -> AbstractAsyncContextManager[int]:
+    """As `answering`, for a retriever."""
+    return answering(lambda asked: service.answer(asked.method, asked.path, asked.read), service.limits, host, port)

@@ -11,13 +11,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness1.config import Config
 from harness1.errors import MissingExtra, UsageError
-from harness1.retrieval.retriever import Retriever
-from harness1.serve.retrieve import Limits, ReadBody, Refused, Reply, RetrievalService
+from harness1.serve.service import Limits, ReadBody, Refused, Reply
 
 if TYPE_CHECKING:
     from aiohttp import web
+
 
 BACKLOG = 1024
 """Connections that the system holds until they are accepted."""
@@ -46,24 +45,6 @@ class Request(NamedTuple):
 Answer = Callable[[Request], Awaitable[Reply]]
 
 
-async def serve(
-    retriever: Retriever, config: Config, host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
-) -> None:
-    """Serve a retriever until SIGTERM, or until cancelled (Ctrl-C under `asyncio.run`), with all files that the system
-    lets this process open.
-
-    Args:
-        port: 0 lets the system choose one.
-        on_ready: called with the port once connections are accepted.
-
-    Raises:
-        MissingExtra: aiohttp is not installed.
-        UsageError: nothing can listen there.
-    """
-    lift_file_limit()
-    await until_ended(listening(RetrievalService(retriever, config), host, port), on_ready)
-
-
 async def until_ended(bound: AbstractAsyncContextManager[int], on_ready: Callable[[int], None]) -> None:
     """Keep a port open until SIGTERM, or until cancelled."""
     ended = asyncio.Event()
@@ -71,11 +52,6 @@ async def until_ended(bound: AbstractAsyncContextManager[int], on_ready: Callabl
     async with bound as port:
         on_ready(port)
         await ended.wait()
-
-
-def listening(service: RetrievalService, host: str, port: int) -> AbstractAsyncContextManager[int]:
-    """As `answering`, for a retriever."""
-    return answering(lambda asked: service.answer(asked.method, asked.path, asked.read), service.limits, host, port)
 
 
 @asynccontextmanager

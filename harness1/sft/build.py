@@ -10,14 +10,17 @@ from typing import Any
 
 import msgspec
 
-from harness1.config import Env
+from harness1.config import Env, Sft
+from harness1.data.query_overlap import KnownQueries, Queries, evaluation_queries
 from harness1.errors import UsageError
 from harness1.hashing import digest, file_digest
-from harness1.model_calls import calls_of
-from harness1.policy.formats.chat_format import ChatFormat
+from harness1.models.formats.chat_format import ChatFormat
 from harness1.records import Episode, EpisodeKey
-from harness1.rl.row_file import check_room, write_rows
-from harness1.rl.rows import TrainRow
+from harness1.rows.calls import calls_of
+from harness1.rows.file import check_room, write_rows
+from harness1.rows.row import TrainRow
+from harness1.runs.stage import STAGE, Stage, read_stage, refuse_foreign, refuse_other, under_way
+from harness1.runs.store import EPISODES, read_episodes
 from harness1.sft.data_card import (
     CARD,
     HELD_OUT,
@@ -32,13 +35,9 @@ from harness1.sft.data_card import (
     write_card,
 )
 from harness1.sft.gates import Candidate, candidate, check_any_left, check_tool_mix, gated, held_out_tasks
-from harness1.sft.query_overlap import KnownQueries, Queries, evaluation_queries
-from harness1.sft.sft_rows import row_tokens, sft_rows
+from harness1.sft.rows import row_tokens, sft_rows
 from harness1.sft.teacher_run import TeacherRun, open_runs
-from harness1.stage import STAGE, Stage, read_stage, refuse_foreign, refuse_other, under_way
-from harness1.store import EPISODES, read_episodes
 from harness1.tools.registry import Toolbox
-from harness1.training_settings import Sft
 
 VERB = "sft build"
 Place = tuple[int, int]

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from harness1.config import Config
+from harness1.data.query_overlap import TEST
 from harness1.data.source import Source
-from harness1.env.prompt import static_piece
+from harness1.env.render.prompt import static_piece
 from harness1.errors import UsageError
-from harness1.eval.outcome import targets
-from harness1.models.fetch import resolve_model
+from harness1.models.files.fetch import resolve_model
+from harness1.models.open import HARMONY, format_at
+from harness1.models.tokenizer import Tokenizer
 from harness1.plain import plain_text
-from harness1.policy.models import HARMONY, format_at
 from harness1.policy.registry import check_policy
-from harness1.policy.tokenizer import Tokenizer
 from harness1.records import Task
-from harness1.sft.query_overlap import TEST
+from harness1.reward.outcome import targets
 from harness1.tools.registry import Toolbox
 
 TEACHERS = {"oracle": "oracle-teacher"}

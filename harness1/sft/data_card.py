@@ -13,9 +13,9 @@ import numpy as np
 
 from harness1.errors import SchemaError, UsageError
 from harness1.records import Record
-from harness1.rl.rows import TrainRow
+from harness1.rows.row import TrainRow
+from harness1.runs.files import write_atomically, write_json
 from harness1.sft.gates import GateReport
-from harness1.stage import write_atomically, write_json
 
 CARD, README = "card.json", "README.md"
 TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"

@@ -15,29 +15,24 @@ import msgspec
 from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.hashing import file_digest
-from harness1.policy.checkpoint import CHECKPOINT, Checkpoint
-from harness1.retrieval.model_folder import folder_hash
-from harness1.rl.row_file import RowFile
+from harness1.model_folder import folder_hash
+from harness1.models.checkpoint import CHECKPOINT, Checkpoint
+from harness1.rows.file import RowFile
+from harness1.runs.files import refuse_full_disk
+from harness1.runs.stage import Stage, read_stage, refuse_foreign, refuse_other, under_way
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
-from harness1.sft.held_out import HeldOutWatch, spread
 from harness1.sft.student import Student
-from harness1.stage import Stage, read_stage, refuse_foreign, refuse_full_disk, refuse_other, under_way
+from harness1.sft.validation import HeldOutWatch, spread
 from harness1.train.algorithm import make_algorithm
-from harness1.train.group import ALONE, Group
 from harness1.train.log import LOOK, StepListener, TrainLog
 from harness1.train.micro_batch import shuffled_steps
-from harness1.train.model_folder import (
-    parameters_of,
-    read_state,
-    write_card,
-    write_model,
-    write_state,
-)
+from harness1.train.process_group import ALONE, Group
+from harness1.train.saving import parameters_of, read_state, write_card, write_model, write_state
 from harness1.train.schedule import is_due
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
 from harness1.train.trl_trainer import saved_step, train_with_trl
-from harness1.train.watch import Best
+from harness1.train.validation import Best
 
 VERB = "sft train"
 STATE = Path("state", "state.pt")

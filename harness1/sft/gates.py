@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from harness1.config import Gates
+from harness1.data.query_overlap import KnownQueries
 from harness1.errors import UsageError
-from harness1.eval.outcome import outcome
 from harness1.hashing import digest
 from harness1.records import Episode, Gold, Record, Status
-from harness1.sft.query_overlap import KnownQueries
+from harness1.reward.outcome import outcome
 from harness1.tools.end_search import END_SEARCH
-from harness1.training_settings import Gates
 
 SHOWN = 5
 """Dropped episodes that a report names."""

@@ -9,17 +9,17 @@ from pathlib import Path
 import msgspec
 
 from harness1.config import Config, Env
-from harness1.data.source import open_source
+from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
-from harness1.env.model_verifier import open_verifier
+from harness1.env.verifiers.open import open_verifier
 from harness1.errors import SchemaError, UsageError
-from harness1.policy.causal_model import context_window
-from harness1.policy.formats.chat_format import ChatFormat
-from harness1.policy.formats.registry import open_format
-from harness1.policy.tokenizer import open_tokenizer
+from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.formats.registry import open_format
+from harness1.models.tokenizer import open_tokenizer
+from harness1.models.transformers.causal_model import context_window
 from harness1.records import Task
-from harness1.retrieval.engines import open_retriever
-from harness1.rl.row_file import RowFile
+from harness1.retrieval.open import open_retriever
+from harness1.rows.file import RowFile
 from harness1.sft.data_card import CollectionRun, DataCard
 
 

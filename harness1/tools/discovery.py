@@ -8,13 +8,13 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from harness1.config import Env
-from harness1.env.compress import compress
-from harness1.env.curated import DEFAULT_TAG
-from harness1.env.exchange import Answer
-from harness1.env.memory import WorkingMemory
+from harness1.memory.compress import compress
+from harness1.memory.curated import DEFAULT_TAG
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Delta, Hit, Note, Observation, Ranking, UnitId
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.retrieval.fusion import rrf
+from harness1.tools.requests import Answer
 from harness1.tools.tool import ToolFunction, Traits, traits_of
 
 _PATTERN_WORD = re.compile(r"(?<!\\)[^\W_]{3,}")

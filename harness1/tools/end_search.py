@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from harness1.config import Env
-from harness1.env.memory import WorkingMemory
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Observation
 
 END_SEARCH = "end_search"

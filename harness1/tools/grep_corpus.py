@@ -7,10 +7,10 @@ from typing import Annotated
 from msgspec import Meta
 
 from harness1.config import Env
-from harness1.env.exchange import GrepFor
-from harness1.env.memory import WorkingMemory
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation
 from harness1.tools.discovery import discover
+from harness1.tools.requests import GrepFor
 from harness1.tools.tool import Steps, traits
 
 Pattern = Annotated[

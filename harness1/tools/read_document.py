@@ -7,10 +7,10 @@ from typing import Annotated
 from msgspec import Meta
 
 from harness1.config import Env
-from harness1.env.exchange import ReadDocument
-from harness1.env.memory import WorkingMemory
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Delta, Hit, Note, Observation
 from harness1.tools.handles import unknown_handles
+from harness1.tools.requests import ReadDocument
 from harness1.tools.tool import Steps, traits
 
 Handle = Annotated[str, Meta(description="A handle such as D12; D12.3 reads from the third part on.", max_length=500)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from harness1.config import Env
-from harness1.env.memory import WorkingMemory
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation, ToolCall
 from harness1.tools.curate import curate
 from harness1.tools.end_search import end_search

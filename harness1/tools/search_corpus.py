@@ -7,11 +7,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from harness1.config import Env
-from harness1.env.exchange import SearchFor
-from harness1.env.memory import WorkingMemory
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Observation
 from harness1.tools.discovery import discover
 from harness1.tools.queries import spelled
+from harness1.tools.requests import SearchFor
 from harness1.tools.tool import Steps, traits
 
 Query = Annotated[

@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from harness1.config import Env
-from harness1.env.exchange import Answer, Request
-from harness1.env.memory import WorkingMemory
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation, Record, ToolCall
+from harness1.tools.requests import Answer, Request
 
 Steps = Generator[Request, Answer, Observation]
 ToolFunction = Callable[..., Steps | Observation]

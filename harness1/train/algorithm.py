@@ -8,10 +8,10 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from harness1.config import Rl
 from harness1.errors import UsageError
-from harness1.rl.rows import TrainRow
+from harness1.rows.row import TrainRow
 from harness1.train.cispo import Cispo, DoubleSided, Reinforce
-from harness1.training_settings import Rl
 
 if TYPE_CHECKING:
     from torch import Tensor

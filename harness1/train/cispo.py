@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from harness1.errors import UsageError
-from harness1.rl.rows import TrainRow
+from harness1.rows.row import TrainRow
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ import msgspec
 
 from harness1.errors import MissingExtra
 from harness1.hashing import text_digest
-from harness1.stage import write_atomically
+from harness1.runs.files import write_atomically
 
 LOG = "log.jsonl"
 LOOK = "held_out/"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from harness1.config import Lora
 from harness1.errors import UsageError
-from harness1.policy.causal_model import output_head
-from harness1.training_settings import Lora
+from harness1.models.transformers.causal_model import output_head
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

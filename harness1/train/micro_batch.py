@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from harness1.policy.causal_model import Dtype
-from harness1.rl.rows import TrainRow
+from harness1.models.transformers.causal_model import Dtype
+from harness1.rows.row import TrainRow
 
 if TYPE_CHECKING:
     import torch

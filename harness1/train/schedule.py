@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from harness1.training_settings import Train
+from harness1.config import Train
 
 
 def rate_at(step: int, steps: int, train: Train) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness1.policy.causal_model import compute_logits_in_float32, load_causal_model
-from harness1.training_settings import Train
+from harness1.config import Train
+from harness1.models.transformers.causal_model import compute_logits_in_float32, load_causal_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from harness1.config import Train
 from harness1.errors import UsageError
-from harness1.rl.rows import TrainRow
+from harness1.rows.row import TrainRow
 from harness1.train.algorithm import Algorithm
-from harness1.train.drift import Drift
-from harness1.train.group import ALONE, Group
 from harness1.train.lora import add_adapters
 from harness1.train.micro_batch import (
     MicroBatch,
@@ -22,8 +21,9 @@ from harness1.train.micro_batch import (
     trained_distributions,
     trained_tokens,
 )
+from harness1.train.off_policy_metrics import Drift
+from harness1.train.process_group import ALONE, Group
 from harness1.train.schedule import rate_at
-from harness1.training_settings import Train
 
 if TYPE_CHECKING:
     from torch import Tensor

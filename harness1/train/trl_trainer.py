@@ -9,13 +9,13 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness1.config import Train
 from harness1.errors import MissingExtra, UsageError
-from harness1.retrieval.model_folder import no_progress_bars
-from harness1.rl.rows import TrainRow
-from harness1.train.model_folder import copy_beside_weights
+from harness1.model_folder import no_progress_bars
+from harness1.rows.row import TrainRow
+from harness1.train.saving import copy_beside_weights
 from harness1.train.schedule import rate_at
 from harness1.train.trainable import load_trainable
-from harness1.training_settings import Train
 
 if TYPE_CHECKING:
     from datasets import Dataset

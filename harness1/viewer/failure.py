@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from harness1.eval.outcome import Outcome
 from harness1.records import Status
+from harness1.reward.outcome import Outcome
 
 
 class FailureClass(StrEnum):

@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config
-from harness1.data.source import open_source
-from harness1.env.prompt import static_piece
+from harness1.data.open import open_source
+from harness1.env.render.prompt import static_piece
 from harness1.errors import UsageError
 from harness1.eval.metrics import HEADLINE
-from harness1.models.fetch import resolve_model
-from harness1.policy.formats.harmony_vocabulary import HarmonyVocabulary
-from harness1.policy.models import HARMONY, ModelSpec, is_model
-from harness1.policy.tokenizer import Tokenizer, open_tokenizer
+from harness1.models.files.fetch import resolve_model
+from harness1.models.formats.harmony_vocabulary import HarmonyVocabulary
+from harness1.models.open import HARMONY, ModelSpec, is_model
+from harness1.models.tokenizer import Tokenizer, open_tokenizer
 from harness1.records import Gold
-from harness1.run_folder import METRICS, run_config
-from harness1.stage import Stage, read_stage
+from harness1.runs.folder import METRICS, run_config
+from harness1.runs.stage import Stage, read_stage
 from harness1.tools.registry import Toolbox
 from harness1.viewer.tables import plain
 

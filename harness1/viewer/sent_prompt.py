@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from harness1.errors import SchemaError
-from harness1.model_calls import calls_of
-from harness1.policy.tokenizer import Tokenizer
+from harness1.models.tokenizer import Tokenizer
 from harness1.records import Episode, ModelCall
+from harness1.rows.calls import calls_of
 from harness1.viewer.tables import Tables, plain
 
 

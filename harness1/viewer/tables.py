@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from harness1.env.pieces import Piece
-from harness1.env.pool import Pool
-from harness1.env.view import DocumentView, HitView
+from harness1.env.render.pieces import Piece
+from harness1.env.render.view import DocumentView, HitView
+from harness1.memory.pool import Pool
 from harness1.records import Hit, UnitId
 
 

@@ -14,14 +14,12 @@ import msgspec
 
 from harness1.errors import SchemaError, UsageError
 from harness1.records import TAGS, Episode, EpisodeKey
-from harness1.stage import replacing
-from harness1.store import EPISODES, read_episodes
-from harness1.viewer.choice import in_order, with_room
+from harness1.runs.files import replacing
+from harness1.runs.store import EPISODES, read_episodes
+from harness1.viewer.episode_list import Row, in_order, row_of, scored, with_room
 from harness1.viewer.episode_view import EpisodeView
 from harness1.viewer.failure import MEANINGS
-from harness1.viewer.packing import inert, packed
-from harness1.viewer.page_file import page
-from harness1.viewer.rows import Row, row_of, scored
+from harness1.viewer.page_file import inert, packed, page
 from harness1.viewer.run_source import RunSource
 from harness1.viewer.spool import Spool, mapped
 from harness1.viewer.training import is_training, training_card

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from harness1.data.source import open_source
-from harness1.eval.answer_replies import ANSWERS
-from harness1.eval.answer_run import SUMMARY, TABLE
-from harness1.stage import read_stage
+from harness1.data.open import open_source
+from harness1.eval.answers.asking import ANSWERS
+from harness1.eval.answers.run import SUMMARY, TABLE
+from harness1.runs.stage import read_stage
 from tests.cli.commands import Command, Ended, command_in_process
 from tests.serving import imitating
 from tests.support import hear_interrupts

@@ -11,10 +11,15 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from harness1.cli.board import REFRESHES
-from harness1.cli.dashboard import EvaluationBoard, TrainingBoard, dashboard_of_evaluation, dashboard_of_training
+from harness1.cli.dashboard import (
+    REFRESHES,
+    EvaluationBoard,
+    TrainingBoard,
+    dashboard_of_evaluation,
+    dashboard_of_training,
+)
 from harness1.records import DocId, Gold, StopReason
-from tests.test_progress import GOLD, episode, turn
+from tests.cli.test_progress import GOLD, episode, turn
 
 LONG = "a very long policy: vllm:organisation/model-of-many-billions@http://somewhere.example:8000 on a long dataset"
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"

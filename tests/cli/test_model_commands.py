@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from harness1.cli import main
 from harness1.config import Config
-from harness1.data.source import open_source
-from harness1.model_calls import calls_of
+from harness1.data.open import open_source
 from harness1.records import ModelCall
-from harness1.retrieval.building import build_index
-from harness1.store import EpisodeStore, read_episodes
+from harness1.retrieval.index.build import build_index
+from harness1.rows.calls import calls_of
+from harness1.runs.store import EpisodeStore, read_episodes
 from tests.cli.commands import Command, command_in_process
 from tests.support import hear_interrupts
 from tests.tiny_models import save_tiny_model

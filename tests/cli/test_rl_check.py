@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from harness1.cli.rl_check import default_split
-from harness1.data.source import Source, open_source
+from harness1.data.open import open_source
+from harness1.data.source import Source
 from harness1.errors import UsageError
-from harness1.rl.admission import POLICIES
-from harness1.rl.admission_report import README, REPORT, read_report
-from harness1.rl.admission_run import RUNS
-from harness1.stage import read_stage
-from harness1.store import EPISODES
+from harness1.rl.admission.judgement import POLICIES
+from harness1.rl.admission.report import README, REPORT, read_report
+from harness1.rl.admission.run import RUNS
+from harness1.runs.stage import read_stage
+from harness1.runs.store import EPISODES
 from tests.cli.commands import Command, command_in_process
 
 CHECK = ["rl", "check", "world:60", "--limit", "2", "--cache", "cache", "--out", "checked", "--set", "run.workers=1"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapters.test_skyrl_export import batches, pair, played, save_run
 from tests.cli.commands import Command, command_in_process
-from tests.rl.test_export import batches, pair, played, save_run
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import typer
 from typer.testing import CliRunner, Result
 
 from harness1.cli.rl_pivots import pivots
-from harness1.data.source import open_source
+from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
-from harness1.retrieval.building import build_index
-from harness1.rl.pivots import read_pivots
-from harness1.store import latest_episodes
+from harness1.retrieval.index.build import build_index
+from harness1.rl.pivots.profile import read_pivots
+from harness1.runs.store import latest_episodes
 from tests.rl.test_pivots import CONFIG, WORLD
 
 Command = Callable[..., Result]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness1.stage import read_stage
-from harness1.store import read_episodes
+from harness1.runs.stage import read_stage
+from harness1.runs.store import read_episodes
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, WORLD, save_student
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness1.cli import main
-from harness1.policy.checkpoint import read_checkpoint
-from harness1.store import read_episodes
+from harness1.models.checkpoint import read_checkpoint
+from harness1.runs.store import read_episodes
 from harness1.train.log import looked, read_log
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, SMALL, WORLD, save_student

@@ -3,8 +3,8 @@ import io
 import pypdf
 import pytest
 
-from harness1.data import folder
-from harness1.data.html import read_html
+from harness1.data.formats import folder
+from harness1.data.formats.html import read_html
 from harness1.errors import CorpusError
 
 

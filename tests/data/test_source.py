@@ -1,7 +1,7 @@
 import pytest
 
-from harness1.data import beir
-from harness1.data.source import open_source
+from harness1.data.formats import beir
+from harness1.data.open import open_source
 from harness1.errors import CorpusError, UsageError
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness1.data.world import World, build_world, world_source
 from harness1.data.world.facts import Entity
+from harness1.data.world.generate import World, build_world, world_source
 from harness1.data.world.names import fold
 from harness1.data.world.prose import STATEMENTS, SWAPS
 from harness1.data.world.questions import WORDINGS

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import pytest
 
 from harness1.config import Run
-from harness1.env.edge import Edge
-from harness1.env.exchange import Answer, GrepFor, Judge, ReadDocument, Request, SearchFor
-from harness1.env.memory import WorkingMemory
-from harness1.env.verification import Judgement, LexicalVerifier, VerifierFault
+from harness1.env.verifiers.lexical import LexicalVerifier
+from harness1.env.verifiers.protocol import Judgement, VerifierFault
+from harness1.env.world import Edge
 from harness1.errors import InfrastructureFault
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Chunk, DocId, Ranking, UnitId
-from harness1.retrieval.retriever import RetrievalFault, SearchRequest, SearchResult
+from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
+from harness1.tools.requests import Answer, GrepFor, Judge, ReadDocument, Request, SearchFor
 from tests.support import CORPUS, QUICK, WordRetriever, hit, run
 
 ASKED: tuple[Request, ...] = (

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from harness1.config import AutoPopulate, Curation, Env, Rendering, load_config
 from harness1.env.environment import SearchEnv, choose
-from harness1.env.memory import WorkingMemory
 from harness1.errors import ConfigError, HarnessError, InfrastructureFault
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Gold, Observation, StopReason, Task, ToolCall, Turn
 from tests.support import (
     CORPUS,

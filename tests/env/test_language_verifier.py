@@ -11,13 +11,13 @@ import pytest
 
 from harness1.config import Config, Env, ModelServer, Run, Verification
 from harness1.env.environment import SearchEnv
-from harness1.env.language_verifier import LanguageModelVerifier, messages, parse_judgement
-from harness1.env.model_verifier import open_verifier
-from harness1.env.verification import Judgement, VerifierFault
+from harness1.env.verifiers.language_model import LanguageModelVerifier, messages, parse_judgement
+from harness1.env.verifiers.open import open_verifier
+from harness1.env.verifiers.protocol import Judgement, VerifierFault
 from harness1.errors import ConfigError, HarnessError, InfrastructureFault, Refusal, UsageError
 from harness1.records import UnitId
+from tests.http.test_http_client import KEY, Ask, Reply, replying
 from tests.support import CORPUS, WordRetriever, call, play, search
-from tests.test_http_client import KEY, Ask, Reply, replying
 
 CLAIM = "Marie Curie won the Nobel Prize in 1903."
 DOCUMENT = "Marie Curie was a chemist.\nShe won  the prize in 1903. At p < 0.05 she said “<b>”."

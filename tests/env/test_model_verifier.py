@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from harness1.config import Config, Env, Run, Verification
 from harness1.env.environment import SearchEnv
-from harness1.env.model_verifier import CrossEncoderVerifier, NoVerifier, open_verifier
-from harness1.env.verification import Judgement, LexicalVerifier, VerifierFault
+from harness1.env.verifiers.cross_encoder import CrossEncoderVerifier
+from harness1.env.verifiers.lexical import LexicalVerifier
+from harness1.env.verifiers.open import NoVerifier, open_verifier
+from harness1.env.verifiers.protocol import Judgement, VerifierFault
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import UnitId
-from harness1.runner import Bench
+from harness1.rollout.jobs import Bench
 from tests.retrieval.test_cross_encoder import save_pair_model
 from tests.support import CORPUS, QUICK, WordRetriever, call, play, search
 

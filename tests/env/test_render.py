@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 
 from harness1.config import Dedup, Env, History, PoolView, Rendering
-from harness1.env.render import Renderer, visible_units
-from harness1.env.view import CuratedView
+from harness1.env.render.renderer import Renderer, visible_units
+from harness1.env.render.view import CuratedView
 from harness1.records import Task
 from tests.support import call, chunk, curate, make_env, play, run, search, text_of, wide_corpus
 

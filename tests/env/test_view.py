@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from harness1.config import Curation, Env, PoolView, Pruning, Rendering
-from harness1.env import view as view_module
-from harness1.env.history import HistoryLine
-from harness1.env.pieces import piece
-from harness1.env.prose import sentence
-from harness1.env.verification import Judgement, VerifierFault
-from harness1.env.view import (
+from harness1.env.render import view as view_module
+from harness1.env.render.pieces import piece
+from harness1.env.render.prose import sentence
+from harness1.env.render.view import (
     ActionView,
     BridgesView,
     BridgeView,
@@ -36,6 +34,8 @@ from harness1.env.view import (
     VerdictView,
     View,
 )
+from harness1.env.verifiers.protocol import Judgement, VerifierFault
+from harness1.memory.history import HistoryLine
 from harness1.records import Note, Record, ToolCall, UnitId
 from tests.support import call, chunk, curate, make_env, play, search, text_of, wide_corpus
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config, load_config
-from harness1.data.source import open_source
+from harness1.data.open import open_source
 from harness1.eval.evaluate import Evaluation, write_metrics
 from harness1.records import (
     STATUS_OF,
@@ -25,9 +25,9 @@ from harness1.records import (
     Turn,
     UnitId,
 )
-from harness1.run_folder import run_stage
-from harness1.stage import marked
-from harness1.store import EpisodeStore
+from harness1.runs.folder import run_stage
+from harness1.runs.stage import marked
+from harness1.runs.store import EpisodeStore
 
 CONFIG = load_config(overrides=["run.bootstrap=200"])
 GOLD = "ab"

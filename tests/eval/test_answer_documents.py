@@ -7,8 +7,7 @@ import pytest
 
 from harness1.config import Run
 from harness1.errors import InfrastructureFault
-from harness1.eval.answer_documents import Library, packed
-from harness1.eval.answer_prompts import Source
+from harness1.eval.answers.prompts import Library, Source, packed
 from harness1.records import UnitId
 from tests.support import CORPUS, WordRetriever, chunk, run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness1.eval.answer_prompts import (
+from harness1.eval.answers.prompts import (
     CLOSED,
     JUDGE,
     OPEN,

@@ -13,13 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.completions import Completer
 from harness1.config import Run
 from harness1.errors import HarnessError, InfrastructureFault, SchemaError, UsageError
-from harness1.eval.answer_documents import Library
-from harness1.eval.answer_replies import ANSWERS, ReplyStore
-from harness1.eval.answer_summary import as_csv, summarised
-from harness1.eval.answers import Answered, Answering, Model, Question, answer_all
+from harness1.eval.answers.asking import ANSWERS, Answered, Answering, Model, Question, ReplyStore, answer_all
+from harness1.eval.answers.prompts import Library
+from harness1.eval.answers.summary import as_csv, summarised
+from harness1.http.completions import Completer
 from harness1.records import UnitId
 from tests.support import CORPUS, WordRetriever
 

@@ -9,8 +9,9 @@ import pytest
 
 from harness1.config import load_config
 from harness1.errors import UsageError
-from harness1.eval.comparison import Pairing, RunView, at_equal_size, compare, read_run
-from harness1.eval.comparison_text import Grid, blocks, markdown
+from harness1.eval.compare.comparison import Pairing, at_equal_size, compare
+from harness1.eval.compare.text import Grid, blocks, markdown
+from harness1.eval.run_view import RunView, read_run
 from harness1.records import StopReason
 from tests.eval.run_folders import dataset, episode, run_folder
 

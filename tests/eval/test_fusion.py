@@ -12,13 +12,13 @@ import pytest
 
 from harness1.config import load_config
 from harness1.errors import UsageError
-from harness1.eval.comparison import compare
-from harness1.eval.fused_run import write_fused
-from harness1.eval.fusion import Fusion, fuse
+from harness1.eval.compare.comparison import compare
+from harness1.eval.fusion import Fusion, fuse, write_fused
 from harness1.eval.run_view import read_run
 from harness1.records import Episode, Status, StopReason, UnitId
-from harness1.run_folder import METRICS, RESOURCES, TASKS
-from harness1.stage import read_stage
+from harness1.runs.folder import METRICS, RESOURCES, TASKS
+from harness1.runs.stage import read_stage
+from harness1.viewer.report.page import ensure_report
 from tests.eval.run_folders import CONFIG, dataset, episode, run_folder
 
 QUERIES = {"t1": "First?", "t2": "Second?"}
@@ -123,6 +123,7 @@ def test_what_rollouts_took_is_told_as_their_sum_everywhere(tmp_path: Path, data
     assert (resources["rollouts"], resources["tokens"]["prefill"]) == (4, 6 * 40)
     assert b"episode" not in (out / RESOURCES).read_bytes()
     assert read_run(out).per_task["t1"]["turns"] == 5.0
+    ensure_report(out)
     assert "fused from 2 rollouts" in (out / "report.html").read_text()
 
 

@@ -8,7 +8,6 @@ import pytest
 from harness1.config import Env, load_config
 from harness1.errors import UsageError
 from harness1.eval.metrics import METRICS, measure, metric_names, rerank_recall
-from harness1.eval.outcome import outcome
 from harness1.records import (
     Curated,
     Delta,
@@ -26,6 +25,7 @@ from harness1.records import (
     ToolCall,
     Turn,
 )
+from harness1.reward.outcome import outcome
 
 SEARCH, GREP, END = ToolCall("search_corpus"), ToolCall("grep_corpus"), ToolCall("end_search")
 EPISODE = Episode(

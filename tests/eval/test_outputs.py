@@ -16,7 +16,7 @@ import pytest
 from ir_measures import SetP, SetR
 
 from harness1.config import load_config
-from harness1.data.trec import read_run, write_qrels
+from harness1.data.formats.trec import read_run, write_qrels
 from harness1.eval.outputs import output_names, submission, submission_name, surfaced, task_table, write_outputs
 from harness1.eval.summary import summarise
 from harness1.records import (
@@ -33,8 +33,8 @@ from harness1.records import (
     Turn,
     UnitId,
 )
-from harness1.run_folder import clear_run, drop_leftovers
-from harness1.stage import Stage
+from harness1.runs.folder import clear_run, drop_leftovers
+from harness1.runs.stage import Stage
 
 CONFIG = load_config(overrides=["run.bootstrap=50"])
 GOLD = Gold(relevant={"a": 1, "b": 1, "c": 1})

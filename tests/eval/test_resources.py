@@ -8,8 +8,8 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.eval.model_use import tokens_of
 from harness1.eval.resources import resources
-from harness1.model_calls import calls_of
 from harness1.records import Episode, Status, Task
+from harness1.rows.calls import calls_of
 from tests.eval.test_model_use import END, scripted, without_tokens
 from tests.policy.test_language_model import episode_of, sayer
 from tests.support import search

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness1.errors import UsageError
-from harness1.eval.spread import Spread, spread
+from harness1.eval.statistics import Spread, spread
 
 
 def test_the_spread_by_hand() -> None:

@@ -9,22 +9,11 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.errors import UsageError
-from harness1.eval.outcome import outcome
 from harness1.eval.statistics import paired_difference
 from harness1.eval.summary import cut, summarise, task_metrics
-from harness1.records import (
-    STATUS_OF,
-    Curated,
-    Episode,
-    Gold,
-    Hashes,
-    Observation,
-    StopReason,
-    Task,
-    ToolCall,
-    Turn,
-)
+from harness1.records import STATUS_OF, Curated, Episode, Gold, Hashes, Observation, StopReason, Task, ToolCall, Turn
 from harness1.reward.composite import score
+from harness1.reward.outcome import outcome
 
 CONFIG = load_config(overrides=["run.bootstrap=100"])
 TASKS = {name: Task(name, "query", gold=Gold(relevant={"a": 1, "b": 1})) for name in ("t1", "t2", "t3", "t4", "t5")}

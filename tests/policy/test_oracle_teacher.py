@@ -9,19 +9,19 @@ from itertools import chain
 import pytest
 
 from harness1.config import Env, load_config
-from harness1.data.world import world_source
-from harness1.env.entities import FUNCTION_WORDS
-from harness1.env.render import Context
+from harness1.data.world.generate import world_source
+from harness1.env.render.renderer import Context
 from harness1.errors import UsageError
-from harness1.eval.outcome import Outcome, outcome
-from harness1.policy.oracle_teacher import OracleTeacher
+from harness1.memory.entities import FUNCTION_WORDS
 from harness1.policy.policy import Decision, Session
 from harness1.policy.registry import make_policy, needs_gold
-from harness1.policy.teacher_evidence import Evidence
-from harness1.policy.teacher_queries import content_words, facet, parts, subject, topics
-from harness1.policy.teacher_reasons import LINES, line
+from harness1.policy.teacher.evidence import Evidence
+from harness1.policy.teacher.queries import content_words, facet, parts, subject, topics
+from harness1.policy.teacher.reasons import LINES, line
+from harness1.policy.teacher.teacher import OracleTeacher
 from harness1.records import TAGS, Chunk, ChunkId, DocId, Episode, Gold, StopReason, Task, ToolCall, UnitId
-from harness1.rollout import rollout
+from harness1.reward.outcome import Outcome, outcome
+from harness1.rollout.rollout import rollout
 from tests.support import CORPUS, WordRetriever, chunk, make_env, run, text_of
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")

@@ -8,7 +8,7 @@ from harness1.config import Env, load_config
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import ScriptedPolicy, claim
 from harness1.records import Episode, StopReason, Task
-from harness1.rollout import rollout
+from harness1.rollout.rollout import rollout
 from tests.support import CORPUS, chunk, make_env, run
 
 ALL_OFF = " ".join(

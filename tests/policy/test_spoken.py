@@ -6,16 +6,16 @@ import pytest
 
 from harness1.config import ChatPolicy, Env, Rendering
 from harness1.errors import InfrastructureFault
-from harness1.model_calls import calls_of, prompt_ids
-from harness1.policy.backend import Generation
+from harness1.models.backend import Generation
+from harness1.policy.baselines import RandomPolicy
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy, counter_of
-from harness1.policy.random_walk import RandomPolicy
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.spoken import SpokenPolicy, speaking
+from harness1.policy.wrappers import SpokenPolicy, speaking
 from harness1.records import Episode, Status, Task, ToolCall
-from harness1.replay import replay_episode
-from harness1.rollout import rollout
+from harness1.rollout.replay import replay_episode
+from harness1.rollout.rollout import rollout
+from harness1.rows.calls import calls_of, prompt_ids
 from harness1.tools.registry import Toolbox
 from tests.support import END, Script, curate, make_env, run, search, wide_corpus
 from tests.vocabularies import SPOKEN, chat_format

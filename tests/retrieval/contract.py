@@ -14,7 +14,7 @@ from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.chunking import chunk
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.ordering import total_order
-from harness1.retrieval.retriever import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
+from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
 
 Make = Callable[[list[Document], config.Index], Retriever]
 """Builds an index of documents and opens it."""

@@ -8,11 +8,11 @@ import pytest
 from bm25s.stopwords import STOPWORDS_EN
 
 from harness1.records import ChunkId
-from harness1.retrieval import postings
 from harness1.retrieval.analyser import STOP_WORDS, Analyser
-from harness1.retrieval.bm25 import BM25, NONE
+from harness1.retrieval.bm25 import postings
+from harness1.retrieval.bm25.postings import Postings, PostingsWriter
+from harness1.retrieval.bm25.search import BM25, NONE
 from harness1.retrieval.ordering import total_order
-from harness1.retrieval.postings import Postings, PostingsWriter
 
 WORDS = (
     "river",

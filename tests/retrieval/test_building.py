@@ -10,13 +10,14 @@ import pytest
 from harness1 import config
 from harness1.errors import CorpusError, UsageError
 from harness1.records import ChunkId, DocId
-from harness1.retrieval import building, embeddings
-from harness1.retrieval.building import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.embedder import HashEmbedder, open_embedder
-from harness1.retrieval.index import EmbeddedIndex, SegmentEntry, open_index
-from harness1.retrieval.segment import SegmentSize
-from harness1.retrieval.vectors import VectorStore
+from harness1.retrieval.dense.embedder import HashEmbedder, open_embedder
+from harness1.retrieval.dense.vectors import VectorStore
+from harness1.retrieval.index import build as building
+from harness1.retrieval.index import embeddings
+from harness1.retrieval.index.build import add_documents, build_index, delete_documents
+from harness1.retrieval.index.index import EmbeddedIndex, SegmentEntry, open_index
+from harness1.retrieval.index.segment import SegmentSize
 from tests.support import die_at_fsync
 
 SETTINGS = config.Index(chunk_tokens=20)

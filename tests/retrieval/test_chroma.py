@@ -12,12 +12,10 @@ from harness1 import config
 from harness1.config import Config, Dense, Env, Rerank, Retrieval, Run
 from harness1.errors import ConfigError, CorpusError, InfrastructureFault, UsageError
 from harness1.records import ChunkId, DocId
-from harness1.retrieval.chroma import open_chroma
-from harness1.retrieval.chroma_build import build_chroma
-from harness1.retrieval.chroma_collection import connect, parse_address
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.engine_build import build_engine
-from harness1.retrieval.retriever import RetrievalFault, Retriever, SearchRequest, SearchResult
+from harness1.retrieval.engines.build import build_engine
+from harness1.retrieval.engines.chroma import build_chroma, connect, open_chroma, parse_address
+from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest, SearchResult
 from tests.retrieval.chroma_server import ChromaServer
 
 pytestmark = pytest.mark.service

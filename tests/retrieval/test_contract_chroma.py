@@ -4,9 +4,8 @@ import pytest
 
 from harness1 import config
 from harness1.config import Config, Dense, Run
-from harness1.retrieval.chroma import open_chroma
-from harness1.retrieval.chroma_build import build_chroma
-from harness1.retrieval.retriever import Retriever
+from harness1.retrieval.engines.chroma import build_chroma, open_chroma
+from harness1.retrieval.protocol import Retriever
 from tests.retrieval.chroma_server import ChromaServer
 from tests.retrieval.contract import DOCUMENTS, EngineContract, Make
 

@@ -5,9 +5,9 @@ import pytest
 
 from harness1 import config
 from harness1.config import Config, Dense, Env, Retrieval, Run
-from harness1.retrieval.milvus import open_milvus
-from harness1.retrieval.milvus_build import build_milvus
-from harness1.retrieval.retriever import Retriever
+from harness1.retrieval.engines.milvus import open_milvus
+from harness1.retrieval.engines.milvus_build import build_milvus
+from harness1.retrieval.protocol import Retriever
 from tests.retrieval.contract import DOCUMENTS, EngineContract, Make
 
 pytestmark = pytest.mark.service

@@ -7,8 +7,8 @@ import pytest
 
 from harness1.config import Run
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.engine import FIRST_STRETCH, EngineRetriever, Found
-from harness1.retrieval.retriever import IndexInfo, RetrievalFault, SearchRequest, SearchResult
+from harness1.retrieval.engines.engine import FIRST_STRETCH, EngineRetriever, Found
+from harness1.retrieval.protocol import IndexInfo, RetrievalFault, SearchRequest, SearchResult
 
 
 class ListEngine:

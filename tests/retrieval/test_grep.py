@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from benchmarks.grep_table import HOSTILE
-from harness1.retrieval import grep as module
-from harness1.retrieval.grep import (
+from harness1.retrieval.grep import search as module
+from harness1.retrieval.grep.search import (
     BATCH,
     CHUNK_WORK,
     MOST_WORK,
@@ -21,9 +21,9 @@ from harness1.retrieval.grep import (
     grep,
     grep_segments,
 )
-from harness1.retrieval.retriever import BadPattern, RetrievalFault
+from harness1.retrieval.grep.trigrams import Trigrams, write_trigrams
+from harness1.retrieval.protocol import BadPattern, RetrievalFault
 from harness1.retrieval.strings import Strings, StringWriter
-from harness1.retrieval.trigrams import Trigrams, write_trigrams
 from tests.retrieval.test_pattern import compiled, patterns
 
 TEXTS = [text.encode() for text in ("Title\nred fox", "Fox\nblue", "green", "red Ärger", "a redfox")]

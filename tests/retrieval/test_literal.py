@@ -5,7 +5,7 @@ import re2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.retrieval.literal import required_literal
+from harness1.retrieval.grep.pattern import required_literal
 
 
 @pytest.mark.parametrize(

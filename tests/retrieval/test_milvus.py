@@ -11,11 +11,10 @@ from harness1.config import Config, Dense, Env, Rerank, Retrieval, Run
 from harness1.errors import ConfigError, CorpusError, InfrastructureFault, UsageError
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.engine_build import build_engine
-from harness1.retrieval.milvus import open_milvus
-from harness1.retrieval.milvus_build import build_milvus
-from harness1.retrieval.milvus_collection import connect, parse_address
-from harness1.retrieval.retriever import RetrievalFault, Retriever, SearchRequest, SearchResult
+from harness1.retrieval.engines.build import build_engine
+from harness1.retrieval.engines.milvus import connect, open_milvus, parse_address
+from harness1.retrieval.engines.milvus_build import build_milvus
+from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest, SearchResult
 
 pytestmark = pytest.mark.service
 

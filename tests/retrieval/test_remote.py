@@ -20,16 +20,16 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.env.environment import SearchEnv
 from harness1.errors import ConfigError, InfrastructureFault
-from harness1.http_client import CONNECTIONS
+from harness1.http.client import CONNECTIONS
 from harness1.policy.registry import make_policy
 from harness1.records import ChunkId, DocId, Status, Task
-from harness1.retrieval.engines import open_retriever
-from harness1.retrieval.remote import RemoteRetriever
-from harness1.retrieval.retriever import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
-from harness1.retrieval.search_r1 import SearchR1Retriever
-from harness1.rollout import rollout
-from harness1.serve.messages import About
-from harness1.store import read_episodes
+from harness1.retrieval.engines.remote import RemoteRetriever
+from harness1.retrieval.engines.search_r1 import SearchR1Retriever
+from harness1.retrieval.open import open_retriever
+from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
+from harness1.retrieval.wire import About
+from harness1.rollout.rollout import rollout
+from harness1.runs.store import read_episodes
 from tests.serving import HOST, imitating, process_serving, serving
 from tests.support import CORPUS, WordRetriever, make_env, run
 
@@ -199,7 +199,7 @@ def test_a_redirection_is_not_followed_because_it_would_lose_the_call() -> None:
 
 
 def test_a_server_that_does_not_answer_is_a_fault_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness1.retrieval.remote.GRACE_S", 0.2)
+    monkeypatch.setattr("harness1.retrieval.engines.remote.GRACE_S", 0.2)
     with socket.create_server((HOST, 0)) as silent:
         remote = RemoteRetriever(f"http://{HOST}:{silent.getsockname()[1]}", about(), QUICK.run)
         begin = time.monotonic()

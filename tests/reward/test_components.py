@@ -7,13 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.config import Config, Env, load_config
-from harness1.eval.outcome import Outcome
 from harness1.records import Episode, Hashes, Status, StopReason, Task
-from harness1.reward.component import Case, Component, component
+from harness1.reward.components import (
+    Case,
+    Component,
+    available_tools,
+    component,
+    curation,
+    diversity,
+    diversity_shortfall,
+    turn_penalty,
+)
 from harness1.reward.composite import COMPONENTS
-from harness1.reward.curation import curation
-from harness1.reward.diversity import available_tools, diversity, diversity_shortfall
-from harness1.reward.turn_penalty import turn_penalty
+from harness1.reward.outcome import Outcome
 
 EPISODE = Episode(
     episode_id="e",

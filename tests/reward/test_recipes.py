@@ -8,8 +8,8 @@ import pytest
 
 from harness1.config import Config, Reward, load_config
 from harness1.errors import ConfigError
-from harness1.eval.outcome import Outcome, f_beta
 from harness1.reward.composite import composite
+from harness1.reward.outcome import Outcome, f_beta
 from tests.reward.test_composite import finished
 
 ROBUST = load_config(None, ["reward.recipe=robust"])

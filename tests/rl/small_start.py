@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.micro import MICRO, TAUGHT, Start, make
-from harness1.config import load_config
-from harness1.training_settings import Watch
+from harness1.config import Watch, load_config
 
 SHORT = (
     *("run.workers=1", "run.threads=1", "run.model.threads=1", "run.bootstrap=50", "train.rate=1e-3"),

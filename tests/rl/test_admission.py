@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from harness1.config import Config, load_config
-from harness1.data.source import open_source
+from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
-from harness1.eval.outcome import outcome
 from harness1.records import Curated, Episode, Gold, RewardRecord, Task
-from harness1.retrieval.building import build_index
-from harness1.rl.admission import (
+from harness1.retrieval.index.build import build_index
+from harness1.reward.outcome import outcome
+from harness1.rl.admission.judgement import (
     BLIND,
     NO_OP,
     ORACLE,
@@ -31,9 +31,9 @@ from harness1.rl.admission import (
     scoring_of,
     trial,
 )
-from harness1.rl.admission_report import ORDER, REPORT, AdmissionReport, admitted_tasks, read_report, readme
-from harness1.rl.admission_run import Check, check, reported
-from harness1.runner import Bench, Job, run_chunk
+from harness1.rl.admission.report import ORDER, REPORT, AdmissionReport, admitted_tasks, read_report, readme
+from harness1.rl.admission.run import Check, check, reported
+from harness1.rollout.jobs import Bench, Job, run_chunk
 
 CONFIG = load_config(None, ["reward.recipe=robust", "run.workers=1", "run.bootstrap=20"])
 PAPER = load_config(None, ["run.workers=1"])

@@ -22,7 +22,7 @@ from harness1.records import (
     UnitId,
 )
 from harness1.rl.batch_metrics import batch_metrics, episode_metrics
-from harness1.rl.episode_group import EpisodeGroup
+from harness1.rl.rollouts import EpisodeGroup
 
 GOLD = Gold({DocId("d"): 1, DocId("e"): 1})
 

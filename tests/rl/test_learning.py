@@ -20,17 +20,17 @@ from safetensors.torch import load_file
 
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.policy.causal_model import load_causal_model
-from harness1.policy.checkpoint import Checkpoint, read_checkpoint
+from harness1.models.checkpoint import Checkpoint, read_checkpoint
+from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Episode
 from harness1.rl.learning import EPISODES, STATE, Learning, learn
-from harness1.rl.rows import TrainRow
 from harness1.rl.training_rows import training_rows
-from harness1.runner import Bench, Job
-from harness1.stage import read_stage
-from harness1.store import read_episodes
+from harness1.rollout.jobs import Bench, Job
+from harness1.rows.row import TrainRow
+from harness1.runs.stage import read_stage
+from harness1.runs.store import read_episodes
 from harness1.train.log import read_log
-from harness1.train.model_folder import read_state
+from harness1.train.saving import read_state
 from harness1.train.trainer import Diverged
 from tests.rl.toy import ToyRollouts, open_toy, toy_config, toy_tasks
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model

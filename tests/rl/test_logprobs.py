@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from harness1.errors import UsageError
-from harness1.policy.causal_model import load_causal_model
-from harness1.policy.transformers_backend import open_transformers
+from harness1.models.transformers.backend import open_transformers
+from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Sampling
 from harness1.rl.logprobs import GateReport, compare_calls, token_logprobs
-from harness1.rl.sampled_call import SampledCall
+from harness1.rows.calls import SampledCall
 from tests.tiny_models import save_tiny_model
 
 replace = msgspec.structs.replace

@@ -7,25 +7,23 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 import pytest
 
-from harness1.config import Env, Run, load_config
-from harness1.env.verification import LexicalVerifier
+from harness1.config import Env, Pivots, Run, load_config
+from harness1.env.verifiers.lexical import LexicalVerifier
 from harness1.errors import ConfigError, SchemaError, UsageError
-from harness1.model_calls import calls_of, prompt_ids
-from harness1.policy.backend import Generation, Grammar
+from harness1.models.backend import Generation, Grammar
+from harness1.policy.baselines import RandomPolicy
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy, counter_of
-from harness1.policy.random_walk import RandomPolicy
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.spoken import SpokenPolicy
+from harness1.policy.wrappers import SpokenPolicy
 from harness1.records import DocId, Episode, Gold, RewardTerm, Sampling, Status, StopReason, Task, ToolCall
-from harness1.rl import pivot_rollouts
-from harness1.rl.episode_calls import captured_calls
-from harness1.rl.pivot_rollouts import PivotRollouts, PivotWorld, Place, Scene
-from harness1.rl.rows import per_request
-from harness1.rollout import rollout
-from harness1.runner import Job
+from harness1.rl.pivots import rollouts as pivot_rollouts
+from harness1.rl.pivots.rollouts import PivotRollouts, PivotWorld, Place, Scene
+from harness1.rollout.jobs import Job
+from harness1.rollout.rollout import rollout
+from harness1.rows.calls import calls_of, captured_calls, prompt_ids
+from harness1.rows.row import per_request
 from harness1.sft.rerender import rerendered
-from harness1.training_settings import Pivots
 from tests.support import END, QUICK, Script, WordRetriever, call, curate, make_env, run, search, wide_corpus
 from tests.vocabularies import chat_format
 

@@ -12,20 +12,20 @@ import msgspec
 import pytest
 
 from harness1.config import Config, load_config
-from harness1.data.source import open_source
-from harness1.env.render import Context
+from harness1.data.open import open_source
+from harness1.env.render.renderer import Context
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.policy.policy import Decision
 from harness1.policy.recorded import RecordedPolicy
 from harness1.records import DocId, Episode, RewardRecord, RewardTerm, Task, ToolCall
-from harness1.retrieval.building import build_index
-from harness1.rl.pivot_rollouts import PivotWorld, Place, Scene
-from harness1.rl.pivots import PIVOTS, README, Pivot, Profile, keep, open_training, profile, read_pivots
-from harness1.runner import Job
+from harness1.retrieval.index.build import build_index
+from harness1.rl.pivots.profile import PIVOTS, README, Pivot, Profile, keep, open_training, profile, read_pivots
+from harness1.rl.pivots.rollouts import PivotWorld, Place, Scene
+from harness1.rollout.jobs import Job
+from harness1.runs.stage import read_stage
+from harness1.runs.store import latest_episodes
 from harness1.sft.teacher_run import TeacherRun, open_runs
-from harness1.stage import read_stage
-from harness1.store import latest_episodes
 from tests.support import END, run
 
 WORLD = "world:60"

@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from harness1.config import Lora, Train
 from harness1.errors import UsageError
-from harness1.policy.causal_model import load_causal_model
+from harness1.models.transformers.causal_model import load_causal_model
 from harness1.rl.reference import row_logprobs, with_kl
-from harness1.rl.rows import TrainRow
+from harness1.rows.row import TrainRow
 from harness1.train.cispo import Cispo
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
-from harness1.training_settings import Lora, Train
 from tests.tiny_models import save_tiny_model
 from tests.train.test_micro_batch import made_rows, plain_logprobs
 from tests.train.test_trainer import SMALL

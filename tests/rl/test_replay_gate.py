@@ -13,23 +13,21 @@ import pytest
 import torch
 
 from harness1.config import Config, load_config
-from harness1.data.source import open_source
+from harness1.data.open import open_source
 from harness1.hashing import digest
-from harness1.model_calls import calls_of, prompt_ids
-from harness1.policy.backend import Grammar
-from harness1.policy.causal_model import load_causal_model
-from harness1.policy.formats.compact import Compact
+from harness1.models.backend import Grammar
+from harness1.models.formats.compact import Compact
+from harness1.models.transformers.backend import TransformersBackend, open_transformers
+from harness1.models.transformers.causal_model import load_causal_model
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.policy.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Episode
-from harness1.retrieval.building import build_index
-from harness1.retrieval.engines import open_retriever
-from harness1.rl.episode_calls import sampled_calls
+from harness1.retrieval.index.build import build_index
+from harness1.retrieval.open import open_retriever
 from harness1.rl.grammar_masks import grammar_masks
 from harness1.rl.logprobs import GateReport, compare_calls
-from harness1.rl.sampled_call import SampledCall
-from harness1.rollout import rollout
-from harness1.runner import Bench, Job, run_staged
+from harness1.rollout.jobs import Bench, Job, run_staged
+from harness1.rollout.rollout import rollout
+from harness1.rows.calls import SampledCall, calls_of, prompt_ids, sampled_calls
 from harness1.tools.registry import Toolbox
 from harness1.tools.tool import ToolSpec
 from tests.support import run

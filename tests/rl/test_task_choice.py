@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness1.config import load_config
-from harness1.data.source import Source, open_source
+from harness1.data.open import open_source
+from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.records import DocId, Gold, Task
 from harness1.rl.task_choice import choose_tasks

@@ -14,27 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from harness1.config import Env, Rendering
+from harness1.config import Env, Rendering, Rl
 from harness1.errors import UsageError
-from harness1.model_calls import calls_of
-from harness1.records import (
-    Episode,
-    Hashes,
-    ModelCall,
-    RewardRecord,
-    Status,
-    StopReason,
-    Task,
-    ToolCall,
-    Turn,
-)
+from harness1.records import Episode, Hashes, ModelCall, RewardRecord, Status, StopReason, Task, ToolCall, Turn
 from harness1.rl.advantages import anchor_advantages, anchor_keys
-from harness1.rl.episode_group import EpisodeGroup
-from harness1.rl.rows import TrainRow
+from harness1.rl.rollouts import EpisodeGroup
 from harness1.rl.training_rows import substeps, training_rows
+from harness1.rows.calls import calls_of
+from harness1.rows.row import TrainRow
 from harness1.train.cispo import Cispo
 from harness1.train.micro_batch import trained_tokens
-from harness1.training_settings import Rl
 from tests.policy.test_language_model import NONSENSE, RESERVE, episode_of, sayer
 from tests.support import call, curate, search
 from tests.tiny_models import save_tiny_model

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from harness1.config import Config
 from harness1.hashing import digest
+from harness1.models.transformers.backend import TransformersBackend, open_transformers
 from harness1.policy.language_model import call_seed
-from harness1.policy.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import (
     DocId,
     Episode,
@@ -35,7 +35,7 @@ from harness1.records import (
     Turn,
 )
 from harness1.rl.task_stream import PlacedTask
-from harness1.runner import Job
+from harness1.rollout.jobs import Job
 
 TURNS, LENGTH = 2, 4
 GOOD = 128

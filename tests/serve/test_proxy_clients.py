@@ -18,17 +18,18 @@ import msgspec
 import pytest
 
 from harness1.config import ChatPolicy, Config, Env, Model, Run
-from harness1.env.pieces import TokenCounter
+from harness1.env.render.pieces import TokenCounter
 from harness1.errors import InfrastructureFault
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy
 from harness1.records import Episode, Status, Task
-from harness1.rl.prefix_merging import prefix_merging
-from harness1.rollout import rollout
+from harness1.rollout.rollout import rollout
+from harness1.rows.merging import prefix_merging
+from harness1.runs.stage import read_stage
 from harness1.serve.proxy.chat_upstream import ChatUpstream
 from harness1.serve.proxy.record import ABANDONED, RecordedCall, read_calls, read_records
-from harness1.serve.retrieve import Limits
-from harness1.stage import read_stage
+from harness1.serve.service import Limits
+from tests.http.test_http_client import replying
 from tests.proxying import (
     ANTHROPIC_PATH,
     LIMITS,
@@ -46,7 +47,6 @@ from tests.proxying import (
 )
 from tests.serving import HOST, imitating
 from tests.support import hear_interrupts, make_env
-from tests.test_http_client import replying
 
 pytestmark = pytest.mark.service
 
@@ -339,7 +339,7 @@ def test_models_are_listed_for_both_clients(tmp_path: Path) -> None:
 
 def test_a_local_model_says_the_same_in_process_and_through_the_proxy(tmp_path: Path) -> None:
     """A random model speaks no words and no UTF-8: only its ids can be handed back to it."""
-    from harness1.policy.transformers_backend import open_transformers
+    from harness1.models.transformers.backend import open_transformers
     from tests.tiny_models import save_tiny_model
 
     chat = hermes()

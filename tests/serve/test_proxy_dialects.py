@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from harness1.config import Env
-from harness1.policy.chat_messages import tools_of
+from harness1.models.formats.chat_messages import tools_of
 from harness1.serve.proxy.anthropic_dialect import ANTHROPIC
 from harness1.serve.proxy.chat import Called, ChatMessage, ChatReply, ChatRequest, decoded, refuse_unsupported
 from harness1.serve.proxy.openai_dialect import ONE_OUTPUT, OPENAI, body_of
-from harness1.serve.retrieve import Refused
+from harness1.serve.service import Refused
 from harness1.tools.registry import Toolbox
 from tests.proxying import as_anthropic
 

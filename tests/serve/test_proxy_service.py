@@ -11,18 +11,18 @@ import msgspec
 import pytest
 
 from harness1.config import ChatPolicy, Config, Env
-from harness1.env.pieces import Piece, grouped, piece
-from harness1.env.view import TurnView
+from harness1.env.render.pieces import Piece, grouped, piece
+from harness1.env.render.view import TurnView
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.policy.chat_messages import messages_of
-from harness1.policy.formats.chat_format import ChatFormat, Ids
+from harness1.models.formats.chat_format import ChatFormat, Ids
+from harness1.models.formats.chat_messages import messages_of
 from harness1.records import ModelCall, Sampling, ToolCall
 from harness1.serve.proxy.chat import Called, ChatMessage
 from harness1.serve.proxy.openai_dialect import OPENAI
 from harness1.serve.proxy.record import ABANDONED, RecordedCall, Recorder, read_records
 from harness1.serve.proxy.rendering import plain_text, prompt_of
 from harness1.serve.proxy.service import ProxyService
-from harness1.serve.retrieve import Limits
+from harness1.serve.service import Limits
 from harness1.tools.registry import Toolbox
 from tests.proxying import ANTHROPIC_PATH, LIMITS, OPENAI_PATH, Dice, ask, hermes, recorded, upstream_of
 from tests.support import make_env, play, search

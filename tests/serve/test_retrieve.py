@@ -13,10 +13,11 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.records import Chunk
+from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
 from harness1.retrieval.result_cache import CachingRetriever
-from harness1.retrieval.retriever import RetrievalFault, SearchRequest, SearchResult
 from harness1.serve import retrieve
-from harness1.serve.retrieve import Limits, Refused, RetrievalService
+from harness1.serve.retrieve import RetrievalService
+from harness1.serve.service import Limits, Refused
 from tests.support import CORPUS, WordRetriever, chunk, run
 
 SMALL = Limits(body_bytes=2000, queries=3, hits=40, running=2, waiting=2, wait_s=5.0, deadline_s=5.0)

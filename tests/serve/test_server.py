@@ -23,9 +23,10 @@ import pytest
 
 from harness1.config import Config
 from harness1.errors import UsageError
-from harness1.retrieval.retriever import RetrievalFault, SearchRequest, SearchResult
-from harness1.serve.retrieve import Limits, RetrievalService
-from harness1.serve.server import OWN_FILES, listening, most_connections, serve
+from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
+from harness1.serve.retrieve import RetrievalService, listening, serve
+from harness1.serve.server import OWN_FILES, most_connections
+from harness1.serve.service import Limits
 from tests.serving import HOST, process_serving, serving
 from tests.support import CORPUS, WordRetriever, run
 

@@ -15,31 +15,30 @@ import typer
 from typer.testing import CliRunner
 
 from harness1.cli.sft_build import build as build_command
-from harness1.config import Config, load_config
-from harness1.data import beir
-from harness1.data.source import open_source
+from harness1.config import Config, Gates, Sft, load_config
+from harness1.data.formats import beir
+from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv, env_hash
 from harness1.errors import SchemaError, UsageError
-from harness1.model_calls import calls_of, prompt_ids
-from harness1.policy.checkpoint import CHECKPOINT, Checkpoint
-from harness1.policy.formats.chat_format import ChatFormat
-from harness1.policy.formats.registry import open_format
+from harness1.models.checkpoint import CHECKPOINT, Checkpoint
+from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.formats.registry import open_format
+from harness1.models.tokenizer import open_tokenizer
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.spoken import SpokenPolicy
-from harness1.policy.tokenizer import open_tokenizer
+from harness1.policy.wrappers import SpokenPolicy
 from harness1.records import Episode, Status, Turn
-from harness1.retrieval.building import build_index
-from harness1.retrieval.engines import open_retriever
-from harness1.rl import row_file
-from harness1.rl.row_file import RowFile
-from harness1.rollout import rollout
-from harness1.run_folder import run_stage
+from harness1.retrieval.index.build import build_index
+from harness1.retrieval.open import open_retriever
+from harness1.rollout.rollout import rollout
+from harness1.rows import file as row_file
+from harness1.rows.calls import calls_of, prompt_ids
+from harness1.rows.file import RowFile
+from harness1.runs.folder import run_stage
+from harness1.runs.stage import STAGE, read_stage
+from harness1.runs.store import EPISODES, EpisodeStore, read_episodes
 from harness1.sft.build import Build, Listener, build
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
-from harness1.stage import STAGE, read_stage
-from harness1.store import EPISODES, EpisodeStore, read_episodes
-from harness1.training_settings import Gates, Sft
 from tests.support import run
 from tests.vocabularies import chat_format, vocabulary
 

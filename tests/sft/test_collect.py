@@ -14,22 +14,24 @@ from typer.testing import CliRunner
 
 from harness1.cli.sft_collect import collect
 from harness1.config import Config, load_config
-from harness1.data import beir
-from harness1.data.source import Source, open_source
+from harness1.data.formats import beir
+from harness1.data.open import open_source
+from harness1.data.source import Source
 from harness1.errors import UsageError
-from harness1.model_calls import prompt_ids
-from harness1.policy.formats.registry import open_format
-from harness1.policy.tokenizer import FastTokenizer
+from harness1.models.formats.registry import open_format
+from harness1.models.tokenizer import FastTokenizer
 from harness1.records import Episode, Status
-from harness1.replay import replay_env, replay_episode
-from harness1.retrieval.building import build_index
-from harness1.run_folder import run_config
-from harness1.runner import FEW, Bench, Job, run_episodes
+from harness1.retrieval.index.build import build_index
+from harness1.rollout.jobs import Bench, Job
+from harness1.rollout.processes import FEW, run_episodes
+from harness1.rollout.replay import replay_env, replay_episode
+from harness1.rows.calls import prompt_ids
+from harness1.runs.folder import run_config
+from harness1.runs.stage import read_stage
+from harness1.runs.store import EpisodeStore, read_episodes
 from harness1.sft.collect import check_round_trip, student_place, teacher_policy, teaching_tasks
-from harness1.stage import read_stage
-from harness1.store import EpisodeStore, read_episodes
+from tests.models.test_chat_messages import check
 from tests.policy.test_chat_completions import answer
-from tests.policy.test_chat_messages import check
 from tests.serving import imitating
 from tests.support import END, call
 from tests.vocabularies import chat_format, tokenizer, vocabulary

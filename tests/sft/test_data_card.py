@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from harness1.errors import SchemaError, UsageError
-from harness1.rl.rows import TrainRow
+from harness1.rows.row import TrainRow
 from harness1.sft.data_card import (
     CARD,
     FEATURES,

@@ -13,25 +13,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness1.config import load_config
-from harness1.data.source import open_source
+from harness1.config import Gates, Lora, Sft, Train, Watch, load_config
+from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
-from harness1.policy.checkpoint import CHECKPOINT, read_checkpoint
-from harness1.policy.models import open_model
-from harness1.retrieval.building import build_index
-from harness1.retrieval.model_folder import folder_hash
-from harness1.rl.row_file import RowFile
+from harness1.model_folder import folder_hash
+from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
+from harness1.policy.registry import open_model
+from harness1.retrieval.index.build import build_index
+from harness1.rows.file import RowFile
+from harness1.runs.stage import STAGE, read_stage
 from harness1.sft.build import Build, build
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.fine_tuning import STATE, FineTuning, clear_training, fine_tune
-from harness1.sft.held_out import spread
-from harness1.stage import STAGE, read_stage
+from harness1.sft.validation import spread
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.log import LOG, read_log
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Diverged, Trainer
-from harness1.training_settings import Gates, Lora, Sft, Train, Watch
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import tokenizer, vocabulary
 

@@ -7,13 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.config import Env
+from harness1.config import Env, Gates
+from harness1.data.query_overlap import KnownQueries
 from harness1.errors import UsageError
 from harness1.records import DocId, Episode, Gold, ModelCall, Status, Task
-from harness1.rollout import rollout
+from harness1.rollout.rollout import rollout
 from harness1.sft.gates import Candidate, GateReport, candidate, check_any_left, check_tool_mix, gated, held_out_tasks
-from harness1.sft.query_overlap import KnownQueries
-from harness1.training_settings import Gates
 from tests.support import END, Script, WordRetriever, curate, make_env, run, search
 
 QUERY = "Where did the father of Ada Lovelace die?"

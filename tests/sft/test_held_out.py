@@ -11,21 +11,20 @@ import msgspec
 import pytest
 import torch
 
-from harness1.config import Config
-from harness1.policy.backend import Generation
-from harness1.policy.transformers_backend import TransformersBackend, open_transformers
+from harness1.config import Config, Lora, Watch
+from harness1.models.backend import Generation
+from harness1.models.transformers.backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
-from harness1.rl.row_file import RowFile
-from harness1.rl.rows import TrainRow
-from harness1.sft import held_out
+from harness1.rows.file import RowFile
+from harness1.rows.row import TrainRow
+from harness1.sft import validation as held_out
 from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
-from harness1.sft.held_out import HeldOutWatch, spread
 from harness1.sft.student import Student
+from harness1.sft.validation import HeldOutWatch, spread
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
-from harness1.train.watch import HeldOutTurn, held_out_turns
-from harness1.training_settings import Lora, Watch
+from harness1.train.validation import HeldOutTurn, held_out_turns
 from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student
 
 

@@ -11,21 +11,20 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from harness1.config import Config, load_config
-from harness1.data.source import open_source
+from harness1.config import Config, Gates, Lora, Sft, Train, Watch, load_config
+from harness1.data.open import open_source
 from harness1.eval.evaluate import Evaluation, evaluate
-from harness1.eval.outcome import outcome
-from harness1.model_calls import calls_of, prompt_ids
-from harness1.policy.tokenizer import FastTokenizer
+from harness1.models.tokenizer import FastTokenizer
 from harness1.records import Episode, Status
-from harness1.retrieval.building import build_index
-from harness1.rl.row_file import RowFile
+from harness1.retrieval.index.build import build_index
+from harness1.reward.outcome import outcome
+from harness1.rows.calls import calls_of, prompt_ids
+from harness1.rows.file import RowFile
+from harness1.runs.store import read_episodes
 from harness1.sft.build import Build, build
 from harness1.sft.data_card import HELD_OUT, TRAIN, write_card
 from harness1.sft.fine_tuning import FineTuning, fine_tune
-from harness1.store import read_episodes
 from harness1.train.log import read_log
-from harness1.training_settings import Gates, Lora, Sft, Train, Watch
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import CHATML, vocabulary
 

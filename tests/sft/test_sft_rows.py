@@ -7,17 +7,16 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from harness1.config import Env, load_config
-from harness1.model_calls import calls_of, prompt_ids
+from harness1.config import Env, Sft, load_config
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.spoken import SpokenPolicy
+from harness1.policy.wrappers import SpokenPolicy
 from harness1.records import Episode, ModelCall, Sampling, Task, Turn
-from harness1.replay import replay_env
-from harness1.rl.rows import TrainRow
-from harness1.rollout import rollout
-from harness1.sft.sft_rows import EpisodeRows, Origin, has_token_ids, row_tokens, sft_rows
+from harness1.rollout.replay import replay_env
+from harness1.rollout.rollout import rollout
+from harness1.rows.calls import calls_of, prompt_ids
+from harness1.rows.row import TrainRow
+from harness1.sft.rows import EpisodeRows, Origin, has_token_ids, row_tokens, sft_rows
 from harness1.tools.registry import Toolbox
-from harness1.training_settings import Sft
 from tests.support import END, Script, curate, make_env, run, search, wide_corpus
 from tests.vocabularies import SPOKEN, chat_format
 

@@ -11,21 +11,20 @@ import msgspec
 import pytest
 from safetensors.torch import load_file
 
-from harness1.config import Config, load_config
-from harness1.data.source import open_source
+from harness1.config import Config, Lora, load_config
+from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.spoken import SpokenPolicy
+from harness1.policy.wrappers import SpokenPolicy
 from harness1.records import Status, Task
-from harness1.retrieval.engines import open_retriever
-from harness1.retrieval.retriever import Retriever
-from harness1.rl.row_file import RowFile
-from harness1.rollout import rollout
+from harness1.retrieval.open import open_retriever
+from harness1.retrieval.protocol import Retriever
+from harness1.rollout.rollout import rollout
+from harness1.rows.file import RowFile
+from harness1.runs.stage import read_stage
 from harness1.sft.data_card import CARD, HELD_OUT, TRAIN, read_card
 from harness1.sft.fine_tuning import fine_tune
 from harness1.sft.student import Student
-from harness1.stage import read_stage
-from harness1.training_settings import Lora
 from tests.sft.test_fine_tuning import CONFIG, QUICK, WORLD, Place, save_rows, save_student, silent, tuning
 from tests.support import run
 
@@ -187,7 +186,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("harness1.sft.fine_tuning.load_trainable", load)
     monkeypatch.setattr("harness1.sft.fine_tuning.train_with_trl", load)
-    monkeypatch.setattr("harness1.sft.held_out.open_transformers", load)
+    monkeypatch.setattr("harness1.sft.validation.open_transformers", load)
 
 
 @pytest.mark.usefixtures("unloaded")

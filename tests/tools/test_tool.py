@@ -9,7 +9,7 @@ import pytest
 from msgspec import Meta
 
 from harness1.config import Curation, Env, FanOut, Grep, Pruning, Read, Review, Verification
-from harness1.env.memory import WorkingMemory
+from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Observation, ToolCall
 from harness1.tools.registry import TOOLS, Toolbox
 from harness1.tools.tool import Needs, build_tool

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness1.errors import UsageError
-from harness1.rl.rows import TrainRow
+from harness1.rows.row import TrainRow
 from harness1.train.algorithm import ALGORITHMS, NegativeLogLikelihood, make_algorithm
 from harness1.train.micro_batch import collate
 

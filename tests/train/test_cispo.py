@@ -21,15 +21,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
+from harness1.config import Rl
 from harness1.errors import UsageError
-from harness1.policy.causal_model import load_causal_model
-from harness1.rl.captured_call import CapturedCall
-from harness1.rl.prefix_merging import prefix_merging
-from harness1.rl.rows import TrainRow, per_request
+from harness1.models.transformers.causal_model import load_causal_model
+from harness1.rows.calls import CapturedCall
+from harness1.rows.merging import prefix_merging
+from harness1.rows.row import TrainRow, per_request
 from harness1.train.algorithm import Algorithm, make_algorithm
 from harness1.train.cispo import LOG_RATIO_LIMIT, Cispo, DoubleSided, PolicyGradient, Reinforce
 from harness1.train.micro_batch import MicroBatch, collate, trained_logprobs
-from harness1.training_settings import Rl
 from tests.tiny_models import VOCABULARY, save_tiny_model
 from tests.train.test_micro_batch import LENGTHS, WholeLogits, plain_logprobs, predicting_positions
 from tests.train.test_trainer import SMALL, distance, gradient_of

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness1.rl.rows import TrainRow
+from harness1.config import Lora, Train
+from harness1.rows.row import TrainRow
 from harness1.train.algorithm import NegativeLogLikelihood
-from harness1.train.group import ALONE, Group, joined_group
+from harness1.train.process_group import ALONE, Group, joined_group
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
-from harness1.training_settings import Lora, Train
 from tests.tiny_models import save_tiny_model
 from tests.train.test_micro_batch import made_rows
 

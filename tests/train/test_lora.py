@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness1.config import Lora
 from harness1.errors import UsageError
-from harness1.policy.causal_model import load_causal_model
+from harness1.models.transformers.causal_model import load_causal_model
 from harness1.train.lora import add_adapters, merged_state
-from harness1.training_settings import Lora
 from tests.tiny_models import save_tiny_model
 
 LORA = Lora(rank=4, alpha=8.0)

@@ -14,19 +14,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from harness1.config import load_config
-from harness1.data.world import world_source
-from harness1.policy.causal_model import load_causal_model
+from harness1.config import Sft, load_config
+from harness1.data.world.generate import world_source
+from harness1.models.transformers.causal_model import load_causal_model
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.spoken import SpokenPolicy
+from harness1.policy.wrappers import SpokenPolicy
 from harness1.records import Episode
-from harness1.rl.rows import TrainRow
-from harness1.rollout import rollout
-from harness1.sft.sft_rows import Origin, sft_rows
+from harness1.rollout.rollout import rollout
+from harness1.rows.row import TrainRow
+from harness1.sft.rows import Origin, sft_rows
 from harness1.tools.registry import Toolbox
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.micro_batch import by_token_budget, collate, shuffled_steps, trained_logprobs, trained_tokens
-from harness1.training_settings import Sft
 from tests.support import chunk, make_env, run
 from tests.tiny_models import VOCABULARY, save_tiny_model
 from tests.vocabularies import chat_format

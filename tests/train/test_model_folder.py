@@ -10,20 +10,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from harness1.config import Lora, Train
 from harness1.errors import UsageError
-from harness1.policy.causal_model import load_causal_model
-from harness1.policy.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
-from harness1.policy.transformers_backend import open_transformers
+from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
+from harness1.models.transformers.backend import open_transformers
+from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Sampling
-from harness1.rl.rows import TrainRow
-from harness1.stage import refuse_full_disk
+from harness1.rows.row import TrainRow
+from harness1.runs.files import refuse_full_disk
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.lora import merged_state
 from harness1.train.micro_batch import collate, trained_logprobs
-from harness1.train.model_folder import parameters_of, read_state, write_model, write_state
+from harness1.train.saving import parameters_of, read_state, write_model, write_state
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
-from harness1.training_settings import Lora, Train
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.train.test_micro_batch import made_rows
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness1.config import Train
 from harness1.train.schedule import rate_at
-from harness1.training_settings import Train
 
 SCHEDULES = ("constant", "linear", "cosine")
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from harness1.config import Lora, Train
 from harness1.errors import UsageError
 from harness1.train.trainable import load_trainable
-from harness1.training_settings import Lora, Train
 from tests.tiny_models import save_tiny_model
 
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from harness1.config import Lora, Train
 from harness1.errors import UsageError
-from harness1.rl.rows import TrainRow
+from harness1.rows.row import TrainRow
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.micro_batch import MicroBatch, shuffled_steps
-from harness1.train.model_folder import read_state, write_state
+from harness1.train.saving import read_state, write_state
 from harness1.train.schedule import rate_at
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Diverged, Trainer
-from harness1.training_settings import Lora, Train
 from tests.tiny_models import save_tiny_model
 from tests.train.test_micro_batch import episode_rows, made_rows, plain_logprobs, world_episode
 

@@ -12,12 +12,12 @@ import torch
 import trl.trainer.base_trainer
 from transformers import AutoModelForCausalLM
 
+from harness1.config import Lora, Train, Watch
 from harness1.errors import MissingExtra, UsageError
-from harness1.rl.rows import TrainRow
+from harness1.rows.row import TrainRow
 from harness1.train.schedule import rate_at
 from harness1.train.trainable import load_trainable
 from harness1.train.trl_trainer import Passes, passes_of, train_with_trl
-from harness1.training_settings import Lora, Train, Watch
 from tests.tiny_models import STOP, VOCABULARY, save_byte_tokenizer, save_tiny_model
 
 Log = list[dict[str, float]]

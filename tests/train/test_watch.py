@@ -9,21 +9,20 @@ from typing import Any
 
 import pytest
 
-from harness1.config import Env, load_config
-from harness1.data.world import world_source
+from harness1.config import Env, Watch, load_config
+from harness1.data.world.generate import world_source
 from harness1.env.environment import SearchEnv
-from harness1.env.render import Context
+from harness1.env.render.renderer import Context
 from harness1.errors import InfrastructureFault
-from harness1.eval.outcome import outcome
-from harness1.policy.backend import Generation, Grammar
+from harness1.models.backend import Generation, Grammar
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import Sampling, Task, ToolCall
-from harness1.rl.rows import TrainRow
-from harness1.rollout import rollout
+from harness1.reward.outcome import outcome
+from harness1.rollout.rollout import rollout
+from harness1.rows.row import TrainRow
 from harness1.tools.registry import Toolbox
-from harness1.train.watch import HIGHER, Best, HeldOutTurn, episode_metrics, held_out_turns, is_valid, turn_metrics
-from harness1.training_settings import Watch
+from harness1.train.validation import HIGHER, Best, HeldOutTurn, episode_metrics, held_out_turns, is_valid, turn_metrics
 from tests.support import END, Script, WordRetriever, call, chunk, curate, make_env, play, run, search
 from tests.vocabularies import chat_format
 

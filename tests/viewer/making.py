@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness1.config import Config
-from harness1.data.source import open_source
+from harness1.data.open import open_source
 from harness1.policy.policy import Policy
-from harness1.policy.spoken import SpokenPolicy
+from harness1.policy.wrappers import SpokenPolicy
 from harness1.records import Chunk, Episode, Task, ToolCall
 from harness1.reward.composite import score
-from harness1.rollout import rollout
-from harness1.run_folder import shown_config
-from harness1.stage import Stage
-from harness1.store import EpisodeStore
+from harness1.rollout.rollout import rollout
+from harness1.runs.folder import shown_config
+from harness1.runs.stage import Stage
+from harness1.runs.store import EpisodeStore
 from tests.support import CORPUS, END, Script, call, chunk, curate, make_env, run, search
 from tests.vocabularies import chat_format, vocabulary
 

@@ -11,10 +11,9 @@ import pytest
 
 from harness1.errors import UsageError
 from harness1.records import Episode
-from harness1.store import read_episodes
-from harness1.viewer.choice import in_order, with_room
-from harness1.viewer.packing import unpacked
-from harness1.viewer.rows import Row
+from harness1.runs.store import read_episodes
+from harness1.viewer.episode_list import Row, in_order, with_room
+from harness1.viewer.page_file import unpacked
 from harness1.viewer.write import Asked, Written, write_view
 from tests.support import END, Script, search
 from tests.viewer.making import (

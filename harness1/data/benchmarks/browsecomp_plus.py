@@ -19,12 +19,12 @@ from pathlib import Path
 
 import msgspec
 
-from harness1.data import trec
 from harness1.data.benchmarks import tables
 from harness1.data.benchmarks.benchmark import Benchmark, Hub, Located, source_of
 from harness1.data.benchmarks.corpora import corpus_of
 from harness1.data.faults import DuplicateId, Fault
-from harness1.data.jsonl import numbered_lines
+from harness1.data.formats import trec
+from harness1.data.formats.jsonl import numbered_lines
 from harness1.data.source import Source
 from harness1.errors import CorpusError
 from harness1.records import DocId, Gold, Task

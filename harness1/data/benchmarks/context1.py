@@ -18,11 +18,11 @@ from typing import Any
 from urllib.parse import urldefrag
 
 from harness1.data.benchmarks import tables
-from harness1.data.benchmarks.benchmark import Hub, Located, source_of
+from harness1.data.benchmarks.benchmark import Benchmark, Hub, Located, source_of
 from harness1.data.benchmarks.corpora import corpus_of, document_of
 from harness1.data.benchmarks.tables import Row
 from harness1.data.faults import Fault
-from harness1.data.jsonl import identifier
+from harness1.data.formats.jsonl import identifier
 from harness1.data.source import Source
 from harness1.errors import CorpusError
 from harness1.records import ChunkId, DocId, Gold, Task
@@ -142,3 +142,41 @@ def _chunks(where: str, fact: Any) -> tuple[ChunkId, ...]:
 def _answers(row: Row) -> tuple[str, ...]:
     answer = row.get("answer")
     return (answer,) if isinstance(answer, str) and answer.strip() else ()
+
+
+PATENTS = Benchmark(
+    name="patents",
+    what="rejected claims of patent applications, to be matched with the prior art that the examiner cited",
+    size="718 test questions; a corpus for each split",
+    licence="not stated; patent texts of the USPTO are public domain",
+    origin="kellyhongg/1_18_patents_test (questions) and pat-jj/harness-1-train-data (corpora) on the hub",
+    files=files_of("patents"),
+    verified=VERIFIED,
+    open=partial(open_context1, "patents", False, document_gold),
+    hub=hub_of("patents", "kellyhongg/1_18_patents_test"),
+)
+
+SEC = Benchmark(
+    name="sec",
+    what="multi-hop questions over SEC filings; each needs 3 to 7 facts, each stated by any one of some chunks",
+    size="502 test questions (sec_test_new; other snapshots have 691 or 1,216), 3,453 for training; 2,115,106 chunks",
+    licence="not stated; filings are public documents",
+    origin="kellyhongg/sec_test_new (questions) and pat-jj/harness-1-train-data (corpus of both splits) on the hub",
+    files=files_of("sec"),
+    verified=VERIFIED,
+    open=partial(open_context1, "sec", True, fact_gold),
+    unit="chunk",
+    hub=hub_of("sec", "kellyhongg/sec_test_new"),
+)
+
+WEB = Benchmark(
+    name="web",
+    what="synthetic multi-hop questions over kept web pages, with distractors; some pages hold the final answer",
+    size="554 test questions; a corpus for each split",
+    licence="not stated; the pages are third parties'",
+    origin="kellyhongg/web_1_17_test (questions) and pat-jj/harness-1-train-data (corpora) on the hub",
+    files=files_of("web"),
+    verified=VERIFIED,
+    open=partial(open_context1, "web", False, document_gold),
+    hub=hub_of("web", "kellyhongg/web_1_17_test"),
+)

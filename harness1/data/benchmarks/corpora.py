@@ -17,7 +17,7 @@ from typing import NamedTuple
 from harness1.data.benchmarks import tables
 from harness1.data.benchmarks.tables import Row
 from harness1.data.faults import DuplicateId, EmptyText, Fault, refuse
-from harness1.data.jsonl import TEXT_KEYS, distinct, identifier
+from harness1.data.formats.jsonl import TEXT_KEYS, distinct, identifier
 from harness1.errors import CorpusError
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.corpus import Document, GivenChunk

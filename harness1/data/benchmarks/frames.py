@@ -14,7 +14,7 @@ from harness1.data.benchmarks.benchmark import Benchmark, Hub, source_of, tasks_
 from harness1.data.benchmarks.sealqa import kept_pages, page_id
 from harness1.data.benchmarks.tables import Row
 from harness1.data.faults import Fault
-from harness1.data.jsonl import identifier
+from harness1.data.formats.jsonl import identifier
 from harness1.data.source import Source
 from harness1.errors import CorpusError
 from harness1.records import Gold, Task

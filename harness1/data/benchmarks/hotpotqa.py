@@ -17,7 +17,7 @@ from harness1.data.benchmarks.benchmark import Benchmark, Hub, Located, source_o
 from harness1.data.benchmarks.corpora import Corpus
 from harness1.data.benchmarks.tables import Row
 from harness1.data.faults import DuplicateId, Fault
-from harness1.data.jsonl import identifier
+from harness1.data.formats.jsonl import identifier
 from harness1.data.source import Source
 from harness1.errors import CorpusError
 from harness1.hashing import text_digest

@@ -20,7 +20,7 @@ from harness1.errors import CorpusError
 from harness1.hashing import text_digest
 from harness1.records import DocId, Task
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.page_cache import page_url
+from harness1.retrieval.engines.page_cache import page_url
 
 NAME = "longseal"
 SETS = ("30_docs", "20_docs", "12_docs")

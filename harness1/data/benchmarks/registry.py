@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from harness1.data.benchmarks.benchmark import Benchmark
 from harness1.data.benchmarks.browsecomp_plus import BROWSECOMP_PLUS
+from harness1.data.benchmarks.context1 import PATENTS, SEC, WEB
 from harness1.data.benchmarks.frames import FRAMES
 from harness1.data.benchmarks.hotpotqa import HOTPOTQA
 from harness1.data.benchmarks.longseal import LONGSEAL
-from harness1.data.benchmarks.patents import PATENTS
-from harness1.data.benchmarks.seal0 import SEAL0
-from harness1.data.benchmarks.sec import SEC
-from harness1.data.benchmarks.web import WEB
+from harness1.data.benchmarks.sealqa import SEAL0
 from harness1.errors import UsageError
 
 BENCHMARKS = {

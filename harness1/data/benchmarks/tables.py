@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from harness1.data import jsonl
 from harness1.data.faults import Fault, refuse
+from harness1.data.formats import jsonl
 from harness1.errors import CorpusError, MissingExtra
 
 Row = dict[str, Any]

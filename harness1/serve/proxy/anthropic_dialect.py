@@ -22,7 +22,7 @@ from harness1.serve.proxy.chat import (
     spec_of,
 )
 from harness1.serve.proxy.dialect import Dialect, Event
-from harness1.serve.retrieve import Refused
+from harness1.serve.service import Refused
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stop_sequences": ([],),

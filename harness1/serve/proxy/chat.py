@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from harness1.models.formats.reading import read_object
 from harness1.plain import plain
-from harness1.policy.formats.reading import read_object
 from harness1.records import Record
-from harness1.serve.retrieve import Refused
+from harness1.serve.service import Refused
 from harness1.tools.tool import ToolSpec
 
 Temperature = Annotated[float, Meta(ge=0.0, le=100.0)]

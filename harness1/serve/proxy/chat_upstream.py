@@ -14,9 +14,9 @@ import msgspec
 
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, Refusal
-from harness1.http_client import HttpClient, HttpFault
-from harness1.model_endpoint import policy_endpoint
-from harness1.policy.sampled import LEAST, ROUNDING
+from harness1.http.client import HttpClient, HttpFault
+from harness1.http.model_endpoint import policy_endpoint
+from harness1.models.sampled import LEAST, ROUNDING
 from harness1.records import Sampling, ToolCall
 from harness1.serve.proxy.chat import Called, ChatReply, ChatRequest, Finish, changing, refuse_unsupported
 from harness1.serve.proxy.dialect import Dialect

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness1.hashing import digest
-from harness1.policy.formats.chat_format import Ids
+from harness1.models.formats.chat_format import Ids
 from harness1.serve.proxy.chat import Called, ChatMessage, ChatReply
 
 

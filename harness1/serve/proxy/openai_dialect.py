@@ -21,7 +21,7 @@ from harness1.serve.proxy.chat import (
     spec_of,
 )
 from harness1.serve.proxy.dialect import Dialect, Event
-from harness1.serve.retrieve import Refused
+from harness1.serve.service import Refused
 
 ONE_OUTPUT: dict[str, tuple[Any, ...]] = {"n": (1,)}
 """What no upstream is asked for: a call has one output."""

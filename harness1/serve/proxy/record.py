@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 
 from harness1.errors import SchemaError, UsageError
-from harness1.journal import Journal, packed, read_lines, unpacked
 from harness1.records import Record, Sampling, TokenBlob, ToolCall
-from harness1.rl.captured_call import CapturedCall
-from harness1.stage import Stage, read_stage
+from harness1.rows.calls import CapturedCall
+from harness1.runs.journal import Journal, packed, read_lines, unpacked
+from harness1.runs.stage import Stage, read_stage
 
 CALLS = "calls.jsonl"
 TOKENS = "tokens.bin"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
-from harness1.env.pieces import Piece, Role
-from harness1.env.view import TurnView
+from harness1.env.render.pieces import Piece, Role
+from harness1.env.render.view import TurnView
 from harness1.hashing import text_digest
-from harness1.policy.formats.chat_format import ChatFormat, Ids
-from harness1.policy.formats.harmony import CHANNEL, MESSAGE, RETURN
+from harness1.models.formats.chat_format import ChatFormat, Ids
+from harness1.models.formats.harmony import CHANNEL, MESSAGE, RETURN
 from harness1.records import ModelCall, Record, ToolCall
 from harness1.serve.proxy.chat import ChatMessage
 from harness1.serve.proxy.memory import Past

@@ -12,7 +12,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, Refusal, UsageError
-from harness1.http_client import without_secrets
+from harness1.redaction import without_secrets
 from harness1.serve.proxy.anthropic_dialect import ANTHROPIC
 from harness1.serve.proxy.chat import ChatReply, Spelled, decoded
 from harness1.serve.proxy.dialect import Dialect
@@ -21,8 +21,8 @@ from harness1.serve.proxy.openai_dialect import OPENAI
 from harness1.serve.proxy.record import ABANDONED, RecordedCall, Recorder
 from harness1.serve.proxy.sessions import clean_name, fresh_session, session_of
 from harness1.serve.proxy.upstream import Answered, Upstream
-from harness1.serve.retrieve import Gate, Limits, Refused, Reply
 from harness1.serve.server import Request
+from harness1.serve.service import Gate, Limits, Refused, Reply
 
 DIALECTS = {"/v1/chat/completions": OPENAI, "/v1/messages": ANTHROPIC}
 JSON = {"Content-Type": "application/json"}

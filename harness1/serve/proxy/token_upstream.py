@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness1.config import Config
+from harness1.models.backend import Backend, Grammar
+from harness1.models.formats.chat_format import ChatFormat
 from harness1.plain import plain_call
-from harness1.policy.backend import Backend, Grammar
-from harness1.policy.formats.chat_format import ChatFormat
 from harness1.records import Sampling, ToolCall
 from harness1.serve.proxy.chat import Called, ChatReply, ChatRequest, refuse_unsupported
 from harness1.serve.proxy.dialect import Dialect
 from harness1.serve.proxy.rendering import Recall, plain_text, prompt_of
 from harness1.serve.proxy.upstream import Answered, Asked
-from harness1.serve.retrieve import Refused
+from harness1.serve.service import Refused
 from harness1.tools.tool import ToolSpec
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from harness1.policy.backend import Grammar
-from harness1.policy.formats.chat_format import Ids
+from harness1.models.backend import Grammar
+from harness1.models.formats.chat_format import Ids
 from harness1.records import Record, Sampling, ToolCall
 from harness1.serve.proxy.chat import ChatReply, ChatRequest
 from harness1.serve.proxy.dialect import Dialect

@@ -6,10 +6,10 @@ import pytest
 from harness1.data.benchmarks.registry import BENCHMARKS
 from harness1.data.faults import AbsentGold
 from harness1.data.importing import import_benchmark
-from harness1.data.source import open_source
+from harness1.data.open import open_source
 from harness1.errors import CorpusError, UsageError
 from harness1.records import Task
-from harness1.stage import read_stage
+from harness1.runs.stage import read_stage
 from tests.data.benchmarks import official
 from tests.data.benchmarks.official import ALL, SECRET, Official
 

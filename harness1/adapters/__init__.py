@@ -1,0 +1,1 @@
+"""Shapes that other projects take."""

@@ -1,0 +1,1 @@
+"""Episodes as SkyRL's trainer takes them."""

@@ -1,0 +1,121 @@
+"""The configuration of everything, as one frozen value: from TOML plus dotted overrides (design section 2.5). One file
+for each section; defaults are the published constants (Harness-1, arXiv 2606.02373; `configs/paper.toml` says so)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness1.config.env import AutoPopulate as AutoPopulate
+from harness1.config.env import BudgetMarker as BudgetMarker
+from harness1.config.env import Compression as Compression
+from harness1.config.env import Curation as Curation
+from harness1.config.env import Dedup as Dedup
+from harness1.config.env import Env as Env
+from harness1.config.env import Evidence as Evidence
+from harness1.config.env import FanOut as FanOut
+from harness1.config.env import Grep as Grep
+from harness1.config.env import History as History
+from harness1.config.env import PoolView as PoolView
+from harness1.config.env import Pruning as Pruning
+from harness1.config.env import Read as Read
+from harness1.config.env import Rendering as Rendering
+from harness1.config.env import Rerank as Rerank
+from harness1.config.env import Retrieval as Retrieval
+from harness1.config.env import Review as Review
+from harness1.config.env import Search as Search
+from harness1.config.env import Verification as Verification
+from harness1.config.index import Dense as Dense
+from harness1.config.index import Index as Index
+from harness1.config.machine import Fleet as Fleet
+from harness1.config.machine import Keyed as Keyed
+from harness1.config.machine import Learn as Learn
+from harness1.config.machine import Model as Model
+from harness1.config.machine import ModelServer as ModelServer
+from harness1.config.machine import Price as Price
+from harness1.config.machine import Run as Run
+from harness1.config.machine import Web as Web
+from harness1.config.policy import ChatPolicy as ChatPolicy
+from harness1.config.reward import Reward as Reward
+from harness1.config.reward import with_recipe
+from harness1.config.rl import Pivots as Pivots
+from harness1.config.rl import Rl as Rl
+from harness1.config.sft import Gates as Gates
+from harness1.config.sft import Sft as Sft
+from harness1.config.train import Lora as Lora
+from harness1.config.train import Train as Train
+from harness1.config.train import Watch as Watch
+from harness1.errors import ConfigError
+from harness1.hashing import digest
+from harness1.settings import Settings
+
+
+class Config(Settings):
+    env: Env = Env()
+    policy: ChatPolicy = ChatPolicy()
+    index: Index = Index()
+    reward: Reward = Reward()
+    sft: Sft = Sft()
+    rl: Rl = Rl()
+    train: Train = Train()
+    run: Run = Run()
+
+    def __post_init__(self) -> None:
+        if self.env.generation_reserve >= self.env.context_window:
+            raise ConfigError("env.generation_reserve must be smaller than env.context_window")
+        if self.env.rendering.recent_max < self.env.rendering.recent:
+            raise ConfigError("env.rendering.recent_max must not be smaller than env.rendering.recent")
+        if self.env.pruning.on and self.env.rendering.order != "transcript":
+            raise ConfigError(
+                "env.pruning.on=true is for env.rendering.order=transcript: other orders forget by themselves"
+            )
+
+    @property
+    def reward_hash(self) -> str:
+        return digest(self.reward)
+
+
+def load_config(path: Path | None = None, overrides: list[str] | None = None) -> Config:
+    """The defaults, overlaid with a TOML file, overlaid with `a.b=value` settings. Weights of the reward that neither
+    gives are those of `reward.recipe`; one that a setting names takes the place of all that the file says of rewards.
+
+    Raises:
+        ConfigError: a key is unknown, a value has the wrong type or is out of range, or the file is not TOML.
+    """
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = msgspec.toml.decode(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from error
+    if any(override.partition("=")[0].strip() == "reward.recipe" for override in overrides or []):
+        tree.pop("reward", None)
+    for override in overrides or []:
+        _overlay(tree, override)
+    if isinstance(tree.get("reward"), dict):
+        tree["reward"] = with_recipe(tree["reward"])
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"configuration: {error}") from error
+
+
+def _overlay(tree: dict[str, Any], override: str) -> None:
+    """Put `a.b=value` into the tree; the value is read as TOML, and as a plain string where it is none."""
+    path, sign, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not sign or not all(keys):
+        raise ConfigError(f"--set takes a.b=value, not {override!r}")
+    for key in keys[:-1]:
+        node = tree.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"{override!r}: {key} is a value, not a group of settings")
+        tree = node
+    try:
+        tree[keys[-1]] = msgspec.toml.decode(f"value = {text.strip()}")["value"]
+    except msgspec.MsgspecError:
+        tree[keys[-1]] = text.strip()

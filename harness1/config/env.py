@@ -1,0 +1,208 @@
+"""`[env]`: everything that decides what a policy can do and see. It is in `env_hash`, whole.
+
+Every mechanism of the environment is a field with an `on` switch or a choice; turning it off removes it from the
+prompt, the tool schemas, the memory, the reward and the metrics together.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from harness1.errors import ConfigError
+from harness1.records import Tag
+from harness1.settings import Count, Positive, Settings, Share, Weight
+
+OBSERVATION_SHARE = 0.4
+"""The most of a prompt that one observation may take."""
+
+
+class Search(Settings):
+    """What one search query may return."""
+
+    hits: Positive = 10
+    """Hits per query."""
+    tokens: Positive = 4096
+    """Tokens of shown text per query; hits that do not fit are left for a later search, whole."""
+
+
+class Rerank(Settings):
+    """A cross-encoder reads query and chunk together (which one: `run.reranker`)."""
+
+    on: bool = False
+    candidates: Positive = 50
+    """How many of the best chunks it reads."""
+
+
+class Retrieval(Settings):
+    """How an index with terms and embeddings ranks. Engines beyond this package read what applies to them."""
+
+    mode: Literal["auto", "bm25", "dense", "hybrid"] = "auto"
+    """`auto`: hybrid where the index has embeddings, else BM25."""
+    rrf_k: Positive = 60
+    bm25_depth: Positive = 25
+    """Chunks of the BM25 list that take part in fusion; never fewer than are asked for."""
+    dense_depth: Positive = 25
+    bm25_weight: Weight = 1.0
+    dense_weight: Weight = 1.0
+    rerank: Rerank = Rerank()
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.bm25_weight + self.dense_weight < float("inf"):
+            raise ConfigError("env.retrieval.bm25_weight and dense_weight must be finite, and not both 0")
+
+
+class FanOut(Settings):
+    on: bool = True
+    queries: Positive = 5
+    rrf_k: Positive = 60
+
+
+class Grep(Settings):
+    on: bool = True
+    hits: Positive = 5
+
+
+class Read(Settings):
+    on: bool = True
+    tokens: Positive = 4096
+
+
+class Review(Settings):
+    on: bool = True
+    documents: Positive = 5
+    tokens: Positive = 4096
+
+
+class Verification(Settings):
+    on: bool = True
+    judge: Literal["lexical", "cross_encoder", "language_model"] = "lexical"
+    """By shared words, by the cross-encoder at `run.reranker`, or by the language model at `run.verifier`."""
+    model: str = ""
+    """The name of the language model that judges, as its server knows it."""
+    documents: Positive = 5
+    characters: Positive = 6000
+    """How much of a document the verifier reads."""
+    lines: Positive = 8
+    """Verdicts shown in the memory, newest first."""
+
+
+class Curation(Settings):
+    cap: Annotated[int, Meta(ge=1, le=30)] = 30
+    tags: bool = True
+    """Importance tags; without them every entry is equal."""
+    eviction: Literal["rank", "fifo", "refuse"] = "rank"
+    """At the cap: evict a strictly less important entry, the oldest entry, or refuse the new one."""
+
+
+class AutoPopulate(Settings):
+    on: bool = True
+    documents: Positive = 8
+    tag: Tag = "fair"
+
+
+class Dedup(Settings):
+    on: bool = True
+    permutations: Annotated[int, Meta(ge=16, le=256)] = 64
+    shingle: Positive = 5
+    threshold: Share = 0.85
+    min_characters: Count = 40
+
+
+class Compression(Settings):
+    on: bool = True
+    sentences: Positive = 4
+
+
+class Evidence(Settings):
+    on: bool = True
+    entities: Positive = 8
+    documents: Positive = 5
+    """Documents named beside each bridge entity."""
+    characters: Positive = 8000
+    """How much of a chunk is searched for entities."""
+    handles: bool = False
+    """Entities of the question and of shown hits have handles (E3), which the queries of a search may contain. It does
+    not depend on `on`, which is about entities that documents share."""
+
+
+class History(Settings):
+    on: bool = True
+    lines: Positive = 12
+
+
+class PoolView(Settings):
+    lines: Positive = 50
+    """Newest uncurated entries shown with a snippet."""
+    older: Count = 30
+    """Older uncurated entries shown by handle alone."""
+    snippet: Positive = 120
+
+
+class BudgetMarker(Settings):
+    on: bool = True
+    halfway: Share = 0.60
+    warning: Share = 0.75
+    critical: Share = 0.90
+
+
+class Pruning(Settings):
+    """What a transcript (`rendering.order`), which only grows, does about its size: the policy prunes. Constants of the
+    baseline that Harness-1 is compared with (Context-1)."""
+
+    on: bool = False
+    tokens: Positive = 16384
+    """Above so many, every observation asks to prune or to conclude."""
+    refusal: Positive = 24326
+    """Above so many, nothing but pruning, curating and ending is carried out."""
+    output: Positive = 4096
+    """The most tokens of one observation."""
+
+
+class Rendering(Settings):
+    order: Literal["paper", "stable_first", "epoch", "transcript"] = "paper"
+    recent: Positive = 5
+    """Turns shown in full."""
+    recent_max: Positive = 9
+    """`stable_first`: the window grows to this many turns, then is cut back to `recent`."""
+    epoch_turns: Positive = 5
+    instructions: Literal["full", "brief", "minimal"] = "full"
+    """The static prompt: all rules, what a small window has room for, or one line, with tools that are named and not
+    described and the turn in place of the budget line: for a model that was trained for the very environment."""
+
+
+class Env(Settings):
+    """Everything that decides what a policy can do and see. It is in `env_hash`, whole."""
+
+    max_turns: Positive = 40
+    context_window: Annotated[int, Meta(ge=256)] = 32768
+    generation_reserve: Positive = 2048
+    guidance: Literal["none", "facts", "prescriptive"] = "facts"
+    search: Search = Search()
+    retrieval: Retrieval = Retrieval()
+    fan_out: FanOut = FanOut()
+    grep: Grep = Grep()
+    read: Read = Read()
+    review: Review = Review()
+    verification: Verification = Verification()
+    curation: Curation = Curation()
+    auto_populate: AutoPopulate = AutoPopulate()
+    dedup: Dedup = Dedup()
+    compression: Compression = Compression()
+    evidence: Evidence = Evidence()
+    history: History = History()
+    pool: PoolView = PoolView()
+    budget_marker: BudgetMarker = BudgetMarker()
+    pruning: Pruning = Pruning()
+    rendering: Rendering = Rendering()
+
+    @property
+    def prompt_limit(self) -> int:
+        """The most tokens that a prompt may have: context window minus generation reserve."""
+        return self.context_window - self.generation_reserve
+
+    def observation_limit(self, tokens: int) -> int:
+        """An allowance in tokens, kept small enough that a small context window still holds a whole turn."""
+        most = int(self.prompt_limit * OBSERVATION_SHARE)
+        return min(tokens, most, self.pruning.output) if self.pruning.on else min(tokens, most)

@@ -1,0 +1,38 @@
+"""`[index]`: how a corpus is cut, analysed and embedded. It is in `index_hash`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from harness1.settings import Count, Positive, Settings, Share
+
+
+class Dense(Settings):
+    """Embeddings of the chunks of an index, beside their terms."""
+
+    model: str = ""
+    """A name or local folder for sentence-transformers, or `hash:DIMENSIONS` (needs no model); empty: none."""
+    search: Literal["exact", "hnsw", "ivf"] = "exact"
+    """Exact up to about a million chunks; the approximate graphs and lists of faiss beyond."""
+    query_prefix: str = ""
+    """Put before a query, where the model was trained so (`query: `)."""
+    document_prefix: str = ""
+    hnsw_links: Positive = 32
+    hnsw_build: Positive = 200
+    hnsw_search: Positive = 128
+    ivf_lists: Count = 0
+    """0: 4 times the square root of the number of vectors."""
+    ivf_probes: Positive = 32
+
+
+class Index(Settings):
+    """How a corpus is cut and analysed. It is in `index_hash`."""
+
+    unit: Literal["document", "chunk"] = "document"
+    chunk_tokens: Positive = 512
+    """Documents longer than this (characters / 4) are cut at sentence borders; shorter ones stay whole."""
+    k1: Annotated[float, Meta(ge=0.0)] = 1.2
+    b: Share = 0.75
+    dense: Dense = Dense()

@@ -1,0 +1,1 @@
+"""Readers and writers of layouts that several datasets share."""

@@ -1,0 +1,186 @@
+"""The BEIR layout: `corpus.jsonl`, `queries.jsonl`, `qrels/<split>.tsv`; the files may be gzipped.
+
+What a task's evidence is beyond graded documents stands in the `metadata` of its query: `answer` and
+`answer_aliases` (texts), `answer_docs` (document ids), `facts` (for each fact, the chunk ids any one of which states
+it), `answer_facts` (positions in `facts`). Reading moves these into `Gold` and leaves all other metadata as it is.
+A corpus that was cut before keeps its chunks as `harness1.data.formats.jsonl` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness1.data.faults import DuplicateId, Fault, refuse
+from harness1.data.formats import jsonl
+from harness1.errors import CorpusError
+from harness1.records import ChunkId, DocId, Gold, Task
+from harness1.retrieval.corpus import Document
+
+CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
+QRELS_HEADER = "query-id\tcorpus-id\tscore"
+
+
+class _Evidence(msgspec.Struct, omit_defaults=True):
+    """The part of a query's metadata that is gold."""
+
+    answer: str | list[str] | None = None
+    answer_aliases: list[str] = []
+    answer_docs: list[DocId] = []
+    facts: list[list[ChunkId]] | None = None
+    answer_facts: list[int] = []
+
+
+def is_beir(path: Path) -> bool:
+    """Whether a folder holds a BEIR corpus file."""
+    return jsonl.find_file(path, CORPUS) is not None
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether the corpus file has nothing in it: the documents are elsewhere."""
+    return _existing(folder, CORPUS).stat().st_size == 0
+
+
+def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
+    """The documents of the corpus file, lazily, in its order.
+
+    Raises:
+        CorpusError: there is no corpus file, or it is broken (see `jsonl.read`).
+    """
+    return jsonl.read(_existing(folder, CORPUS), fault)
+
+
+def splits(folder: Path) -> tuple[str, ...]:
+    """The names of the splits that have relevance judgements, sorted."""
+    files = [path.name.removesuffix(".gz") for path in folder.glob(f"{QRELS}/*.tsv*")]
+    return tuple(sorted({name.removesuffix(".tsv") for name in files if name.endswith(".tsv")}))
+
+
+def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
+    """The tasks of a split, in the order of the query file: those with at least one relevant document.
+
+    Raises:
+        CorpusError: the split or the query file is missing; or a line is broken, or a judged query is not in the query
+            file, unless `fault` lets that pass.
+    """
+    if split not in splits(folder):
+        raise CorpusError(f"{folder} has no split {split!r}; it has: {', '.join(splits(folder)) or 'none'}")
+    relevant = _read_qrels(_existing(folder, f"{QRELS}/{split}.tsv"), fault)
+    tasks: dict[str, Task] = {}
+    for where, row in jsonl.rows(_existing(folder, QUERIES), fault):
+        try:
+            task_id = jsonl.identifier(where, row)
+            if task_id in tasks:
+                raise DuplicateId(f"{where}: the id {task_id!r} occurs a second time")
+            if task_id in relevant:
+                tasks[task_id] = _task(where, row, task_id, split, relevant[task_id])
+        except CorpusError as error:
+            fault(error)
+    for task_id in relevant:
+        if task_id not in tasks:
+            fault(CorpusError(f"{folder}: {split} judges query {task_id!r}, which is not in {QUERIES}"))
+    return list(tasks.values())
+
+
+def write(folder: Path, documents: Iterable[Document], tasks: Iterable[Task]) -> None:
+    """Write a corpus and its tasks so that reading them gives equal values; files are plain, not gzipped. All documents
+    are taken before the first task.
+
+    Raises:
+        CorpusError: the folder cannot be written, an id would break the table of judgements, or two splits ask
+            different things under one id.
+    """
+    queries: dict[str, dict[str, Any]] = {}
+    judged: dict[str, list[str]] = {}
+    try:
+        (folder / QRELS).mkdir(parents=True, exist_ok=True)
+        _write_rows(folder / CORPUS, map(_corpus_row, documents))
+        for task in tasks:
+            gold = task.gold or Gold(relevant={})
+            query = {"_id": task.task_id, "text": task.query, "metadata": task.metadata | _metadata(gold)}
+            if queries.setdefault(task.task_id, query) != query:
+                raise CorpusError(f"{folder}: two queries have the id {task.task_id!r}")
+            lines = judged.setdefault(task.split, [QRELS_HEADER])
+            lines += [_judgement(task.task_id, doc_id, grade) for doc_id, grade in gold.relevant.items()]
+        _write_rows(folder / QUERIES, queries.values())
+        for split, lines in judged.items():
+            (folder / QRELS / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
+    except OSError as error:
+        raise CorpusError(f"cannot write {folder}: {error}") from error
+
+
+def _corpus_row(document: Document) -> dict[str, Any]:
+    row: dict[str, Any] = {"_id": document.doc_id, "title": document.title, "text": document.text}
+    return row | {jsonl.CHUNKS_KEY: document.chunks} if document.chunks else row
+
+
+def _existing(folder: Path, name: str) -> Path:
+    path = jsonl.find_file(folder, name)
+    if path is None:
+        raise CorpusError(f"{folder} is not a whole BEIR folder: it has no {name} or {name}.gz")
+    return path
+
+
+def _task(where: str, row: dict[str, Any], task_id: str, split: str, relevant: dict[DocId, int]) -> Task:
+    query, metadata = row.get("text"), row.get("metadata") or {}
+    if not isinstance(query, str) or not query.strip():
+        raise CorpusError(f"{where}: query {task_id!r} needs a text")
+    try:
+        evidence = msgspec.convert(metadata, _Evidence)
+    except msgspec.ValidationError as error:
+        raise CorpusError(f"{where}: metadata of query {task_id!r}: {error}") from error
+    answers = [evidence.answer] if isinstance(evidence.answer, str) else evidence.answer or []
+    gold = Gold(
+        relevant=relevant,
+        answer_docs=tuple(evidence.answer_docs),
+        facts=None if evidence.facts is None else tuple(tuple(fact) for fact in evidence.facts),
+        answer_facts=tuple(evidence.answer_facts),
+        answers=(*answers, *evidence.answer_aliases),
+    )
+    others = {key: value for key, value in metadata.items() if key not in _Evidence.__struct_fields__}
+    return Task(task_id=task_id, query=query, split=split, gold=gold, metadata=others)
+
+
+def _metadata(gold: Gold) -> dict[str, Any]:
+    """The reverse of what `_task` takes out of the metadata."""
+    evidence = _Evidence(
+        answer=gold.answers[0] if gold.answers else None,
+        answer_aliases=list(gold.answers[1:]),
+        answer_docs=list(gold.answer_docs),
+        facts=None if gold.facts is None else [list(fact) for fact in gold.facts],
+        answer_facts=list(gold.answer_facts),
+    )
+    metadata: dict[str, Any] = msgspec.to_builtins(evidence)
+    return metadata
+
+
+def _read_qrels(path: Path, fault: Fault) -> dict[str, dict[DocId, int]]:
+    """The documents with a grade above 0 of every query that has any."""
+    relevant: dict[str, dict[DocId, int]] = {}
+    for number, line in jsonl.numbered_lines(path):
+        fields = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")
+        if fields == [""] or (number == 1 and fields[-1] == "score"):
+            continue
+        try:
+            task_id, doc_id, grade = fields
+            if int(grade) > 0:
+                relevant.setdefault(task_id, {})[DocId(doc_id)] = int(grade)
+        except ValueError:
+            fault(CorpusError(f"{path}:{number}: not `query-id, corpus-id, score` between tabs"))
+    return relevant
+
+
+def _judgement(task_id: str, doc_id: DocId, grade: int) -> str:
+    for name in (task_id, doc_id):
+        if any(mark in name for mark in "\t\r\n"):
+            raise CorpusError(f"the id {name!r} holds a tab or a line break, which a table of judgements cannot")
+    return f"{task_id}\t{doc_id}\t{grade}"
+
+
+def _write_rows(path: Path, values: Iterable[dict[str, Any]]) -> None:
+    with path.open("wb") as file:
+        for value in values:
+            file.write(msgspec.json.encode(value) + b"\n")

@@ -1,0 +1,85 @@
+"""Documents and topics in TREC's own markup, as `<DOC>` and `<top>` blocks; plain or gzipped.
+
+A document has a `<DOCNO>`, perhaps a title (`<TITLE>`, `<HEADLINE>`, `<HEAD>`, `<TI>`), and text: what stands in
+`<TEXT>`, or else in no field. A topic has a `<num>` and a `<title>`, with or without labels and closing tags.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness1.data.faults import EmptyText, Fault, refuse
+from harness1.data.formats.jsonl import distinct, numbered_lines
+from harness1.errors import CorpusError
+from harness1.records import DocId
+from harness1.retrieval.corpus import Document
+
+_FIELD = re.compile(r"<(\w+)[^>]*>(.*?)</\1\s*>", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"</?\w[^>]*>")
+_TOPIC_FIELD = re.compile(r"<(num|title)>\s*(?:Number:|Topic:)?(.*?)(?=<|\Z)", re.DOTALL | re.IGNORECASE)
+TITLES = ("title", "headline", "head", "ti")
+
+
+def read_documents(path: Path, fault: Fault = refuse) -> Iterator[Document]:
+    """The documents of a file, lazily.
+
+    Raises:
+        CorpusError: a document has no number, no text, or a number that was there before, unless `fault` lets it pass.
+    """
+    return distinct(_blocks(path, "DOC", fault), _document, fault)
+
+
+def read_topics(path: Path, fault: Fault = refuse) -> Iterator[tuple[str, str, str]]:
+    """The topics of a file: place, number and title of each.
+
+    Raises:
+        CorpusError: a topic has no number or title, unless `fault` lets it pass.
+    """
+    for where, block in _blocks(path, "top", fault):
+        fields = {name.lower(): " ".join(value.split()) for name, value in _TOPIC_FIELD.findall(block)}
+        if fields.get("num") and fields.get("title"):
+            yield where, fields["num"], fields["title"]
+        else:
+            fault(CorpusError(f"{where}: a topic needs <num> and <title>"))
+
+
+def _blocks(path: Path, tag: str, fault: Fault) -> Iterator[tuple[str, str]]:
+    """What stands between the opening and the closing tag, each on a line of its own, with the line of the first."""
+    opening, closing = f"<{tag}>".lower(), f"</{tag}>".lower()
+    begun, lines = 0, [""]
+    for number, raw in numbered_lines(path):
+        line = raw.decode("utf-8", "replace")
+        word = line.strip().lower()
+        if word == opening:
+            if begun:
+                fault(CorpusError(f"{path}:{begun}: <{tag}> without {closing} before the next one"))
+            begun, lines = number, []
+        elif word == closing and begun:
+            yield f"{path}:{begun}", "".join(lines)
+            begun = 0
+        elif begun:
+            lines.append(line)
+        elif word:
+            fault(CorpusError(f"{path}:{number}: text outside of <{tag}>"))
+    if begun:
+        fault(CorpusError(f"{path}:{begun}: <{tag}> without {closing}"))
+
+
+def _document(where: str, block: str) -> Document:
+    fields: dict[str, str] = {}
+    for name, value in _FIELD.findall(block):
+        fields.setdefault(name.lower(), value)
+    doc_id = fields.get("docno", "").strip()
+    if not doc_id:
+        raise CorpusError(f"{where}: a document needs a <DOCNO>")
+    title = next((_plain(fields[name]) for name in TITLES if name in fields), "")
+    text = _plain(fields["text"] if "text" in fields else _FIELD.sub("", block))
+    if not title and not text:
+        raise EmptyText(f"{where}: document {doc_id!r} has neither title nor text")
+    return Document(doc_id=DocId(doc_id), title=" ".join(title.split()), text=text)
+
+
+def _plain(markup: str) -> str:
+    return _TAG.sub(" ", markup).strip()

@@ -1,0 +1,1 @@
+"""From memory and turns to a context within its budget."""

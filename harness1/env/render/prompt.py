@@ -1,0 +1,110 @@
+"""The static prompt, generated from the enabled mechanisms: a mechanism that is off is not mentioned."""
+
+from __future__ import annotations
+
+from harness1.config import Env
+from harness1.env.render.pieces import Piece, piece
+from harness1.env.render.view import LimitsView
+from harness1.tools.registry import Toolbox
+
+
+def static_piece(env: Env, toolbox: Toolbox) -> Piece:
+    """The instructions that never change within an episode."""
+    # Minimal instructions do not say how many documents can be delivered.
+    limits = LimitsView(env.curation.cap) if env.rendering.instructions != "minimal" else None
+    return piece("static", "system", "\n".join(_instructions(env, toolbox)), limits)
+
+
+def _instructions(env: Env, toolbox: Toolbox) -> list[str]:
+    match env.rendering.instructions:
+        case "minimal":
+            return ["Curate the documents that answer the question."]
+        case "brief":
+            return _brief(env, toolbox)
+        case "full":
+            return _full(env, toolbox)
+
+
+PRUNING = (
+    "- The context grows with every turn. Above {soft} tokens prune useless documents with prune_chunks, or conclude;"
+    " above {hard} tokens only prune_chunks, curate and end_search are carried out."
+)
+NAMED = "Names are followed by handles such as (E3): a query may say E3 for the name."
+
+
+def _brief(env: Env, toolbox: Toolbox) -> list[str]:
+    """The task, and what no model can guess, for a window that has no room for more."""
+    lines = [
+        f"Find the documents that someone needs to answer the question. Your result is the curated set, at most"
+        f" {env.curation.cap}. One tool call each turn: search, curate what is useful by its handle (such as D12),"
+        " search again for what is missing, then end_search alone.",
+        "Short queries; never the same one twice.",
+    ]
+    if env.auto_populate.on:
+        lines.append(f"The first search curates its best {env.auto_populate.documents}: remove what is useless.")
+    if env.curation.tags:
+        lines.append("Tags: very_high states the answer, high is a needed link, fair may be useful, low is doubtful.")
+    if env.evidence.handles:
+        lines.append(NAMED)
+    if env.pruning.on:
+        lines.append(PRUNING.removeprefix("- ").format(soft=env.pruning.tokens, hard=env.pruning.refusal))
+    return lines
+
+
+def _full(env: Env, toolbox: Toolbox) -> list[str]:
+    tools = toolbox.tools
+    lines = [
+        "You are a search agent. You do not answer the question: you collect the documents that someone else needs to"
+        f" answer it. Your result is the curated set, at most {env.curation.cap} documents.",
+        "Each turn you take exactly one action, a call of one tool. The harness keeps what was found: documents have"
+        " handles such as D12 (D12.3 is the third part of D12), and every handle stays valid.",
+        "Work in a loop: split the question into facets, search, curate what is useful, refine, finish.",
+        "Rules:",
+        "- Short queries of 5 to 12 words. Never repeat a query: documents that were returned once do not come back.",
+    ]
+    if "fan_out_search" in tools:
+        lines.append(f"- fan_out_search runs up to {env.fan_out.queries} different queries in one turn: begin with it.")
+    if "grep_corpus" in tools:
+        lines.append("- grep_corpus finds exact names, dates, numbers and quotations.")
+    if "read_document" in tools:
+        lines.append("- read_document shows a whole document where the shown sentences are not enough.")
+    if "review_docs" in tools:
+        lines.append("- review_docs shows documents from memory again without a search.")
+    if env.compression.on:
+        lines.append(f"- Hits show the {env.compression.sentences} sentences nearest to the query, not the whole text.")
+    lines += _curation(env)
+    if env.evidence.on:
+        lines.append("- Shared entities link documents; an entity named in a good document may be the next hop.")
+    if env.evidence.handles:
+        lines.append(f"- {NAMED}")
+    if "verify" in tools:
+        lines.append("- Verify a claim before you rely on a document that must meet several constraints.")
+    if env.dedup.on:
+        lines.append("- Near duplicates are hidden behind the document that came first.")
+    if env.pruning.on:
+        lines.append(PRUNING.format(soft=env.pruning.tokens, hard=env.pruning.refusal))
+    elif env.budget_marker.on:
+        lines.append(
+            f"- The budget line shows used tokens and turns (at most {env.max_turns}). Above"
+            f" {env.budget_marker.warning:.0%} finish within 3 turns, above {env.budget_marker.critical:.0%} at once."
+        )
+    lines.append("- Call end_search alone, when the set is complete or nothing more can be found.")
+    return lines
+
+
+def _curation(env: Env) -> list[str]:
+    lines = ["- Curate often, a few documents at a time, and remove what turns out to be useless."]
+    if env.auto_populate.on:
+        lines.append(
+            f"- After the first search its best {env.auto_populate.documents} documents are curated for you"
+            + (f" as {env.auto_populate.tag}: re-tag or remove them." if env.curation.tags else ": review them.")
+        )
+    if env.curation.tags:
+        lines.append(
+            "- Tags: very_high = states part of the answer, high = needed link, fair = likely useful, low = doubtful."
+            + (
+                " A full set gives up its least important entry for a more important one."
+                * (env.curation.eviction == "rank")
+            )
+        )
+    return lines

@@ -1,0 +1,133 @@
+"""A verifier without a model: shared words, names, numbers and negations within a few sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import Stemmer
+
+from harness1.env.verifiers.protocol import Judgement, Label, VerifierFault
+from harness1.memory.dedup import MONTHS, NEGATIONS
+from harness1.memory.entities import FUNCTION_WORDS, extract
+from harness1.memory.sentences import split, vocabulary
+from harness1.records import UnitId
+
+
+class _Passage(msgspec.Struct, frozen=True):
+    """What a stretch of text says, as far as words tell."""
+
+    text: str
+    terms: frozenset[str]
+    """Stems of the content words, numbers left out."""
+    numbers: frozenset[tuple[str, str]]
+    """(kind, value); the kinds are percent, money, year, month and count."""
+    negated: bool
+
+
+class LexicalVerifier:
+    """Judges by shared words: a cheap, local and repeatable verifier that knows nothing of meaning.
+
+    Args:
+        characters: how much of a document is read.
+        support: share of the claim's terms that a supporting passage must hold.
+        conflict: share of them at which a passage with another number or the opposite polarity contradicts.
+    """
+
+    def __init__(self, characters: int = 6000, support: float = 0.7, conflict: float = 0.8) -> None:
+        self.characters, self.support, self.conflict = characters, support, conflict
+
+    async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
+        """Judge each document: see `_label` for the rule."""
+        stemmer = Stemmer.Stemmer("english")
+        read = _read(claim, stemmer)
+        names = _stems(" ".join(extract(claim, self.characters)), stemmer)
+        return [self._judge(read, names & read.terms, text[: self.characters], stemmer) for _, text in documents]
+
+    def _judge(self, claim: _Passage, names: frozenset[str], text: str, stemmer: Stemmer.Stemmer) -> Judgement:
+        """The judgement of the best passage of one to three consecutive sentences.
+
+        The first sentence (often the title) says what a document is about: its terms count as present in every passage,
+        for a name that stands there is a pronoun later.
+        """
+        sentences = [_read(sentence, stemmer) for sentence in split(text)]
+        if not sentences or not (claim.terms or claim.numbers):
+            return Judgement("unclear")
+        lead = sentences[0].terms & names
+        best = max(_windows(sentences), key=lambda window: self._rank(claim, lead, window))
+        return Judgement(self._label(claim, names, lead, best), best.text)
+
+    def _rank(self, claim: _Passage, lead: frozenset[str], window: _Passage) -> tuple[float, int]:
+        """Coverage of terms and numbers together, then brevity."""
+        found = len(claim.terms & (window.terms | lead)) + len(claim.numbers & window.numbers)
+        return found / (len(claim.terms) + len(claim.numbers)), -len(window.text)
+
+    def _label(self, claim: _Passage, names: frozenset[str], lead: frozenset[str], window: _Passage) -> Label:
+        """`yes`: all names and numbers and most terms, polarity as in the claim. `no`: all names, and either a number
+        of the kind that is missing or the opposite polarity (one negation, or one word such as "higher" replaced by
+        its opposite), with high overlap. Else `unclear`."""
+        present = window.terms | lead
+        coverage = len(claim.terms & present) / len(claim.terms) if claim.terms else 1.0
+        if not names <= present:
+            return "unclear"
+        missing = claim.numbers - window.numbers
+        rivals = {kind for kind, _ in window.numbers - claim.numbers}
+        if missing:
+            conflicts = coverage >= self.conflict and all(kind in rivals for kind, _ in missing)
+            return "no" if conflicts else "unclear"
+        opposed = any(not window.terms.isdisjoint(_OPPOSITES.get(term, ())) for term in claim.terms - present)
+        if (claim.negated != window.negated) != opposed:
+            return "no" if coverage >= self.conflict else "unclear"
+        return "yes" if coverage >= self.support else "unclear"
+
+
+_TOKEN = re.compile(r"[^\W\d_]\w*")
+_NUMBER = re.compile(r"([$€£¥]?)(?<![\w.,])(\d[\d,]*+(?:\.\d+)?)(\s?%|\s?per\s?cent\b)?")
+_NUMERALS = "zero one two three four five six seven eight nine ten eleven twelve"
+_NUMBER_WORDS = {word: str(value) for value, word in enumerate(_NUMERALS.split())}
+
+
+_RISING = vocabulary("increas higher high rise enhanc larger gain promot activ improv")
+_FALLING = vocabulary("decreas reduc lower low fall diminish smaller loss inhibit suppress impair worsen prevent")
+_OPPOSITES = dict.fromkeys(_RISING, _FALLING) | dict.fromkeys(_FALLING, _RISING)
+"""Stem -> the stems that say the contrary of it."""
+
+
+def _read(text: str, stemmer: Stemmer.Stemmer) -> _Passage:
+    words = _TOKEN.findall(text.lower())
+    numbers = {_number(*match.groups("")) for match in _NUMBER.finditer(text.lower())}
+    numbers |= {("count", _NUMBER_WORDS[word]) for word in words if word in _NUMBER_WORDS and word != "one"}
+    numbers |= {("month", word) for word in words if word in MONTHS and word != "may"}
+    negated = not NEGATIONS.isdisjoint(words) or "n't" in text or "n’t" in text
+    return _Passage(text, _stems(text, stemmer), frozenset(numbers), negated)
+
+
+def _number(sign: str, digits: str, percent: str) -> tuple[str, str]:
+    value = digits.replace(",", "")
+    if percent:
+        return "percent", value
+    if sign:
+        return "money", value
+    return ("year" if len(digits) == 4 and "1000" <= digits <= "2099" else "count"), value
+
+
+def _stems(text: str, stemmer: Stemmer.Stemmer) -> frozenset[str]:
+    ignored = FUNCTION_WORDS | NEGATIONS | MONTHS | _NUMBER_WORDS.keys()
+    words = {word for word in _TOKEN.findall(text.lower()) if len(word) > 1 and word not in ignored}
+    return frozenset(stemmer.stemWords(sorted(words)))
+
+
+def _windows(sentences: Sequence[_Passage]) -> Iterable[_Passage]:
+    """Every run of one to three consecutive sentences."""
+    for start in range(len(sentences)):
+        window = sentences[start]
+        yield window
+        for following in sentences[start + 1 : start + 3]:
+            window = _Passage(
+                f"{window.text} {following.text}",
+                window.terms | following.terms,
+                window.numbers | following.numbers,
+                window.negated or following.negated,
+            )
+            yield window

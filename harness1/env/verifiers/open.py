@@ -1,0 +1,58 @@
+"""The choice among all verifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness1.config import Env, Run
+from harness1.env.verifiers.cross_encoder import CrossEncoderVerifier
+from harness1.env.verifiers.language_model import LanguageModelVerifier
+from harness1.env.verifiers.lexical import LexicalVerifier
+from harness1.env.verifiers.protocol import Judgement, Verifier, VerifierFault
+from harness1.errors import ConfigError
+from harness1.http.model_endpoint import ModelEndpoint
+from harness1.records import UnitId
+from harness1.retrieval.dense.cross_encoder import open_cross_encoder
+
+
+def open_verifier(env: Env, run: Run) -> Verifier:
+    """The verifier that `env.verification.judge` names.
+
+    Raises:
+        ConfigError, MissingExtra, UsageError: as `open_cross_encoder`, where it is the cross-encoder.
+        ConfigError: the language model has no name or no address.
+        MissingExtra: it is the language model, and aiohttp is not installed.
+    """
+    verification = env.verification
+    if verification.judge == "lexical" or not verification.on:
+        return unopened_verifier(env)
+    if verification.judge == "language_model":
+        return _language_verifier(env, run)
+    scorer = open_cross_encoder(run)
+    return CrossEncoderVerifier(scorer, verification.characters, run.batch_ms / 1000, run.batch_size)
+
+
+def unopened_verifier(env: Env) -> Verifier:
+    """What an environment has that was given no verifier: the lexical one, if it is the configured one."""
+    judge, characters = env.verification.judge, env.verification.characters
+    return LexicalVerifier(characters) if judge == "lexical" else NoVerifier(judge)
+
+
+def _language_verifier(env: Env, run: Run) -> LanguageModelVerifier:
+    needed = {"run.verifier.url": run.verifier.url, "env.verification.model": env.verification.model}
+    if missing := [name for name, value in needed.items() if not value]:
+        raise ConfigError(f"env.verification.judge=language_model needs {' and '.join(missing)}")
+    verifier = run.verifier
+    # One try each: the edge of the environment tries again.
+    endpoint = ModelEndpoint(verifier.url, verifier.key, verifier.timeout_s, 1, concurrency=verifier.concurrency)
+    return LanguageModelVerifier(endpoint, env.verification.model, env.verification.characters)
+
+
+class NoVerifier:
+    """Stands where a verifier was configured that nobody opened: judging is a fault, never a guess by other means."""
+
+    def __init__(self, judge: str) -> None:
+        self._fault = VerifierFault(f"env.verification.judge={judge} needs a verifier from open_verifier")
+
+    async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
+        return [self._fault] * len(documents)

@@ -1,0 +1,139 @@
+"""The one asynchronous edge: requests of tools to retriever and verifier, with deadlines and retries.
+
+A fault that survives its retries leaves as `InfrastructureFault`; it never becomes an empty result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from harness1.config import Run
+from harness1.env.verifiers.protocol import Verifier, VerifierFault
+from harness1.errors import InfrastructureFault
+from harness1.memory.working_memory import WorkingMemory
+from harness1.records import Chunk, ChunkId, DocId, Hit, Ranking, Verdict
+from harness1.retrieval.corpus import approximate_tokens
+from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, Scored, SearchRequest, SearchResult
+from harness1.tools.requests import Answer, GrepFor, Judge, ReadDocument, Request, SearchFor
+
+Outcome = TypeVar("Outcome")
+
+
+class Edge:
+    """Answers requests for one environment; safe to share between environments of one loop."""
+
+    def __init__(self, retriever: Retriever, verifier: Verifier, run: Run) -> None:
+        self.retriever, self.verifier, self.run = retriever, verifier, run
+
+    async def answer(self, request: Request, memory: WorkingMemory) -> Answer:
+        """Carry a request out.
+
+        Raises:
+            InfrastructureFault: a call failed or ran past its deadline, `run.attempts` times.
+        """
+        match request:
+            case SearchFor():
+                return await self._search(request, memory)
+            case GrepFor(pattern=pattern, limit=limit):
+                return await self._grep(pattern, limit)
+            case ReadDocument(doc_id=doc_id):
+                return await self._read(doc_id)
+            case Judge():
+                return await self._judge(request)
+
+    async def _search(self, request: SearchFor, memory: WorkingMemory) -> Answer:
+        """All queries at once; only those that failed are asked again."""
+        seen = frozenset(memory.store)
+        asked = [SearchRequest(query, request.k, seen, self.run.call_deadline_s) for query in request.queries]
+
+        async def one_batch() -> list[SearchResult] | RetrievalFault:
+            open_places = [place for place in range(len(asked)) if place not in done]
+            found = await self.retriever.search([asked[place] for place in open_places])
+            if len(found) != len(open_places):
+                return RetrievalFault(f"{len(found)} results for {len(open_places)} queries")
+            fault = None
+            for place, result in zip(open_places, found, strict=True):
+                if isinstance(result, RetrievalFault):
+                    fault = result
+                else:
+                    done[place] = result
+            return fault or [done[place] for place in range(len(asked))]
+
+        done: dict[int, SearchResult] = {}
+        results = await self._retried(one_batch)
+        hits: dict[ChunkId, Hit] = {}
+        rankings = []
+        for query, result in zip(request.queries, results, strict=True):
+            for rank, scored in enumerate(result.hits):
+                hits.setdefault(scored.chunk.chunk_id, _hit(scored.chunk, scored.score, rank))
+            found = tuple(_chunk_id(scored) for scored in result.hits)
+            rankings.append(Ranking(query, found, result.pre_rerank_ids))
+        return Answer(tuple(hits.values()), tuple(rankings))
+
+    async def _grep(self, pattern: str, limit: int) -> Answer:
+        async def once() -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
+            return await self.retriever.grep(pattern, limit, self.run.call_deadline_s)
+
+        found: tuple[Chunk, ...] | BadPattern = await self._retried(once)
+        if isinstance(found, BadPattern):
+            return Answer(bad_pattern=found.reason)
+        return Answer(_unranked(found).hits, (Ranking(pattern, tuple(chunk.chunk_id for chunk in found)),))
+
+    async def _read(self, doc_id: DocId) -> Answer:
+        async def once() -> tuple[Chunk, ...] | RetrievalFault:
+            return await self.retriever.read(doc_id)
+
+        chunks: tuple[Chunk, ...] = await self._retried(once)
+        return _unranked(chunks)
+
+    async def _judge(self, request: Judge) -> Answer:
+        async def once() -> list[Verdict] | VerifierFault:
+            found = await self.verifier.judge(request.claim, request.texts)
+            if len(found) != len(request.texts):
+                return VerifierFault(f"{len(found)} judgements for {len(request.texts)} documents")
+            verdicts = []
+            for (unit_id, _), judgement in zip(request.texts, found, strict=True):
+                if isinstance(judgement, VerifierFault):
+                    return judgement
+                verdicts.append(Verdict(unit_id, request.claim, judgement.label, judgement.sentence))
+            return verdicts
+
+        return Answer(verdicts=tuple(await self._retried(once)))
+
+    async def _retried(self, call: Callable[[], Awaitable[Outcome | RetrievalFault | VerifierFault]]) -> Outcome:
+        """Call until it succeeds; between tries wait `backoff_s` times 2, 4, ... with jitter."""
+        reason = ""
+        for attempt in range(self.run.attempts):
+            if attempt:
+                await asyncio.sleep(self.run.backoff_s * 2**attempt * random.uniform(0.5, 1.0))
+            try:
+                async with asyncio.timeout(self.run.call_deadline_s):
+                    result = await call()
+            except TimeoutError:
+                reason = f"no answer within {self.run.call_deadline_s:g} s"
+                continue
+            except Exception as error:  # noqa: BLE001
+                # Whatever an engine raises is its own fault, and must not end the other episodes of a run.
+                reason = f"{type(error).__name__}: {error}"
+                continue
+            if not isinstance(result, RetrievalFault | VerifierFault):
+                return result
+            reason = result.message
+        raise InfrastructureFault(f"{reason} ({self.run.attempts} attempts)")
+
+
+def _hit(chunk: Chunk, score: float, rank: int) -> Hit:
+    tokens = approximate_tokens(chunk.text)
+    return Hit(chunk.chunk_id, chunk.doc_id, chunk.index, chunk.title, chunk.text, score, rank, tokens)
+
+
+def _unranked(chunks: tuple[Chunk, ...]) -> Answer:
+    """Chunks that no engine scored, in the order given."""
+    return Answer(tuple(_hit(chunk, 0.0, rank) for rank, chunk in enumerate(chunks)))
+
+
+def _chunk_id(scored: Scored) -> ChunkId:
+    return scored.chunk.chunk_id

@@ -1,0 +1,1 @@
+"""The same policy with one mechanism taken away at a time."""

@@ -1,0 +1,202 @@
+"""Ablations: the same policy on the same tasks and seeds, with one mechanism of the environment taken away at a time.
+
+A mechanism that is off is in no prompt, no tool schema, no memory and no metric. What the published harness lost by
+each is in Harness-1 (arXiv 2606.02373), table 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from harness1.config import Config, Env
+from harness1.env.environment import env_hash
+from harness1.errors import SchemaError, UsageError
+from harness1.eval.ablations.table import ALL_OFF, AblationTable, compared, markdown
+from harness1.eval.evaluate import Evaluation, evaluate, finished_metrics
+from harness1.eval.statistics import holm
+from harness1.eval.summary import task_metrics
+from harness1.runs.files import write_atomically, write_json
+from harness1.runs.folder import REPORT, clear_run, episodes_of
+from harness1.runs.stage import Stage, refuse_foreign, refuse_other, under_way
+
+VERB = "eval --ablations"
+BASE = "base"
+TABLE = "ablations.json"
+README = "ablations.md"
+
+Ablation = Callable[[Env], Env]
+Play = Callable[[Evaluation, Path], Mapping[str, Any]]
+"""Carries out what is missing of an evaluation in a folder, and returns its metrics."""
+
+
+def _with(**groups: Any) -> Ablation:
+    """Give settings of the environment other values: a word for a setting, a mapping for some of a group."""
+
+    def changed(env: Env) -> Env:
+        values = {
+            name: msgspec.structs.replace(getattr(env, name), **value) if isinstance(value, dict) else value
+            for name, value in groups.items()
+        }
+        return msgspec.structs.replace(env, **values)
+
+    return changed
+
+
+_MECHANISMS: Mapping[str, Ablation] = MappingProxyType(
+    {
+        "importance_tags": _with(curation={"tags": False, "eviction": "fifo"}),
+        "compression": _with(compression={"on": False}),
+        "auto_populate": _with(auto_populate={"on": False}),
+        "evidence": _with(evidence={"on": False, "handles": False}),
+        "verification": _with(verification={"on": False}),
+        "review": _with(review={"on": False}),
+        "dedup": _with(dedup={"on": False}),
+        "guidance": _with(guidance="none"),
+        "history": _with(history={"on": False}),
+        "budget_marker": _with(budget_marker={"on": False}),
+        "fan_out": _with(fan_out={"on": False}),
+        "grep": _with(grep={"on": False}),
+        "read": _with(read={"on": False}),
+    }
+)
+
+
+def _all_off(env: Env) -> Env:
+    return reduce(lambda left, ablation: ablation(left), _MECHANISMS.values(), env)
+
+
+ABLATIONS: Mapping[str, Ablation] = MappingProxyType({**_MECHANISMS, ALL_OFF: _all_off})
+"""Each mechanism with the environment without it; `all_off` leaves searching, curating and ending."""
+
+
+def ablated(config: Config, name: str) -> Config:
+    """The configuration without a mechanism. A model that was trained with it is played nevertheless: what it loses is
+    the question.
+
+    Raises:
+        UsageError: there is no such mechanism.
+    """
+    if name not in ABLATIONS:
+        raise UsageError(f"{name!r} is no ablation; there are: all, {', '.join(ABLATIONS)}")
+    run = config.run
+    run = msgspec.structs.replace(run, model=msgspec.structs.replace(run.model, foreign=True))
+    return msgspec.structs.replace(config, env=ABLATIONS[name](config.env), run=run)
+
+
+def conditions(evaluation: Evaluation, names: Sequence[str]) -> dict[str, Evaluation]:
+    """What is played, in its order: the base, and its ablations but for those whose mechanism is off already.
+
+    Raises:
+        UsageError: a name is none.
+    """
+    variants = {name: replace(evaluation, config=ablated(evaluation.config, name)) for name in names}
+    changed = {name: each for name, each in variants.items() if each.config.env != evaluation.config.env}
+    return {BASE: evaluation, **changed}
+
+
+def play_silently(evaluation: Evaluation, folder: Path) -> Mapping[str, Any]:
+    """Carry out what is missing of an evaluation, and tell nobody."""
+    return finished_metrics(evaluation, folder) or evaluate(evaluation, folder, lambda *_: None, lambda _: None)
+
+
+def ablate(
+    evaluation: Evaluation,
+    out: Path,
+    names: Sequence[str] = tuple(ABLATIONS),
+    *,
+    force: bool = False,
+    play: Play = play_silently,
+) -> AblationTable:
+    """Play an evaluation and its ablations into run folders below `out`, and write `ablations.json` and `ablations.md`
+    there; or read the table that is there, unchanged. What was stopped, or what faults broke, goes on.
+
+    Args:
+        names: of `ABLATIONS`; one whose mechanism is off already is skipped, and the table says so.
+        force: begin again, whatever the folder holds of earlier ablations.
+
+    Raises:
+        UsageError: a name is none, there is no task, a task has no gold, or the folder holds something else.
+        SchemaError: the folder is damaged.
+        InfrastructureFault: a worker died; run again to go on.
+    """
+    evaluation.check()
+    played = conditions(evaluation, names)
+    skipped = tuple(name for name in dict.fromkeys(names) if name not in played)
+    stage = _stage(played)
+    if force:
+        _clear(out)
+    else:
+        refuse_other(stage, out, "ablation")
+    if (found := _finished(stage, out)) is not None:
+        return found
+    with under_way(stage, out):
+        metrics = {name: play(each, out / name) for name, each in played.items()}
+        table = _table(played, metrics, out, skipped)
+        write_atomically(out / README, markdown(table).encode())
+        write_json(out / TABLE, table)
+        for name in played:
+            # It shows the table, which was not there when it was made.
+            (out / name / REPORT).unlink(missing_ok=True)
+        stage.write(out, status="finished", gates={"broken": sum(each.broken for each in table.conditions)})
+    return table
+
+
+def _stage(played: Mapping[str, Evaluation]) -> Stage:
+    """The card of the whole: what decides the base, and the environments that it is compared with."""
+    base = played[BASE].stage()
+    environments = {name: env_hash(each.config.env) for name, each in played.items() if name != BASE}
+    return Stage(VERB, {**base.inputs, "ablations": environments}, hashes=base.hashes)
+
+
+def _finished(stage: Stage, out: Path) -> AblationTable | None:
+    """The table that is there already; None where there is something to do."""
+    if not stage.is_done(out) or not all((out / name).is_file() for name in (TABLE, README)):
+        return None
+    try:
+        found = msgspec.json.decode((out / TABLE).read_bytes(), type=AblationTable)
+    except msgspec.MsgspecError as error:
+        raise SchemaError(f"{out / TABLE} is no table of ablations: {error}") from error
+    return None if any(each.broken for each in found.conditions) else found
+
+
+def _clear(out: Path) -> None:
+    refuse_foreign(out, VERB)
+    for name in (BASE, *ABLATIONS):
+        if (out / name).exists():
+            clear_run(out / name)
+    # The card stays until it is written anew: a folder without one would be nobody's.
+    for name in (TABLE, README):
+        (out / name).unlink(missing_ok=True)
+
+
+def _table(
+    played: Mapping[str, Evaluation], metrics: Mapping[str, Mapping[str, Any]], out: Path, skipped: tuple[str, ...]
+) -> AblationTable:
+    base = played[BASE]
+    rows = {name: _per_task(each, out / name) for name, each in played.items()}
+    resamples, seed = base.config.run.bootstrap, base.seed
+    found = [compared(name, metrics[name], rows[BASE], rows[name], resamples, seed) for name in played]
+    p = holm({each.name: each.p for each in found if each.name != BASE and each.p is not None})
+    conditions = tuple(msgspec.structs.replace(each, p=p.get(each.name)) for each in found)
+    return AblationTable(
+        dataset=base.dataset,
+        split=base.split,
+        policy=base.policy,
+        tasks=len(base.tasks),
+        samples=base.samples,
+        seed=base.seed,
+        conditions=conditions,
+        skipped=skipped,
+    )
+
+
+def _per_task(evaluation: Evaluation, folder: Path) -> dict[str, dict[str, float]]:
+    tasks = {task.task_id: task for task in evaluation.tasks}
+    return task_metrics(episodes_of(evaluation.stage(), folder), tasks, evaluation.config)

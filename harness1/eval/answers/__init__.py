@@ -1,0 +1,1 @@
+"""What a frozen model answers from what was delivered."""

@@ -1,0 +1,321 @@
+"""Downstream answers: a frozen model answers the tasks of a finished run without documents, from one search, and from
+what was delivered. Replies are on disk as they come, one line of JSON each, so that a stopped run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from harness1.errors import InfrastructureFault, SchemaError, UsageError
+from harness1.eval.answers.prompts import (
+    Library,
+    closed_question,
+    judge_question,
+    open_question,
+    packed,
+    prompt_hash,
+    read_answer,
+)
+from harness1.eval.run_view import RunView
+from harness1.http.completions import Completer, Completion, Messages
+from harness1.records import Record, Status, UnitId
+from harness1.reward.outcome import delivered
+from harness1.runs.journal import Journal, read_lines
+
+ANSWERS = "answers.jsonl"
+Condition = Literal["closed", "single", "curated"]
+CONDITIONS: tuple[Condition, ...] = ("closed", "single", "curated")
+"""Without documents; with those of one search for the question; with the curated set."""
+Role = Literal["answer", "verdict"]
+
+
+class ReplyKey(NamedTuple):
+    """What makes a reply the same work. The prompt is a hash of all that was asked, documents and settings included."""
+
+    role: Role
+    task_id: str
+    sample_idx: int
+    condition: Condition
+    model: str
+    prompt: str
+
+
+class Reply(Record, kw_only=True):
+    """What a model wrote, whole, to one prompt: an answer, or a judge's verdict on one."""
+
+    role: Role = "answer"
+    task_id: str
+    sample_idx: int = 0
+    condition: Condition
+    model: str
+    """As the user named it, with the address of its server."""
+    prompt: str
+    """The hash of messages and settings."""
+    text: str
+    finish_reason: str = ""
+    prompt_tokens: int | None = None
+    """As the server counts; None where it does not tell."""
+    output_tokens: int | None = None
+    documents: tuple[UnitId, ...] = ()
+    """What the prompt held, in order."""
+    left_out: int = 0
+    """Documents that did not fit."""
+
+    @property
+    def key(self) -> ReplyKey:
+        return ReplyKey(self.role, self.task_id, self.sample_idx, self.condition, self.model, self.prompt)
+
+    def said(self, completion: Completion) -> Reply:
+        """The same with what the model said."""
+        return msgspec.structs.replace(self, **msgspec.structs.asdict(completion))
+
+
+class ReplyStore:
+    """Appends to the replies of a folder; one process at a time holds it.
+
+    Attributes:
+        torn: bytes of a torn last line that were cut off on opening.
+
+    Raises:
+        UsageError: another process is writing to the folder, or this one may not.
+        SchemaError: a line is no reply.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._journal = Journal(folder, ANSWERS)
+        self.torn = self._journal.torn
+        try:
+            self._kept = _read(folder / ANSWERS)
+        except SchemaError:
+            self._journal.close()
+            raise
+
+    @property
+    def kept(self) -> Mapping[ReplyKey, Reply]:
+        """All that is there; of a key that occurs again, the last."""
+        return self._kept
+
+    def append(self, reply: Reply) -> None:
+        """Write one reply; it is on disk when this returns, as far as the operating system is concerned."""
+        self._journal.append(msgspec.json.encode(reply))
+        self._kept[reply.key] = reply
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def __enter__(self) -> ReplyStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _read(path: Path) -> dict[ReplyKey, Reply]:
+    kept = {}
+    for number, line in read_lines(path):
+        try:
+            reply = msgspec.json.decode(line, type=Reply)
+        except msgspec.MsgspecError as error:
+            raise SchemaError(f"{path}:{number}: not an answer: {error}") from error
+        kept[reply.key] = reply
+    return kept
+
+
+class Question(Record):
+    """One episode as an answerer meets it: the question of its task, the right answers, and what it delivered."""
+
+    task_id: str
+    sample_idx: int
+    query: str
+    golds: tuple[str, ...]
+    delivered: tuple[UnitId, ...]
+
+
+class Questions(Record):
+    """What is asked of a run, and what of it cannot be."""
+
+    asked: tuple[Question, ...]
+    tasks: int
+    """Those that have a right answer."""
+    without_answers: int
+    """Tasks that have none: nothing says what is right."""
+    broken: int
+    """Episodes that the infrastructure broke: they have delivered nothing that could be judged."""
+
+
+class Job(NamedTuple):
+    """A question under one condition."""
+
+    question: Question
+    condition: Condition
+
+
+class Answered(Record):
+    """What came of a job: the answer and, where it was judged, the verdict; or why one of the two is missing."""
+
+    question: Question
+    condition: Condition
+    answer: Reply | None = None
+    verdict: Reply | None = None
+    fault: str = ""
+
+    @property
+    def text(self) -> str:
+        """The answer as it is scored."""
+        return read_answer(self.answer.text) if self.answer else ""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model under the name that the user gave it."""
+
+    name: str
+    completer: Completer
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How questions are answered.
+
+    Args:
+        single_size: documents of the single search; 0: as many as the episode delivered.
+        documents, tokens: the most that a prompt holds (see `packed`).
+    """
+
+    questions: Sequence[Question]
+    texts: Library
+    answerer: Model
+    judge: Model | None = None
+    conditions: Sequence[Condition] = CONDITIONS
+    single_size: int = 0
+    documents: int = 30
+    tokens: int = 24000
+
+    def jobs(self) -> Iterator[Job]:
+        """Every question under every condition; closed book is the same for all samples of a task, and asked once."""
+        met: set[str] = set()
+        for question in self.questions:
+            for condition in self.conditions:
+                if condition != "closed" or question.task_id not in met:
+                    yield Job(question, condition)
+            met.add(question.task_id)
+
+    async def answer(self, job: Job, store: ReplyStore) -> Answered:
+        """Ask what is not in the store yet, and keep it there.
+
+        Raises:
+            UsageError: a server would refuse every request.
+        """
+        question, condition = job
+        answer = verdict = None
+        try:
+            units = await self._units(job)
+            shown = packed(await self.texts.sources(units[: self.documents]), self.documents, self.tokens)
+            messages = (
+                open_question(question.query, shown) if condition != "closed" else closed_question(question.query)
+            )
+            given = tuple(source.unit_id for source in shown)
+            answer = await _asked("answer", job, self.answerer, messages, store, given, len(units) - len(given))
+            if self.judge is not None:
+                judged = judge_question(question.query, question.golds, read_answer(answer.text))
+                verdict = await _asked("verdict", job, self.judge, judged, store)
+        except InfrastructureFault as fault:
+            return Answered(question, condition, answer, verdict, str(fault))
+        return Answered(question, condition, answer, verdict)
+
+    async def _units(self, job: Job) -> Sequence[UnitId]:
+        question, condition = job
+        if condition == "single":
+            return await self.texts.single_shot(question.query, self.single_size or len(question.delivered))
+        return question.delivered if condition == "curated" else ()
+
+
+async def _asked(
+    role: Role,
+    job: Job,
+    model: Model,
+    messages: Messages,
+    store: ReplyStore,
+    documents: tuple[UnitId, ...] = (),
+    left_out: int = 0,
+) -> Reply:
+    """The reply in the store, or a new one that is put there."""
+    question, condition = job
+    settings = {"temperature": 0, "most_tokens": model.completer.most_tokens}
+    named = Reply(
+        role=role,
+        task_id=question.task_id,
+        sample_idx=question.sample_idx,
+        condition=condition,
+        model=model.name,
+        prompt=prompt_hash(messages, settings),
+        text="",
+        documents=documents,
+        left_out=left_out,
+    )
+    if (known := store.kept.get(named.key)) is not None:
+        return known
+    said = await model.completer.complete(messages)
+    reply = named.said(said)
+    store.append(reply)
+    return reply
+
+
+def questions_of(run: RunView, limit: int = 0) -> Questions:
+    """What a run can be asked, in order of its tasks and samples.
+
+    Args:
+        limit: the first so many tasks; 0: all.
+
+    Raises:
+        UsageError: the run is not finished, or none of its tasks has a right answer and an episode.
+    """
+    if run.stage.status != "finished":
+        raise UsageError(f"{run.folder} is not finished: run the same `harness1 eval` again first")
+    tasks = list(run.tasks.values())[: limit or None]
+    golds = {task.task_id: task.gold.answers for task in tasks if task.gold and task.gold.answers}
+    whole = [episode for task in golds for episode in run.samples(task)]
+    asked = tuple(
+        Question(each.task.task_id, each.sample_idx, each.task.query, golds[each.task.task_id], delivered(each))
+        for each in whole
+        if each.status is not Status.INFRA_ERROR
+    )
+    if not asked:
+        raise UsageError(
+            f"{run.folder} cannot be answered: {len(tasks) - len(golds)} of its {len(tasks)} tasks have no right"
+            f" answer in {run.dataset}, and {len(whole)} episodes of the others are broken"
+        )
+    return Questions(asked, len(golds), len(tasks) - len(golds), len(whole) - len(asked))
+
+
+async def answer_all(
+    work: Answering, store: ReplyStore, places: int, on_answer: Callable[[Answered], None] = lambda _: None
+) -> list[Answered]:
+    """Carry out all jobs, so many at a time; in no fixed order.
+
+    Raises:
+        UsageError: a server would refuse every request, or the store cannot be written.
+    """
+    jobs, found = work.jobs(), list[Answered]()
+
+    async def worker() -> None:
+        for job in jobs:
+            answered = await work.answer(job, store)
+            found.append(answered)
+            on_answer(answered)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(places):
+                group.create_task(worker())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return found

@@ -1,0 +1,192 @@
+"""What answers are worth: exact match and token F1 as SQuAD scores them (Rajpurkar et al. 2016, arXiv 1606.05250), each
+condition with its interval, and conditions compared in pairs on the same tasks."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+from harness1.eval.answers.asking import CONDITIONS, Answered, Condition, Reply
+from harness1.eval.answers.prompts import read_verdict
+from harness1.eval.statistics import bootstrap_mean, holm, paired_difference, plain, randomisation_test, task_means
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalised(text: str) -> str:
+    """Lower case, without punctuation and English articles, with single spaces.
+
+    Punctuation is that of ASCII, as in SQuAD, and what Unicode calls so (general category P): a dash or a quotation
+    mark of another kind makes no other answer. Composed and decomposed letters are equal (NFC).
+    """
+    lower = unicodedata.normalize("NFC", text).lower()
+    kept = "".join(letter for letter in lower if not _is_punctuation(letter))
+    return " ".join(_ARTICLES.sub(" ", kept).split())
+
+
+def exact_match(answer: str, golds: Sequence[str]) -> float:
+    """1.0 if the answer, normalised, equals any of the right ones, else 0.0.
+
+    Raises:
+        ValueError: there is no right answer.
+    """
+    said = normalised(answer)
+    return max(float(said == normalised(gold)) for gold in golds)
+
+
+def token_f1(answer: str, golds: Sequence[str]) -> float:
+    """The largest F1 of the bags of words of the answer and of a right one, in [0, 1]; where either has no words after
+    normalisation, 1.0 if neither has (SQuAD 2.0).
+
+    Raises:
+        ValueError: there is no right answer.
+    """
+    said = normalised(answer).split()
+    return max(_f1(said, normalised(gold).split()) for gold in golds)
+
+
+def _f1(said: Iterable[str], right: Iterable[str]) -> float:
+    one, other = Counter(said), Counter(right)
+    if not one or not other:
+        return float(one == other)
+    return 2.0 * (one & other).total() / (one.total() + other.total())
+
+
+def _is_punctuation(letter: str) -> bool:
+    return letter in string.punctuation or unicodedata.category(letter).startswith("P")
+
+
+METRICS: tuple[str, ...] = ("exact_match", "f1", "judge")
+SHOWN_FAULTS = 5
+Scores = Mapping[Condition, Mapping[str, Mapping[str, float]]]
+"""For each condition and metric, the mean over samples of each task that has one."""
+
+
+def scored(answered: Sequence[Answered]) -> dict[Condition, dict[str, dict[str, float]]]:
+    """The scores of all answers. One that is missing, or whose verdict is missing or no verdict, has no score: it is
+    counted elsewhere (`summarised`), and never a 0."""
+    return {
+        condition: {metric: _task_means(rows, metric) for metric in METRICS}
+        for condition, rows in _by_condition(answered).items()
+    }
+
+
+def summarised(answered: Sequence[Answered], resamples: int, seed: int = 0) -> dict[str, Any]:
+    """Plain data: `conditions`, `pairs`, how many answers and verdicts are `missing`, and the first few `faults`.
+
+    Each condition has its metrics as `{mean, low, high}` (null where there is none), the `tasks` and `answers` behind
+    them, what was `missing`, `empty`, `cut` (by the bound on tokens) and `unparseable` (of verdicts), the mean number
+    of `documents` in a prompt, how many were `left_out` for want of room, and the tokens that were used, where the
+    server tells. A pair is `a` minus `b` over the tasks that both have, with the p of a paired randomisation test, and
+    `p_holm`, which is corrected for all pairs of its metric.
+    """
+    ordered = _ordered(answered)
+    scores = scored(ordered)
+    missing = sum(each.answer is None for each in ordered)
+    unjudged = sum(each.answer is not None and each.verdict is None and bool(each.fault) for each in ordered)
+    return {
+        "missing": missing,
+        "missing_verdicts": unjudged,
+        "faults": [each.fault for each in ordered if each.fault][:SHOWN_FAULTS],
+        "conditions": {
+            condition: _intervals(scores[condition], resamples, seed) | _counts(rows)
+            for condition, rows in _by_condition(ordered).items()
+        },
+        "pairs": [pair for metric in METRICS for pair in _pairs(scores, metric, resamples, seed)],
+    }
+
+
+def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
+    """A table with one line for each task and condition: the scores, the answers of all samples, and the right ones,
+    unless these are secret."""
+    scores, file = scored(_ordered(answered)), io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(("task_id", "condition", "answers", *METRICS, "answer", "right"))
+    for condition, rows in _by_condition(_ordered(answered)).items():
+        said: dict[str, list[str]] = {}
+        right = {each.question.task_id: "" if secret else " | ".join(each.question.golds) for each in rows}
+        for each in rows:
+            if each.answer is not None:
+                said.setdefault(each.question.task_id, []).append(each.text)
+        for task_id, texts in said.items():
+            values = (scores[condition][metric].get(task_id, "") for metric in METRICS)
+            writer.writerow((task_id, condition, len(texts), *values, " | ".join(texts), right[task_id]))
+    return file.getvalue()
+
+
+def _ordered(answered: Sequence[Answered]) -> list[Answered]:
+    """However they came: a mean of floats depends on the order of its terms, and an interval on that of the tasks."""
+    return sorted(answered, key=lambda each: (each.question.task_id, each.question.sample_idx, each.condition))
+
+
+def _by_condition(answered: Sequence[Answered]) -> dict[Condition, list[Answered]]:
+    """In the order of `CONDITIONS`, without those that nothing was asked under."""
+    found: dict[Condition, list[Answered]] = {
+        condition: [each for each in answered if each.condition == condition] for condition in CONDITIONS
+    }
+    return {condition: rows for condition, rows in found.items() if rows}
+
+
+def _task_means(rows: Sequence[Answered], metric: str) -> dict[str, float]:
+    values = ((each.question.task_id, _score(each, metric)) for each in rows)
+    return task_means((task_id, value) for task_id, value in values if value is not None)
+
+
+def _score(each: Answered, metric: str) -> float | None:
+    if each.answer is None:
+        return None
+    if metric == "judge":
+        verdict = None if each.verdict is None else read_verdict(each.verdict.text)
+        return None if verdict is None else float(verdict)
+    return (exact_match if metric == "exact_match" else token_f1)(each.text, each.question.golds)
+
+
+def _intervals(scores: Mapping[str, Mapping[str, float]], resamples: int, seed: int) -> dict[str, Any]:
+    return {metric: plain(bootstrap_mean(list(of.values()), resamples, seed)) for metric, of in scores.items()}
+
+
+def _counts(rows: Sequence[Answered]) -> dict[str, Any]:
+    answers = [each for each in rows if each.answer is not None]
+    replies = [each.answer for each in answers if each.answer is not None]
+    verdicts = [each.verdict for each in rows if each.verdict is not None]
+    return {
+        "tasks": len({each.question.task_id for each in answers}),
+        "answers": len(answers),
+        "missing": len(rows) - len(answers),
+        "empty": sum(not each.text for each in answers),
+        "cut": sum(reply.finish_reason == "length" for reply in replies),
+        "unparseable": sum(read_verdict(verdict.text) is None for verdict in verdicts),
+        "documents": fmean(len(reply.documents) for reply in replies) if replies else None,
+        "left_out": sum(reply.left_out for reply in replies),
+        "prompt_tokens": _total(replies, lambda reply: reply.prompt_tokens),
+        "output_tokens": _total(replies, lambda reply: reply.output_tokens),
+    }
+
+
+def _total(replies: Sequence[Reply], tokens: Callable[[Reply], int | None]) -> int | None:
+    known = [count for reply in replies if (count := tokens(reply)) is not None]
+    return sum(known) if known else None
+
+
+def _pairs(scores: Scores, metric: str, resamples: int, seed: int) -> list[dict[str, Any]]:
+    """Every later condition against every earlier one, where both were scored on some task."""
+    found: list[dict[str, Any]] = []
+    for earlier, later in combinations(scores, 2):
+        common = scores[earlier][metric].keys() & scores[later][metric].keys()
+        if not common:
+            continue
+        a, b = ({task: scores[side][metric][task] for task in sorted(common)} for side in (later, earlier))
+        difference = plain(paired_difference(a, b, resamples, seed))
+        p = randomisation_test(a, b, resamples, seed)
+        pair = {"a": later, "b": earlier, "metric": metric, "tasks": len(common), "difference": difference, "p": p}
+        found.append(pair)
+    corrected = holm({f"{pair['a']} {pair['b']}": pair["p"] for pair in found})
+    return [pair | {"p_holm": corrected[f"{pair['a']} {pair['b']}"]} for pair in found]

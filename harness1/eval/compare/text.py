@@ -1,0 +1,150 @@
+"""A comparison in words and grids: what a terminal, a pipe and a Markdown file show alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from harness1.eval.compare.comparison import Comparison, Difference, Pairing
+
+NAMES = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+ADDRESS = "/:#,%.~-_"
+"""What stays as it is in an address."""
+COUNTED = ("set_size", "turns", "prompt_tokens", "prefill_tokens")
+"""Metrics that are amounts: shown with one decimal."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of plain text."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[int]
+    """Columns that are set to the right."""
+    flexible: int | None = None
+    """The column that gives way where there is no room."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Addresses, each under a name."""
+
+    places: tuple[tuple[str, str], ...]
+
+
+Block = str | Grid | Links
+
+
+def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
+    """The comparison from top to bottom.
+
+    Args:
+        viewer: the viewer file into which the changed tasks are linked; empty: none.
+    """
+    sides = [("first", comparison.first)]
+    sides += [(ordinal(number), pair.second) for number, pair in enumerate(comparison.others)]
+    yield Grid(
+        ("run", "folder", "policy", "tasks"),
+        tuple((name, side.folder, side.policy, str(side.tasks)) for name, side in sides),
+        frozenset({3}),
+        flexible=1,
+    )
+    for number, pair in enumerate(comparison.others):
+        yield from _pair(comparison, pair, ordinal(number), viewer)
+
+
+def ordinal(number: int) -> str:
+    """What the n-th further run is called, from 0."""
+    return NAMES[number] if number < len(NAMES) else f"run {number + 2}"
+
+
+def markdown(parts: Sequence[Block]) -> str:
+    """The blocks as Markdown, which nothing in them can break out of."""
+    return "\n\n".join(map(_markdown_block, parts)) + "\n"
+
+
+def one_line(text: str) -> str:
+    """Text from outside as one printable line."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
+def _pair(comparison: Comparison, pair: Pairing, name: str, viewer: str) -> Iterator[Block]:
+    left = " and ".join(f"{count} of the {side}" for count, side in zip(pair.left_out, ("first", name), strict=True))
+    cut = "; the sets of both are cut to the smaller one, task by task" if comparison.equal_size else ""
+    yield f"{name} - first, {pair.tasks} common tasks (left out: {left}){cut}"
+    yield _metrics(pair.metrics, name)
+    counts = f"{pair.wins} higher, {pair.losses} lower, {pair.ties} equal"
+    yield f"{comparison.metric} of the {name}, task by task: {counts}."
+    if pair.cards or pair.settings:
+        rows = [(key, _shown(a), _shown(b)) for key, (a, b) in {**pair.cards, **pair.settings}.items()]
+        yield Grid(("what differs", "first", name), tuple(rows), frozenset(), flexible=2)
+    else:
+        yield "Their cards and configurations are equal."
+    if pair.changed or not pair.wins + pair.losses:
+        yield f"Tasks that changed most in {comparison.metric}:"
+        yield _changed(pair, name) if pair.changed else "None changed."
+    if pair.changed and viewer:
+        yield Links(tuple((one_line(each.task_id), f"{viewer}{each.address}") for each in pair.changed))
+
+
+def _metrics(metrics: dict[str, Difference], name: str) -> Grid:
+    corrected = any(row.p_holm is not None for row in metrics.values())
+    rows = []
+    for metric, row in metrics.items():
+        places = 3 if metric not in COUNTED else 1 if max(abs(row.first), abs(row.second)) < 1000 else 0
+        between = row.difference
+        rows.append(
+            (
+                metric,
+                f"{row.first:,.{places}f}",
+                f"{row.second:,.{places}f}",
+                f"{between.mean:+,.{places}f}",
+                f"{between.low:+,.{places}f} to {between.high:+,.{places}f}",
+                probability(row.p if row.p_holm is None else row.p_holm),
+            )
+        )
+    heads = ("metric", "first", name, "diff", "95 % interval", "p (Holm)" if corrected else "p")
+    return Grid(heads, tuple(rows), frozenset(range(1, 6)))
+
+
+def probability(p: float) -> str:
+    """A p-value, never as 0."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _changed(pair: Pairing, name: str) -> Grid:
+    rows = tuple(
+        (one_line(each.task_id), f"{each.first:.3f}", f"{each.second:.3f}", f"{each.change:+.3f}", one_line(each.query))
+        for each in pair.changed
+    )
+    return Grid(("task", "first", name, "change", "query"), rows, frozenset({1, 2, 3}), flexible=4)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "-" if value is None else one_line(str(value))
+
+
+def _markdown_block(part: Block) -> str:
+    if isinstance(part, str):
+        return _cell(part)
+    if isinstance(part, Grid):
+        return _markdown_grid(part)
+    return "\n".join(f"- [{_cell(name)}](<{quote(address, safe=ADDRESS)}>)" for name, address in part.places)
+
+
+def _markdown_grid(grid: Grid) -> str:
+    rule = ["---:" if column in grid.numbers else "---" for column in range(len(grid.columns))]
+    rows = [grid.columns, tuple(rule), *(tuple(map(_cell, row)) for row in grid.rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(text: str) -> str:
+    """Signs that Markdown or HTML would read are written as references to themselves."""
+    return "".join(f"&#{ord(sign)};" if sign in "\\`*[]<>&|" else sign for sign in text)

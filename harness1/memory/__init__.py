@@ -1,0 +1,1 @@
+"""Working memory, and its parts: plain values, changed by tools alone."""

@@ -1,0 +1,82 @@
+"""Sentence compression: of a retrieved chunk, the few sentences that answer the query best are shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from math import log
+
+from harness1.memory.sentences import split
+
+K1, B, EPSILON = 1.5, 0.75, 0.25
+
+_split = lru_cache(maxsize=1024)(split)
+
+
+def compress(text: str, query: str, k: int) -> str:
+    """The `k` sentences of a text that match a query best, in their order, joined by a space.
+
+    A text of at most `k` sentences is returned whole, stripped.
+    """
+    sentences = _split(text)
+    if len(sentences) <= k:
+        return text.strip()
+    return " ".join(sentences[position] for position in select(sentences, query, k))
+
+
+def select(sentences: Sequence[str], query: str, k: int) -> tuple[int, ...]:
+    """Positions, ascending, of the `k` sentences with the highest Okapi score; ties go to the earlier sentence, so
+    that a query which matches nothing selects the first `k`."""
+    scores = _okapi([sentence.lower().split() for sentence in sentences], query.lower().split())
+    best = sorted(range(len(sentences)), key=[-score for score in scores].__getitem__)
+    return tuple(sorted(best[: max(k, 0)]))
+
+
+def _okapi(documents: list[list[str]], query: list[str]) -> list[float]:
+    """Okapi BM25 with the floor on negative idf (Trotman et al. 2014, "Improvements to BM25 and Language Models
+    Examined", ATIRE variant), of every document for the query.
+
+    The statistics are those of these documents alone. Only query terms are scored, and terms are added in the order of
+    the query, which gives the same floats as the `rank_bm25` package.
+    """
+    terms = frozenset(query)
+    present = [terms.intersection(document) for document in documents]
+    frequency = Counter(chain.from_iterable(present))
+    scores = [0.0] * len(documents)
+    if not frequency:
+        return scores
+    idf = {term: _idf(count, len(documents)) for term, count in frequency.items()}
+    if min(idf.values()) < 0:
+        floor = EPSILON * _mean_idf(documents)
+        idf = {term: value if value >= 0 else floor for term, value in idf.items()}
+    wanted = [term for term in query if term in idf]
+    mean_length = sum(map(len, documents)) / len(documents)
+    for position, document in enumerate(documents):
+        found = present[position]
+        if not found:
+            continue
+        counts = {term: document.count(term) for term in found}
+        norm = K1 * (1 - B + B * len(document) / mean_length)
+        score = 0.0
+        for term in wanted:
+            if term in found:
+                score += idf[term] * (counts[term] * (K1 + 1) / (counts[term] + norm))
+        scores[position] = score
+    return scores
+
+
+def _idf(count: int, documents: int) -> float:
+    return log(documents - count + 0.5) - log(count + 0.5)
+
+
+def _mean_idf(documents: list[list[str]]) -> float:
+    """The mean idf of all terms. It is added up in order of first appearance, and not by `sum`, which compensates for
+    rounding in some versions of Python: a floor that differs in the last bit can change a selection."""
+    frequency = Counter(chain.from_iterable(map(dict.fromkeys, documents)))
+    idf = {count: _idf(count, len(documents)) for count in set(frequency.values())}
+    total = 0.0
+    for count in frequency.values():
+        total += idf[count]
+    return total / len(frequency)

@@ -1,0 +1,269 @@
+"""Near-duplicate detection: MinHash over token shingles, guarded by titles, numbers, dates and negations."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from harness1.config import Dedup
+from harness1.hashing import text_digest
+from harness1.memory.sentences import vocabulary
+
+Guard: TypeAlias = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+
+NEGATIONS = vocabulary("not no never cannot without nor neither none nothing nobody nowhere")
+MONTHS = vocabulary(
+    "january february march april may june july august september october november december"
+    " jan feb mar apr jun jul aug sep sept oct nov dec"
+)
+_DAYS = vocabulary("monday tuesday wednesday thursday friday saturday sunday")
+_NUMBER_WORDS = vocabulary(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    " eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion"
+    " first second third fourth fifth sixth seventh eighth ninth tenth half twice percent"
+)
+_WATCHED = NEGATIONS | MONTHS | _DAYS | _NUMBER_WORDS
+_TOKEN = re.compile(r"\w+")
+_SPACED = "".join(chr(code) if chr(code).isalnum() or code == ord("_") else " " for code in range(128))
+"""ASCII with a space for everything that is not in a token."""
+_DIGITS = re.compile(r"\d+")
+_NUMBER = re.compile(r"\d(?:[\d.,:/\-–]*\d)?(?:%| %|st\b|nd\b|rd\b|th\b|s\b)?")
+_SIGNS = "$€£¥-−"
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK = 4096
+"""Shingles hashed at once, which bounds memory whatever the length of a text."""
+
+
+def shingles(text: str, size: int) -> frozenset[str]:
+    """The runs of `size` tokens of a text, or its tokens where there are fewer.
+
+    Tokens are the runs of letters and digits of any script, lower-cased: with ASCII alone, as published, all texts of
+    another script would be empty, and so equal.
+    """
+    tokens = _tokens(text.lower())
+    size = size if len(tokens) >= size else 1
+    return frozenset(" ".join(tokens[start : start + size]) for start in range(len(tokens) - size + 1))
+
+
+@lru_cache(maxsize=1024)
+def signature(text: str, permutations: int, shingle: int) -> bytes:
+    """MinHash (Broder 1997) of the shingles of a text: `permutations` little-endian uint32, equal on every machine.
+
+    Tokens are hashed with CRC-32, a shingle is a polynomial in its token hashes mod 2^64, and each permutation is
+    a multiply-add-shift hash (Dietzfelbinger 1996) with constants from SplitMix64.
+    """
+    hashes = _shingle_hashes(text, shingle)
+    factor, shift = _constants(permutations)
+    least = np.full(permutations, 0xFFFFFFFF, np.uint64)
+    for start in range(0, len(hashes), _BLOCK):
+        permuted = hashes[start : start + _BLOCK] * factor
+        permuted += shift
+        np.minimum(least, permuted.min(axis=1) >> np.uint64(32), out=least)
+    return least.astype("<u4").tobytes()
+
+
+def similarity(a: bytes, b: bytes) -> float:
+    """The share of equal positions of two signatures: an estimate of the Jaccard similarity of the shingle sets, with
+    standard error sqrt(J (1 - J) / permutations).
+
+    Raises:
+        ValueError: the signatures have different lengths.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"signatures of {len(a)} and {len(b)} bytes")
+    return float(_similarities(a, b)[0])
+
+
+def guard(title: str, text: str) -> Guard:
+    """What must be equal for two texts to say the same: (title, numbers, dates, negations).
+
+    The title is compared without case and spacing, the others as multisets (sorted tuples). Numbers hold their sign,
+    currency, percent and ordinal marks, and include number words; a date is a month or weekday with the
+    numbers beside it.
+    """
+    lowered = text.lower()
+    tokens = _tokens(lowered)
+    numbers = [_with_sign(lowered, match) for match in _NUMBER.finditer(lowered)]
+    dates, negations = [], ["n't"] * (lowered.count("n't") + lowered.count("n’t"))
+    for word in _WATCHED.intersection(tokens):
+        if word in NEGATIONS:
+            negations += [word] * tokens.count(word)
+        elif word in _NUMBER_WORDS:
+            numbers += [word] * tokens.count(word)
+        else:
+            dates += [_date(tokens, position) for position in _positions(tokens, word)]
+    return " ".join(title.casefold().split()), tuple(sorted(numbers)), tuple(sorted(dates)), tuple(sorted(negations))
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A representative; `text` is empty once it has moved into a bucket."""
+
+    identifier: str
+    title: str
+    text: str
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """The representatives with one guard, in order. Their signatures are computed when there is a second one; until
+    then the first text is kept."""
+
+    ids: tuple[str, ...]
+    first: str
+    signatures: bytes = b""
+
+    def filled(self, settings: Dedup) -> bytes:
+        """The signatures of all members, concatenated."""
+        return self.signatures or _signature(self.first, settings)
+
+
+class Fingerprints(msgspec.Struct):
+    """The texts seen in an episode that are no duplicates of each other, as plain data.
+
+    Only texts with equal guards are ever compared, and those exactly, signature by signature: locality-sensitive
+    hashing at 64 permutations would miss most pairs near the threshold. Most texts share their title and figures with
+    no other, so a guard and a signature are computed only when a second text with the same ones appears.
+    """
+
+    firsts: dict[str, Text] = {}
+    """Title and figures -> the first text with them."""
+    buckets: dict[str, Bucket] = {}
+    """Guard -> the texts that share title and figures with another."""
+
+    def match(self, identifier: str, title: str, text: str, settings: Dedup) -> str | None:
+        """The representative that a text repeats: equal guard and similarity of at least the threshold; the most
+        similar, then the earliest. None for an unknown text, one that is too short or has no tokens. A text is never
+        a duplicate of one with its own identifier."""
+        if not _comparable(text, settings):
+            return None
+        first = self.firsts.get(_figures(title, text))
+        if first is None:
+            return None
+        if first.text:
+            same = _bucket_key(first.title, first.text) == _bucket_key(title, text)
+            bucket = Bucket((first.identifier,), first.text) if same else None
+        else:
+            bucket = self.buckets.get(_bucket_key(title, text))
+        return None if bucket is None else _nearest(bucket, identifier, _signature(text, settings), settings)
+
+    def add(self, identifier: str, title: str, text: str, settings: Dedup) -> None:
+        """Make a text a representative. Texts that can never match are not kept."""
+        if not _comparable(text, settings):
+            return
+        figures = _figures(title, text)
+        own = Text(identifier, title, text)
+        first = self.firsts.get(figures)
+        if first is None:
+            self.firsts[figures] = own
+            return
+        if first.text:
+            self._file(first, settings)
+            self.firsts[figures] = Text(first.identifier, first.title, "")
+        self._file(own, settings)
+
+    def fork(self) -> Fingerprints:
+        """An independent copy that shares texts and signatures."""
+        return Fingerprints(dict(self.firsts), dict(self.buckets))
+
+    def _file(self, one: Text, settings: Dedup) -> None:
+        key = _bucket_key(one.title, one.text)
+        known = self.buckets.get(key)
+        if known is None:
+            self.buckets[key] = Bucket((one.identifier,), one.text)
+            return
+        signatures = known.filled(settings) + _signature(one.text, settings)
+        self.buckets[key] = Bucket((*known.ids, one.identifier), known.first, signatures)
+
+
+def _nearest(bucket: Bucket, identifier: str, own: bytes, settings: Dedup) -> str | None:
+    similar = _similarities(bucket.filled(settings), own)
+    best: int | None = None
+    for position in np.flatnonzero(similar >= settings.threshold).tolist():
+        if bucket.ids[position] != identifier and (best is None or similar[position] > similar[best]):
+            best = position
+    return None if best is None else bucket.ids[best]
+
+
+def _comparable(text: str, settings: Dedup) -> bool:
+    return len(text) >= settings.min_characters and _TOKEN.search(text) is not None
+
+
+@lru_cache(maxsize=1024)
+def _bucket_key(title: str, text: str) -> str:
+    name, *parts = guard(title, text)
+    return text_digest("\n".join([name, *map("\x1f".join, parts)]))
+
+
+@lru_cache(maxsize=1024)
+def _figures(title: str, text: str) -> str:
+    """The part of the guard that costs little: the title and the runs of digits. Equal guards have equal ones."""
+    return "\x1f".join([" ".join(title.casefold().split()), *sorted(_DIGITS.findall(text))])
+
+
+def _signature(text: str, settings: Dedup) -> bytes:
+    return signature(text, settings.permutations, settings.shingle)
+
+
+def _similarities(signatures: bytes, one: bytes) -> npt.NDArray[np.float64]:
+    """The similarity of each of some concatenated signatures to one, shape (number of signatures,)."""
+    other = np.frombuffer(one, "<u4")
+    equal = np.frombuffer(signatures, "<u4").reshape(-1, len(other)) == other
+    return np.asarray(equal.mean(axis=1), np.float64)
+
+
+def _shingle_hashes(text: str, size: int) -> npt.NDArray[np.uint64]:
+    """The hash of each shingle in order, shape (shingles,), each below 2^32."""
+    tokens = " ".join(_tokens(text.lower())).encode("utf-8", "surrogatepass").split()
+    hashes = np.fromiter(map(zlib.crc32, tokens), np.uint64, len(tokens))
+    size = size if len(tokens) >= size else 1
+    combined = np.zeros(len(tokens) - size + 1, np.uint64) if tokens else hashes
+    for offset in range(size if tokens else 0):
+        combined = combined * _GOLDEN + hashes[offset : offset + len(combined)]
+    return _mix(combined) >> np.uint64(32)
+
+
+def _tokens(lowered: str) -> list[str]:
+    """The tokens of a text. Where it is plain ASCII they are cut out four times as fast as by the expression."""
+    return lowered.translate(_SPACED).split() if lowered.isascii() else _TOKEN.findall(lowered)
+
+
+@lru_cache(maxsize=8)
+def _constants(permutations: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Factors and shifts of the permutations, each of shape (permutations, 1)."""
+    constants = _mix(np.arange(1, 2 * permutations + 1, dtype=np.uint64) * _GOLDEN)
+    return constants[:permutations, None], constants[permutations:, None]
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The output function of SplitMix64 (Steele et al. 2014), a bijection that spreads every bit."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _with_sign(text: str, match: re.Match[str]) -> str:
+    """A number with the currency or sign before it; a hyphen after a letter or digit is no sign."""
+    start = match.start()
+    before = text[max(0, start - 2) : start]
+    signed = before[-1:] in _SIGNS and before != "" and not (before[-1] in "-−" and before[:-1].strip())
+    return before[-1] + match.group() if signed else match.group()
+
+
+def _positions(tokens: list[str], word: str) -> Iterator[int]:
+    position = -1
+    for _ in range(tokens.count(word)):
+        position = tokens.index(word, position + 1)
+        yield position
+
+
+def _date(tokens: list[str], position: int) -> str:
+    """A month or weekday with the days and years beside it."""
+    beside = (*tokens[max(0, position - 1) : position], *tokens[position : position + 3])
+    return " ".join(token for token in beside if token[0].isdigit() or token in MONTHS or token in _DAYS)

@@ -1,0 +1,123 @@
+"""Entity handles: short names such as E3 for what the question and the shown documents name, for queries to use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from harness1.memory.entities import extract
+from harness1.memory.evidence import entity_key
+
+_HANDLE = re.compile(r"\bE[1-9][0-9]{0,5}\b")
+
+
+class Mention(NamedTuple):
+    """Where a text names an entity first: the name as it stands there, and the place behind it."""
+
+    end: int
+    name: str
+
+
+class EntityHandles(msgspec.Struct):
+    """The entities shown so far in an episode, in the order of first appearance: E1 is the first of `names`.
+
+    Forms that differ in case, the dots of an acronym or a possessive ending are one entity; the first form is its name.
+    A handle never changes. The fields are an index to read through the methods; `add` alone writes them.
+    """
+
+    names: list[str] = []
+    numbers: dict[str, int] = {}
+    """Key of an entity -> the number in its handle, from 1."""
+
+    def add(self, names: Iterable[str]) -> None:
+        """Give handles to those that have none yet."""
+        for name in names:
+            if (key := entity_key(name)) and key not in self.numbers:
+                self.names.append(name)
+                self.numbers[key] = len(self.names)
+
+    def marked(self, text: str, characters: int) -> tuple[str, dict[str, str]]:
+        """A text with ` (E3)` behind the first mention of each entity that has a handle, and what these stand for, as
+        the text writes it. `characters`: as of `mentions`."""
+        if not self.numbers:
+            return text, {}
+        parts: list[str] = []
+        shown: dict[str, str] = {}
+        done = 0
+        for mention in mentions(text, characters):
+            number = self.numbers.get(entity_key(mention.name))
+            if number is None or (handle := f"E{number}") in shown:
+                continue
+            shown[handle] = mention.name
+            parts.append(f"{text[done : mention.end]} ({handle})")
+            done = mention.end
+        return "".join([*parts, text[done:]]), shown
+
+    def spelled(self, query: str) -> SpelledQuery:
+        """A query with its handles replaced by names. What looks like a handle and is none stays, as a word."""
+        used = dict.fromkeys(_HANDLE.findall(query))
+        resolved = {handle: self.names[int(handle[1:]) - 1] for handle in used if int(handle[1:]) <= len(self.names)}
+        text = _HANDLE.sub(lambda found: resolved.get(found.group(), found.group()), query)
+        unknown = tuple(handle for handle in used if handle not in resolved)
+        return SpelledQuery(text, resolved, unknown, not _HANDLE.sub("", query).strip(" ,;") and not resolved)
+
+    def fork(self) -> EntityHandles:
+        """An independent copy."""
+        return EntityHandles(list(self.names), dict(self.numbers))
+
+
+class SpelledQuery(NamedTuple):
+    """A query in words, what its handles stood for, what looked like one, and whether nothing else was in it."""
+
+    text: str
+    resolved: dict[str, str]
+    unknown: tuple[str, ...]
+    empty: bool
+
+
+def mentions(text: str, characters: int) -> list[Mention]:
+    """The first mention of each entity of a text that is more than a number, in the order of the text. A name within a
+    longer one is not a mention of its own.
+
+    Args:
+        characters: how much of the text is read.
+    """
+    names = [name for name in extract(text, characters) if not name.rstrip("s").replace("/", "").isdecimal()]
+    taken: list[tuple[int, int]] = []
+    for name in sorted(names, key=len, reverse=True):
+        place = next((place for place in _places(name, text) if not _overlaps(place, taken)), None)
+        if place is not None:
+            taken.append(place)
+    return [Mention(end, text[start:end]) for start, end in sorted(taken)]
+
+
+def in_handles(query: str, entities: Mapping[str, str]) -> str:
+    """A query with names replaced by their handles, the longest names first.
+
+    Args:
+        entities: handle -> name.
+    """
+    for handle, name in sorted(entities.items(), key=lambda entity: -len(entity[1])):
+        query = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", handle, query)
+    return query
+
+
+def _places(name: str, text: str) -> Iterator[tuple[int, int]]:
+    """Where a name stands as words of their own. A pattern for each name would be compiled anew each time."""
+    start = text.find(name)
+    while start >= 0:
+        end = start + len(name)
+        if not (_is_word(text[start - 1 : start]) or _is_word(text[end : end + 1])):
+            yield start, end
+        start = text.find(name, start + 1)
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
+
+
+def _overlaps(place: tuple[int, int], taken: Iterable[tuple[int, int]]) -> bool:
+    return any(place[0] < end and start < place[1] for start, end in taken)

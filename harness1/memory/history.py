@@ -1,0 +1,39 @@
+"""The search history: one structured line for each action, so that the policy need not repeat itself."""
+
+from __future__ import annotations
+
+from harness1.memory.pool import Pool
+from harness1.records import Observation, Record, ToolCall
+
+SUBJECT_CHARACTERS = 60
+
+
+class HistoryLine(Record):
+    """What one turn did. `returned` and `new` count units; `curated` counts additions."""
+
+    turn: int
+    tool: str
+    subject: str
+    returned: int = 0
+    new: int = 0
+    curated: int = 0
+
+
+def history_line(turn: int, pool: Pool, call: ToolCall, observation: Observation) -> HistoryLine:
+    """Sum up an action and its observation in one line."""
+    delta = observation.delta
+    returned = len({pool.unit_of(hit) for hit in observation.hits}) or len(observation.verdicts)
+    curated = len(delta.added) + len(delta.auto_populated)
+    return HistoryLine(turn, observation.tool, subject(call), returned, len(delta.new), curated)
+
+
+def subject(call: ToolCall) -> str:
+    """The argument that says what a call was about, cut to one short line."""
+    for key in ("query", "queries", "pattern", "claim", "doc_id", "doc_ids", "add_ids", "remove_ids", "reasoning"):
+        value = call.arguments.get(key)
+        if not value:
+            continue
+        if isinstance(value, list):
+            value = "; ".join(str(part)[:30] for part in value[:3])
+        return " ".join(str(value)[: 4 * SUBJECT_CHARACTERS].split())[:SUBJECT_CHARACTERS]
+    return ""

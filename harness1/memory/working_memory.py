@@ -1,0 +1,155 @@
+"""Working memory: everything that the harness keeps for the policy, as one plain value.
+
+State tuple of the paper (section 3): pool, curated set with importance, full-text store, evidence graph, verification
+cache, search history; the budget is derived when the context is rendered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from harness1.config import Env
+from harness1.hashing import digest
+from harness1.memory.curated import CuratedSet
+from harness1.memory.dedup import Fingerprints
+from harness1.memory.entities import extract
+from harness1.memory.entity_handles import EntityHandles, mentions
+from harness1.memory.evidence import EvidenceGraph
+from harness1.memory.history import HistoryLine
+from harness1.memory.pool import Pool
+from harness1.memory.verdicts import VerificationCache
+from harness1.records import ChunkId, Hit, Unit, UnitId
+
+
+class WorkingMemory(msgspec.Struct):
+    """The state of an episode. It is changed only by tools; `fork` copies it, sharing texts and signatures."""
+
+    query: str
+    turn: int = 0
+    pool: Pool = msgspec.field(default_factory=Pool)
+    curated: CuratedSet = msgspec.field(default_factory=CuratedSet)
+    store: dict[ChunkId, Hit] = {}
+    """The full text of every chunk that was ever returned; also what later searches exclude."""
+    evidence: EvidenceGraph = msgspec.field(default_factory=EvidenceGraph)
+    fingerprints: Fingerprints = msgspec.field(default_factory=Fingerprints)
+    verification: VerificationCache = msgspec.field(default_factory=VerificationCache)
+    history: list[HistoryLine] = []
+    auto_populated: bool = False
+    since_curation: int = 0
+    """Turns since the last curation."""
+    tools_used: dict[str, int] = {}
+    """The tools that did something, each with the first such turn."""
+    entities: EntityHandles = msgspec.field(default_factory=EntityHandles)
+    """None has a handle where `env.evidence.handles` is off."""
+
+    @classmethod
+    def empty(cls, query: str, unit: Unit) -> WorkingMemory:
+        return cls(query, pool=Pool(unit))
+
+    def absorb(self, hits: Iterable[Hit], env: Env) -> tuple[list[UnitId], dict[UnitId, UnitId]]:
+        """Take hits into store, pool, fingerprints and evidence graph.
+
+        Returns:
+            The units that are new in the pool, and the near duplicates with their representatives.
+        """
+        new: list[UnitId] = []
+        aliases: dict[UnitId, UnitId] = {}
+        for hit in hits:
+            if hit.chunk_id in self.store:
+                continue
+            self.store[hit.chunk_id] = hit
+            unit_id = self.pool.unit_of(hit)
+            twin = self._representative(hit, unit_id, env)
+            if twin is not None:
+                self.pool.aliases[unit_id] = aliases[unit_id] = twin
+                continue
+            aliases.pop(unit_id, None)
+            for part in (*self._hidden_chunks(unit_id), hit):
+                if self.pool.add(part, self.turn):
+                    new.append(unit_id)
+                self._index(part, unit_id, env)
+        return new, aliases
+
+    def name_entities(self, texts: Iterable[str], env: Env) -> None:
+        """Give handles to the entities of texts that are shown, in their order."""
+        if env.evidence.handles:
+            for text in texts:
+                self.entities.add(mention.name for mention in mentions(text, env.evidence.characters))
+
+    def text_of(self, unit_id: UnitId) -> str:
+        """The stored chunks of a pooled unit, in document order."""
+        return "\n".join(hit.text for hit in self.hits_of(unit_id))
+
+    def hits_of(self, unit_id: UnitId) -> list[Hit]:
+        """The stored chunks of a pooled unit as hits, in document order."""
+        hits = [self.store[chunk_id] for chunk_id in self.pool.entries[unit_id].chunk_ids]
+        return sorted(hits, key=lambda hit: hit.index)
+
+    def fork(self) -> WorkingMemory:
+        """An independent copy; texts, hits and signatures are immutable and shared."""
+        return WorkingMemory(
+            self.query,
+            self.turn,
+            self.pool.fork(),
+            self.curated.fork(),
+            dict(self.store),
+            self.evidence.fork(),
+            self.fingerprints.fork(),
+            self.verification.fork(),
+            list(self.history),
+            self.auto_populated,
+            self.since_curation,
+            dict(self.tools_used),
+            self.entities.fork(),
+        )
+
+    def hash(self) -> str:
+        """Names the state: ids, tags, aliases, verdicts, history, handle order and turn; no text, score or count."""
+        state = {
+            "turn": self.turn,
+            # Handles follow from the order in which documents and units came.
+            "documents": list(self.pool.numbers),
+            "pool": list(self.pool.entries),
+            "chunks": list(self.store),
+            "curated": list(self.curated.tags.items()),
+            "aliases": list(self.pool.aliases.items()),
+            "verdicts": self._verdicts(),
+            "history": self.history,
+            "auto_populated": self.auto_populated,
+        }
+        return digest(state | {"entities": self.entities.names} if self.entities.names else state)
+
+    def anchor_key(self) -> str:
+        """Names what was achieved, however it was reached: it groups turns of sibling episodes."""
+        return digest(
+            {
+                "curated": sorted(self.curated.tags.items()),
+                "pool": sorted(self.pool.entries),
+                "verdicts": sorted(self._verdicts()),
+            }
+        )
+
+    def _verdicts(self) -> list[Any]:
+        return [[verdict.unit_id, verdict.claim, verdict.label] for verdict in self.verification.verdicts.values()]
+
+    def _hidden_chunks(self, unit_id: UnitId) -> list[Hit]:
+        """What is stored of a unit that was a near duplicate until now; it becomes visible with all its chunks."""
+        if unit_id not in self.pool.aliases:
+            return []
+        return [stored for stored in list(self.store.values())[:-1] if self.pool.unit_of(stored) == unit_id]
+
+    def _index(self, hit: Hit, unit_id: UnitId, env: Env) -> None:
+        if env.dedup.on:
+            self.fingerprints.add(hit.chunk_id, hit.title, hit.text, env.dedup)
+        if env.evidence.on:
+            self.evidence.add(unit_id, extract(hit.text, env.evidence.characters))
+
+    def _representative(self, hit: Hit, unit_id: UnitId, env: Env) -> UnitId | None:
+        """The pooled unit that says the same as this hit, if its own unit is not pooled already."""
+        if not env.dedup.on or unit_id in self.pool.entries:
+            return None
+        twin = self.fingerprints.match(hit.chunk_id, hit.title, hit.text, env.dedup)
+        return None if twin is None else self.pool.unit_of(self.store[ChunkId(twin)])

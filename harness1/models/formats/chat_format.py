@@ -1,0 +1,181 @@
+"""What a chat format is: a counter, a renderer and a parser over one tokenizer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import ClassVar, NamedTuple
+
+from harness1.env.render.pieces import Piece, Role, grouped
+from harness1.env.render.renderer import Context
+from harness1.hashing import digest, text_digest
+from harness1.models.backend import Grammar
+from harness1.models.tokenizer import Tokenizer, stretches
+from harness1.records import Record, ToolCall
+from harness1.tools.tool import ToolSpec
+
+CACHED_PIECES = 20_000
+"""Pieces whose ids are remembered, for all episodes of a policy together."""
+CACHED_TEXTS = 1_000
+"""Texts of the format's own whose ids are remembered."""
+
+Ids = tuple[int, ...]
+_PROBE = ToolSpec("tool", "Does it.", {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]})
+_PROBED = ToolCall("tool", {"x": "y"})
+
+
+class Parsed(Record):
+    """What an output says: actions in the order written, or the reason why there is none."""
+
+    reasoning: str = ""
+    actions: tuple[ToolCall, ...] = ()
+    error: str | None = None
+
+
+class Segment(NamedTuple):
+    """A named stretch of a prompt: an episode stores the ids of a name once. The output of an earlier call is named
+    `call/ID` and not stored again."""
+
+    key: str
+    ids: Ids
+
+
+class ChatFormat(ABC):
+    """A language of messages over one tokenizer; it is the `TokenCounter` of the environments whose policy speaks it.
+
+    A message is an opening, the ids of its pieces, and a closing. Consecutive pieces of one role are one message; every
+    output of the policy is one. Texts are encoded as texts: nothing in a document becomes a control token.
+
+    Raises:
+        UsageError: the tokenizer lacks a control token of the format.
+    """
+
+    name: ClassVar[str]
+    instruction: ClassVar[str]
+    """What an output must look like, for a policy whose last one had no call."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._pieces: dict[str, Ids] = {}
+        self._written: dict[str, Ids] = {}
+
+    @cached_property
+    def hash(self) -> str:
+        """Names the tokenizer and everything that the format itself writes: another wording is another format."""
+        roles: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+        pieces = [Piece("", role, "x\n") for role in roles]
+        frame = [(self.opening(each), self.closing(each)) for each in pieces]
+        said = (self.generation_prompt(), self.instruction, self.declarations([_PROBE]), self.speak("a", _PROBED))
+        return digest([self.name, self.tokenizer.hash, frame, said])
+
+    @property
+    @abstractmethod
+    def stop_ids(self) -> Ids:
+        """The tokens that end an output; the first is put where one was cut."""
+
+    @abstractmethod
+    def opening(self, first: Piece) -> str:
+        """What stands before the pieces of a message, control tokens by their names."""
+
+    @abstractmethod
+    def closing(self, first: Piece) -> str:
+        """What stands behind them, control tokens by their names. Of an output: what comes after its stop token."""
+
+    @abstractmethod
+    def declarations(self, specs: Sequence[ToolSpec]) -> Ids:
+        """The tools, and how they are called: what the system message says behind its pieces, where there are tools.
+        The text begins with a visible character, or its ids would not join with those of the pieces."""
+
+    @abstractmethod
+    def generation_prompt(self) -> str:
+        """What a prompt ends with, control tokens by their names: the opening of the policy's own message."""
+
+    @abstractmethod
+    def parse(self, output_ids: Sequence[int], specs: Sequence[ToolSpec]) -> Parsed:
+        """Read an output. Total: whatever the ids are, the result says what they mean or that they mean no action."""
+
+    @abstractmethod
+    def speak(self, reasoning: str, action: ToolCall) -> Ids:
+        """An output that means this, stop token included."""
+
+    @abstractmethod
+    def grammar(self, specs: Sequence[ToolSpec]) -> Grammar:
+        """What an output may be so that it is a valid call of one of the tools."""
+
+    def piece(self, piece: Piece) -> int:
+        return len(self.ids(piece))
+
+    def tools(self, specs: Sequence[ToolSpec]) -> int:
+        declared = self.declarations(specs) if specs else ()
+        return len(declared) + len(self.write(self.generation_prompt()))
+
+    def written(self, piece: Piece) -> str:
+        """The text of a piece as this format writes it, where the policy did not say it in tokens."""
+        return piece.text
+
+    def overhead(self, first: Piece) -> int:
+        return len(self.write(self.opening(first))) + len(self.write(self.closing(first)))
+
+    def ids(self, piece: Piece) -> Ids:
+        """The ids of a piece: of an output those that were sampled, with a stop token where it was cut."""
+        if piece.spoken is not None:
+            output = piece.spoken.output_ids
+            return output if output and output[-1] in self.stop_ids else (*output, self.stop_ids[0])
+        if (ids := self._pieces.get(piece.key)) is None:
+            ids = tuple(self.tokenizer.encode(self.written(piece)))
+            if piece.turn_ref is not None:
+                ids = (*ids, self.stop_ids[0])
+            if len(self._pieces) >= CACHED_PIECES:
+                self._pieces.clear()
+            self._pieces[piece.key] = ids
+        return ids
+
+    def segments(self, context: Context) -> list[Segment]:
+        """A prompt up to the generation prompt, in named stretches."""
+        return self.messages(grouped(context.pieces), context.tools)
+
+    def messages(self, groups: Sequence[Sequence[Piece]], specs: Sequence[ToolSpec]) -> list[Segment]:
+        """Groups of pieces as messages, in named stretches; the first, if its role is `system`, declares the tools."""
+        found: list[Segment] = []
+        for place, group in enumerate(groups):
+            found.append(self._structure(self.opening(group[0])))
+            for each in group:
+                found += self._spoken(each) if each.spoken is not None else [Segment(each.key, self.ids(each))]
+            if place == 0 and group[0].role == "system" and specs:
+                found.append(self._declared(specs))
+            found.append(self._structure(self.closing(group[0])))
+        return [segment for segment in found if segment.ids]
+
+    def prompt_end(self) -> Segment:
+        """The generation prompt."""
+        return self._structure(self.generation_prompt())
+
+    def write(self, text: str) -> Ids:
+        """The ids of a text of the format's own, in which names of control tokens stand for these."""
+        if (ids := self._written.get(text)) is None:
+            parts = stretches(text, self.tokenizer.control)
+            ids = tuple(
+                token for part in parts for token in ([part] if isinstance(part, int) else self.tokenizer.encode(part))
+            )
+            if len(self._written) >= CACHED_TEXTS:
+                self._written.clear()
+            self._written[text] = ids
+        return ids
+
+    def text(self, text: str) -> Ids:
+        """The ids of a text of anybody's, in which nothing stands for a control token."""
+        return tuple(self.tokenizer.encode(text))
+
+    def _declared(self, specs: Sequence[ToolSpec]) -> Segment:
+        ids = self.declarations(specs)
+        return Segment(f"=tools/{text_digest(str(ids))}", ids)
+
+    def _structure(self, text: str) -> Segment:
+        return Segment(f"={text_digest(text)}", self.write(text))
+
+    def _spoken(self, piece: Piece) -> list[Segment]:
+        assert piece.spoken is not None
+        output, whole = piece.spoken.output_ids, self.ids(piece)
+        found = [Segment(f"call/{piece.spoken.call_id}", output)]
+        return found if len(whole) == len(output) else [*found, Segment("=stop", whole[len(output) :])]

@@ -1,0 +1,69 @@
+"""Contexts as the messages of OpenAI's chat completions, for models that are reached by text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness1.env.render.pieces import Piece, grouped
+from harness1.env.render.view import ActionView
+from harness1.records import Record
+from harness1.tools.tool import ToolSpec
+
+NOT_EXECUTED = "Not executed: one action per turn.\n"
+
+Message = dict[str, Any]
+
+
+class Said(Record):
+    """An assistant's message as its server gave it. Servers that remember what they sampled know it again by the ids of
+    its calls, so it goes back unchanged."""
+
+    message: Message
+    call_ids: tuple[str, ...]
+    executed: str
+    """The id of the call that was carried out."""
+
+
+def messages_of(pieces: Sequence[Piece], said: Mapping[int, Said]) -> list[Message]:
+    """The messages of a context; `said` holds what the model said at each turn, if that is known."""
+    messages: list[Message] = []
+    answering: Said | None = None
+    for group in grouped(pieces):
+        first, text = group[0], "".join(each.text for each in group)
+        if first.turn_ref is not None:
+            answering = said.get(first.turn_ref) or _restated(first)
+            messages.append(answering.message if answering else {"role": "assistant", "content": text})
+        elif first.role == "tool" and answering is not None:
+            messages += [_answer(answering, call_id, text) for call_id in answering.call_ids]
+            answering = None
+        else:
+            messages.append({"role": "user" if first.role == "tool" else first.role, "content": text})
+    return messages
+
+
+def tools_of(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+    """Tools as OpenAI declares functions."""
+    return [
+        {
+            "type": "function",
+            "function": {"name": spec.name, "description": spec.description, "parameters": spec.parameters},
+        }
+        for spec in specs
+    ]
+
+
+def _answer(said: Said, call_id: str, text: str) -> Message:
+    content = text if call_id == said.executed else NOT_EXECUTED
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def _restated(piece: Piece) -> Said | None:
+    """The call of a turn that some other policy took."""
+    if not isinstance(piece.shows, ActionView):
+        return None
+    call, call_id = piece.shows.call, f"turn-{piece.turn_ref}"
+    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+    calls = [{"id": call_id, "type": "function", "function": function}]
+    return Said({"role": "assistant", "content": None, "tool_calls": calls}, (call_id,), call_id)

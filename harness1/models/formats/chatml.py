@@ -1,0 +1,54 @@
+"""ChatML: `<|im_start|>ROLE`, a line end, the text, `<|im_end|>`: the frame of Qwen, SmolLM and many others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness1.env.render.pieces import Piece
+from harness1.errors import UsageError
+from harness1.models.formats.chat_format import ChatFormat, Ids
+from harness1.models.formats.reading import LONGEST
+from harness1.models.tokenizer import Tokenizer
+
+START, END = "<|im_start|>", "<|im_end|>"
+_BRACKETS = str.maketrans("{}<>", "()()")
+
+
+class ChatML(ChatFormat):
+    """The frame of a format whose messages are ChatML.
+
+    Raises:
+        UsageError: the tokenizer has no such control tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        if not {START, END} <= tokenizer.control.keys():
+            raise UsageError(f"the {self.name} format needs a tokenizer with {START} and {END}")
+
+    @property
+    def stop_ids(self) -> Ids:
+        return (self.tokenizer.control[END],)
+
+    def opening(self, first: Piece) -> str:
+        role = "user" if first.role == "tool" else first.role
+        return f"{START}{role}\n"
+
+    def closing(self, first: Piece) -> str:
+        return "\n" if first.turn_ref is not None else f"{END}\n"
+
+    def generation_prompt(self) -> str:
+        return f"{START}assistant\n"
+
+    def said(self, output_ids: Sequence[int]) -> str:
+        """The text of an output up to its first stop token."""
+        stops = self.stop_ids
+        end = next((place for place, token in enumerate(output_ids) if token in stops), len(output_ids))
+        return self.tokenizer.decode(output_ids[:end])[:LONGEST]
+
+
+def as_words(reasoning: str) -> str:
+    """Reasoning as what may stand before a call: nothing, or a line without the brackets of calls and tags. With them,
+    a call that is only spoken of would be carried out, and a thought that is not closed would swallow the call."""
+    words = " ".join(reasoning.translate(_BRACKETS).split())
+    return f"{words}\n" if words else ""

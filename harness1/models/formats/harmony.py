@@ -1,0 +1,217 @@
+"""Harmony, the format of gpt-oss: channels, recipients, and tools as TypeScript signatures.
+
+After https://github.com/openai/harmony; `openai-harmony` is the oracle of this file in tests. Its own parser raises on
+what it does not expect; ours reads every sequence of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from harness1.env.render.pieces import Piece
+from harness1.env.render.view import TurnView
+from harness1.errors import UsageError
+from harness1.models.backend import Grammar
+from harness1.models.formats.chat_format import ChatFormat, Ids, Parsed
+from harness1.models.formats.reading import clean_name, read_object, unwrapped
+from harness1.models.tokenizer import Tokenizer
+from harness1.records import ToolCall
+from harness1.tools.tool import ToolSpec
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+NAMES = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
+
+PREAMBLE = f"""{START}system{MESSAGE}You are ChatGPT, a large language model trained by OpenAI.
+Knowledge cutoff: 2024-06
+Current date: 2026-04-01
+
+Reasoning: high
+
+# Valid channels: analysis, commentary, final. Channel must be included for every message.
+Calls to these tools must go to the commentary channel: 'functions'.{END}"""
+"""The system message that the models know; its date is fixed (spec 3.1), or no prompt would be the same tomorrow."""
+
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+_PLAIN_NAME = re.compile(r"[\w.-]{1,64}")
+
+
+class _Message(NamedTuple):
+    """One message of an output: what stands before its text, its channel, and its text."""
+
+    header: str
+    channel: str
+    text: str
+
+
+class Harmony(ChatFormat):
+    """Reasoning on the channel `analysis`, a call as a commentary to `functions.NAME`.
+
+    Raises:
+        UsageError: the tokenizer lacks the control tokens of Harmony.
+    """
+
+    name = "harmony"
+    instruction = "Call one of the functions: commentary to=functions.NAME, with its arguments as JSON"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        if missing := [name for name in NAMES if name not in tokenizer.control]:
+            raise UsageError(f"the harmony format needs a tokenizer with {', '.join(missing)}")
+        self._control = {tokenizer.control[name]: name for name in NAMES}
+
+    @property
+    def stop_ids(self) -> Ids:
+        return (self.tokenizer.control[CALL], self.tokenizer.control[RETURN])
+
+    def opening(self, first: Piece) -> str:
+        match first.role:
+            case "system":
+                return f"{PREAMBLE}{START}developer{MESSAGE}# Instructions\n\n"
+            case "tool":
+                return f"{START}functions.{_tool(first)} to=assistant{CHANNEL}commentary{MESSAGE}"
+            case "assistant":
+                return f"{START}assistant"
+        return f"{START}{first.role}{MESSAGE}"
+
+    def closing(self, first: Piece) -> str:
+        return "" if first.turn_ref is not None else END
+
+    def generation_prompt(self) -> str:
+        return f"{START}assistant"
+
+    def written(self, piece: Piece) -> str:
+        """An empty line parts the instructions from the tools. It belongs to the former: vocabularies of this kind have
+        one token for a full stop and the line ends behind it."""
+        return piece.text + "\n" * (piece.role == "system")
+
+    def declarations(self, specs: Sequence[ToolSpec]) -> Ids:
+        types = "\n".join(f"{_comment(spec.description)}type {spec.name} = {_signature(spec)};\n" for spec in specs)
+        return self.text(f"# Tools\n\n## functions\n\nnamespace functions {{\n\n{types}\n}} // namespace functions")
+
+    def speak(self, reasoning: str, action: ToolCall) -> Ids:
+        thought: Ids = ()
+        if reasoning.strip():
+            thought = (
+                *self.write(f"{CHANNEL}analysis{MESSAGE}"),
+                *self.text(reasoning.strip()),
+                *self.write(f"{END}{START}assistant"),
+            )
+        return (
+            *thought,
+            *self.text(f" to=functions.{action.name}"),
+            *self.write(f"{CHANNEL}commentary {CONSTRAIN}json{MESSAGE}"),
+            *self.text(json.dumps(action.arguments, ensure_ascii=False)),
+            *self.write(CALL),
+        )
+
+    def parse(self, output_ids: Sequence[int], specs: Sequence[ToolSpec]) -> Parsed:
+        thoughts: list[str] = []
+        actions: list[ToolCall] = []
+        for message in self._messages(output_ids):
+            recipient = _RECIPIENT.search(message.header)
+            if recipient is not None and recipient.group(1) != "assistant":
+                arguments = read_object(message.text)
+                if arguments is None:
+                    return Parsed(" ".join(thoughts), error="the arguments are not a JSON object")
+                actions += unwrapped(clean_name(recipient.group(1)), arguments)
+            elif message.channel in ("", "analysis"):
+                thoughts.append(message.text.strip())
+            elif message.channel not in ("commentary", "final"):
+                return Parsed(" ".join(thoughts), error="the channel is none of analysis, commentary and final")
+        reasoning = "\n".join(thoughts)
+        if len(thoughts) > 1:
+            return Parsed(reasoning, error="there are two messages of reasoning")
+        named = tuple(call for call in actions if call.name)
+        return Parsed(reasoning, named) if named else Parsed(reasoning, error="there is no call")
+
+    def grammar(self, specs: Sequence[ToolSpec]) -> Grammar:
+        """
+        Raises:
+            UsageError: always: its control tokens are no text that a grammar could admit.
+        """
+        raise UsageError("policy.constrained is not offered with the harmony format")
+
+    def _messages(self, output_ids: Sequence[int]) -> Iterator[_Message]:
+        """The messages of an output, cut at control tokens; a header without a text is none."""
+        header, channel, text = list[str](), "", None
+        for name, stretch in self._stretches(output_ids):
+            if name in (START, END, CALL, RETURN):
+                if text is not None:
+                    yield _Message(" ".join(header), channel, text)
+                header, channel, text = [stretch], "", None
+            elif text is not None:
+                text += name + stretch
+            elif name == MESSAGE:
+                text = stretch
+            else:
+                header.append(stretch)
+                if name == CHANNEL:
+                    channel = next(iter(stretch.split()), "")
+        if text is not None:
+            yield _Message(" ".join(header), channel, text)
+
+    def _stretches(self, output_ids: Sequence[int]) -> Iterator[tuple[str, str]]:
+        """Each control token with the text behind it; the output itself goes on from `<|start|>assistant`."""
+        name, pending = START, list[int]()
+        for token in output_ids:
+            if token in self._control:
+                yield name, self.tokenizer.decode(pending)
+                name, pending = self._control[token], []
+            else:
+                pending.append(token)
+        yield name, self.tokenizer.decode(pending)
+
+
+def _tool(first: Piece) -> str:
+    """The tool that answers: a name that a policy made up stands for none."""
+    name = first.shows.tool if isinstance(first.shows, TurnView) else ""
+    return name if _PLAIN_NAME.fullmatch(name) else "unknown"
+
+
+def _signature(spec: ToolSpec) -> str:
+    properties: Mapping[str, Mapping[str, Any]] = spec.parameters.get("properties", {})
+    if not properties:
+        return "() => any"
+    required = spec.parameters.get("required", ())
+    lines = []
+    for name, inner in properties.items():
+        schema = inner if isinstance(inner, dict) else {}
+        mark = "" if name in required else "?"
+        default = f" // default: {_default(schema['default'])}" if "default" in schema else ""
+        lines.append(f"{_comment(schema.get('description', ''))}{name}{mark}: {_type(schema)},{default}")
+    return "(_: {\n" + "\n".join(lines) + "\n}) => any"
+
+
+def _comment(text: str) -> str:
+    return "".join(f"// {line}\n" for line in text.splitlines())
+
+
+def _default(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _type(schema: Any) -> str:
+    """A JSON schema as a type of TypeScript; `any` for what is beyond that."""
+    if not isinstance(schema, dict):
+        return "any"
+    if isinstance(schema.get("enum"), list):
+        return " | ".join(json.dumps(each) for each in schema["enum"])
+    match schema.get("type"):
+        case list() as types:
+            return " | ".join(_type({**schema, "type": each}) for each in types)
+        case "array":
+            return f"{_type(schema.get('items'))}[]"
+        case "object" if isinstance(schema.get("properties"), dict):
+            fields = (f"{name}: {_type(inner)}" for name, inner in schema["properties"].items())
+            return f"{{ {', '.join(fields)} }}"
+        case "object":
+            return f"{{ [key: string]: {_type(schema.get('additionalProperties'))} }}"
+        case "integer" | "number":
+            return "number"
+        case "string" | "boolean" | "null" as name:
+            return str(name)
+    return "any"

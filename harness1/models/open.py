@@ -1,0 +1,132 @@
+"""Language models by what a user typed, such as `hf:PATH` or `openai:MODEL@URL`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from harness1.config import Config
+from harness1.errors import ConfigError, MissingExtra, UsageError
+from harness1.http.model_endpoint import policy_endpoint
+from harness1.models.backend import Backend
+from harness1.models.checkpoint import format_of
+from harness1.models.files.fetch import resolve_model
+from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.formats.harmony_vocabulary import HarmonyVocabulary
+from harness1.models.formats.registry import open_format
+from harness1.models.servers.sglang import SglangServer
+from harness1.models.servers.token_server import server_root
+from harness1.models.servers.vllm import VllmServer, open_vllm
+from harness1.models.tokenizer import open_tokenizer
+from harness1.models.transformers.backend import open_transformers
+from harness1.models.transformers.causal_model import context_window
+
+KINDS = ("hf", "vllm", "sglang", "openai")
+NAMES = ("hf:PATH", "vllm:PATH", "vllm:MODEL@URL", "sglang:MODEL@URL", "openai:MODEL@URL")
+HARMONY = "harmony"
+"""As `run.model.tokenizer`: the vocabulary of gpt-oss."""
+_SERVED = re.compile(r"(.*)@(https?://.+)", re.I)
+_PASSWORD = re.compile(r"https?://[^/]*@", re.I)
+
+
+class ModelSpec(NamedTuple):
+    """A kind of backend, the model, and where its server is, if it has one."""
+
+    kind: str
+    model: str
+    url: str | None
+
+    @classmethod
+    def read(cls, spec: str) -> ModelSpec:
+        """
+        Raises:
+            UsageError: it is not of one of the forms of `NAMES`, or holds a password: it is shown and recorded.
+        """
+        kind, _, rest = spec.partition(":")
+        if _PASSWORD.search(rest):
+            raise UsageError("the name of a policy is recorded: give run.model.key, and no password in the address")
+        if "@" in rest and re.search(r"https?://[^?#]*[?#]", rest, re.I):
+            raise UsageError("the address of a model's server has no ? or #: give a key as run.model.key")
+        served = _SERVED.fullmatch(rest)
+        model, url = served.groups() if served else (rest, None)
+        needs_server = {"hf": False, "sglang": True, "openai": True}.get(kind, bool(url))
+        if kind not in KINDS or not model or needs_server != bool(url):
+            raise UsageError(f"{spec!r} names no model: write one of {', '.join(NAMES)}")
+        return cls(kind, model, url)
+
+
+def is_model(spec: str) -> bool:
+    """Whether a policy is a language model: such a one runs in a single process, which owns it."""
+    return spec.partition(":")[0] in KINDS
+
+
+def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]:
+    """What samples tokens, and the format of its model.
+
+    Raises:
+        UsageError, ConfigError, MissingExtra: as `open_model`.
+    """
+    if asked.url is not None:
+        chat = format_at(config.run.model.tokenizer or _weights_of(asked), config)
+        server = VllmServer if asked.kind == "vllm" else SglangServer
+        return server(policy_endpoint(server_root(asked.url), config.run), asked.model, weights=asked.model), chat
+    folder = resolve_model(asked.model)
+    chat = format_at(folder, config)
+    _check_window(folder, config)
+    model = config.run.model
+    if asked.kind == "vllm":
+        window = config.env.context_window
+        return open_vllm(folder, dtype=config.policy.dtype, max_model_len=window, memory_share=model.memory_share), chat
+    backend = open_transformers(
+        folder,
+        device=model.device or preferred_device(),
+        dtype=config.policy.dtype,
+        threads=model.threads,
+        rows=model.rows,
+        cache_tokens=model.cache_tokens,
+    )
+    return backend, chat
+
+
+def format_at(place: str | Path, config: Config) -> ChatFormat:
+    """The format of a model by where its tokenizer lies, or `HARMONY`.
+
+    Raises:
+        UsageError, ConfigError, MissingExtra: as `open_model`; ConfigError too of a model that was trained here for
+            another environment.
+    """
+    if place == HARMONY:
+        return open_format(config.policy.format, HarmonyVocabulary())
+    folder = resolve_model(str(place))
+    return open_format(format_of(folder, config), open_tokenizer(folder))
+
+
+def _weights_of(asked: ModelSpec) -> Path:
+    try:
+        return resolve_model(asked.model)
+    except UsageError as error:
+        raise UsageError(f"{error}; for another name of a server's: --set run.model.tokenizer=FOLDER") from error
+
+
+def preferred_device() -> str:
+    """A GPU, where torch has one.
+
+    Raises:
+        MissingExtra: torch is not installed.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise MissingExtra("torch", "train") from error
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _check_window(folder: Path, config: Config) -> None:
+    """Refuse a context window that the model does not have, before an episode runs into its end."""
+    most = context_window(folder)
+    if most is not None and config.env.context_window > most:
+        raise ConfigError(
+            f"env.context_window={config.env.context_window} is more than the {most} tokens that {folder.name} reads:"
+            " --config configs/small.toml fits 8,192"
+        )

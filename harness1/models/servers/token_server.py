@@ -1,0 +1,108 @@
+"""Any server that takes token ids and gives the sampled ids with their log probabilities: what all of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from harness1.errors import Refusal, UsageError
+from harness1.hashing import digest
+from harness1.http.model_endpoint import ModelEndpoint
+from harness1.models.backend import Generation, Grammar
+from harness1.models.files.weight_shapes import weight_shapes
+from harness1.models.sampled import Sampled, checked
+from harness1.models.weight_gate import WeightGate
+from harness1.records import Sampling
+
+PROBE_TEMPERATURES = (0.5, 2.0)
+PROBE_TOKENS = 8
+PROBE_DIFFERENCE = 0.1
+"""Nats. Rounding and batching move a log probability less, and the two temperatures move one much more."""
+
+
+class TokenServer(ABC):
+    """A `Backend` over a server of its own kind.
+
+    Args:
+        endpoint: the root of the server, which its paths are appended to.
+        model: what requests ask for.
+        weights: what names the weights at the start: their digest, or a name.
+    """
+
+    raw_advice: ClassVar[str]
+    """How to start a server whose log probabilities are those of the distribution that is sampled from."""
+
+    def __init__(self, endpoint: ModelEndpoint, model: str, weights: str) -> None:
+        self.model = model
+        self.hash = digest(["token server", weights or model])
+        self._endpoint, self._gate = endpoint, WeightGate()
+        self._follows_temperature: bool | None = None
+
+    @property
+    def version(self) -> int:
+        return self._gate.version
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
+    ) -> Generation:
+        """As `Backend.generate`. The first call that needs them finds out whether log probabilities are processed."""
+        self._check(sampling)
+        async with self._gate.call():
+            if sampling.temperature and _is_changed(sampling) and not await self._is_processed(prompt_ids):
+                raise UsageError(
+                    f"{self._endpoint.url} gives log probabilities of another distribution than it samples from; "
+                    f"{self.raw_advice}, or sample at temperature 1 with top_p 1 and top_k 0"
+                )
+            sampled = await self._sample(prompt_ids, sampling, grammar)
+            return checked(sampled, sampling, self._gate.version)
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """As `Backend.load_weights`. The server reads the folder itself: its path must be the same there. One that
+        refuses it keeps the old weights."""
+        folder = folder.resolve()
+        weight_shapes(folder)
+        async with self._gate.change(version):
+            try:
+                await self._load(folder, version)
+            except Refusal as error:
+                raise UsageError(str(error)) from error
+
+    async def _is_processed(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether the log probability of the likeliest token follows the temperature; asked once.
+
+        The prompt reads backwards: behind what is no text, no model is certain. First calls at the same time may each
+        ask; that costs two tokens.
+        """
+        if self._follows_temperature is None:
+            prompt = tuple(reversed(prompt_ids))[:PROBE_TOKENS]
+            cold, hot = [await self._best_logprob(prompt, each) for each in PROBE_TEMPERATURES]
+            self._follows_temperature = cold - hot > PROBE_DIFFERENCE
+        return self._follows_temperature
+
+    @abstractmethod
+    def _check(self, sampling: Sampling) -> None:
+        """Raises UsageError where the server cannot sample in this way."""
+
+    @abstractmethod
+    async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None) -> Sampled:
+        """One output, unchecked."""
+
+    @abstractmethod
+    async def _best_logprob(self, prompt_ids: Sequence[int], temperature: float) -> float:
+        """The log probability that the server gives the likeliest next token."""
+
+    @abstractmethod
+    async def _load(self, folder: Path, version: int) -> None:
+        """Have the server load weights while no call is in flight."""
+
+
+def server_root(url: str) -> str:
+    """The address of a server without the `/v1` of its OpenAI-compatible paths."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _is_changed(sampling: Sampling) -> bool:
+    """Whether what is sampled from differs from the distribution of the model."""
+    return sampling.temperature != 1.0 or sampling.top_p < 1.0 or sampling.top_k > 0

@@ -1,0 +1,1 @@
+"""A causal language model of transformers in this process."""

@@ -1,0 +1,298 @@
+"""A transformers model in this process: the calls of all episodes are decoded together, by one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Condition, Thread
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from harness1.errors import HarnessError, InfrastructureFault, MissingExtra, UsageError
+from harness1.hashing import digest
+from harness1.model_folder import folder_hash
+from harness1.models.backend import Generation, Grammar
+from harness1.models.sampler import check_sampling
+from harness1.models.transformers.causal_model import Dtype, check_weights, load_causal_model, replace_weights
+from harness1.models.transformers.decoding import Decoder, DecodingStats, Row
+from harness1.models.transformers.grammar_mask import GrammarCompiler, GrammarState
+from harness1.models.transformers.slot_model import SlotModel
+from harness1.records import Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Result = TypeVar("Result")
+
+IDLE_S = 5.0
+"""Seconds without work after which the worker thread ends; the next call starts another."""
+
+CLOSING_S = 10.0
+"""Seconds that the exit of the process waits for the step at work."""
+
+
+def open_transformers(
+    folder: Path, *, device: str, dtype: Dtype, threads: int, rows: int, cache_tokens: int
+) -> TransformersBackend:
+    """Open the causal language model in a folder.
+
+    Args:
+        device: as torch names it: `cpu`, `cuda`, `cuda:1`.
+        dtype: of weights and hidden states; logits are float32 always.
+        threads: of torch, in the whole process; 0 leaves them as they are.
+        rows: so many outputs are decoded together at most.
+        cache_tokens: keys and values of so many tokens are kept for prompts to come.
+
+    Raises:
+        UsageError: the folder holds no such model, torch has no such device, or the model's attention is none that
+            this backend can serve.
+        MissingExtra: torch or transformers is not installed.
+    """
+    try:
+        import torch
+        import transformers  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtra(error.name or "transformers", "train") from error
+    if threads:
+        torch.set_num_threads(threads)
+    model = SlotModel(load_causal_model(folder, device, dtype))
+    return TransformersBackend(model, folder, dtype, rows, cache_tokens)
+
+
+class TransformersBackend:
+    """A `Backend` over one model. It belongs to no event loop, and its thread keeps no process from exiting."""
+
+    def __init__(self, model: SlotModel, folder: Path, dtype: Dtype, rows: int, cache_tokens: int) -> None:
+        if rows < 1 or cache_tokens < 0:
+            raise UsageError(f"{rows} rows and {cache_tokens} kept tokens: at least 1 and 0 are needed")
+        self._model, self._folder, self._dtype = model, folder, dtype
+        self._hash = digest({"model": folder_hash(folder), "dtype": dtype})
+        self._decoder = Decoder(model, rows, cache_tokens)
+        self._version, self._usable = 0, True
+        self._grammars: GrammarCompiler | None = None
+        self._waiting: deque[_Call] = deque()
+        self._swaps: deque[_Swap] = deque()
+        self._running: dict[Row, _Call] = {}
+        self._changed = Condition()
+        self._thread: Thread | None = None
+        self._closed = False
+
+    @property
+    def hash(self) -> str:
+        return self._hash
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def stats(self) -> DecodingStats:
+        """What decoding has cost since the backend was opened."""
+        return self._decoder.stats
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
+    ) -> Generation:
+        self._check(prompt_ids, sampling)
+        call = _Call(prompt_ids, sampling, grammar)
+        self._submit(self._waiting, call)
+        try:
+            return await asyncio.wrap_future(call.future)
+        except asyncio.CancelledError:
+            with self._changed, suppress(ValueError):  # it may be at work: then the next step finds it cancelled
+                self._waiting.remove(call)
+            raise
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        model = await asyncio.to_thread(load_causal_model, folder, "cpu", self._dtype)
+        await self.load_state(model.state_dict(), version)
+
+    async def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
+        """Go on with the weights of a state dictionary, as `load_weights` does. They are copied; until this returns
+        they must not change.
+
+        Raises:
+            UsageError: they are not the weights of this architecture.
+            InfrastructureFault: torch failed to copy them.
+        """
+        check_weights(self._model.model, state)
+        swap = _Swap(state, version)
+        self._submit(self._swaps, swap)
+        await asyncio.wrap_future(swap.future)
+
+    def _check(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
+        check_sampling(sampling)
+        if not prompt_ids:
+            raise UsageError("a prompt has at least one token")
+        if not 0 <= min(prompt_ids) <= max(prompt_ids) < self._model.vocabulary:
+            raise UsageError(f"a prompt has token ids beyond the model's vocabulary of {self._model.vocabulary}")
+        window, wanted = self._model.window, len(prompt_ids) + sampling.max_tokens
+        if window is not None and wanted > window:
+            raise UsageError(
+                f"a prompt of {len(prompt_ids)} tokens and {sampling.max_tokens} of output do not fit the model's "
+                f"window of {window}"
+            )
+
+    def _submit(self, queue: deque[_Call] | deque[_Swap], job: _Call | _Swap) -> None:
+        with self._changed:
+            queue.append(job)  # type: ignore[arg-type]
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="decoder", daemon=True)
+                self._thread.start()
+                # A thread that is killed inside torch takes the whole process down with an abort.
+                atexit.register(self._close)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while self._collect():
+            self._settle()
+            self._swap()
+            self._admit()
+            self._settle()  # an output of one token ends with its prefill
+            self._step()
+
+    def _collect(self) -> bool:
+        """Wait until there is work; False if none came for long."""
+        with self._changed:
+            came = self._changed.wait_for(self._has_work, IDLE_S)
+            if not came or self._closed:
+                self._thread = None
+                atexit.unregister(self._close)
+                return False
+            return True
+
+    def _has_work(self) -> bool:
+        return bool(self._running or self._waiting or self._swaps or self._closed)
+
+    def _close(self) -> None:
+        """At the exit of the process: let the step at work end, begin no other."""
+        with self._changed:
+            self._closed, thread = True, self._thread
+            self._changed.notify()
+        if thread is not None:
+            thread.join(CLOSING_S)
+
+    def _settle(self) -> None:
+        """Let rows leave that have ended, with an answer, or that nobody waits for any more."""
+        with self._failing_all():
+            for row, call in list(self._running.items()):
+                if row.finish_reason is None and row.fault is None and not call.future.done():
+                    continue
+                self._decoder.release(row)
+                del self._running[row]
+                if row.fault is not None:
+                    _fail(call.future, row.fault)
+                elif row.finish_reason is not None:
+                    tags = row.finish_reason, self._version, self._version
+                    _answer(call.future, Generation(row.output_ids, tuple(row.logprobs), *tags))
+
+    def _swap(self) -> None:
+        """Once no row is at work: the weights that were handed in, in order."""
+        while self._swaps and not self._running:
+            with self._changed:
+                swap = self._swaps.popleft()
+            if not swap.future.set_running_or_notify_cancel():
+                continue
+            with _Failing([swap.future]):
+                self._decoder.reset()
+                self._usable = False
+                replace_weights(self._model.model, swap.state)
+                self._version, self._usable = swap.version, True
+                _answer(swap.future, None)
+
+    def _admit(self) -> None:
+        """Fill the free places, unless the rows at work must end first because other weights wait."""
+        while not self._swaps and not self._decoder.is_full and (call := self._next()) is not None:
+            with _Failing([call.future]):
+                if not self._usable:
+                    raise InfrastructureFault("the last change of weights failed half-way; load them again")
+                row = Row(call.prompt_ids, call.sampling, self._grammar(call))
+                self._decoder.admit(row)
+                self._running[row] = call
+
+    def _next(self) -> _Call | None:
+        """The call that waits longest and is still wanted."""
+        with self._changed:
+            while self._waiting:
+                call = self._waiting.popleft()
+                if not call.future.done():
+                    return call
+        return None
+
+    def _grammar(self, call: _Call) -> GrammarState | None:
+        if call.grammar is None:
+            return None
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self._folder, self._model.vocabulary)
+        return self._grammars.start(call.grammar, call.sampling.stop_ids)
+
+    def _step(self) -> None:
+        if self._running:
+            with self._failing_all():
+                self._decoder.step()
+
+    def _failing_all(self) -> _Failing:
+        return _Failing([call.future for call in self._running.values()], self._forget)
+
+    def _forget(self) -> None:
+        """What failed for all rows has left nothing that could be trusted; and memory may be what it failed for."""
+        self._running.clear()
+        self._decoder.reset()
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    grammar: Grammar | None
+    future: Future[Generation] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, eq=False)
+class _Swap:
+    state: Mapping[str, Tensor]
+    version: int
+    future: Future[None] = field(default_factory=Future)
+
+
+class _Failing:
+    """A context in which every exception becomes the fault of the calls: a thread must not die while callers wait.
+
+    Args:
+        clean_up: what to do after a failure.
+    """
+
+    def __init__(self, futures: Sequence[Future[Any]], clean_up: Callable[[], None] | None = None) -> None:
+        self._futures, self._clean_up = futures, clean_up
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            return True
+        if not isinstance(error, HarnessError):
+            fault = InfrastructureFault(f"the model failed: {type(error).__name__}: {error}")
+            fault.__cause__, error = error, fault
+        if self._clean_up is not None:
+            self._clean_up()
+        for future in self._futures:
+            _fail(future, error)
+        return True
+
+
+def _answer(future: Future[Result], result: Result) -> None:
+    with suppress(InvalidStateError):  # the caller may have been cancelled meanwhile
+        future.set_result(result)
+
+
+def _fail(future: Future[Any], error: HarnessError) -> None:
+    with suppress(InvalidStateError):  # answered already, or cancelled
+        future.set_exception(error)

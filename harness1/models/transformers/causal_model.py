@@ -1,0 +1,137 @@
+"""Loading a causal language model of Hugging Face from a local folder, for sampling and for training alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from harness1.errors import MissingExtra, UsageError
+from harness1.model_folder import no_progress_bars
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+def context_window(folder: Path) -> int | None:
+    """The most tokens that the model in a folder reads, as its `config.json` says; None where that says nothing.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+
+    class Shape(msgspec.Struct):
+        max_position_embeddings: int | None = None
+
+    try:
+        return msgspec.json.decode((folder / "config.json").read_bytes(), type=Shape).max_position_embeddings
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{folder} holds no config.json of a model: {error}") from error
+
+
+def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedModel:
+    """The model in a folder (`config.json` and safetensors), without dropout, with logits in float32.
+
+    In bfloat16 the output head alone computes in float32, over the same weights: rounded logits would cost more of a
+    log probability than all the layers below.
+
+    Raises:
+        UsageError: the folder holds no such model, or not all of its weights, or torch has no such device.
+        MissingExtra: torch or transformers is not installed.
+    """
+    try:
+        import torch
+        from safetensors import SafetensorError
+        from transformers import AutoModelForCausalLM
+    except ModuleNotFoundError as error:
+        raise MissingExtra(error.name or "transformers", "train") from error
+    auto: Any = AutoModelForCausalLM
+    try:
+        with no_progress_bars():
+            loaded = auto.from_pretrained(
+                folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise UsageError(
+            f"{folder} is no causal language model that transformers loads: {first_line(error)}"
+        ) from error
+    model: Any = loaded[0]
+    missing: set[str] = loaded[1]["missing_keys"]
+    if missing:
+        raise UsageError(f"{folder} lacks weights of its model: {', '.join(sorted(missing)[:3])}")
+    try:
+        model.to(device)
+    except (RuntimeError, AssertionError) as error:  # what torch raises for devices, by their kind
+        raise UsageError(f"{folder} does not load on the device {device!r}: {first_line(error)}") from error
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")  # torch's fused attention, the default, leaves soft caps out unsaid
+    if dtype != "float32":
+        compute_logits_in_float32(model)
+    ready: PreTrainedModel = model.eval()
+    return ready
+
+
+def output_head(model: PreTrainedModel) -> Any:
+    """The layer that makes logits."""
+    untyped: Any = model
+    return untyped.get_output_embeddings()
+
+
+def compute_logits_in_float32(model: PreTrainedModel) -> None:
+    """Let the output head compute in float32 whatever the layers below do, also under automatic mixed precision."""
+    untyped: Any = model
+    untyped.set_output_embeddings(_float32_head(output_head(model)))
+
+
+def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
+    """Refuse a state dictionary that is not one of this architecture. One of two tied names is enough.
+
+    Raises:
+        UsageError: names or shapes differ.
+    """
+    own = model.state_dict()
+    given = {own[name].data_ptr() for name in own.keys() & state.keys()}
+    wrong = sorted(
+        [name for name, value in own.items() if name not in state and value.data_ptr() not in given]
+        + [name for name, value in state.items() if name not in own or own[name].shape != value.shape]
+    )
+    if wrong:
+        raise UsageError(f"these are not the weights of this model: {', '.join(wrong[:3])}")
+
+
+def replace_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
+    """Copy the weights of a state dictionary, which `check_weights` has passed, into the model."""
+    import torch
+
+    own = model.state_dict()
+    with torch.no_grad():
+        for name, value in state.items():
+            own[name].copy_(value)
+
+
+def _float32_head(head: Any) -> nn.Module:
+    import torch
+
+    class Float32Head(torch.nn.Module):
+        """A linear layer that computes in float32; its weight stays what it is, and stays tied."""
+
+        def __init__(self, weight: torch.nn.Parameter, bias: torch.nn.Parameter | None) -> None:
+            super().__init__()
+            self.weight, self.bias = weight, bias
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            bias = None if self.bias is None else self.bias.float()
+            with torch.autocast(hidden.device.type, enabled=False):
+                return torch.nn.functional.linear(hidden.float(), self.weight.float(), bias)
+
+    return Float32Head(head.weight, head.bias)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, as far as it fits one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

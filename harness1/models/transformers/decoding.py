@@ -1,0 +1,263 @@
+"""Decoding of many rows at once, one step at a time: rows join and leave between steps, prefixes are computed once.
+
+No threads and no event loop here; `transformers_backend` drives it from one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from harness1.errors import InfrastructureFault
+from harness1.models.backend import FinishReason
+from harness1.models.sampler import draw, processed_logprobs
+from harness1.models.transformers.kv_slots import KvSlots, Layers, SlotPass
+from harness1.models.transformers.slot_model import SlotModel
+from harness1.records import Record, Sampling
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+    from harness1.models.transformers.grammar_mask import GrammarState
+
+
+class DecodingStats(Record):
+    """What decoding has cost so far.
+
+    `reused_tokens` of prompts were found computed, `prefilled_tokens` were not. The first token of an output comes of
+    its prefill; `decoded_tokens` are the others, drawn in `decode_seconds`.
+    """
+
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0
+    decoded_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+
+class Row:
+    """One output on its way: its ids (prompt and output), log probabilities, generator and state of its grammar.
+
+    `fault` is what ended it alone: its grammar allows no token, or not the one that was drawn.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: GrammarState | None = None) -> None:
+        self.ids, self.logprobs = list(prompt_ids), list[float]()
+        self.prompt_tokens, self.sampling, self.grammar = len(prompt_ids), sampling, grammar
+        self.generator = _generator(sampling.seed)
+        self.fault: InfrastructureFault | None = None
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        return tuple(self.ids[self.prompt_tokens :])
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it is finished; None while it is not."""
+        if self.logprobs and self.ids[-1] in self.sampling.stop_ids:
+            return "stop"
+        return "length" if len(self.logprobs) >= self.sampling.max_tokens else None
+
+    def append(self, token: int, logprob: float) -> None:
+        """Take the next token."""
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        if self.grammar is not None and self.fault is None:
+            try:
+                self.grammar.accept(token)
+            except InfrastructureFault as fault:
+                self.fault = fault
+
+    def allowed(self, free: Tensor) -> Tensor:
+        """What its grammar allows next; `free`, every token, where it has none, or none that holds."""
+        if self.grammar is not None and self.fault is None:
+            try:
+                return self.grammar.allowed()
+            except InfrastructureFault as fault:
+                self.fault = fault
+        return free
+
+
+class Decoder:
+    """Decodes up to `rows` rows together; row i owns slot i.
+
+    Args:
+        cache_tokens: keys and values of so many tokens are kept of outputs that are done, least recently used first
+            out. Whatever a new prompt has in common with one of them, or with a row at work, is not computed again.
+    """
+
+    def __init__(self, model: SlotModel, rows: int, cache_tokens: int) -> None:
+        self._model, self._most = model, rows
+        self._slots, self._kept = KvSlots(rows), KeptPrefixes(cache_tokens)
+        self._rows: list[Row] = []
+        self._stats = DecodingStats()
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows at work."""
+        return tuple(self._rows)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._rows) >= self._most
+
+    @property
+    def stats(self) -> DecodingStats:
+        return self._stats
+
+    def admit(self, row: Row) -> None:
+        """Compute what is new of a row's prompt, draw its first token, and let it join. If it raises, it did not join.
+
+        Raises:
+            InfrastructureFault: the model gives log probabilities that are not finite.
+            RuntimeError: torch failed.
+        """
+        begin, slot = time.perf_counter(), len(self._rows)
+        try:
+            reused = self._reuse(row.ids, slot)
+            new = row.ids[reused:]
+            logits = self._model.logits([new], SlotPass(self._slots, slot, [reused], len(new), self._model.device))
+            self._draw([row], logits)
+        except BaseException:
+            self._slots.wipe(slot)
+            raise
+        self._rows.append(row)
+        self._count(prefilled_tokens=len(new), reused_tokens=reused, prefill_seconds=time.perf_counter() - begin)
+
+    def step(self) -> None:
+        """Draw one more token for each row at work. It raises what `admit` raises; `reset` must follow then."""
+        begin = time.perf_counter()
+        starts = [len(row.ids) - 1 for row in self._rows]
+        slot_pass = SlotPass(self._slots, 0, starts, 1, self._model.device)
+        self._draw(self._rows, self._model.logits([[row.ids[-1]] for row in self._rows], slot_pass))
+        self._count(decoded_tokens=len(starts), decode_seconds=time.perf_counter() - begin)
+
+    def release(self, row: Row) -> None:
+        """Let a row leave; what was computed for it is kept for others, and the last row moves into its slot."""
+        slot, last = self._rows.index(row), len(self._rows) - 1
+        computed = len(row.ids) - 1
+        if self._kept.wants(row.ids[:computed]):
+            self._kept.keep(row.ids[:computed], self._slots.take(slot, computed))
+        if slot != last:
+            self._slots.copy(last, slot, len(self._rows[last].ids) - 1)
+            self._rows[slot] = self._rows[last]
+        self._rows.pop()
+
+    def reset(self) -> None:
+        """Forget all rows and all that was computed, because it failed or because the weights are others."""
+        self._rows.clear()
+        self._slots.clear()
+        self._kept.clear()
+
+    def _reuse(self, prompt: list[int], slot: int) -> int:
+        """Bring the longest computed prefix of a prompt into a slot; its length. The last token is always computed."""
+        ids = np.asarray(prompt[:-1], dtype=np.int64)
+        shared = [_common_prefix(ids, np.asarray(row.ids[:-1], dtype=np.int64)) for row in self._rows]
+        length = max(shared, default=0)
+        layers, kept_length = self._kept.find(ids)
+        if layers is not None and kept_length > length:
+            self._slots.put(slot, layers, kept_length)
+            return kept_length
+        if length:
+            self._slots.copy(shared.index(length), slot, length)
+        return length
+
+    def _draw(self, rows: list[Row], logits: Tensor) -> None:
+        """Draw a token for each row from its own generator; rows that are sampled alike are computed together."""
+        import torch
+
+        alike: dict[tuple[float, float, int], list[int]] = defaultdict(list)
+        for at, row in enumerate(rows):
+            alike[row.sampling.temperature, row.sampling.top_p, row.sampling.top_k].append(at)
+        for places in alike.values():
+            group = [rows[at] for at in places]
+            own = logits if len(places) == len(rows) else logits[places]
+            logprobs = processed_logprobs(own, group[0].sampling, _mask(group, own))
+            uniforms = torch.stack([torch.rand((), generator=row.generator, dtype=torch.float64) for row in group])
+            ids = draw(logprobs, uniforms.to(logprobs.device))
+            chosen = logprobs.gather(-1, ids[:, None])[:, 0].tolist()
+            if not np.isfinite(chosen).all():
+                raise InfrastructureFault("the model gives log probabilities that are not finite")
+            for row, token, logprob in zip(group, ids.tolist(), chosen, strict=True):
+                row.append(token, logprob)
+
+    def _count(self, **added: float) -> None:
+        sums = {name: getattr(self._stats, name) + value for name, value in added.items()}
+        self._stats = msgspec.structs.replace(self._stats, **sums)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    ids: NDArray[np.int64]
+    layers: Layers
+
+
+class KeptPrefixes:
+    """Keys and values of sequences that are done, of at most `tokens` tokens in all."""
+
+    def __init__(self, tokens: int) -> None:
+        self._most = tokens
+        self._entries: list[_Kept] = []
+        """The least recently used first."""
+
+    def find(self, ids: NDArray[np.int64]) -> tuple[Layers | None, int]:
+        """The entry with the longest common prefix, and its length; that entry counts as used."""
+        lengths = [_common_prefix(ids, entry.ids) for entry in self._entries]
+        length = max(lengths, default=0)
+        if not length:
+            return None, 0
+        entry = self._entries.pop(lengths.index(length))
+        self._entries.append(entry)
+        return entry.layers, length
+
+    def wants(self, ids: list[int]) -> bool:
+        """Whether keeping a sequence would be of use: it has room, and is no prefix of one that is kept."""
+        wanted = np.asarray(ids, dtype=np.int64)
+        known = any(_common_prefix(wanted, entry.ids) == len(ids) for entry in self._entries)
+        return 0 < len(ids) <= self._most and not known
+
+    def keep(self, ids: list[int], layers: Layers) -> None:
+        """Keep a sequence in place of its own prefixes, and drop the least recently used beyond the bound."""
+        added = _Kept(np.asarray(ids, dtype=np.int64), layers)
+        others = [entry for entry in self._entries if _common_prefix(added.ids, entry.ids) < len(entry.ids)]
+        self._entries = [*others, added]
+        while sum(len(entry.ids) for entry in self._entries) > self._most:
+            self._entries.pop(0)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._entries.clear()
+
+
+def _common_prefix(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+    size = min(len(one), len(other))
+    differing = np.flatnonzero(one[:size] != other[:size])
+    return int(differing[0]) if len(differing) else size
+
+
+def _mask(rows: list[Row], logits: Tensor) -> Tensor | None:
+    """[rows, vocabulary], bool: what the grammars allow; None where no row has one."""
+    import torch
+
+    if all(row.grammar is None for row in rows):
+        return None
+    free = torch.ones(logits.shape[-1], dtype=torch.bool)
+    return torch.stack([row.allowed(free) for row in rows]).to(logits.device)
+
+
+def _generator(seed: int | None) -> Generator:
+    import torch
+
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator

@@ -1,0 +1,250 @@
+"""Policies that nothing should lose to: random actions, one search, and those that a reward must not pay."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from harness1.env.render.renderer import Context
+from harness1.env.render.view import View
+from harness1.hashing import digest
+from harness1.policy.actions import curate_call, is_late
+from harness1.policy.policy import Decision
+from harness1.records import TAGS, Task, ToolCall
+from harness1.tools.end_search import END_SEARCH
+from harness1.tools.tool import ToolSpec
+
+REPEATS = 10
+"""Searches of the query repeater."""
+ROUNDS = 2
+"""How often the tool spammer uses each tool."""
+REVISION = 1
+"""Counted up whenever one of them decides differently."""
+
+END = ToolCall(END_SEARCH, {"reasoning": "This policy does no more."})
+Rule = Callable[[int, Context], ToolCall]
+"""The action of a turn, counted from 0."""
+
+
+def no_op(turn: int, context: Context) -> ToolCall:
+    """Ends at once, with nothing."""
+    return END
+
+
+def stop_at_once(turn: int, context: Context) -> ToolCall:
+    """Searches for the question as it stands, and delivers whatever that populated."""
+    return _search(context.view.query) if turn == 0 else END
+
+
+def curate_everything(turn: int, context: Context) -> ToolCall:
+    """Searches for the question page by page, and curates all that comes until the set is full."""
+    view = context.view
+    if len(view.curated) >= view.cap or is_late(view) or (turn > 1 and turn % 2 == 1 and not view.hits.get(turn)):
+        return END if turn else _search(view.query)
+    return _curate(_newest(view)) if turn % 2 else _search(view.query)
+
+
+def query_repeater(turn: int, context: Context) -> ToolCall:
+    """Asks the same again and again, and curates nothing."""
+    return _search(context.view.query) if turn < REPEATS else END
+
+
+def tool_spammer(turn: int, context: Context) -> ToolCall:
+    """Uses every tool in turn, on single words of the question and on the documents that were shown last; it curates
+    all that it can see."""
+    specs = [spec for spec in context.tools if spec.name != END_SEARCH]
+    if turn >= ROUNDS * len(specs):
+        return END
+    words = context.view.query.split() or ["the"]
+    return _spam(specs[turn % len(specs)], words[turn % len(words)], context.view)
+
+
+def id_inventor(turn: int, context: Context) -> ToolCall:
+    """Curates ids out of its own head, and documents whose very ids stand in the question: after a search, for nothing
+    is curated that none has found, but with no eye on what that search found. The rest it takes out again."""
+    view = context.view
+    if turn == 0:
+        return _curate([f"D{number}" for number in range(1, 6)] + [f"doc_{number}" for number in range(5)])
+    if turn == 1:
+        return _search(view.query)
+    named = [document.handle for document in view.documents.values() if _stands_in(document.unit_id, view.query)]
+    others = [entry.handle for entry in view.curated if entry.handle not in named]
+    if turn > 2 or not (named or others):
+        return END
+    return ToolCall("curate", {"add_ids": named, "remove_ids": others})
+
+
+class ReflexPolicy:
+    """A policy that is a rule: the turn and what is shown decide."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.hash = digest(["degenerate", name, REVISION])
+
+    def open(self, task: Task, seed: int) -> ReflexSession:
+        return ReflexSession(RULES[self.name], 0)
+
+
+class ReflexSession:
+    """One episode of a rule."""
+
+    def __init__(self, rule: Rule, turn: int) -> None:
+        self._rule, self._turn = rule, turn
+
+    async def act(self, context: Context) -> Decision:
+        action = self._rule(self._turn, context)
+        self._turn += 1
+        return Decision((action,), "This policy does not think.")
+
+    def fork(self) -> ReflexSession:
+        return ReflexSession(self._rule, self._turn)
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        rule.__name__.replace("_", "-"): rule
+        for rule in (no_op, stop_at_once, curate_everything, query_repeater, tool_spammer, id_inventor)
+    }
+)
+"""The rule of each of these policies, by the policy's name."""
+
+
+def _search(query: str) -> ToolCall:
+    return ToolCall("search_corpus", {"query": query})
+
+
+def _curate(handles: Sequence[str]) -> ToolCall:
+    return ToolCall("curate", {"add_ids": list(handles)})
+
+
+def _newest(view: View) -> list[str]:
+    """The documents of the last turn that showed hits."""
+    return [hit.document.handle for hit in view.hits.get(max(view.hits, default=0), ())]
+
+
+def _spam(spec: ToolSpec, word: str, view: View) -> ToolCall:
+    handles = _newest(view)
+    fillings: dict[str, Any] = {
+        "query": word,
+        "queries": [word, f"{word} {word}"],
+        "pattern": re.escape(word),
+        "claim": word,
+        "doc_id": handles[0] if handles else "D1",
+        "doc_ids": handles[:3],
+        "add_ids": list(view.documents),
+    }
+    properties = spec.parameters["properties"]
+    return ToolCall(spec.name, {name: value for name, value in fillings.items() if name in properties})
+
+
+def _stands_in(unit_id: str, query: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(unit_id)}(?!\w)", query) is not None
+
+
+END_PROBABILITY = 0.1
+
+
+class RandomPolicy:
+    """Draws an action from those that make sense now, with arguments drawn from what is visible."""
+
+    name = "random"
+    hash = digest(["random", END_PROBABILITY])
+
+    def open(self, task: Task, seed: int) -> RandomSession:
+        return RandomSession(random.Random(f"{seed}/{task.task_id}"))
+
+
+class RandomSession:
+    """One episode; every choice comes from its own generator."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    async def act(self, context: Context) -> Decision:
+        view = context.view
+        if view.documents and self._rng.random() < END_PROBABILITY:
+            return Decision((ToolCall(END_SEARCH, {"reasoning": "A random end."}),))
+        names = sorted(spec.name for spec in context.tools if spec.name != END_SEARCH)
+        if not view.documents:
+            names = [name for name in names if name in ("search_corpus", "fan_out_search")]
+        name = self._rng.choice(names)
+        return Decision((ToolCall(name, self._arguments(name, view, context.tools)),), "A random action.")
+
+    def fork(self) -> RandomSession:
+        twin = random.Random()
+        twin.setstate(self._rng.getstate())
+        return RandomSession(twin)
+
+    def _arguments(self, name: str, view: View, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+        match name:
+            case "search_corpus":
+                return {"query": self._words(view)}
+            case "fan_out_search":
+                return {"queries": [self._words(view) for _ in range(self._rng.randint(1, 5))]}
+            case "grep_corpus":
+                return {"pattern": self._words(view).split()[0]}
+            case "read_document":
+                return {"doc_id": self._handles(view, 1)[0]}
+            case "curate":
+                handles = self._handles(view, 5)
+                tags = {handle: self._rng.choice(TAGS) for handle in handles}
+                return curate_call(tools, tags).arguments
+            case "verify":
+                return {"doc_ids": self._handles(view, 3), "claim": view.query}
+            case _:
+                return {"doc_ids": self._handles(view, 3)}
+
+    def _words(self, view: View) -> str:
+        """A few words of the question or of a visible title; where entities have handles, one with a word or none."""
+        if view.entities:
+            word = self._rng.choice(["", *(word for word in view.query.split() if word.isalpha() and word.islower())])
+            return f"{self._rng.choice(list(view.entities))} {word}".strip()
+        titles = [document.title for document in view.documents.values() if document.title]
+        words = self._rng.choice([view.query, *titles]).split() or ["the"]
+        count = min(len(words), self._rng.randint(2, 8))
+        return " ".join(self._rng.sample(words, count))
+
+    def _handles(self, view: View, most: int) -> list[str]:
+        known = sorted(view.documents)
+        return self._rng.sample(known, min(len(known), self._rng.randint(1, most)))
+
+
+TOP = 30
+
+
+class SingleShotPolicy:
+    """Searches once, curates the hits best first (at most `TOP`), ends. `env.search.hits=30` gives a deep ranking.
+
+    What the first search populated is the head of the same ranking, so the delivered order is the ranking's.
+    """
+
+    name = "single-shot"
+    hash = digest(["single-shot", TOP])
+
+    def open(self, task: Task, seed: int) -> SingleShotSession:
+        return SingleShotSession(0)
+
+
+class SingleShotSession:
+    """One episode: search, curate, end."""
+
+    def __init__(self, turn: int) -> None:
+        self._turn = turn
+
+    async def act(self, context: Context) -> Decision:
+        self._turn += 1
+        view = context.view
+        if self._turn == 1:
+            return Decision(
+                (ToolCall("search_corpus", {"query": view.query}),), "Search for the question as it stands."
+            )
+        found = [hit.document.handle for hit in view.hits.get(1, [])][:TOP]
+        if self._turn == 2 and found:
+            return Decision((ToolCall("curate", {"add_ids": found}),), "Keep the ranking as it is.")
+        return Decision((ToolCall(END_SEARCH, {"reasoning": "One search is all that this policy does."}),))
+
+    def fork(self) -> SingleShotSession:
+        return SingleShotSession(self._turn)

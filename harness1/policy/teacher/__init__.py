@@ -1,0 +1,1 @@
+"""The oracle teacher: an example to imitate."""

@@ -1,0 +1,178 @@
+"""Queries that a policy without gold could form, too: every word is the question's or a shown document's."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, pairwise
+
+from harness1.env.render.view import DocumentView
+from harness1.memory.entities import FUNCTION_WORDS, extract
+from harness1.policy.evidence_score import EvidenceScore
+from harness1.policy.question import SCANNED_CHARACTERS, head, mentions, plain, relatedness
+from harness1.policy.scripted import QUESTION_WORDS
+from harness1.policy.teacher.evidence import Evidence
+
+LEAD = 0.08
+"""A name in a document that is not gold is searched only if it is worth so much."""
+COMMON = 3
+"""A single word that so many other documents name as well tells nothing."""
+FACET = 3
+LOUD = 5
+"""A longer word in capitals is a heading."""
+SHORTEST = 4
+"""Content words from which on a question is taken apart."""
+
+_WORD = re.compile(r"[^\W_](?:[\w'’./-]*\w)?")
+_LITERAL = re.compile(r"[\w ,'-]+")
+
+
+@dataclass(frozen=True)
+class Lead:
+    """A query, the name that it follows, and the handle of the document that gave it; none: the question did."""
+
+    query: str
+    name: str
+    source: str = ""
+    detailed: bool = False
+
+
+def leads(question: str, evidence: Evidence) -> Iterator[list[Lead]]:
+    """Groups of queries about names, the most promising group first.
+
+    1. Names in the question, and names beside its relation words in gold documents, that have no document yet.
+    2. The other names in gold documents, then those of strong documents.
+    3. Names with words of the question beside them, and names that stand together ("Paris, Texas" is two).
+    """
+    known, own = evidence.heads(), [Lead(name, name) for name in topics(question)]
+    near, far = _named(evidence, known)
+    yield [*(lead for lead in own if _tells(lead.name, known, _counts(evidence))), *near]
+    yield [*far, *_strong(evidence.score, known)]
+    detailed = (
+        Lead(f"{lead.name} {words}", lead.name, lead.source, detailed=True)
+        for lead in (*own, *near, *far)
+        if (words := facet(question, lead.name))
+    )
+    joined = (
+        Lead(f"{name} {follower}", f"{name} {follower}", document.handle)
+        for document in reversed(evidence.gold)
+        for name, follower in pairwise(extract(_whole(document), SCANNED_CHARACTERS))
+    )
+    yield [*detailed, *joined]
+
+
+def topics(question: str) -> list[str]:
+    """The names in a question, those of several words first, without years and parts of longer names."""
+    names = {f" {plain(name)} ": name for name in mentions(question) if not plain(name).isdecimal()}
+    inner = [key for key, name in names.items() if not _runs_on(name, question)] or list(names)
+    whole = [names[key] for key in inner if not any(key != other and key in other for other in inner)]
+    return sorted(whole, key=lambda name: " " not in name)
+
+
+def _runs_on(name: str, question: str) -> bool:
+    """Whether a run of capitals is more than a name: it takes in the opening word, or two sides of a choice."""
+    opens = question.startswith(name) and name.split()[0].lower() in FUNCTION_WORDS | QUESTION_WORDS
+    return opens or " or " in name
+
+
+def subject(question: str) -> tuple[str, ...]:
+    """What a question is about, in short: its names, or else its first words that carry meaning."""
+    names = topics(question)
+    return (
+        tuple(names) if names else tuple([" ".join(content_words(question)[:FACET])] if content_words(question) else ())
+    )
+
+
+def facet(question: str, name: str) -> str:
+    """The first few words of the question that say what is asked about a name."""
+    named = set(plain(" ".join([name, *mentions(question)])).split())
+    return " ".join([word for word in content_words(question) if plain(word) not in named][:FACET])
+
+
+def beside(question: str, name: str) -> str:
+    """The last few words that carry meaning before a name in the question: which of its things are meant."""
+    before, _, behind = question.partition(name)
+    named = set(plain(" ".join(mentions(question))).split())
+    told = [word for word in content_words(before) if plain(word) not in named] if behind or before else []
+    return " ".join(told[-FACET:])
+
+
+def parts(question: str) -> list[str]:
+    """Stretches of a question's own words, for a corpus that answers to the whole of it with something else."""
+    words = content_words(question)
+    if len(words) < SHORTEST:
+        return [" ".join(words)] if words else []
+    half = len(words) // 2
+    telling = set(sorted(words, key=lambda word: -len(word))[: max(3, half)])
+    windows = (words[start : start + 3] for start in range(0, len(words) - 2, 2))
+    cut = (words[:half], words[half:], [word for word in words if word in telling], words[::2], words[1::2], *windows)
+    return list(dict.fromkeys(" ".join(part) for part in cut))
+
+
+def patterns(question: str, evidence: Evidence) -> Iterator[str]:
+    """What to look for letter by letter: names without a document, then the question's words that no document has."""
+    known = evidence.heads()
+    near, _ = _named(evidence, known)
+    names = [name for name in topics(question) if head(name) not in known]
+    yield from (name for name in (*names, *(lead.name for lead in near)) if _LITERAL.fullmatch(name))
+    shown = set(chain.from_iterable(plain(_whole(document)).split() for document in evidence.documents.values()))
+    words = sorted(content_words(question), key=lambda word: -len(word))
+    unseen = [word for word in words if len(word) > 3 and not shown.issuperset(plain(word).split())]
+    yield from (f"(?i){word}" for word in unseen if _LITERAL.fullmatch(word))
+
+
+def content_words(question: str) -> list[str]:
+    """The distinct words that carry meaning, as the question spells them."""
+    words = {plain(word): word for word in reversed(_WORD.findall(question))}
+    return [word for key, word in reversed(words.items()) if key and key not in FUNCTION_WORDS | QUESTION_WORDS]
+
+
+def _named(evidence: Evidence, known: set[str]) -> tuple[list[Lead], list[Lead]]:
+    """Names in gold documents that have no document of their own, the latest document first: those beside relation
+    words, most telling first, and the others."""
+    near: dict[str, tuple[float, Lead]] = {}
+    far: dict[str, Lead] = {}
+    counts = _counts(evidence)
+    for document in reversed(evidence.gold):
+        text = _whole(document)
+        for name in extract(text, SCANNED_CHARACTERS):
+            if not _tells(name, known, counts):
+                continue
+            lead, value = Lead(name, name, document.handle), relatedness(text, name, evidence.score.relations)
+            if value:
+                near.setdefault(head(name), (value + (" " in name) / 2, lead))
+            else:
+                far.setdefault(head(name), lead)
+    others = [lead for key, lead in far.items() if key not in near]
+    return (
+        [lead for _, lead in sorted(near.values(), key=lambda found: -found[0])],
+        sorted(others, key=lambda lead: " " not in lead.name),
+    )
+
+
+def _tells(name: str, known: set[str], counts: Mapping[str, int]) -> bool:
+    """Whether a search for a name can bring something new: no document is known by it, and it is not everywhere."""
+    key = head(name)
+    if len(key) < 3 or key in known or key.isdecimal() or (" " not in key and counts[key] > COMMON):
+        return False
+    return not any(len(word) > LOUD and word.isupper() for word in name.split())
+
+
+def _counts(evidence: Evidence) -> Counter[str]:
+    """In how many hits each name stands."""
+    return Counter(key for candidate in evidence.score.candidates.values() for key in candidate.names)
+
+
+def _strong(score: EvidenceScore, known: set[str]) -> Iterator[Lead]:
+    """Names in whatever strong document, best first, each with the best document that has it."""
+    best = score.update()
+    for key, (value, name) in sorted(score.leads.items(), key=lambda lead: -lead[1][0]):
+        if value > LEAD and key not in known and not name.isupper():
+            source = next((candidate.handle for candidate in best if key in candidate.names), "")
+            yield Lead(name, name, source)
+
+
+def _whole(document: DocumentView) -> str:
+    return f"{document.title}. {document.text}"

@@ -1,0 +1,207 @@
+"""The oracle teacher: an example to imitate. It searches, curates and stops with sight of the gold, and says nothing of
+it: every word that it writes stands in the question or in a view that came before."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+
+from harness1.env.render.renderer import Context
+from harness1.env.render.view import View
+from harness1.errors import UsageError
+from harness1.hashing import digest
+from harness1.memory.entity_handles import in_handles
+from harness1.policy.actions import SPARE_TURNS, curate_call
+from harness1.policy.oracle import wanted
+from harness1.policy.policy import Decision
+from harness1.policy.scripted import claim
+from harness1.policy.teacher.evidence import Evidence
+from harness1.policy.teacher.queries import subject
+from harness1.policy.teacher.reasons import line
+from harness1.policy.teacher.search import Move, TeacherSearch, shortened
+from harness1.records import Gold, Tag, Task, ToolCall, UnitId
+from harness1.tools.end_search import END_SEARCH
+from harness1.tools.tool import ToolSpec
+from harness1.tools.verify import MIN_CLAIM_CHARACTERS
+
+LOOK = 0.4
+"""Share of episodes that read a found document in full, and share of those that review the set before pruning."""
+GREPS = 0.3
+"""Share of episodes that look for the first missing name by a pattern."""
+NEAR = (0, 2)
+"""How many of the best other documents are delivered as well, from and to."""
+GUESSES = 2
+"""How many are delivered at least where nothing better was found."""
+FAIR = 0.1
+"""A document that is worth less to the question is tagged low."""
+CHECKED = 3
+REVIEWED = 5
+REVISION = 4
+"""Counted up whenever the teacher decides or speaks differently, here or in what it is made of."""
+
+
+class OracleTeacher:
+    """Shows how to search where the gold is known. `golds` are by task id.
+
+    Raises:
+        UsageError: on opening, if the task's gold was not given.
+    """
+
+    name = "oracle-teacher"
+    hash = digest(["oracle-teacher", REVISION])
+
+    def __init__(self, golds: Mapping[str, Gold]) -> None:
+        self._golds = golds
+
+    def open(self, task: Task, seed: int) -> TeacherSession:
+        if task.task_id not in self._golds:
+            raise UsageError(f"the oracle teacher needs the gold of task {task.task_id}")
+        return TeacherSession(wanted(self._golds[task.task_id]), random.Random(f"{task.task_id}/{seed}"))
+
+
+class TeacherSession:
+    """One episode: search while evidence is missing, look closer, verify, curate, review, prune, end.
+
+    All chance comes from `style`: how many near misses are kept, whether to look twice, and the wording.
+    """
+
+    def __init__(self, needs: tuple[frozenset[UnitId], ...], style: random.Random) -> None:
+        self._needs, self._style = needs, style
+        self._near = style.randint(*NEAR)
+        self._inspects, self._reviews = style.random() < LOOK, style.random() < LOOK
+        self._search = TeacherSearch(greps=style.random() < GREPS)
+        self._evidence: Evidence | None = None
+        self._searches = True
+        self._verified = False
+        self._chosen: dict[str, Tag] = {}
+        """What is delivered, by handle, once it is decided."""
+
+    async def act(self, context: Context) -> Decision:
+        if self._evidence is None:
+            self._evidence = Evidence(context.view.query, self._needs)
+        self._evidence.read(context.view)
+        move = self._next(context.view, self._evidence, context.tools)
+        call = _in_handles(move.call, context.view)
+        return Decision((call,), line(move.kind, self._style.randrange(60), move.source, move.topic))
+
+    def fork(self) -> TeacherSession:
+        return copy.deepcopy(self)
+
+    def _next(self, view: View, evidence: Evidence, tools: Sequence[ToolSpec]) -> Move:
+        names = {spec.name for spec in tools}
+        left = view.budget.turns_left()
+        if self._searches and (not evidence.documents or left is None or left > SPARE_TURNS - ("verify" not in names)):
+            if left is None and (move := self._keep(view, evidence, tools)) is not None:
+                return move
+            if (move := self._search.next(view, evidence, names)) is not None:
+                return move
+        self._searches = False
+        if not self._chosen:
+            return self._check(view, evidence, names) or self._curate(view, evidence, tools) or _end(view, evidence)
+        return self._prune(view, tools) or _end(view, evidence)
+
+    def _keep(self, view: View, evidence: Evidence, tools: Sequence[ToolSpec]) -> Move | None:
+        """Curate at once what was found: where the turns that are left are not shown, each may be the last."""
+        held = {entry.handle for entry in view.curated}
+        new = [document.handle for document in evidence.gold if document.handle not in held]
+        if not new or len(held) + len(new) > view.cap:
+            return None
+        return Move(curate_call(tools, dict.fromkeys(new, "high")), "keep", tuple(new))
+
+    def _check(self, view: View, evidence: Evidence, names: set[str]) -> Move | None:
+        """Read a found document in full, now and then; verify the question's statement against what was found."""
+        left = view.budget.turns_left()
+        if self._inspects and "read_document" in names and (left is None or left > SPARE_TURNS):
+            self._inspects = False
+            if (move := self._search.read(evidence, "inspect")) is not None:
+                return move
+        statement = shortened(claim(view.query))
+        found = [document.handle for document in evidence.gold[:CHECKED]]
+        handles = [*found, *(rival.handle for rival in evidence.rivals()[:1])]
+        if self._verified or "verify" not in names or not handles or len(statement) < MIN_CLAIM_CHARACTERS:
+            return None
+        if left is not None and left < SPARE_TURNS:
+            return None
+        self._verified = True
+        call = ToolCall("verify", {"doc_ids": handles, "claim": statement})
+        return Move(call, "verify", tuple(found or handles), subject(view.query))
+
+    def _curate(self, view: View, evidence: Evidence, tools: Sequence[ToolSpec]) -> Move | None:
+        """Decide what is delivered. Where the set is reviewed next, nothing is removed before."""
+        self._chosen = self._choice(view, evidence)
+        if not self._chosen:
+            return None
+        left, held = view.budget.turns_left(), {entry.handle for entry in view.curated}
+        self._reviews &= any(spec.name == "review_docs" for spec in tools) and (left is None or left > SPARE_TURNS)
+        self._reviews &= not held <= self._chosen.keys()
+        found = tuple(document.handle for document in evidence.gold)
+        sure = tuple(handle for handle in found if handle in _supported(view))
+        alone = "alone" if len(found) == len(self._chosen) else "curate"
+        kind = "guess" if not found else "select" if self._reviews else "confirmed" if sure else alone
+        source = sure if kind == "confirmed" else found
+        return self._edit(view, tools, Move(ToolCall("curate"), kind, source, subject(view.query)))
+
+    def _choice(self, view: View, evidence: Evidence) -> dict[str, Tag]:
+        """The tags of what is delivered, the most important first: gold, then a few near misses."""
+        supported = _supported(view)
+        scores = evidence.score.candidates
+        tags: dict[str, Tag] = {}
+        rivals = evidence.rivals()
+        for document in evidence.gold:
+            shown = scores.get(document.handle)
+            certain = document.handle in supported or (shown is not None and shown.proven)
+            tags[document.handle] = "very_high" if certain else "high"
+        ordered = dict(sorted(tags.items(), key=lambda entry: entry[1] != "very_high"))
+        for rival in rivals[: self._near if tags else max(self._near, GUESSES)]:
+            ordered[rival.handle] = "fair" if rival.score >= FAIR else "low"
+        return dict(list(ordered.items())[: view.cap])
+
+    def _prune(self, view: View, tools: Sequence[ToolSpec]) -> Move | None:
+        """A second look at what was chosen, where there is one, and then its difference from what is curated."""
+        firm = tuple(handle for handle, tag in self._chosen.items() if tag in ("very_high", "high"))
+        if self._reviews:
+            self._reviews = False
+            held = (entry.handle for entry in view.curated if entry.handle not in self._chosen)
+            handles = [*self._chosen, *held][:REVIEWED]
+            return Move(ToolCall("review_docs", {"doc_ids": handles}), "review", tuple(handles))
+        return self._edit(view, tools, Move(ToolCall("curate"), "prune", firm or tuple(self._chosen)))
+
+    def _edit(self, view: View, tools: Sequence[ToolSpec], move: Move) -> Move | None:
+        """Curate the difference between what is chosen and what is held, if there is one; removals wait for a review.
+
+        Without tags, the order of addition is the order of delivery: all is taken out and put back.
+        """
+        tagged = any("importance" in spec.parameters["properties"] for spec in tools if spec.name == "curate")
+        held = {entry.handle: entry.tag for entry in view.curated}
+        add = {name: tag for name, tag in self._chosen.items() if name not in held or (tagged and held[name] != tag)}
+        remove = [] if self._reviews else [handle for handle in held if handle not in self._chosen]
+        if not add and not remove:
+            return None
+        if not tagged and not self._reviews:
+            add, remove = self._chosen, list(held)
+        call = curate_call(tools, add, remove) if add else ToolCall("curate", {"remove_ids": remove})
+        # What a line says is removed must be: where nothing is, another one says so.
+        kind = "tag" if move.kind in ("curate", "alone", "confirmed") and not remove else move.kind
+        return Move(call, kind, move.source, move.topic)
+
+
+def _in_handles(call: ToolCall, view: View) -> ToolCall:
+    """A search with names by their handles, where they have some."""
+    match call.arguments:
+        case {"query": str(query)}:
+            return ToolCall(call.name, {"query": in_handles(query, view.entities)})
+        case {"queries": list(queries)}:
+            return ToolCall(call.name, {"queries": [in_handles(query, view.entities) for query in queries]})
+    return call
+
+
+def _supported(view: View) -> set[str]:
+    """The documents that were found to support the claim."""
+    return {verdict.handle for verdict in view.verdicts if verdict.label == "yes"}
+
+
+def _end(view: View, evidence: Evidence) -> Move:
+    topic = subject(view.query)
+    kind = "end" if evidence.complete else "give_up"
+    return Move(ToolCall(END_SEARCH, {"reasoning": line(f"{kind}_argument", 0, topic=topic)}), kind, topic=topic)

@@ -1,0 +1,1 @@
+"""BM25 over the segments of an index."""

@@ -1,0 +1,186 @@
+"""The postings of a segment: written in runs of bounded memory that are merged at the end, then memory-mapped.
+
+    terms.*                 the terms (`harness1.retrieval.strings.Keys`)
+    postings.starts.npy     [terms + 1] where the postings of each term begin
+    postings.chunks.npy     the chunks of each term, ascending
+    postings.codes.npy      for each posting its pair (occurrences of the term, length of the chunk): a row of
+    postings.pairs.npy      [pairs, 2]
+    postings.lengths.npy    [chunks] length of each chunk in terms
+
+Building by sorted runs: Heinz and Zobel, "Efficient single-pass index construction for text databases", JASIST 2003.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness1.retrieval.analyser import Vocabulary
+from harness1.retrieval.strings import Keys, load_array, write_keys
+
+RUN_WORDS = 1 << 23
+"""Words inverted at a time, in memory."""
+NARROW_CODES = 1 << 16
+"""Pairs that codes of 16 bits can tell apart."""
+
+
+class PostingsWriter:
+    """Takes the texts of all chunks in their order, then writes the postings of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._vocabulary = Vocabulary()
+        self._numbers, self._sizes = array("i"), array("i")
+        self._lengths = array("i")
+        self._pairs = _Pairs()
+        self._runs: list[Path] = []
+
+    def add(self, text: str) -> None:
+        self._sizes.append(self._vocabulary.number(text, self._numbers))
+        if len(self._numbers) >= RUN_WORDS:
+            self._write_run()
+
+    def finish(self) -> int:
+        """Write all files; returns the length of all chunks together, in terms."""
+        self._write_run()
+        np.save(self._folder / "postings.lengths.npy", np.array(self._lengths, np.int32))
+        np.save(self._folder / "postings.pairs.npy", self._pairs.rows)
+        write_keys(self._folder, "terms", list(self._vocabulary.terms))
+        self._merge_runs()
+        return sum(self._lengths)
+
+    def _write_run(self) -> None:
+        from harness1.retrieval.bm25.kernels import count_terms, invert
+
+        vocabulary = len(self._vocabulary.terms)
+        last, slots = np.full(vocabulary, -1, np.int32), np.empty(vocabulary, np.int32)
+        numbers, sizes = np.array(self._numbers, np.int32), np.array(self._sizes, np.int32)
+        terms, counts, distinct, lengths = count_terms(numbers, sizes, last, slots)
+        codes = self._pairs.encode(counts, distinct, lengths)
+        run = self._folder / f"run-{len(self._runs)}"
+        run.mkdir()
+        starts, chunks, codes = invert(terms, codes, distinct, len(self._lengths), vocabulary)
+        for name, values in (("starts", starts), ("chunks", chunks), ("codes", codes)):
+            np.save(run / f"{name}.npy", values)
+        self._runs.append(run)
+        self._lengths.extend(lengths.tolist())
+        self._numbers, self._sizes = array("i"), array("i")
+
+    def _merge_runs(self) -> None:
+        """Put the postings of each term one run behind the other."""
+        from harness1.retrieval.bm25.kernels import append_run
+
+        runs = [np.load(run / "starts.npy") for run in self._runs]
+        starts = np.zeros(len(self._vocabulary.terms) + 1, np.int64)
+        for run_starts in runs:
+            starts[1 : len(run_starts)] += np.diff(run_starts)
+        starts = np.cumsum(starts)
+        np.save(self._folder / "postings.starts.npy", starts)
+        codes = np.uint16 if len(self._pairs.rows) <= NARROW_CODES else np.uint32
+        for name, kind in (("chunks", np.uint32), ("codes", codes)):
+            ends, out = starts[:-1].copy(), _new_array(self._folder / f"postings.{name}.npy", kind, int(starts[-1]))
+            for run, run_starts in zip(self._runs, runs, strict=True):
+                append_run(ends, out, run_starts, np.load(run / f"{name}.npy"))
+                (run / f"{name}.npy").unlink()
+        for run in self._runs:
+            (run / "starts.npy").unlink()
+            run.rmdir()
+
+
+class _Pairs:
+    """The pairs (occurrences, length) met so far; a code is the row of a pair."""
+
+    def __init__(self) -> None:
+        self._rows, self._known = np.zeros((1 << 11, 2), np.int32), 0
+        self._slots = np.full(1 << 12, -1, np.int32)
+
+    @property
+    def rows(self) -> NDArray[np.int32]:
+        return self._rows[: self._known]
+
+    def encode(
+        self, counts: NDArray[np.int32], distinct: NDArray[np.int32], lengths: NDArray[np.int32]
+    ) -> NDArray[np.uint32]:
+        """The code of every posting of consecutive chunks; the hash table grows until it holds all pairs."""
+        from harness1.retrieval.bm25.kernels import encode
+
+        while True:
+            codes, known = encode(counts, distinct, lengths, self._rows, self._known, self._slots)
+            if 2 * known <= len(self._slots):
+                self._known = known
+                return np.asarray(codes, np.uint32)
+            old = self._rows[: known - 1]
+            self._rows, self._slots = (
+                np.zeros((len(self._slots), 2), np.int32),
+                np.full(len(self._slots) * 2, -1, np.int32),
+            )
+            old_counts, old_lengths = np.ascontiguousarray(old[:, 0]), np.ascontiguousarray(old[:, 1])
+            self._known = encode(old_counts, np.ones(len(old), np.int32), old_lengths, self._rows, 0, self._slots)[1]
+
+
+class Postings:
+    """The memory-mapped postings of one segment.
+
+    Args:
+        dead: sorted chunks of the segment that were deleted.
+        dead_counts: for each term, by number, in how many deleted chunks it occurs.
+    """
+
+    def __init__(self, folder: Path, dead: NDArray[np.uint32], dead_counts: NDArray[np.int32] | None) -> None:
+        self._terms = Keys(folder, "terms")
+        self._starts = load_array(folder / "postings.starts.npy")
+        self._dead_counts = dead_counts
+        self.chunks = load_array(folder / "postings.chunks.npy")
+        self.codes = load_array(folder / "postings.codes.npy")
+        self.pairs = load_array(folder / "postings.pairs.npy")
+        self.lengths = load_array(folder / "postings.lengths.npy")
+        self.dead = dead
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def numbers(self, terms: Sequence[str]) -> NDArray[np.int64]:
+        """The number of each term, -1 where no chunk has it."""
+        return np.array(self._terms.find(terms), np.int64)
+
+    def spans(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[terms, 2]: where the postings of each term begin and end; of a term without postings, both 0."""
+        spans = np.empty((len(numbers), 2), np.int64)
+        spans[:, 0], spans[:, 1] = self._starts[numbers], self._starts[numbers + 1]
+        spans[numbers < 0] = 0
+        return spans
+
+    def frequencies(self, numbers: NDArray[np.int64], spans: NDArray[np.int64]) -> NDArray[np.int64]:
+        """In how many chunks that were not deleted each term occurs."""
+        frequencies = spans[:, 1] - spans[:, 0]
+        if self._dead_counts is not None and len(self._dead_counts):
+            frequencies -= np.where(numbers < 0, 0, self._dead_counts[numbers])
+        return frequencies
+
+    def count_terms(self, texts: Sequence[Sequence[str]]) -> NDArray[np.int32]:
+        """For each term of the segment, by number, how many of these analysed texts hold it."""
+        counts = np.zeros(len(self._terms), np.int32)
+        for terms in texts:
+            counts[self._terms.find(sorted(set(terms)))] += 1
+        return counts
+
+
+def _new_array(path: Path, kind: Any, size: int) -> NDArray[Any]:
+    """A one-dimensional array in a new `.npy` file, mapped for writing.
+
+    Raises:
+        OSError: the disk has no room for it; with holes left in the file, a signal would kill the process later.
+    """
+    if not size:  # an empty file cannot be mapped
+        np.save(path, np.empty(0, kind))
+        return np.empty(0, kind)
+    mapped = np.lib.format.open_memmap(path, "w+", dtype=kind, shape=(size,))
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return mapped

@@ -1,0 +1,1 @@
+"""Search by embeddings, and models that read texts in pairs."""

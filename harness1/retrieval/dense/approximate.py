@@ -1,0 +1,202 @@
+"""Search by embeddings through faiss: graphs (HNSW) and lists (IVF) that skip most rows, and exact search on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness1 import config
+from harness1.errors import CorpusError, MissingExtra
+from harness1.retrieval.dense.search import BLOCK, Integers, Scan, used_rows
+from harness1.retrieval.ordering import STEP
+
+SPARE = 16
+"""Rows fetched beyond twice the `k` asked for: the order among the nearest is made anew, in double precision."""
+SAMPLED = 40
+"""Rows for each list of an IVF that its centres are learnt from."""
+GROWTH = 2
+"""How many times larger an index may grow before it is built anew: its lists were learnt from what it began with."""
+GPU_MOST = 2048
+"""The most that faiss returns from a GPU."""
+GPU_ROUNDING = 2.0**-9
+"""How far two products of vectors of length 1 may be off together where a GPU shortens fractions to 10 bits (TF32)."""
+
+
+def build_approximate(vectors: NDArray[np.float16], used: Integers, settings: config.Dense, path: Path) -> None:
+    """Write an index over the used rows, in half precision, for the inner product. Equal input gives equal bytes: one
+    thread, fixed seeds.
+
+    Args:
+        used: as `used_rows` gives them.
+        settings: `search` is `hnsw` or `ivf`.
+
+    Raises:
+        MissingExtra: faiss is not installed.
+        CorpusError: the file cannot be written.
+    """
+    faiss = _faiss()
+    dimensions = vectors.shape[1]
+    with _one_thread(faiss):
+        if settings.search == "hnsw":
+            links, metric = settings.hnsw_links, faiss.METRIC_INNER_PRODUCT
+            index = faiss.IndexHNSWSQ(dimensions, faiss.ScalarQuantizer.QT_fp16, links, metric)
+            index.hnsw.efConstruction = settings.hnsw_build
+            index.train(np.zeros((1, dimensions), dtype=np.float32))
+        else:
+            index = _trained_lists(faiss, vectors, used, settings.ivf_lists)
+        _add(index, vectors, used)
+    _write(faiss, index, path)
+
+
+def extend_approximate(
+    before: Path, before_used: Integers, vectors: NDArray[np.float16], used: Integers, path: Path
+) -> bool:
+    """Write an earlier index with the rows that came since, if that will do: none went, and they did not double.
+
+    Args:
+        before_used: the used rows of the index at `before`.
+
+    Raises:
+        MissingExtra, CorpusError: as `build_approximate`, or the earlier index is not there.
+    """
+    size = len(before_used)
+    if not np.array_equal(used[:size], before_used) or len(used) > GROWTH * size:
+        return False
+    faiss = _faiss()
+    try:
+        index = faiss.read_index(str(before))
+    except RuntimeError as error:
+        raise CorpusError(f"cannot read {before}: {error}") from error
+    with _one_thread(faiss):
+        _add(index, vectors, used[size:])
+    _write(faiss, index, path)
+    return True
+
+
+def open_approximate(path: Path, settings: config.Dense) -> Approximate:
+    """Map what `build_approximate` wrote.
+
+    Raises:
+        MissingExtra: faiss is not installed.
+        CorpusError: the file is not there or is damaged.
+    """
+    faiss = _faiss()
+    flag = faiss.IO_FLAG_MMAP_IFC if settings.search == "hnsw" else faiss.IO_FLAG_MMAP
+    try:
+        return Approximate(faiss, faiss.read_index(str(path), flag), settings)
+    except RuntimeError as error:
+        raise CorpusError(f"cannot read {path}: {error}") from error
+
+
+class Approximate:
+    """`Candidates` of an HNSW or IVF index. Each query is searched by itself, so that none depends on a batch."""
+
+    def __init__(self, faiss: Any, index: Any, settings: config.Dense) -> None:
+        self._faiss, self._index, self._settings = faiss, index, settings
+        self.size: int = index.ntotal
+
+    def find(self, queries: NDArray[np.float32], ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
+        return [self._find(*each) for each in zip(queries, ks, dead, strict=True)]
+
+    def _find(self, query: NDArray[np.float32], k: int, dead: Integers) -> Integers:
+        if k < 1:
+            return np.empty(0, dtype=np.int64)
+        count = min(2 * k + SPARE, self.size)
+        faiss, settings = self._faiss, self._settings
+        chosen = {"sel": faiss.IDSelectorNot(faiss.IDSelectorBatch(dead.astype(np.int64)))} if len(dead) else {}
+        if settings.search == "hnsw":  # the walk passes through what is excluded, and often that is the nearest
+            walk = max(settings.hnsw_search, count) + len(dead)
+            parameters = faiss.SearchParametersHNSW(efSearch=walk, **chosen)
+        else:
+            parameters = faiss.SearchParametersIVF(nprobe=settings.ivf_probes, **chosen)
+        slots: NDArray[np.int64] = self._index.search(query[None], count, params=parameters)[1][0]
+        return slots[slots >= 0]
+
+
+def open_gpu(vectors: NDArray[np.float16], rows: Integers) -> GpuScan | None:
+    """Exact search on the first GPU, where faiss is installed for GPUs and sees one; else nothing."""
+    if find_spec("faiss") is None:
+        return None
+    faiss = _faiss()
+    if not getattr(faiss, "get_num_gpus", int)():
+        return None
+    used = used_rows(rows)
+    index = faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), vectors.shape[1])
+    _add(index, vectors, used)
+    return GpuScan(index, Scan(vectors, used))
+
+
+class GpuScan:
+    """`Candidates` of a flat index on a GPU: exact, since a query with more near ties than a GPU returns is scanned.
+
+    Args:
+        index: of faiss; it knows no exclusions, so that many more rows are fetched.
+    """
+
+    def __init__(self, index: Any, scan: Scan) -> None:
+        self._index, self._scan = index, scan
+        self.size = scan.size
+
+    def find(self, queries: NDArray[np.float32], ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
+        wanted = 2 * max(k + len(slots) for k, slots in zip(ks, dead, strict=True)) + SPARE
+        scores, slots = self._index.search(queries, min(wanted, GPU_MOST, self.size))
+        return [self._checked(*each) for each in zip(queries, ks, dead, scores, slots, strict=True)]
+
+    def _checked(
+        self, query: NDArray[np.float32], k: int, dead: Integers, scores: NDArray[np.float32], slots: Integers
+    ) -> Integers:
+        """What the GPU found, if its last score lies so far below the k-th that no equal can be missing."""
+        live = ~np.isin(slots, dead)
+        enough = np.count_nonzero(live) >= k >= 1 and scores[live][k - 1] - scores[-1] > 2 * STEP + GPU_ROUNDING
+        if enough or len(slots) == self.size:
+            return slots[live]
+        return self._scan.find(query[None], [k], [dead])[0]
+
+
+def _add(index: Any, vectors: NDArray[np.float16], rows: Integers) -> None:
+    for start in range(0, len(rows), BLOCK):
+        index.add(vectors[rows[start : start + BLOCK]].astype(np.float32))
+
+
+def _write(faiss: Any, index: Any, path: Path) -> None:
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:
+        raise CorpusError(f"cannot write {path}: {error}") from error
+
+
+def _trained_lists(faiss: Any, vectors: NDArray[np.float16], used: Integers, lists: int) -> Any:
+    """An IVF whose centres are learnt from rows at even distances."""
+    count = max(1, min(lists or int(4 * len(used) ** 0.5), len(used)))
+    dimensions, metric = vectors.shape[1], faiss.METRIC_INNER_PRODUCT
+    centres = faiss.IndexFlatIP(dimensions)
+    index = faiss.IndexIVFScalarQuantizer(centres, dimensions, count, faiss.ScalarQuantizer.QT_fp16, metric, False)
+    index.cp.spherical = True
+    index.cp.min_points_per_centroid = 1  # faiss writes warnings to stderr about small corpora
+    sample = used[:: max(1, len(used) // (SAMPLED * count))]
+    index.train(vectors[sample].astype(np.float32))
+    return index
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ModuleNotFoundError as error:
+        raise MissingExtra("faiss", "dense") from error
+    return faiss
+
+
+@contextmanager
+def _one_thread(faiss: Any) -> Iterator[None]:
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(threads)

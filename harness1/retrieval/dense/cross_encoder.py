@@ -1,0 +1,182 @@
+"""A cross-encoder: a model that reads two texts together, to rerank with and to verify claims with.
+
+The score of a pair is the same, bit for bit, whatever it is scored with: batching must not change an order. Products of
+different shapes round differently, so a pair is scored alone, or with a fixed number of others padded to one length.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Sequence
+from functools import lru_cache
+from threading import Lock
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness1 import config
+from harness1.errors import ConfigError, UsageError
+from harness1.model_folder import folder_hash, model_folder
+from harness1.retrieval.dense.loading import loading
+
+if TYPE_CHECKING:
+    from sentence_transformers import CrossEncoder
+
+ROWS, STEP = 32, 32
+"""Away from the CPU: pairs of a pass, and the tokens of whose multiples they are padded to. On the CPU, passes of more
+than one pair gain nothing: 64 pairs of up to 220 words took 2.2 s alone and 1.9 to 3.8 s in fixed shapes."""
+ENTAILMENT = frozenset({"entailment", "supports"})
+AFFIRMATION = frozenset({"yes", "1", "label_1"})
+CONTRADICTION = frozenset({"contradiction", "refutes"})
+MOST_LABELS = 3
+
+Pair = tuple[str, str]
+"""A query or claim, and the text that may answer or support it."""
+
+
+class PairScorer(Protocol):
+    """Says how well a text answers a query. Implementations are safe to share between threads."""
+
+    @property
+    def hash(self) -> str:
+        """The sha256 over the files of the model; not where they lie."""
+        ...
+
+    def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
+        """One probability for each pair, which does not depend on the others."""
+        ...
+
+
+class StanceScorer(PairScorer, Protocol):
+    """Says also how much a text contradicts a claim."""
+
+    def stances(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
+        """Shape [n, 2]: the probabilities that the text supports and that it contradicts; 0 where no label says so."""
+        ...
+
+
+def open_cross_encoder(run: config.Run) -> StanceScorer:
+    """The cross-encoder at `run.reranker` on `run.device`; the last one stays loaded, for reranker and verifier alike.
+
+    Raises:
+        ConfigError: no setting names one.
+        MissingExtra: sentence-transformers is not installed.
+        UsageError: it is not there, does not load, or has labels that say nothing about support.
+    """
+    if not run.reranker:
+        raise ConfigError("a cross-encoder is asked for: name it or its folder with --set run.reranker=NAME")
+    return _opened(run.reranker, run.device, run.threads)
+
+
+class TransformerScorer:
+    """A `CrossEncoder` of sentence-transformers. One pass at a time, whoever asks.
+
+    Args:
+        model: loaded, on its device; a pair that is longer than it can read is cut in its longer text.
+        identity: names its files.
+        rows: pairs of a pass, filled up where there are fewer.
+        step: a pass is padded to a multiple of so many tokens.
+
+    Raises:
+        UsageError: it has more than three labels, or several of which none says that a text supports.
+    """
+
+    def __init__(self, model: CrossEncoder, identity: str, rows: int, step: int) -> None:
+        self.hash = identity
+        self._model, self._rows, self._step = model, rows, step
+        self._lock = Lock()
+        self._supports, self._contradicts, self._text_first = _labels(model)
+
+    def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
+        return self.stances(pairs)[:, 0]
+
+    def stances(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
+        """Of a model of entailment, which is given the text first, two labels; else the one of relevance.
+
+        Raises:
+            ValueError: the model's output is no number.
+            RuntimeError: torch failed; there was no memory, for one.
+        """
+        found = np.zeros((len(pairs), 2), dtype=np.float32)
+        read = [self._as_read(pair) for pair in pairs]
+        with self._lock:
+            for length, members in self._by_length(read).items():
+                for start in range(0, len(members), self._rows):
+                    part = members[start : start + self._rows]
+                    full = part + part[-1:] * (self._rows - len(part))
+                    chances = self._forward([read[at] for at in full], length)[: len(part)]
+                    found[part, 0] = chances[:, self._supports]
+                    if self._contradicts is not None:
+                        found[part, 1] = chances[:, self._contradicts]
+        return found
+
+    def _as_read(self, pair: Pair) -> Pair:
+        """A pair in the order of the model, as valid Unicode: tokenizers refuse half a surrogate pair."""
+        first, second = (text.encode("utf-8", "replace").decode() for text in pair)
+        return (second, first) if self._text_first else (first, second)
+
+    def _by_length(self, pairs: list[Pair]) -> dict[int, list[int]]:
+        """Places of pairs by the number of tokens to which they are padded."""
+        members: dict[int, list[int]] = defaultdict(list)
+        longest = self._model.max_seq_length
+        lengths = self._model.preprocess(pairs)["attention_mask"].sum(dim=1).tolist() if pairs else []
+        for at, tokens in enumerate(lengths):
+            padded = -(-tokens // self._step) * self._step
+            members[min(padded, longest) if longest else padded].append(at)
+        return members
+
+    def _forward(self, pairs: list[Pair], length: int) -> NDArray[np.float32]:
+        """One pass: the probability of every label, shape [pairs, labels]."""
+        from torch.nn import Identity
+
+        text = {"padding": "max_length", "max_length": length}
+        outputs = self._model.predict(
+            pairs,
+            batch_size=len(pairs),
+            show_progress_bar=False,
+            activation_fn=Identity(),
+            processing_kwargs={"text": text},
+        )
+        logits = np.asarray(outputs, dtype=np.float64).reshape(len(pairs), -1)
+        if not np.isfinite(logits).all():
+            raise ValueError("the cross-encoder gives scores that are no numbers")
+        # Of one label the sigmoid, of several the softmax, which is the sigmoid against all others.
+        if logits.shape[1] == 1:
+            logits = np.hstack([logits, np.zeros_like(logits)])
+        chances: NDArray[np.float32] = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)).astype("f4")
+        return chances
+
+
+def _labels(model: CrossEncoder) -> tuple[int, int | None, bool]:
+    """The label of support, that of contradiction if there is one, and whether the model reads the text first."""
+    count = model.num_labels
+    if count == 1:
+        return 0, None, False
+    labels = dict(model.config.id2label or {}) if model.config else {}
+    names = [str(name).lower() for _, name in sorted(labels.items(), key=lambda label: int(label[0]))]
+    entails = _place(names, ENTAILMENT)
+    supports = _place(names, AFFIRMATION if count == 2 else {"yes"})
+    supports = supports if entails is None else entails
+    if count > MOST_LABELS or supports is None:
+        raise UsageError(
+            "run.reranker: a cross-encoder has one label, or two or three of which one is called entailment or yes; "
+            f"this one has {count}: {', '.join(names)}"
+        )
+    return supports, _place(names, CONTRADICTION), entails is not None
+
+
+def _place(names: Sequence[str], wanted: Container[str]) -> int | None:
+    return next((at for at, name in enumerate(names) if name in wanted), None)
+
+
+@lru_cache(maxsize=1)
+def _opened(spec: str, device: str, threads: int) -> StanceScorer:
+    """Find, load and name a model of sentence-transformers."""
+    folder = model_folder(spec)
+    with loading(folder, "cross-encoder", config.Run(device=device, threads=threads)):
+        from sentence_transformers import CrossEncoder
+
+        model = CrossEncoder(str(folder), device=device or None, local_files_only=True)
+    rows, step = (1, 1) if model.device.type == "cpu" else (ROWS, STEP)
+    return TransformerScorer(model, folder_hash(folder), rows, step)

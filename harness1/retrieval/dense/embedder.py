@@ -1,0 +1,265 @@
+"""Texts as vectors: a model of sentence-transformers, or hashed words where no model is wanted.
+
+A query has the same vector, bit for bit, alone and among any others: batching must not change an order. Products of
+different shapes round differently, so queries go through a transformer in a few fixed shapes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness1 import config
+from harness1.errors import ModelError, UsageError
+from harness1.hashing import digest
+from harness1.model_folder import folder_hash, model_folder
+from harness1.retrieval.analyser import ANALYSER, Analyser
+from harness1.retrieval.dense.loading import loading
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+HASHED = "hash:"
+QUERY_ROWS = 4
+"""Rows of every pass over queries: 1 costs most for a batch, 8 more for a query alone, with MiniLM on one core."""
+SHORTEST = 16
+"""Tokens to which short queries are padded; longer ones to twice that, 4 times, and so on."""
+TOKENS_PER_PASS = {"cpu": 1024, "cuda": 65536}
+"""Tokens of a pass over documents; activations of more do not stay in the caches of a core."""
+
+
+class Embedder(Protocol):
+    """Turns texts into vectors of length 1 (0 for a text without anything to embed), so that products are cosines."""
+
+    @property
+    def hash(self) -> str:
+        """Names what decides the vectors: weights, tokenizer and prefixes; not where they lie."""
+        ...
+
+    @property
+    def dimensions(self) -> int: ...
+
+    def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """One row for each text. Companions may change the last digits.
+
+        Raises:
+            ModelError: the model gives something that is not finite.
+        """
+        ...
+
+    def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """One row for each text, which does not depend on the others. It raises what `embed_documents` does."""
+        ...
+
+
+def open_embedder(settings: config.Dense, run: config.Run) -> Embedder:
+    """The embedder that `settings.model` names, from where `run.embedder` says that it lies, if it says so.
+
+    Raises:
+        UsageError: it is not there or does not load, or torch has no such device.
+        MissingExtra: sentence-transformers is not installed.
+    """
+    if settings.model.startswith(HASHED):
+        size = settings.model.removeprefix(HASHED)
+        if not size.isdecimal() or int(size) < 1:
+            raise UsageError(f"{settings.model!r} is no embedder; write the number of dimensions, as in hash:256")
+        return HashEmbedder(int(size))
+    return _open_model(run.embedder or settings.model, settings, run)
+
+
+class HashEmbedder:
+    """Terms as BM25 sees them, hashed to dimensions and signs, weighed by the square root of their counts.
+
+    From: Weinberger et al., "Feature hashing for large scale multitask learning", ICML 2009. It finds shared words
+    only; it serves tests and machines without a model.
+    """
+
+    def __init__(self, dimensions: int) -> None:
+        self.dimensions = dimensions
+        self.hash = digest([HASHED, dimensions, ANALYSER])
+        self._terms = Analyser().terms
+
+    def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
+        for vector, text in zip(vectors, texts, strict=True):
+            for term, count in Counter(self._terms(text)).items():
+                number = zlib.crc32(term.encode("utf-8", "surrogatepass"))
+                sign = 1.0 if number >> 31 else -1.0
+                vector[number % self.dimensions] += sign * count**0.5
+        return _unit(vectors, f"{HASHED}{self.dimensions}")
+
+    def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return self.embed_documents(texts)
+
+
+class TransformerEmbedder:
+    """A model of sentence-transformers whose first module is a transformer. One pass at a time, whoever asks.
+
+    Args:
+        model: loaded, on its device. A text longer than its `max_seq_length` is embedded by its first tokens.
+        name: what messages call it.
+        identity: names its files.
+    """
+
+    def __init__(
+        self, model: SentenceTransformer, name: str, identity: str, query_prefix: str, document_prefix: str
+    ) -> None:
+        self.hash = digest([identity, query_prefix, document_prefix])
+        self.dimensions = int(model.get_embedding_dimension() or 0)
+        self._model, self._name = model, name
+        self._prefixes = query_prefix, document_prefix
+        self._longest = int(model.max_seq_length or model.tokenizer.model_max_length)
+        self._tokens_per_pass = TOKENS_PER_PASS["cpu" if model.device.type == "cpu" else "cuda"]
+        self._lock = Lock()
+
+    def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Texts of similar length share a pass, so that little is padded."""
+        vectors = np.empty((len(texts), self.dimensions), dtype=np.float32)
+        with self._lock:
+            tokens = self._tokenize(texts, self._prefixes[1])
+            order = sorted(range(len(texts)), key=lambda at: -len(tokens[at]))
+            while order:
+                length = max(1, len(tokens[order[0]]))
+                rows = max(1, self._tokens_per_pass // length)
+                part, order = order[:rows], order[rows:]
+                vectors[part] = self._forward([tokens[at] for at in part], length)
+        return _unit(vectors, self._name)
+
+    def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Distinct texts of similar length go together, in passes that always have the same number of rows."""
+        places = {text: at for at, text in enumerate(dict.fromkeys(texts))}
+        vectors = np.empty((len(places), self.dimensions), dtype=np.float32)
+        with self._lock:
+            tokens = self._tokenize(list(places), self._prefixes[0])
+            for length, members in self._by_length(tokens).items():
+                for start in range(0, len(members), QUERY_ROWS):
+                    part = members[start : start + QUERY_ROWS]
+                    full = part + part[:1] * (QUERY_ROWS - len(part))
+                    vectors[part] = self._forward([tokens[at] for at in full], length)[: len(part)]
+        return _unit(vectors, self._name)[[places[text] for text in texts]]
+
+    def _by_length(self, tokens: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+        """Places of token lists by the length to which they are padded."""
+        members: dict[int, list[int]] = defaultdict(list)
+        for at, row in enumerate(tokens):
+            length = SHORTEST
+            while length < len(row):
+                length *= 2
+            members[min(length, self._longest)].append(at)
+        return members
+
+    def _tokenize(self, texts: Sequence[str], prefix: str) -> list[list[int]]:
+        clean = [_encodable(prefix + text) for text in texts]
+        if not clean:
+            return []
+        tokenizer = self._model.tokenizer
+        encoded = tokenizer(clean, truncation=True, max_length=self._longest, return_attention_mask=False)
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
+    def _forward(self, rows: Sequence[Sequence[int]], length: int) -> NDArray[np.float32]:
+        """One pass over token lists, padded to a length on the side where the tokenizer would."""
+        import torch
+
+        tokenizer, device = self._model.tokenizer, self._model.device
+        ids = torch.full((len(rows), length), tokenizer.pad_token_id or 0)
+        mask = torch.zeros_like(ids)
+        for at, row in enumerate(rows):
+            begin = 0 if tokenizer.padding_side == "right" else length - len(row)
+            ids[at, begin : begin + len(row)] = torch.tensor(row)
+            mask[at, begin : begin + len(row)] = 1
+        with torch.inference_mode():
+            features = self._model({"input_ids": ids.to(device), "attention_mask": mask.to(device)})
+        vectors: NDArray[np.float32] = features["sentence_embedding"].float().cpu().numpy()
+        return vectors
+
+
+class EncodingEmbedder:
+    """A model of sentence-transformers of another kind, such as static embeddings: queries are encoded one by one.
+
+    Args:
+        name: what messages call it.
+        identity: names its files.
+    """
+
+    def __init__(
+        self, model: SentenceTransformer, name: str, identity: str, query_prefix: str, document_prefix: str
+    ) -> None:
+        self.hash = digest([identity, query_prefix, document_prefix])
+        self.dimensions = int(model.get_embedding_dimension() or 0)
+        self._model, self._name = model, name
+        self._prefixes = query_prefix, document_prefix
+
+    def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        clean = [_encodable(text) for text in texts]
+        vectors = self._model.encode_document(clean, prompt=self._prefixes[1], show_progress_bar=False)
+        return _unit(vectors.reshape(len(texts), self.dimensions), self._name)
+
+    def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        vectors = np.empty((len(texts), self.dimensions), dtype=np.float32)
+        for vector, text in zip(vectors, texts, strict=True):
+            vector[:] = self._model.encode_query(_encodable(text), prompt=self._prefixes[0], show_progress_bar=False)
+        return _unit(vectors, self._name)
+
+
+class CachedQueries:
+    """An embedder that remembers the vectors of its latest queries, which siblings ask again; safe between threads."""
+
+    def __init__(self, embedder: Embedder, size: int) -> None:
+        self.hash, self.dimensions = embedder.hash, embedder.dimensions
+        self.embed_documents = embedder.embed_documents
+        self._embedder, self._size = embedder, size
+        self._known: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
+        self._lock = Lock()
+
+    def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """One row for each text; the embedder is asked for those that are not remembered, each once."""
+        with self._lock:
+            vectors = {text: self._known[text] for text in texts if text in self._known}
+        fresh = [text for text in dict.fromkeys(texts) if text not in vectors]
+        if fresh:
+            rows = self._embedder.embed_queries(fresh)
+            vectors |= {text: row.copy() for text, row in zip(fresh, rows, strict=True)}
+        with self._lock:
+            for text in texts:
+                self._known[text] = vectors[text]
+                self._known.move_to_end(text)
+            while len(self._known) > self._size:
+                self._known.popitem(last=False)
+        return np.stack([vectors[text] for text in texts]) if texts else np.empty((0, self.dimensions), np.float32)
+
+
+def _open_model(spec: str, settings: config.Dense, run: config.Run) -> Embedder:
+    """Find, load and name a model of sentence-transformers."""
+    folder = model_folder(spec)
+    with loading(folder, "model", run):
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Transformer
+
+        model = SentenceTransformer(str(folder), device=run.device or None, local_files_only=True)
+    parts = model, spec, folder_hash(folder), settings.query_prefix, settings.document_prefix
+    return TransformerEmbedder(*parts) if isinstance(model[0], Transformer) else EncodingEmbedder(*parts)
+
+
+def _encodable(text: str) -> str:
+    """The text with lone surrogates, which tokenizers refuse, as question marks."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _unit(vectors: NDArray[np.float32], model: str) -> NDArray[np.float32]:
+    """Rows brought to length 1, each by itself; rows of zeros stay.
+
+    Raises:
+        ModelError: a row has no finite length: nothing would be near it, and a search would seem to find nothing.
+    """
+    lengths = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
+    if not np.isfinite(lengths).all():
+        raise ModelError(f"the embedding model {model} gives vectors that are not finite")
+    unit: NDArray[np.float32] = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return unit

@@ -1,0 +1,36 @@
+"""Loading a model of sentence-transformers: quietly, for so many threads, and what goes wrong in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness1.config import Run
+from harness1.errors import MissingExtra, UsageError
+from harness1.model_folder import no_progress_bars
+
+
+@contextmanager
+def loading(folder: Path, kind: str, run: Run) -> Iterator[None]:
+    """Load a model of some kind inside this: quietly, for so many threads, and what fails is said in one line.
+
+    Raises:
+        UsageError: the folder is no such model, or torch has no such device.
+        MissingExtra: sentence-transformers is not installed.
+    """
+    try:
+        import torch
+        from safetensors import SafetensorError
+
+        if run.threads:
+            torch.set_num_threads(run.threads)
+        with no_progress_bars():
+            yield
+    except ModuleNotFoundError as error:
+        raise MissingExtra("sentence-transformers", "dense") from error
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise UsageError(f"{folder} is no {kind} that sentence-transformers loads: {error}") from error
+    except (RuntimeError, AssertionError) as error:  # what torch raises for devices, by their kind
+        device = run.device or "that torch prefers"
+        raise UsageError(f"{folder} does not load on the device {device!r}: {error}") from error

@@ -1,0 +1,210 @@
+"""Search by embeddings: the best chunks by cosine, in the total order, whichever queries share a batch.
+
+Candidates are found fast and roughly, by products in single precision or by an approximate index. Their cosines are
+then computed in double precision, row by row, so that neither the batch nor the machine has a say in the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness1.errors import CorpusError
+from harness1.retrieval.ordering import STEP, best_first
+
+BLOCK = 4096
+"""Rows multiplied at a time: more leave the cache, fewer cost more calls."""
+FEW = 2
+"""Queries up to this number are multiplied one by one, which is memory-bound; more share a matrix product."""
+FILLED = 256
+"""Candidates that gather, at least, before the worse of them are dropped."""
+NO_SLOTS, NO_SCORES = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+
+Integers = NDArray[np.integer[Any]]
+
+
+class Candidates(Protocol):
+    """Finds where the best rows may be. A slot is the place of a row among those in use (`used_rows`)."""
+
+    @property
+    def size(self) -> int:
+        """How many slots there are."""
+        ...
+
+    def find(self, queries: NDArray[np.float32], ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
+        """For each query the slots of its best `k` rows, of all that may be their equals, and maybe of others.
+
+        Args:
+            queries: [b, d], of length 1.
+            dead: for each query, the slots that take no part, ascending.
+        """
+        ...
+
+
+def used_rows(rows: Integers) -> Integers:
+    """The rows that chunks have, ascending, each once; negative rows are none."""
+    used = np.zeros(rows.max(initial=-1) + 1, dtype=bool)
+    used[rows[rows >= 0]] = True
+    return np.flatnonzero(used).astype(np.int32)
+
+
+class DenseIndex:
+    """The embeddings of the chunks of a corpus.
+
+    Args:
+        vectors: [rows, d], half precision, of length 1 or 0.
+        rows: for each position of a chunk, its row, which it may share; negative: it is never found.
+        ranks: for each position, the place of its id among all ids in lexicographic order; it decides among equals.
+        candidates: an approximate index over `used_rows(rows)`, or a faster exact one; none: every row is multiplied.
+
+    Raises:
+        CorpusError: the approximate index is one of other vectors.
+    """
+
+    def __init__(
+        self,
+        vectors: NDArray[np.float16],
+        rows: Integers,
+        ranks: NDArray[np.int32],
+        candidates: Candidates | None = None,
+    ) -> None:
+        self._vectors, self._ranks = vectors, ranks
+        self._used = used_rows(rows)
+        self._candidates = candidates or Scan(vectors, self._used)
+        if self._candidates.size != len(self._used):
+            raise CorpusError(
+                f"the approximate index has {self._candidates.size} vectors, and the corpus {len(self._used)}; "
+                "build the index again"
+            )
+        slots = np.zeros(len(vectors) + 1, dtype=np.int32)  # the last is for -1, where there are no vectors
+        slots[self._used] = np.arange(len(self._used))
+        self._slots = np.where(rows >= 0, slots[rows], -1).astype(np.int32)
+        order = np.argsort(self._slots, kind="stable")
+        self._positions = order[np.count_nonzero(rows < 0) :].astype(np.int32)
+        self._counts = np.bincount(self._slots[self._positions], minlength=len(self._used)).astype(np.int32)
+        self._ends = np.cumsum(self._counts, dtype=np.int32)
+
+    def search(
+        self, queries: NDArray[np.float32], ks: Sequence[int], excludes: Sequence[Integers]
+    ) -> list[list[tuple[int, float]]]:
+        """For each query the positions of its best `k` chunks with their cosines, in the total order.
+
+        Excluded chunks (by position, each once) take no part: the top score, which the order is relative to, is that of
+        the others.
+
+        Args:
+            queries: [b, d], of length 1.
+        """
+        dead = [self._dead(exclude) for exclude in excludes]
+        found = self._candidates.find(queries, ks, dead)
+        return [self._best(*each) for each in zip(queries, found, ks, excludes, strict=True)]
+
+    def _dead(self, exclude: Integers) -> Integers:
+        """The slots all of whose chunks are excluded."""
+        slots, counts = np.unique(self._slots[exclude], return_counts=True)
+        dead: Integers = slots[(slots >= 0) & (counts == self._counts[slots])] if len(self._used) else slots[:0]
+        return dead
+
+    def _best(self, query: NDArray[np.float32], slots: Integers, k: int, exclude: Integers) -> list[tuple[int, float]]:
+        """Order the chunks at candidate slots."""
+        counts = self._counts[slots]
+        firsts = np.repeat(self._ends[slots] - np.cumsum(counts), counts)
+        positions = self._positions[firsts + np.arange(len(firsts))]
+        scores = np.repeat(_cosines(query, self._vectors, self._used[slots]), counts)
+        kept = ~np.isin(positions, exclude)
+        positions, scores = positions[kept], scores[kept]
+        order = best_first(scores, self._ranks[positions], k)
+        return list(zip(positions[order].tolist(), scores[order].tolist(), strict=True))
+
+
+class Scan:
+    """Every row in use, multiplied in blocks: exact."""
+
+    def __init__(self, vectors: NDArray[np.float16], used: Integers) -> None:
+        self._vectors, self._used = vectors.view(np.int16), used
+        self.size = len(used)
+
+    def find(self, queries: NDArray[np.float32], ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
+        """All slots whose product may be one of the `k` best, or share the level of the last of them."""
+        margin = 2 * STEP + rounding(queries.shape[1])
+        best = [_Best(k, margin, slots) for k, slots in zip(ks, dead, strict=True)]
+        wide = np.empty((min(BLOCK, self.size), queries.shape[1]), dtype=np.float32)
+        for start in range(0, self.size, BLOCK):
+            halves = self._rows(start)
+            for one, scores in zip(best, _products(halves, queries, wide), strict=True):
+                one.add(start, scores)
+        return [one.slots() for one in best]
+
+    def _rows(self, start: int) -> NDArray[np.int16]:
+        """The bits of a block of rows, not copied where all between the first and the last are in use."""
+        rows = self._used[start : start + BLOCK]
+        first, last = int(rows[0]), int(rows[-1])
+        return self._vectors[first : last + 1] if last - first < len(rows) else self._vectors[rows]
+
+
+class _Best:
+    """Of the slots seen so far, those that score within a margin of the k-th best, or better."""
+
+    def __init__(self, k: int, margin: float, dead: Integers) -> None:
+        self._k, self._margin, self._dead = k, margin, dead
+        self._slots: list[Integers] = []
+        self._scores: list[NDArray[np.float32]] = []
+        self._floor = -np.inf if k > 0 else np.inf
+        self._room = 0
+
+    def add(self, start: int, scores: NDArray[np.float32]) -> None:
+        """Take the scores of the slots from `start` on; they are overwritten where the slots are dead."""
+        if len(self._dead):
+            dead = slice(*np.searchsorted(self._dead, (start, start + len(scores))))
+            scores[self._dead[dead] - start] = -np.inf
+        found = np.flatnonzero(scores > self._floor)
+        self._slots.append(found + start)
+        self._scores.append(scores[found])
+        self._room -= len(found)
+        if self._room < 0:
+            self.slots()
+            self._room = max(self._k, FILLED)
+
+    def slots(self) -> Integers:
+        """Those slots; raises the floor for what comes."""
+        slots, scores = np.concatenate([NO_SLOTS, *self._slots]), np.concatenate([NO_SCORES, *self._scores])
+        if len(scores) >= self._k > 0:
+            self._floor = float(np.partition(scores, -self._k)[-self._k]) - self._margin
+            kept = scores > self._floor
+            slots, scores = slots[kept], scores[kept]
+        self._slots, self._scores = [slots], [scores]
+        return slots
+
+
+def rounding(dimensions: int) -> float:
+    """The most by which two products of vectors of about length 1 can be off together, in single precision: 2^-24 for
+    each dimension (Higham, "Accuracy and stability of numerical algorithms", 3.1), doubled for what "about" leaves."""
+    return 4 * dimensions * 2.0**-24
+
+
+def _products(
+    halves: NDArray[np.int16], queries: NDArray[np.float32], wide: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """The products [b, n] of queries and rows; `wide` is room for the rows in single precision."""
+    from harness1.retrieval.dense.kernels import dots, widen
+
+    if len(queries) <= FEW:
+        products = np.empty((len(queries), len(halves)), dtype=np.float32)
+        for query, out in zip(queries, products, strict=True):
+            dots(halves, query, out)
+        return products
+    widen(halves, wide[: len(halves)])
+    return np.ascontiguousarray((wide[: len(halves)] @ queries.T).T)
+
+
+def _cosines(query: NDArray[np.float32], vectors: NDArray[np.float16], rows: Integers) -> NDArray[np.float64]:
+    """Products with rows in double precision, each summed by itself: a matrix product may round by shape."""
+    cosines = np.empty(len(rows), dtype=np.float64)
+    wide = query.astype(np.float64)
+    for start in range(0, len(rows), BLOCK):
+        block = slice(start, start + BLOCK)
+        cosines[block] = (vectors[rows[block]] * wide).sum(axis=1)
+    return cosines

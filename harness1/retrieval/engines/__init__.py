@@ -1,0 +1,1 @@
+"""Retrievers beyond this machine's index: Milvus, Chroma, the web, and other servers."""

@@ -1,0 +1,28 @@
+"""Building an index in an engine beyond this package, by what a user typed. Adding one is a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness1 import config
+from harness1.errors import UsageError
+from harness1.redaction import without_password
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.engines.chroma import build_chroma
+from harness1.retrieval.engines.milvus_build import build_milvus
+from harness1.retrieval.protocol import IndexInfo
+
+BUILDERS = {"milvus": build_milvus, "chroma": build_chroma}
+
+
+def build_engine(spec: str, documents: Iterable[Document], settings: config.Index, run: config.Run) -> IndexInfo:
+    """Put a corpus into the engine at `ENGINE:ADDRESS`.
+
+    Raises:
+        UsageError: no such engine, or what the engine cannot do; see `build_milvus` and `build_chroma`.
+    """
+    name, colon, address = spec.partition(":")
+    if not colon or name not in BUILDERS:
+        known = "milvus:PATH.db, milvus:http://HOST:19530, chroma:http://HOST:8000"
+        raise UsageError(f"--engine {without_password(spec)}: give one of {known}, each with or without #COLLECTION")
+    return BUILDERS[name](documents, address, settings, run)

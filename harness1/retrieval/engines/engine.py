@@ -1,0 +1,189 @@
+"""A retriever over an engine that is asked by blocking calls over a network: `Engine` is what an engine must answer,
+`EngineRetriever` makes a `Retriever` of it: threads, deadlines, faults, grep, and the order of hits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from harness1.config import Run
+from harness1.records import Chunk, ChunkId, DocId
+from harness1.retrieval.grep.pattern import required_literal
+from harness1.retrieval.grep.search import compile_pattern, grep
+from harness1.retrieval.ordering import total_order
+from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
+
+TIES = 10
+"""Hits asked for beyond k, so that ids and not the engine decide among equal scores at the cut."""
+FIRST_STRETCH, LONGEST_STRETCH = 256, 8192
+"""Positions that grep asks an engine for at a time: twice as many after each stretch."""
+MODEL_ERRORS = (RuntimeError, ValueError, OSError)
+"""What a search raises beside the errors of its engine when the model that embeds queries fails."""
+LONGEST_MESSAGE = 300
+"""Characters of an engine's error that a fault repeats."""
+
+Answer = TypeVar("Answer")
+Found = list[tuple[Chunk, float]]
+"""Chunks with scores, higher is better, in any order."""
+
+
+class Engine(Protocol):
+    """Blocking calls that take at most `timeout` seconds and raise one of `errors`, or TimeoutError, when they fail.
+
+    All text that comes in is valid Unicode.
+    """
+
+    name: str
+    info: IndexInfo
+    errors: tuple[type[Exception], ...]
+
+    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Found]:
+        """The best `k` chunks for each query, or less where there are not as many, without those in `exclude`."""
+        ...
+
+    def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
+        """The chunks at positions from `start` to before `stop`, in this order, at least those of them that hold
+        `literal` in title or text."""
+        ...
+
+    def document(self, doc_id: str, timeout: float) -> list[Chunk]:
+        """All chunks of a document, in any order."""
+        ...
+
+    def chunks(self, chunk_ids: Sequence[str], timeout: float) -> list[Chunk]:
+        """Those of the named chunks that exist, in any order."""
+        ...
+
+
+class EngineRetriever:
+    """`Retriever` over an engine. It belongs to no event loop.
+
+    Args:
+        run: `concurrency` bounds the calls in flight, `call_deadline_s` those without a deadline of their own.
+    """
+
+    def __init__(self, engine: Engine, run: Run) -> None:
+        self._engine, self._run = engine, run
+        self._threads = ThreadPoolExecutor(run.concurrency, thread_name_prefix=engine.name)
+
+    @property
+    def info(self) -> IndexInfo:
+        return self._engine.info
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        """Requests that differ in nothing but the query are one call of the engine."""
+        groups: dict[SearchRequest, list[int]] = {}
+        for place, request in enumerate(requests):
+            alike = SearchRequest("", request.k, request.exclude, request.deadline)
+            groups.setdefault(alike, []).append(place)
+        answers: dict[int, SearchResult | RetrievalFault] = {}
+        asked = (self._search(alike, [requests[place].query for place in places]) for alike, places in groups.items())
+        for places, found in zip(groups.values(), await asyncio.gather(*asked), strict=True):
+            answers |= zip(places, found, strict=True)
+        return [answers[place] for place in range(len(requests))]
+
+    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
+        """The engine sends what may match, stretch by stretch in corpus order; RE2 decides."""
+        compiled = compile_pattern(pattern)
+        if isinstance(compiled, BadPattern):
+            return compiled
+        end = time.monotonic() + deadline
+        literal = required_literal(pattern)
+        found: list[Chunk] = []
+        start, length = 0, FIRST_STRETCH
+        while start < self.info.chunks and len(found) < limit:
+
+            def matches(timeout: float, start: int = start, stop: int = start + length) -> list[Chunk] | RetrievalFault:
+                return _matches(self._engine.stretch(start, stop, literal, timeout), pattern, limit, timeout)
+
+            more = await self._call(matches, end - time.monotonic())
+            if isinstance(more, RetrievalFault):
+                return more
+            found += more
+            start, length = start + length, min(2 * length, LONGEST_STRETCH)
+        return tuple(found[:limit])
+
+    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
+        if not _is_unicode(doc_id):
+            return ()
+        found = await self._call(lambda timeout: self._engine.document(doc_id, timeout), self._run.call_deadline_s)
+        return found if isinstance(found, RetrievalFault) else tuple(sorted(found, key=lambda chunk: chunk.index))
+
+    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
+        names = list(dict.fromkeys(filter(_is_unicode, chunk_ids)))
+        if not names:
+            return ()
+        found = await self._call(lambda timeout: self._engine.chunks(names, timeout), self._run.call_deadline_s)
+        if isinstance(found, RetrievalFault):
+            return found
+        by_id = {chunk.chunk_id: chunk for chunk in found}
+        return tuple(by_id[name] for name in chunk_ids if name in by_id)
+
+    async def _search(self, alike: SearchRequest, queries: list[str]) -> Sequence[SearchResult | RetrievalFault]:
+        if alike.k < 1:
+            return [SearchResult()] * len(queries)
+        clean = [query.encode("utf-8", "replace").decode() for query in queries]
+        exclude = sorted(filter(_is_unicode, alike.exclude))
+        begin = time.perf_counter()
+        try:
+            found = await self._call(
+                lambda timeout: self._engine.search(clean, alike.k + TIES, exclude, timeout), alike.deadline
+            )
+        except MODEL_ERRORS as error:
+            if len(queries) == 1:
+                return [self._fault(error)]
+            # One text that the model fails on must not fail the others.
+            left = replace(alike, deadline=alike.deadline - (time.perf_counter() - begin))
+            alone = await asyncio.gather(*(self._search(left, [query]) for query in queries))
+            return [answer for (answer,) in alone]
+        if isinstance(found, RetrievalFault):
+            return [found] * len(queries)
+        stages = {self._engine.name: (time.perf_counter() - begin) * 1000}
+        return [SearchResult(_best(each, alike.k), stage_ms=stages) for each in found]
+
+    async def _call(self, work: Callable[[float], Answer], deadline: float) -> Answer | RetrievalFault:
+        """Run a blocking call in a thread; waiting for a free one counts."""
+        end = time.monotonic() + deadline
+
+        def within_deadline() -> Answer:
+            if (left := end - time.monotonic()) <= 0:
+                raise TimeoutError
+            return work(left)
+
+        try:
+            async with asyncio.timeout(deadline):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, within_deadline)
+        except TimeoutError:
+            return RetrievalFault("deadline")
+        except self._engine.errors as error:
+            return self._fault(error)
+
+    def _fault(self, error: Exception) -> RetrievalFault:
+        return RetrievalFault(f"{self._engine.name}: {type(error).__name__}: {error}"[:LONGEST_MESSAGE])
+
+
+def _matches(chunks: Sequence[Chunk], pattern: str, limit: int, deadline: float) -> list[Chunk] | RetrievalFault:
+    texts = (f"{chunk.title}\n{chunk.text}".encode() for chunk in chunks)
+    found = grep(texts, pattern, limit, deadline)
+    # The pattern was compiled before, so it is not a bad one.
+    return [chunks[at] for at in found] if isinstance(found, list) else RetrievalFault("deadline")
+
+
+def _best(found: Found, k: int) -> tuple[Scored, ...]:
+    by_id = {chunk.chunk_id: chunk for chunk, _ in found}
+    ranked = total_order(((chunk.chunk_id, score) for chunk, score in found), k)
+    return tuple(Scored(by_id[chunk_id], score) for chunk_id, score in ranked)
+
+
+def _is_unicode(name: str) -> bool:
+    """Whether a name can be in a corpus at all: half a surrogate pair cannot be sent, nor stored."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,315 @@
+"""Searching an index in Milvus, on a server or in a file: BM25, embeddings, or both fused by Milvus."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from uuid import uuid4
+
+import msgspec
+
+from harness1 import config
+from harness1.errors import ConfigError, CorpusError, InfrastructureFault, MissingExtra, UsageError
+from harness1.records import Chunk, ChunkId, DocId
+from harness1.redaction import without_password
+from harness1.retrieval.analyser import Analyser
+from harness1.retrieval.dense.embedder import CachedQueries, Embedder, open_embedder
+from harness1.retrieval.engines.chunk_stream import EngineIndex
+from harness1.retrieval.engines.engine import EngineRetriever, Found
+from harness1.retrieval.protocol import Retriever
+
+if TYPE_CHECKING:
+    from pymilvus import AnnSearchRequest, MilvusClient
+
+
+DEFAULT_COLLECTION = "harness1"
+PROPERTY = "harness1.index"
+"""The property of a finished collection: `EngineIndex` as JSON."""
+ANALYSED, SPARSE, DENSE = "terms", "bm25", "embedding"
+STORED = ["chunk_id", "doc_id", "number", "title", "text"]
+"""The fields that make up a chunk."""
+MOST = 16_384
+"""Milvus returns no more hits for a query, whatever is asked for."""
+
+
+class Address(NamedTuple):
+    """A file of Milvus Lite or the address of a cluster, and the name of an index in it."""
+
+    uri: str
+    collection: str
+
+    @property
+    def local(self) -> bool:
+        return self.uri.endswith(".db")
+
+    def __str__(self) -> str:
+        """Without a password."""
+        return f"milvus:{without_password(self.uri)}#{self.collection}"
+
+    def fresh(self) -> str:
+        """A name for the collection of the next build."""
+        return f"{self.collection}__{uuid4().hex[:12]}"
+
+    def is_build(self, name: str) -> bool:
+        """Whether a build for this address made the collection."""
+        return re.fullmatch(f"{re.escape(self.collection)}__[0-9a-f]{{12}}", name) is not None
+
+
+def parse_address(spec: str) -> Address:
+    """Read `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    uri, _, collection = spec.partition("#")
+    if not (uri.endswith(".db") or re.match(r"https?://.", uri)):
+        raise UsageError(f"milvus:{without_password(spec)}: give a file PATH.db, or an address http://HOST:19530")
+    if collection and not re.fullmatch(r"[A-Za-z_]\w{0,199}", collection, re.ASCII):
+        raise UsageError(f"{collection!r} is no name for a collection: use letters, digits and _")
+    return Address(uri, collection or DEFAULT_COLLECTION)
+
+
+def milvus_errors() -> tuple[type[Exception], ...]:
+    """What calls of pymilvus raise when they fail.
+
+    Raises:
+        MissingExtra: pymilvus is not installed.
+    """
+    try:
+        import grpc
+        from pymilvus import MilvusException
+    except ImportError as error:
+        raise MissingExtra("pymilvus", "milvus") from error
+    return (MilvusException, grpc.RpcError)
+
+
+@contextmanager
+def reporting(where: Address) -> Iterator[None]:
+    """Turn failures of Milvus into InfrastructureFault, for steps that a user waits for."""
+    try:
+        yield
+    except milvus_errors() as error:
+        raise InfrastructureFault(f"{where}: {error}") from error
+
+
+def connect(where: Address, timeout: float) -> MilvusClient:
+    """A client, which may be shared between threads.
+
+    Raises:
+        MissingExtra: pymilvus, or for a file milvus-lite, is not installed.
+        UsageError: the file cannot be opened: another process may have it open.
+        InfrastructureFault: nobody answers within `timeout` seconds.
+    """
+    errors = milvus_errors()
+    from pymilvus import MilvusClient
+
+    if where.local:
+        try:
+            import milvus_lite  # noqa: F401  (pymilvus starts it)
+        except ImportError as error:
+            raise MissingExtra("milvus-lite", "milvus") from error
+        Path(where.uri).parent.mkdir(parents=True, exist_ok=True)
+    # Failures leave as errors and faults; the traceback that pymilvus logs for each would be shown besides.
+    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+    try:
+        return MilvusClient(uri=where.uri, timeout=timeout)
+    except errors as error:
+        if where.local:
+            raise UsageError(f"{where.uri} cannot be opened; one process at a time may have it open") from error
+        raise InfrastructureFault(f"{where}: {error}") from error
+
+
+def quoted(text: str) -> str:
+    """A string literal of Milvus' filter expressions."""
+    escapes = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+    return '"' + "".join(escapes.get(character, character) for character in text) + '"'
+
+
+def listed(texts: Sequence[str]) -> str:
+    """A list of string literals."""
+    return f"[{', '.join(map(quoted, texts))}]"
+
+
+def chunk_of(row: dict[str, Any]) -> Chunk:
+    """A chunk from its stored fields."""
+    return Chunk(ChunkId(row["chunk_id"]), DocId(row["doc_id"]), int(row["number"]), row["title"], row["text"])
+
+
+Mode = Literal["bm25", "dense", "hybrid"]
+
+NO_TERM = "0"
+"""Asked for where a query has no terms. A term has two letters at least, so nothing holds this one."""
+
+
+def open_milvus(uri: str, config: config.Config) -> Retriever:
+    """Open the index at `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`.
+
+    Raises:
+        ConfigError: `env.retrieval` asks for a ranking that the index, or Milvus, does not have.
+        CorpusError: there is no finished index under this name, or not all of its chunks are there.
+        SchemaError: it was built by a newer version of the package.
+        InfrastructureFault: Milvus failed or cannot be reached.
+        UsageError: the file is open in another process.
+        MissingExtra: a package is not installed.
+    """
+    where, timeout = parse_address(uri), config.run.call_deadline_s
+    if where.local and not Path(where.uri).exists():
+        raise CorpusError(f"{where.uri} does not exist")
+    client = connect(where, timeout)
+    with reporting(where):
+        collection = _collection(client, where, timeout)
+        index = _finished_index(client, where, collection, timeout)
+        client.load_collection(collection, timeout=timeout)
+        # Strong: from here on whoever answers has seen all that was inserted.
+        count = client.query(collection, output_fields=["count(*)"], consistency_level="Strong", timeout=timeout)
+    if (held := count[0]["count(*)"]) != index.info.chunks:
+        raise CorpusError(f"{where} holds {held} chunks instead of {index.info.chunks}: build it again")
+    mode = _mode(config.env.retrieval, index)
+    embedder = None if mode == "bm25" else open_embedder(index.settings.dense, config.run)
+    if embedder and embedder.hash != index.embedder:
+        raise CorpusError(f"{where} was built with another embedding model: set run.embedder, or build it again")
+    queries = CachedQueries(embedder, config.run.cached_searches) if embedder else None
+    return EngineRetriever(MilvusEngine(client, collection, index, mode, config.env.retrieval, queries), config.run)
+
+
+def _collection(client: MilvusClient, where: Address, timeout: float) -> str:
+    if where.collection not in client.list_aliases(timeout=timeout)["aliases"]:
+        raise CorpusError(f"{where}: there is no finished index of this name; build it with harness1 index --engine")
+    return str(client.describe_alias(where.collection, timeout=timeout)["collection_name"])
+
+
+def _finished_index(client: MilvusClient, where: Address, collection: str, timeout: float) -> EngineIndex:
+    described = client.describe_collection(collection, timeout=timeout)
+    try:
+        index = msgspec.json.decode(described["properties"][PROPERTY], type=EngineIndex)
+    except (KeyError, msgspec.MsgspecError) as error:
+        raise CorpusError(f"{where} is no index of harness1: choose another name") from error
+    index.check_format(str(where))
+    return index
+
+
+def _mode(retrieval: config.Retrieval, index: EngineIndex) -> Mode:
+    """How to rank, once it is sure that Milvus can."""
+    if retrieval.rerank.on:
+        raise ConfigError("env.retrieval.rerank is not available over milvus: set env.retrieval.rerank.on=false")
+    if retrieval.mode != "auto":
+        mode: Mode = retrieval.mode
+    else:
+        mode = "hybrid" if index.embedder else "bm25"
+    if mode != "bm25" and not index.embedder:
+        raise ConfigError(f"env.retrieval.mode = {mode}, but the index was built without index.dense.model")
+    if mode == "hybrid" and retrieval.bm25_weight != retrieval.dense_weight:
+        raise ConfigError(
+            "the reciprocal rank fusion of milvus has no weights: "
+            "env.retrieval.bm25_weight and env.retrieval.dense_weight must be equal"
+        )
+    return mode
+
+
+class MilvusEngine:
+    """`Engine` over one collection of Milvus."""
+
+    name = "milvus"
+
+    def __init__(
+        self,
+        client: MilvusClient,
+        collection: str,
+        index: EngineIndex,
+        mode: Mode,
+        retrieval: config.Retrieval,
+        embedder: Embedder | None,
+    ) -> None:
+        self.info, self.errors = index.info, milvus_errors()
+        self._client, self._collection, self._mode = client, collection, mode
+        self._dense, self._retrieval, self._embedder = index.settings.dense, retrieval, embedder
+        self._analyser = Analyser()
+
+    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Found]:
+        """One call for all queries; the lists of a hybrid search are fused by the server."""
+        end = time.monotonic() + timeout
+        limit = min(k, MOST)
+        lists = self._lists(queries, limit, exclude)
+        if (left := end - time.monotonic()) <= 0:
+            raise TimeoutError
+        options: dict[str, Any] = {"limit": limit, "output_fields": STORED, "timeout": left}
+        if len(lists) == 1:
+            (only,) = lists
+            found = self._client.search(
+                self._collection,
+                data=only.data,
+                anns_field=only.anns_field,
+                search_params=only.param,
+                filter=only.expr or "",
+                **options,
+            )
+        else:
+            from pymilvus import RRFRanker
+
+            found = self._client.hybrid_search(self._collection, lists, RRFRanker(self._retrieval.rrf_k), **options)
+        return [_scored(hits) for hits in found]
+
+    def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
+        """Milvus returns rows in no order of ours."""
+        condition = f"position >= {start} and position < {stop}"
+        if literal:
+            like = quoted(f"%{literal}%")
+            condition += f" and (text like {like} or title like {like})"
+        rows = self._query(condition, timeout)
+        return [chunk_of(row) for row in sorted(rows, key=lambda row: int(row["position"]))]
+
+    def document(self, doc_id: str, timeout: float) -> list[Chunk]:
+        return list(map(chunk_of, self._query(f"doc_id == {quoted(doc_id)}", timeout)))
+
+    def chunks(self, chunk_ids: Sequence[str], timeout: float) -> list[Chunk]:
+        return list(map(chunk_of, self._query(f"chunk_id in {listed(chunk_ids)}", timeout)))
+
+    def _lists(self, queries: Sequence[str], limit: int, exclude: Sequence[str]) -> list[AnnSearchRequest]:
+        """The searches that the mode asks for; the depths matter only where two are fused."""
+        from pymilvus import AnnSearchRequest
+
+        condition = f"chunk_id not in {listed(exclude)}" if exclude else ""
+        lists = []
+        if self._mode != "dense":
+            terms = [" ".join(self._analyser.terms(query)) or NO_TERM for query in queries]
+            depth = max(limit, self._retrieval.bm25_depth)
+            lists.append(AnnSearchRequest(terms, SPARSE, {"metric_type": "BM25"}, depth, expr=condition))
+        if self._embedder:
+            vectors = list(self._embedder.embed_queries(queries))
+            depth = max(limit, self._retrieval.dense_depth)
+            param = {"metric_type": "IP", "params": self._probes(depth, len(exclude))}
+            lists.append(AnnSearchRequest(vectors, DENSE, param, depth, expr=condition))
+        return lists
+
+    def _probes(self, depth: int, excluded: int) -> dict[str, int]:
+        """How thoroughly an approximate index is searched. Excluded chunks are near the query, as a rule, and take
+        places among the candidates of HNSW."""
+        match self._dense.search:
+            case "exact":
+                return {}
+            case "hnsw":
+                return {"ef": min(max(self._dense.hnsw_search, depth) + excluded, MOST)}
+            case "ivf":
+                return {"nprobe": self._dense.ivf_probes}
+
+    def _query(self, condition: str, timeout: float) -> list[dict[str, Any]]:
+        rows = self._client.query(self._collection, condition, [*STORED, "position"], timeout=timeout)
+        return list(rows)
+
+
+def _scored(hits: Sequence[dict[str, Any]]) -> Found:
+    """Chunks with their closeness to the best hit, which has 1.
+
+    Milvus' own numbers mean different things: distances or similarities, of one sign or the other for BM25. That they
+    move away from the first one as ranks fall is all that is taken from them.
+    """
+    if not hits:
+        return []
+    best = float(hits[0]["distance"])
+    scale = abs(best) or 1.0
+    return [(chunk_of(hit["entity"]), 1.0 - abs(float(hit["distance"]) - best) / scale) for hit in hits]

@@ -1,0 +1,164 @@
+"""Building an index in Milvus: BM25 by its full text search, embeddings beside it where a model is given.
+
+The analysed field holds the terms of a chunk as this package makes them, separated by spaces, so that an index has the
+same terms in every version of Milvus and in the embedded index. What is left to Milvus is counting and scoring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from harness1 import config
+from harness1.errors import CorpusError, UsageError
+from harness1.retrieval.analyser import Analyser
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.dense.embedder import Embedder, open_embedder
+from harness1.retrieval.engines.chunk_stream import ChunkStream, Placed
+from harness1.retrieval.engines.milvus import (
+    ANALYSED,
+    DENSE,
+    PROPERTY,
+    SPARSE,
+    Address,
+    connect,
+    parse_address,
+    reporting,
+)
+from harness1.retrieval.protocol import IndexInfo
+
+if TYPE_CHECKING:
+    from pymilvus import CollectionSchema, MilvusClient
+    from pymilvus.milvus_client.index import IndexParams
+
+BATCH = 256
+"""Chunks in one insertion."""
+LONGEST = 65_535
+"""Bytes of a VARCHAR field."""
+
+
+def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index, run: config.Run) -> IndexInfo:
+    """Cut a corpus and put it into Milvus, in the place of the index of that name, if there is one.
+
+    Until the last step the earlier index answers; after it, readers that are still open get faults. What an
+    interrupted build left behind is never opened, and the next build removes it.
+
+    Args:
+        uri: `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`.
+
+    Raises:
+        CorpusError: there are no documents, ids are not unique, or a chunk is too long for Milvus.
+        UsageError: the name belongs to a collection that is no index, or the file cannot be opened.
+        InfrastructureFault: Milvus failed or cannot be reached.
+        MissingExtra: a package is not installed.
+    """
+    where = parse_address(uri)
+    embedder = open_embedder(settings.dense, run) if settings.dense.model else None
+    client = connect(where, run.call_deadline_s)
+    try:
+        with reporting(where):
+            earlier = _earlier(client, where)
+            fresh = where.fresh()
+            client.create_collection(fresh, schema=_schema(embedder))
+            stream, analyser = ChunkStream(documents, settings), Analyser()
+            for batch in stream.batches(BATCH):
+                client.insert(fresh, _rows(batch, analyser, embedder), timeout=run.call_deadline_s)
+            index = stream.finish("milvus", embedder.hash if embedder else "")
+            client.flush(fresh)
+            client.create_index(fresh, _index_params(client, settings, index.info.chunks))
+            client.load_collection(fresh)
+            client.alter_collection_properties(fresh, {PROPERTY: msgspec.json.encode(index).decode()})
+            _publish(client, where, fresh, earlier)
+    finally:
+        client.close()
+    return index.info
+
+
+def _earlier(client: MilvusClient, where: Address) -> str | None:
+    """The collection that answers under the name so far; what earlier builds did not finish is dropped."""
+    aliases = client.list_aliases()["aliases"]
+    current = client.describe_alias(where.collection)["collection_name"] if where.collection in aliases else None
+    names = client.list_collections()
+    if where.collection in names:
+        raise UsageError(f"{where}: this collection was not made by harness1 index: choose another name")
+    for name in names:
+        if where.is_build(name) and name != current:
+            client.drop_collection(name)
+    return current
+
+
+def _publish(client: MilvusClient, where: Address, fresh: str, earlier: str | None) -> None:
+    if earlier is None:
+        client.create_alias(fresh, where.collection)
+    else:
+        client.alter_alias(fresh, where.collection)
+        client.drop_collection(earlier)
+
+
+def _schema(embedder: Embedder | None) -> CollectionSchema:
+    from pymilvus import DataType, Function, FunctionType, MilvusClient
+
+    schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+    for name in ("chunk_id", "doc_id", "title", "text"):
+        schema.add_field(name, DataType.VARCHAR, max_length=LONGEST, is_primary=name == "chunk_id")
+    schema.add_field("number", DataType.INT64)
+    schema.add_field("position", DataType.INT64)
+    schema.add_field(
+        ANALYSED,
+        DataType.VARCHAR,
+        max_length=LONGEST,
+        enable_analyzer=True,
+        analyzer_params={"tokenizer": "standard"},
+    )
+    schema.add_field(SPARSE, DataType.SPARSE_FLOAT_VECTOR)
+    schema.add_function(Function(SPARSE, FunctionType.BM25, [ANALYSED], [SPARSE]))
+    if embedder:
+        schema.add_field(DENSE, DataType.FLOAT_VECTOR, dim=embedder.dimensions)
+    return schema
+
+
+def _index_params(client: MilvusClient, settings: config.Index, chunks: int) -> IndexParams:
+    params = client.prepare_index_params()
+    weights = {"bm25_k1": settings.k1, "bm25_b": settings.b}
+    params.add_index(SPARSE, index_type="SPARSE_INVERTED_INDEX", metric_type="BM25", params=weights)
+    if settings.dense.model:
+        kind, options = _dense_index(settings.dense, chunks)
+        params.add_index(DENSE, index_type=kind, metric_type="IP", params=options)
+    return params
+
+
+def _dense_index(dense: config.Dense, chunks: int) -> tuple[str, dict[str, int]]:
+    match dense.search:
+        case "exact":
+            return "FLAT", {}
+        case "hnsw":
+            return "HNSW", {"M": dense.hnsw_links, "efConstruction": dense.hnsw_build}
+        case "ivf":
+            return "IVF_FLAT", {"nlist": dense.ivf_lists or max(1, min(4 * isqrt(chunks), chunks, LONGEST))}
+
+
+def _rows(batch: Sequence[Placed], analyser: Analyser, embedder: Embedder | None) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for position, piece in batch:
+        texts = {
+            "chunk_id": piece.chunk_id,
+            "doc_id": piece.doc_id,
+            "title": piece.title,
+            "text": piece.text,
+            ANALYSED: " ".join(analyser.terms(f"{piece.title} {piece.text}")),
+        }
+        for field, value in texts.items():
+            if len(value.encode()) > LONGEST:
+                raise CorpusError(
+                    f"chunk {piece.chunk_id[:80]!r}: its {field} is longer than the {LONGEST} bytes that Milvus takes; "
+                    "lower index.chunk_tokens"
+                )
+        rows.append({**texts, "number": piece.index, "position": position})
+    if embedder:
+        vectors = embedder.embed_documents([f"{piece.title}\n{piece.text}" for _, piece in batch])
+        for row, vector in zip(rows, vectors, strict=True):
+            row[DENSE] = vector
+    return rows

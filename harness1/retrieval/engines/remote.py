@@ -1,0 +1,190 @@
+"""The retriever of an index that another process serves (`harness1 serve retrieve`), over our native route."""
+
+from __future__ import annotations
+
+import http.client
+import random
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from harness1.config import Config, Run
+from harness1.errors import ConfigError, InfrastructureFault
+from harness1.http.client import HttpClient, HttpFault, error_text
+from harness1.records import Chunk, ChunkId, DocId, Record
+from harness1.redaction import without_password
+from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
+from harness1.retrieval.wire import (
+    About,
+    ChunksAnswer,
+    GetCall,
+    GrepCall,
+    Query,
+    ReadCall,
+    SearchAnswer,
+    SearchAnswers,
+    SearchCall,
+)
+from harness1.settings import Settings
+
+GRACE_S = 2.0
+"""Beyond a deadline, which the server keeps, how long its answer may be on the way."""
+LATEST_S = 86_400.0
+"""The longest deadline that is sent."""
+ABOUT_BYTES = 1 << 20
+
+Answer = TypeVar("Answer")
+
+
+class RemoteRetriever:
+    """`Retriever` over the native route of a server; `about` is what the server said of itself at opening."""
+
+    def __init__(self, url: str, about: About, run: Run) -> None:
+        self._client = HttpClient(url)
+        self._about, self._run = about, run
+
+    @property
+    def info(self) -> IndexInfo:
+        return self._about.index
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        if not requests:
+            return []
+        queries = tuple(_query(request) for request in requests)
+        call = SearchCall(requests=queries, retrieval=self._about.retrieval, index_hash=self.info.index_hash)
+        found = await self._post("/search", call, SearchAnswers, max(query.deadline for query in queries))
+        if isinstance(found, SearchAnswers) and len(found.answers) != len(requests):
+            found = RetrievalFault(f"{len(found.answers)} answers to {len(requests)} queries")
+        if isinstance(found, RetrievalFault):
+            return [found] * len(requests)
+        return [_search_answer(answer) for answer in found.answers]
+
+    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
+        if not _is_unicode(pattern):
+            return BadPattern("not valid Unicode")
+        deadline = min(deadline, LATEST_S)
+        call = GrepCall(pattern=pattern, limit=limit, deadline=deadline, index_hash=self.info.index_hash)
+        found = await self._post("/grep", call, ChunksAnswer, deadline)
+        if isinstance(found, ChunksAnswer) and found.bad_pattern is not None:
+            return BadPattern(found.bad_pattern)
+        return _chunks(found)
+
+    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
+        if not _is_unicode(doc_id):
+            return ()
+        call = ReadCall(doc_id=doc_id, index_hash=self.info.index_hash)
+        return _chunks(await self._post("/read", call, ChunksAnswer, self._run.call_deadline_s))
+
+    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
+        ids = tuple(chunk_id for chunk_id in chunk_ids if _is_unicode(chunk_id))
+        call = GetCall(chunk_ids=ids, index_hash=self.info.index_hash)
+        return _chunks(await self._post("/get", call, ChunksAnswer, self._run.call_deadline_s))
+
+    async def _post(self, path: str, call: Record, kind: type[Answer], deadline: float) -> Answer | RetrievalFault:
+        found = await self._client.post(path, msgspec.json.encode(call), kind, max(deadline, 0.0) + GRACE_S)
+        return RetrievalFault(found.message) if isinstance(found, HttpFault) else found
+
+
+def open_http(url: str, config: Config) -> Retriever:
+    """The retriever at a URL: ours if it tells about itself on `/info`, else any that speaks Search-R1's `/retrieve`.
+
+    Raises:
+        InfrastructureFault: the server cannot be reached, or fails.
+        ConfigError: our server ranks with other settings, Search-R1's protocol lacks what the settings need, or the URL
+            holds a password.
+        MissingExtra: aiohttp is not installed.
+    """
+    from harness1.retrieval.engines.search_r1 import SearchR1Retriever
+
+    if url != (shown := without_password(url)):
+        raise ConfigError(f"{shown}: a user name and password cannot be sent to a retriever: leave them out")
+    base = url.rstrip("/").removesuffix("/retrieve").rstrip("/")
+    about = ask_about(base, config.run)
+    if about is None:
+        return SearchR1Retriever(base, config)
+    if wrong := list(_differences(config.env.retrieval, about.retrieval)):
+        raise ConfigError(f"{base} ranks with other settings than yours; to use them: {' '.join(wrong)}")
+    return RemoteRetriever(base, about, config.run)
+
+
+def ask_about(base: str, run: Run) -> About | None:
+    """What a server says on `/info`, tried `run.attempts` times; None if it has no such page, or one that is no JSON.
+
+    Raises:
+        InfrastructureFault: it cannot be reached, fails, or says something else.
+    """
+    reason = ""
+    for attempt in range(run.attempts):
+        if attempt:
+            time.sleep(run.backoff_s * 2**attempt * random.uniform(0.5, 1.0))
+        try:
+            body = _fetch(f"{base}/info", run.call_deadline_s)
+            return None if body is None else msgspec.json.decode(body, type=About)
+        except urllib.error.HTTPError as error:
+            reason = f"{error.code} {error_text(error.read(ABOUT_BYTES))}"
+        except msgspec.ValidationError as error:
+            raise InfrastructureFault(f"{base}/info does not tell about an index of ours: {error}") from error
+        except msgspec.DecodeError:
+            return None
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+        except ValueError as error:
+            raise ConfigError(f"{base} is no URL of a retriever: {error}") from error
+    raise InfrastructureFault(f"no retriever answers at {base}: {reason} ({run.attempts} attempts)")
+
+
+def _fetch(url: str, timeout_s: float) -> bytes | None:
+    """The page, or None where there is none. Proxies of the environment are not asked."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=timeout_s) as response:
+            return bytes(response.read(ABOUT_BYTES))
+    except urllib.error.HTTPError as error:
+        if error.code in (404, 405):
+            return None
+        raise
+
+
+def _differences(mine: Settings, theirs: Settings, path: str = "env.retrieval") -> Iterator[str]:
+    """The options that would make my settings equal to theirs."""
+    for name in mine.__struct_fields__:
+        own, other = getattr(mine, name), getattr(theirs, name)
+        if isinstance(own, Settings):
+            yield from _differences(own, other, f"{path}.{name}")
+        elif own != other:
+            value = msgspec.json.encode(other).decode().strip('"')
+            yield f"--set {path}.{name}={value}"
+
+
+def _query(request: SearchRequest) -> Query:
+    """A request for the wire: what is not Unicode is in no text, so that a mark in its place finds the same."""
+    query = request.query.encode("utf-8", "replace").decode()
+    exclude = frozenset(filter(_is_unicode, request.exclude))
+    return Query(query, max(request.k, 0), exclude, min(request.deadline, LATEST_S))
+
+
+def _search_answer(answer: SearchAnswer) -> SearchResult | RetrievalFault:
+    if answer.result is None:
+        return RetrievalFault(answer.fault or "neither a result nor a fault")
+    return answer.result
+
+
+def _chunks(answer: ChunksAnswer | RetrievalFault) -> tuple[Chunk, ...] | RetrievalFault:
+    if isinstance(answer, RetrievalFault):
+        return answer
+    if answer.chunks is None:
+        return RetrievalFault(answer.fault or "neither chunks nor a fault")
+    return answer.chunks
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a string has no lone surrogates, which a policy can emit, and JSON cannot carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,132 @@
+"""The retriever of any server that speaks Search-R1's `POST /retrieve`.
+
+The protocol has queries and passages and nothing else, so that some things are unknown here:
+
+- a passage is a document of one chunk; its id is the server's, or a hash of its contents where the server gives none;
+- `index_hash` says only that this protocol was spoken: that two servers hold the same corpus, their users must know;
+  the counts of `IndexInfo` are 0;
+- `read` and `get` give passages that a search has found before; one that is not known (any more) is a fault;
+- there is no grep.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from harness1.config import Config
+from harness1.errors import ConfigError
+from harness1.hashing import digest, text_digest
+from harness1.http.client import HttpClient, HttpFault
+from harness1.records import Chunk, ChunkId, DocId
+from harness1.retrieval.ordering import total_order
+from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
+from harness1.retrieval.wire import RetrieveCall
+
+KNOWN = 50_000
+"""Passages kept for `read` and `get`, those used last: about 50 MB of the usual hundred words each."""
+MALFORMED = (msgspec.ValidationError, TypeError, ValueError)
+"""What taking a strange answer apart may raise."""
+
+
+class SearchR1Retriever:
+    """`Retriever` over `/retrieve` at a base URL.
+
+    Raises:
+        ConfigError: `env.grep` is on.
+        MissingExtra: aiohttp is not installed.
+    """
+
+    def __init__(self, url: str, config: Config) -> None:
+        if config.env.grep.on:
+            raise ConfigError(f"{url} speaks the protocol of Search-R1, which has no grep: --set env.grep.on=false")
+        unit = config.index.unit
+        self.info = IndexInfo(digest(["search-r1", unit]), unit, 0, 0)
+        self._client = HttpClient(url)
+        self._known: OrderedDict[ChunkId, Chunk] = OrderedDict()
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        """All queries in one call; as many more passages are asked for as are excluded, and those are dropped here."""
+        if not requests:
+            return []
+        begin = time.monotonic()
+        topk = max(max(request.k, 1) + len(request.exclude) for request in requests)
+        queries = tuple(request.query.encode("utf-8", "replace").decode() for request in requests)
+        body = msgspec.json.encode(RetrieveCall(queries, topk, True))
+        latest = max(request.deadline for request in requests)
+        answer = await self._client.post("/retrieve", body, _Answer, max(latest, 0.0))
+        if isinstance(answer, HttpFault):
+            return [RetrievalFault(answer.message)] * len(requests)
+        if len(answer.result) != len(requests):
+            return [RetrievalFault(f"{len(answer.result)} results for {len(requests)} queries")] * len(requests)
+        spent = time.monotonic() - begin
+        return [
+            RetrievalFault("deadline") if spent > request.deadline else self._result(request, passages, spent)
+            for request, passages in zip(requests, answer.result, strict=True)
+        ]
+
+    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
+        return RetrievalFault("the protocol of Search-R1 has no grep")
+
+    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
+        return await self.get([ChunkId(doc_id)])
+
+    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
+        for chunk_id in chunk_ids:
+            if chunk_id not in self._known:
+                return RetrievalFault(f"the text of {chunk_id!r} is not known here, and Search-R1 cannot be asked")
+            self._known.move_to_end(chunk_id)
+        return tuple(self._known[chunk_id] for chunk_id in chunk_ids)
+
+    def _result(
+        self, request: SearchRequest, passages: list[dict[str, Any]], spent: float
+    ) -> SearchResult | RetrievalFault:
+        try:
+            found = [_scored(passage, rank) for rank, passage in enumerate(passages)]
+        except MALFORMED as error:
+            return RetrievalFault(f"not a passage of Search-R1: {error}")
+        chunks: dict[ChunkId, Scored] = {}
+        for scored in found:
+            if scored.chunk.chunk_id not in request.exclude:
+                chunks.setdefault(scored.chunk.chunk_id, scored)
+        order = total_order(((name, scored.score) for name, scored in chunks.items()), max(request.k, 0))
+        for name, _ in order:
+            self._remember(chunks[name].chunk)
+        return SearchResult(tuple(chunks[name] for name, _ in order), stage_ms={"remote": spent * 1000})
+
+    def _remember(self, chunk: Chunk) -> None:
+        self._known[chunk.chunk_id] = chunk
+        self._known.move_to_end(chunk.chunk_id)
+        if len(self._known) > KNOWN:
+            self._known.popitem(last=False)
+
+
+class _Answer(msgspec.Struct):
+    result: list[list[dict[str, Any]]]
+
+
+class _Document(msgspec.Struct):
+    """Servers differ in what they add; only this much is read."""
+
+    contents: str
+    id: str | int | None = None
+
+
+def _scored(passage: dict[str, Any], rank: int) -> Scored:
+    """One passage, with its score (higher is better) or without: then the order given stands."""
+    document = msgspec.convert(passage.get("document", passage), _Document)
+    score = passage.get("score")
+    title, line_end, text = document.contents.partition("\n")
+    if not line_end:
+        title, text = "", title
+    name = text_digest(document.contents) if document.id is None else str(document.id)
+    chunk = Chunk(ChunkId(name), DocId(name), 0, title.strip().strip('"'), text)
+    value = 1.0 / (rank + 1) if score is None else float(score)
+    if not math.isfinite(value):
+        raise ValueError(f"a score of {score!r}")
+    return Scored(chunk, value)

@@ -1,0 +1,175 @@
+"""The retriever of the web: a search API finds pages, a page reader reads them, a disk cache keeps every answer.
+
+The search API answers as Serper's does: `POST {"q", "num"}` with the key in `X-API-KEY` gives `{"organic": [{"title",
+"link", "snippet", "position"}]}`. The reader answers as Jina's does: `GET <its address><address of the page>`, with the
+key as bearer, gives the text of the page. Each is asked at its own address alone: a redirect is a fault.
+
+A document is a page under its normalised address. A search finds its snippet, the chunk `ADDRESS#snippet`; reading
+gives the page itself, cut as the documents of an index are (`harness1.retrieval.chunking`). Addresses have no
+fragment, so no two chunks share an id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from harness1.config import Config
+from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
+from harness1.hashing import digest
+from harness1.records import Chunk, ChunkId, DocId
+from harness1.retrieval.chunking import chunk
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.engines.page_cache import (
+    HOST,
+    PORTS,
+    Page,
+    PageCache,
+    Question,
+    allowed,
+    page_question,
+    page_url,
+    search_question,
+    snippet_question,
+)
+from harness1.retrieval.engines.web_client import WebClient
+from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
+
+SNIPPET = "#snippet"
+_NO_GREP = "a search API has no regular expressions: --set env.grep.on=false"
+
+
+def open_web(cache: str, config: Config) -> WebRetriever:
+    """The web behind the endpoints of `config.run.web`, with its cache in a folder.
+
+    Raises:
+        UsageError: no folder is named.
+        ConfigError: a setting of `run.web` is missing or unusable, or `env.grep.on` asks for what no search API does.
+        CorpusError: the folder cannot be made, or is to answer offline and is not there.
+        MissingExtra: aiohttp is not installed.
+    """
+    web = config.run.web
+    if not cache:
+        raise UsageError("the web retriever needs a folder for its cache: --index web:CACHE_FOLDER")
+    if config.env.grep.on:
+        raise ConfigError(_NO_GREP)
+    _check_endpoint("search", web.search_url, web.search_key)
+    if config.env.read.on or web.read_url:
+        _check_endpoint("read", web.read_url, web.read_key)
+    for host in web.hosts:
+        if not HOST.fullmatch(host.lower()):
+            raise ConfigError(f"run.web.hosts takes names such as en.wikipedia.org, not {host!r}")
+    _check_folder(Path(cache), web.offline)
+    if not web.offline:
+        try:
+            import aiohttp  # noqa: F401
+        except ImportError as error:
+            raise MissingExtra("aiohttp", "serve") from error
+    return WebRetriever(PageCache(Path(cache)), config)
+
+
+class WebRetriever:
+    """`Retriever` over a search API and a page reader. Made by `open_web`."""
+
+    info: IndexInfo
+    """The hash names how the web is asked, not where. Nobody knows how many pages it has: both counts are 0."""
+
+    def __init__(self, cache: PageCache, config: Config) -> None:
+        self._web, self._chunk_tokens, self._cache = config.run.web, config.index.chunk_tokens, cache
+        self._client = WebClient(cache, config.run.web)
+        hosts = sorted({host.lower() for host in self._web.hosts})
+        settings = ["search and read", self._web.results, hosts, self._web.page_bytes, self._chunk_tokens]
+        self.info = IndexInfo(index_hash=digest(settings), unit="document", documents=0, chunks=0)
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        return list(await asyncio.gather(*map(self._search, requests)))
+
+    async def grep(self, pattern: str, limit: int, deadline: float) -> RetrievalFault:
+        return RetrievalFault(message=_NO_GREP)
+
+    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
+        url = page_url(doc_id)
+        if url is None or not allowed(url, self._web.hosts):
+            return ()
+        if not self._web.read_url:
+            return RetrievalFault(message="run.web.read_url is not set")
+        pages = await self._client.answer(page_question(url, self._web))
+        return pages if isinstance(pages, RetrievalFault) else self._chunks(pages)
+
+    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...]:
+        """Chunks that the cache holds, a snippet as a search first showed it. Nothing is asked of the web."""
+        known: dict[Question, dict[ChunkId, Chunk]] = {}
+        found = []
+        for chunk_id in chunk_ids:
+            url = page_url(chunk_id)
+            if url is None or not allowed(url, self._web.hosts):
+                continue
+            is_snippet = chunk_id.endswith(SNIPPET)
+            question = snippet_question(url, self._web) if is_snippet else page_question(url, self._web)
+            if question not in known:
+                pages = self._cache.get(question) or ()
+                known[question] = {each.chunk_id: each for each in (_snippets if is_snippet else self._chunks)(pages)}
+            found.append(known[question].get(chunk_id))
+        return tuple(each for each in found if each is not None)
+
+    async def _search(self, request: SearchRequest) -> SearchResult | RetrievalFault:
+        """The snippets of the pages found, in the order of the search API, without those that are excluded."""
+        begin = time.perf_counter()
+        if request.deadline <= 0:
+            return RetrievalFault(message="deadline")
+        if not request.query.strip():
+            return SearchResult()
+        seen = sum(chunk_id.endswith(SNIPPET) for chunk_id in request.exclude)
+        try:
+            async with asyncio.timeout(request.deadline):
+                pages = await self._client.answer(search_question(request.query, seen, self._web))
+        except TimeoutError:
+            return RetrievalFault(message="deadline")
+        if isinstance(pages, RetrievalFault):
+            return pages
+        hits = [
+            Scored(chunk=snippet, score=1 / rank)
+            for rank, snippet in enumerate(_snippets(pages), start=1)
+            if snippet.chunk_id not in request.exclude and allowed(snippet.doc_id, self._web.hosts)
+        ]
+        return SearchResult(hits=tuple(hits[: request.k]), stage_ms={"web": (time.perf_counter() - begin) * 1000})
+
+    def _chunks(self, pages: Sequence[Page]) -> tuple[Chunk, ...]:
+        documents = (Document(doc_id=DocId(page.url), title=page.title, text=page.text) for page in pages)
+        return tuple(piece for document in documents for piece in chunk(document, self._chunk_tokens))
+
+
+def _snippets(pages: Sequence[Page]) -> tuple[Chunk, ...]:
+    return tuple(
+        Chunk(chunk_id=ChunkId(page.url + SNIPPET), doc_id=DocId(page.url), index=0, title=page.title, text=page.text)
+        for page in pages
+    )
+
+
+def _check_endpoint(kind: str, url: str, key: str) -> None:
+    """Refuse an endpoint that cannot be asked, without repeating it: it may hold a key."""
+    if not url:
+        instead = ", or env.read.on=false" if kind == "read" else ""
+        raise ConfigError(f"the web retriever needs --set run.web.{kind}_url=ADDRESS{instead}")
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in PORTS and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(f"run.web.{kind}_url is no address of the form https://HOST/...")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"run.web.{kind}_key holds characters that a header cannot carry")
+
+
+def _check_folder(folder: Path, offline: bool) -> None:
+    try:
+        if not offline:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CorpusError(f"cannot make the cache of the web at {folder}: {error.strerror}") from error
+    if not folder.is_dir():
+        raise CorpusError(f"{folder} is no folder, and run.web.offline answers from what is cached there")

@@ -1,0 +1,1 @@
+"""Regular expressions over the segments of an index."""

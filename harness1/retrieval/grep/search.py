@@ -1,0 +1,210 @@
+"""Regular expressions over all texts, by RE2: linear time whatever the pattern.
+
+Linear can still be long. What an automaton costs for each byte depends on how many of its states it visits, and on how
+much of the corpus the trigrams of the pattern rule out; a pattern that needs more work than `MOST_WORK` is refused. The
+work is reckoned, not timed, so that a pattern is refused on every machine or on none.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+import re2
+from numpy.typing import NDArray
+
+from harness1.retrieval.grep.pattern import Analysis, Query, analyse
+from harness1.retrieval.grep.trigrams import Trigrams
+from harness1.retrieval.protocol import BadPattern, RetrievalFault
+from harness1.retrieval.strings import Strings
+
+LONGEST_PATTERN = 1000
+"""Characters."""
+MEMORY = 2 << 20
+"""Bytes that one compiled pattern may take; when matching needs more, RE2 gets slower, not bigger."""
+MOST_WORK = 8 << 20
+"""In units of which a million take about 5 ms: a byte met by a costly state of an automaton is one."""
+CHUNK_WORK = 700
+"""Units of turning to a chunk."""
+PLAIN_SPEED = 3
+"""How many bytes are read for a unit where the automaton has few states."""
+LIST_SPEED = 32
+"""How many times sooner the bytes of a trigram's list are worked off than those of a text."""
+FREE_CHOICES = 10
+"""RE2 keeps the states of an automaton that have come up. 2 ** 10 of them are soon made. Each further choice makes them
+twice as many, and bigger, so that they are thrown away sooner: measured, it costs up to four times the work, until
+every byte meets a new state, made of up to all instructions of the program."""
+HELD_CHOICES = 4
+"""Choices after a literal that cost as much as reading a byte does, because few places of a text have the literal."""
+TURN = 0.002
+"""Seconds of work between two turns of the event loop."""
+BATCH = 256
+"""Ranges of candidates that are looked at together."""
+NEEDLE_SPEED = 4
+"""How many times sooner a byte is searched for a literal, many chunks at once, than matched by a pattern."""
+SEPARATOR = b"\xff"
+"""Stands between chunks that are searched together: no UTF-8 text has it, so that no match spans two."""
+NO_CHUNK = -1
+
+Matches = list[tuple[int, int]]
+
+
+class GrepSegment(Protocol):
+    """What grep reads of a segment. `dead` are the sorted positions of deleted chunks."""
+
+    @property
+    def trigrams(self) -> Trigrams: ...
+    @property
+    def contents(self) -> Strings: ...
+    @property
+    def dead(self) -> NDArray[np.integer]: ...
+
+
+def grep_segments(
+    segments: Sequence[GrepSegment], pattern: str, limit: int, deadline: float
+) -> Generator[None, None, Matches | BadPattern | RetrievalFault]:
+    """Find the first `limit` chunks, in the order of the segments, that hold a match of an RE2 pattern.
+
+    The generator hands over control every 2 ms of work, and returns (segment, position in it) of each chunk found.
+
+    Args:
+        deadline: seconds from the first step. Past it, what was found is not given out, as in `grep`.
+    """
+    end = time.monotonic() + deadline
+    compiled = compile_pattern(pattern)
+    if isinstance(compiled, BadPattern):
+        return compiled
+    analysis = analyse(pattern)
+    steps = _steps(segments, analysis, work_per_byte(analysis, compiled.programsize))
+    found: Matches = []
+    work, read, turn = 0, 0, time.monotonic()
+    for cost, number, position in steps if limit > 0 else ():
+        work += cost
+        if work > MOST_WORK:
+            return BadPattern(_too_broad(len(found), read))
+        now = time.monotonic()
+        if now > end:
+            return RetrievalFault("deadline")
+        if now > turn + TURN:
+            yield
+            turn = time.monotonic()
+        if position == NO_CHUNK:
+            continue
+        read += 1
+        if analysis.needle == pattern or compiled.search(segments[number].contents.view(position)):
+            found.append((number, position))
+            if len(found) >= limit:
+                break
+    return found
+
+
+def grep(
+    texts: Iterable[bytes | memoryview], pattern: str, limit: int, deadline: float
+) -> list[int] | BadPattern | RetrievalFault:
+    """Positions of the first `limit` texts, in their order, that hold a match of an RE2 pattern.
+
+    Args:
+        texts: UTF-8. `^` and `$` stand for the ends of a whole text; `(?m)` makes them those of a line.
+        deadline: seconds from now. Past it, what was found is not given out: the texts that were not looked at would
+            pass for texts without a match.
+    """
+    compiled = compile_pattern(pattern)
+    if isinstance(compiled, BadPattern):
+        return compiled
+    end = time.monotonic() + deadline
+    found: list[int] = []
+    numbered = enumerate(texts)
+    while len(found) < limit and (item := next(numbered, None)):
+        if time.monotonic() > end:
+            return RetrievalFault(message="deadline")
+        if compiled.search(item[1]):
+            found.append(item[0])
+    return found
+
+
+def compile_pattern(pattern: str, longest: int | None = LONGEST_PATTERN) -> re2._Regexp | BadPattern:
+    """A compiled pattern of at most `longest` characters, or what is wrong with it in a few words."""
+    if longest is not None and len(pattern) > longest:
+        return BadPattern(reason=f"longer than {longest} characters")
+    options = re2.Options()
+    options.max_mem = MEMORY
+    options.log_errors = False
+    options.never_capture = True
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        reason = error.args[0] if error.args else "invalid"
+        return BadPattern(reason=reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason))
+    except UnicodeEncodeError:
+        return BadPattern(reason="not valid Unicode")
+
+
+def work_per_byte(analysis: Analysis, program: int) -> int:
+    """What reading a byte costs at most, in multiples of what it costs for a plain word.
+
+    Args:
+        program: instructions of the compiled pattern. Following all of them at every byte is the worst that happens.
+    """
+    free: int = 4 ** max(0, min(analysis.free, 64) - FREE_CHOICES)
+    return min(program, free + analysis.held // HELD_CHOICES)
+
+
+def _steps(segments: Sequence[GrepSegment], analysis: Analysis, weight: int) -> Iterator[tuple[int, int, int]]:
+    """What is to be done, in order: its cost, the segment, and the chunk to be matched, if that is what it is."""
+    needle = compile_pattern(analysis.needle, longest=None) if analysis.needle else None
+    for number, segment in enumerate(segments):
+        ends = segment.contents.ends
+        yield segment.trigrams.cost(analysis.query) // LIST_SPEED, number, NO_CHUNK
+        for chunks in _batches(segment, analysis.query):
+            if needle is None or isinstance(needle, BadPattern):
+                survivors = iter(chunks.tolist())
+            else:
+                size = int(np.sum(ends[chunks + 1] - ends[chunks]))
+                yield size // NEEDLE_SPEED, number, NO_CHUNK
+                survivors = _holding(needle, segment.contents, chunks)
+            for chunk in survivors:
+                size = int(ends[chunk + 1] - ends[chunk])
+                yield CHUNK_WORK + (size * weight if weight > 1 else size // PLAIN_SPEED), number, chunk
+
+
+def _batches(segment: GrepSegment, query: Query) -> Iterator[NDArray[np.int64]]:
+    """Positions of the living chunks that may satisfy a query, in order."""
+    ranges = segment.trigrams.candidates(query)
+    if ranges is None:
+        borders = np.append(np.arange(0, len(segment.contents), BATCH), len(segment.contents))
+        ranges = np.stack((borders[:-1], borders[1:]), axis=1)
+    for first in range(0, len(ranges), BATCH):
+        yield _living(ranges[first : first + BATCH], segment.dead)
+
+
+def _holding(needle: re2._Regexp, contents: Strings, chunks: NDArray[np.int64]) -> Iterator[int]:
+    """Those of the chunks that match a literal, found in one search through all of them."""
+    starts, stops = contents.ends[chunks].tolist(), contents.ends[chunks + 1].tolist()
+    spans = list(zip(starts, stops, strict=True))
+    text = SEPARATOR.join([contents.bytes[start:stop] for start, stop in spans])
+    begins = list(accumulate((stop - start + len(SEPARATOR) for start, stop in spans), initial=0))
+    match = needle.search(text)
+    while match:
+        at = bisect_right(begins, match.start()) - 1
+        yield int(chunks[at])
+        match = needle.search(text, begins[at + 1])
+
+
+def _living(ranges: NDArray[np.int64], dead: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The positions in some ranges without the dead ones."""
+    sizes = ranges[:, 1] - ranges[:, 0]
+    before = np.cumsum(sizes) - sizes
+    positions = np.repeat(ranges[:, 0] - before, sizes) + np.arange(np.sum(sizes))
+    first, stop = np.searchsorted(dead, (positions[0], positions[-1] + 1))
+    return positions[np.isin(positions, dead[first:stop], invert=True)] if first < stop else positions
+
+
+def _too_broad(found: int, read: int) -> str:
+    return (
+        f"too broad: gave up after {read} chunks with {found} matches; "
+        "add a word that every match has, or shorten what may repeat"
+    )

@@ -1,0 +1,1 @@
+"""The embedded index: segments, generations, building, and the retriever over them."""

@@ -1,0 +1,330 @@
+"""Making the next generation of an index: build, add, delete.
+
+Documents that come together make one segment, or several of at most `LARGEST` bytes of text, so that memory stays
+bounded. Adding leaves the other segments as they are (their files are linked into the new generation); deleting marks
+chunks as dead. Adjacent small segments are merged, as Lucene's log-merge policy does, so that their number grows with
+the logarithm of the corpus, and a segment that is more than half dead is written anew.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, groupby, pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness1 import config
+from harness1.errors import CorpusError
+from harness1.records import Chunk, ChunkId, DocId
+from harness1.retrieval.analyser import Analyser
+from harness1.retrieval.bm25.search import NONE
+from harness1.retrieval.chunking import chunk
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.dense.vectors import Progress
+from harness1.retrieval.index.embeddings import Embeddings
+from harness1.retrieval.index.generations import current_generation, new_generation
+from harness1.retrieval.index.index import (
+    FORMAT,
+    Manifest,
+    SegmentEntry,
+    VectorsEntry,
+    index_hash,
+    live_rows,
+    read_manifest,
+    write_manifest,
+)
+from harness1.retrieval.index.segment import ROWS, Segment, SegmentWriter, document_sum
+from harness1.retrieval.protocol import IndexInfo
+
+MERGE = 8
+"""At least so many adjacent segments become one, if none of them is larger than the others together."""
+MOST = 16
+"""Segments that may stay though they are not full: a search goes through all of them."""
+LARGEST = 1 << 18
+"""Chunks of a full segment; one that would be larger is not made."""
+
+
+def build_index(
+    documents: Iterable[Document],
+    out: Path,
+    settings: config.Index,
+    progress: Progress | None = None,
+    run: config.Run = config.Run(),
+) -> IndexInfo:
+    """Cut, analyse, embed and store a corpus as the next generation of an index folder, which is made if need be.
+
+    Embeddings of an interrupted or earlier build are taken up, where the text is the same.
+
+    Raises:
+        CorpusError: there are no documents, two share an id, or the id of a chunk is also that of another document;
+            or the folder cannot be written. The earlier generation stays as it was.
+        UsageError: another build is at work in the folder.
+    """
+    with new_generation(out) as work:
+        draft = _Draft(out, work, settings, progress, run)
+        draft.append(documents)
+        return draft.finish()
+
+
+def add_documents(
+    documents: Iterable[Document], path: Path, progress: Progress | None = None, run: config.Run = config.Run()
+) -> IndexInfo:
+    """Add documents to an index as its next generation; one whose id the index has replaces that document.
+
+    Raises:
+        CorpusError, UsageError: as `build_index`, or the folder is no index.
+    """
+    with new_generation(path) as work:
+        draft = _Draft.of_current(path, work, progress, run)
+        draft.append(documents)
+        return draft.finish()
+
+
+def delete_documents(
+    doc_ids: Iterable[DocId], path: Path, progress: Progress | None = None, run: config.Run = config.Run()
+) -> IndexInfo:
+    """Take documents out of an index; readers of the current generation keep them.
+
+    Raises:
+        CorpusError: the index does not have one of them, or would have no document left; nothing is changed.
+        UsageError: another build is at work in the folder.
+    """
+    with new_generation(path) as work:
+        draft = _Draft.of_current(path, work, progress, run)
+        wanted = list(dict.fromkeys(doc_ids))
+        missing = draft.delete(wanted)
+        if missing:
+            raise CorpusError(f"{path} has no document {missing[0]!r} ({len(missing)} of {len(wanted)} are not there)")
+        return draft.finish()
+
+
+@dataclass
+class _Part:
+    """A segment of the draft, with what is deleted in it."""
+
+    entry: SegmentEntry
+    folder: Path
+    dead: NDArray[np.uint32] = field(default_factory=lambda: NONE)
+    dead_counts: NDArray[np.int32] | None = None
+
+    def open(self) -> Segment:
+        return Segment(self.folder, self.dead, self.dead_counts)
+
+
+class _Draft:
+    """A generation in the making."""
+
+    def __init__(
+        self, out: Path, work: Path, settings: config.Index, progress: Progress | None, run: config.Run
+    ) -> None:
+        self._out, self._work, self._settings = out, work, settings
+        self._parts: list[_Part] = []
+        self._content_sum = 0
+        self._embeddings = Embeddings(out, settings.dense, run, progress) if settings.dense.model else None
+
+    @classmethod
+    def of_current(cls, path: Path, work: Path, progress: Progress | None, run: config.Run) -> _Draft:
+        """A draft that starts as the current generation is."""
+        current = current_generation(path)
+        manifest = read_manifest(current, path)
+        draft = cls(path, work, manifest.settings, progress, run)
+        draft._content_sum = int(manifest.content_sum, 16)
+        for entry in manifest.segments:
+            _link(current / entry.name, work / entry.name)
+            part = _Part(entry, work / entry.name)
+            if entry.dead.chunks:
+                part.dead = np.load(current / f"{entry.name}.dead.npy")
+                part.dead_counts = np.load(current / f"{entry.name}.dead_counts.npy")
+            draft._parts.append(part)
+        if draft._embeddings and manifest.vectors:
+            draft._embeddings.go_on(manifest.vectors, current, [part.open() for part in draft._parts])
+        return draft
+
+    def append(self, documents: Iterable[Document]) -> None:
+        """Write documents as segments of their own; those that they replace are deleted."""
+        if self._embeddings:
+            self._embeddings.check()
+        doc_ids: list[DocId] = []
+        chunk_ids: list[ChunkId] = []
+        parts: list[_Part] = []
+        rest = iter(documents)
+        first = next(rest, None)
+        while first is not None:
+            with SegmentWriter(self._new_folder()) as writer:
+                first = self._fill(writer, chain([first], rest))
+            doc_ids += writer.doc_ids
+            chunk_ids += writer.chunk_ids
+            parts.append(_Part(SegmentEntry(writer.folder.name, writer.size), writer.folder))
+        _check_ids(doc_ids, chunk_ids)
+        self.delete(doc_ids)
+        for part in self._parts:
+            for chunk_id, number in zip(chunk_ids, part.open().find_chunks(chunk_ids), strict=True):
+                if number >= 0:
+                    raise CorpusError(f"{chunk_id!r} is the id of a chunk of another document already; rename it")
+        self._parts += parts
+
+    def _fill(self, writer: SegmentWriter, documents: Iterable[Document]) -> Document | None:
+        """Write documents until the segment is full; returns the first one that did not fit."""
+        for document in documents:
+            if len(writer.chunk_ids) >= LARGEST:
+                return document
+            sum_ = document_sum(document)
+            writer.add(document.doc_id, sum_, chunk(document, self._settings.chunk_tokens))
+            self._content_sum += int.from_bytes(sum_, "big")
+        return None
+
+    def delete(self, doc_ids: Sequence[DocId]) -> list[DocId]:
+        """Mark the chunks of documents as dead; returns the documents that no segment has."""
+        missing = set(doc_ids)
+        for part in self._parts:
+            segment = part.open()
+            found = {number for number in segment.find_documents(doc_ids) if number >= 0}
+            if found:
+                self._bury(part, segment, sorted(found))
+                missing -= {DocId(segment.doc_ids[number]) for number in found}
+        return [doc_id for doc_id in doc_ids if doc_id in missing]
+
+    def finish(self) -> IndexInfo:
+        """Merge what should be one, then write all that belongs to the generation as a whole.
+
+        Raises:
+            CorpusError: no document is left.
+        """
+        self._merge()
+        live = [part.entry.live for part in self._parts]
+        if not sum(size.documents for size in live):
+            raise CorpusError("the corpus holds no documents")
+        vectors = self._embed(self._embeddings) if self._embeddings else None
+        for part in self._parts:
+            if part.dead_counts is not None:
+                np.save(self._work / f"{part.entry.name}.dead.npy", part.dead)
+                np.save(self._work / f"{part.entry.name}.dead_counts.npy", part.dead_counts)
+        np.save(self._work / "ranks.npy", _ranks(self._parts))
+        info = IndexInfo(
+            index_hash=index_hash(self._content_sum, self._settings, vectors.embedder if vectors else ""),
+            unit=self._settings.unit,
+            documents=sum(size.documents for size in live),
+            chunks=sum(size.chunks for size in live),
+        )
+        entries = tuple(part.entry for part in self._parts)
+        content_sum = f"{self._content_sum % 2**256:064x}"
+        write_manifest(self._work, Manifest(FORMAT, info, self._settings, content_sum, entries, vectors))
+        return info
+
+    def _new_folder(self) -> Path:
+        numbers = [int(folder.name.removeprefix("segment-")) for folder in self._work.glob("segment-*")]
+        return self._work / f"segment-{max(numbers, default=0) + 1:06d}"
+
+    def _bury(self, part: _Part, segment: Segment, documents: list[int]) -> None:
+        """Mark documents (by number) of a segment as dead."""
+        chunks = [number for document in documents for number in segment.chunks_of(document)]
+        analyser = Analyser()
+        decoded = [segment.chunk(number) for number in chunks]
+        counts = segment.postings.count_terms([analyser.terms(f"{each.title} {each.text}") for each in decoded])
+        part.dead = np.union1d(part.dead, np.array(chunks, np.uint32)).astype(np.uint32)
+        part.dead_counts = counts if part.dead_counts is None else part.dead_counts + counts
+        part.entry = part.entry.buried(len(documents), len(chunks), int(segment.postings.lengths[chunks].sum()))
+        self._content_sum -= sum(int.from_bytes(segment.doc_sums[number].tobytes(), "big") for number in documents)
+
+    def _merge(self) -> None:
+        """Rewrite what the policy asks for, until it asks for nothing."""
+        while group := _to_merge([part.entry for part in self._parts]):
+            parts = self._parts[group.start : group.stop]
+            merged = []
+            if any(part.entry.live.documents for part in parts):
+                segments = [part.open() for part in parts]
+                with SegmentWriter(self._new_folder()) as writer:
+                    for segment in segments:
+                        for doc_id, sum_, chunks in _live_documents(segment):
+                            writer.add(doc_id, sum_, chunks)
+                if all((part.folder / ROWS).exists() for part in parts):
+                    rows = live_rows(segments)
+                    np.save(writer.folder / ROWS, rows[rows >= 0])
+                merged.append(_Part(SegmentEntry(writer.folder.name, writer.size), writer.folder))
+            self._parts[group.start : group.stop] = merged
+            for part in parts:
+                shutil.rmtree(part.folder)
+
+    def _embed(self, embeddings: Embeddings) -> VectorsEntry:
+        """Give every chunk the row of its embedding."""
+        for part in self._parts:
+            if not (part.folder / ROWS).exists():
+                np.save(part.folder / ROWS, embeddings.rows(part.open()))
+        return embeddings.finish(self._work, [part.open() for part in self._parts])
+
+
+def _to_merge(entries: Sequence[SegmentEntry]) -> range | None:
+    """The next adjacent segments to write as one: one alone that is mostly dead, or enough small ones."""
+    for at, entry in enumerate(entries):
+        if 2 * entry.dead.chunks > entry.size.chunks:
+            return range(at, at + 1)
+    sizes = [entry.live.chunks for entry in entries]
+    for limit in sorted(set(sizes)):
+        for run in _runs(sizes, limit):
+            total, largest = sum(sizes[run.start : run.stop]), max(sizes[run.start : run.stop])
+            if len(run) >= MERGE and 2 * largest <= total <= LARGEST:
+                return run
+    if sum(2 * size <= LARGEST for size in sizes) <= MOST:
+        return None
+    pairs = [(sizes[at] + sizes[at + 1], at) for at in range(len(sizes) - 1)]
+    total, at = min(pairs)
+    return range(at, at + 2) if total <= LARGEST else None
+
+
+def _runs(sizes: Sequence[int], limit: int) -> Iterator[range]:
+    """Stretches of adjacent sizes up to a limit; of one that is more than a full segment, the last part."""
+    for small, group in groupby(range(len(sizes)), key=lambda at: sizes[at] <= limit):
+        places = list(group)
+        while small and sum(sizes[at] for at in places) > LARGEST:
+            places.pop(0)
+        if small and places:
+            yield range(places[0], places[-1] + 1)
+
+
+def _live_documents(segment: Segment) -> Iterator[tuple[DocId, bytes, list[Chunk]]]:
+    """Id, hash and chunks of the documents that were not deleted."""
+    for number in range(len(segment.doc_ids)):
+        chunks = segment.chunks_of(number)
+        if not segment.is_dead(chunks.start):
+            yield DocId(segment.doc_ids[number]), segment.doc_sums[number].tobytes(), [*map(segment.chunk, chunks)]
+
+
+def _ranks(parts: Sequence[_Part]) -> NDArray[np.int32]:
+    """The place of every chunk's id among all ids in lexicographic order, by position."""
+    ids: list[str] = []
+    for part in parts:
+        keys = part.open().chunk_ids
+        ids += [keys[number] for number in range(len(keys))]
+    ranks = np.empty(len(ids), np.int32)
+    ranks[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids), dtype=np.int32)
+    return ranks
+
+
+def _check_ids(doc_ids: Sequence[DocId], chunk_ids: Sequence[ChunkId]) -> None:
+    """Refuse an empty corpus and ids that are not unique."""
+    if not doc_ids:
+        raise CorpusError("the corpus holds no documents")
+    for one, other in pairwise(sorted(doc_ids)):
+        if one == other:
+            raise CorpusError(f"two documents have the id {one!r}")
+    for chunk_id, other_chunk in pairwise(sorted(chunk_ids)):
+        if chunk_id == other_chunk:
+            raise CorpusError(
+                f"{chunk_id!r} is the id of a document, and of a chunk of the longer document "
+                f"{chunk_id.rpartition('#')[0]!r}; rename one of the two, or raise index.chunk_tokens"
+            )
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same files in another folder, without a copy where the file system can."""
+    target.mkdir()
+    for file in source.iterdir():
+        try:
+            os.link(file, target / file.name)
+        except OSError:
+            shutil.copy2(file, target / file.name)

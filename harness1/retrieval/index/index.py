@@ -1,0 +1,254 @@
+"""An index on disk, opened: its segments as one, mapped and not read. Making one: `harness1.retrieval.index.build`.
+
+    index.json                      what the index is, and its segments in corpus order
+    segment-*/                      `harness1.retrieval.index.segment`; shared with other generations by links
+    segment-*.dead.npy              chunks of a segment that were deleted, and
+    segment-*.dead_counts.npy       in how many of them each of its terms occurs
+    ranks.npy                       the place of every chunk's id among all ids in lexicographic order
+    dense.faiss                     where approximate search by embeddings was asked for
+
+The position of a chunk counts through all segments, the dead included. Embeddings stand beside the generations, in
+`vectors/`, because all of them share one store.
+"""
+
+from __future__ import annotations
+
+import errno
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from harness1 import config
+from harness1.errors import CorpusError, SchemaError
+from harness1.hashing import digest
+from harness1.records import Chunk, ChunkId, DocId, Record
+from harness1.retrieval.analyser import ANALYSER
+from harness1.retrieval.bm25.search import BM25, NONE
+from harness1.retrieval.index.generations import current_generation
+from harness1.retrieval.index.segment import Segment, SegmentSize
+from harness1.retrieval.protocol import IndexInfo
+from harness1.retrieval.strings import load_array
+
+if TYPE_CHECKING:
+    from harness1.retrieval.dense.search import DenseIndex
+
+FORMAT = 2
+APPROXIMATE = "dense.faiss"
+CACHED_CHUNKS = 4096
+CACHED_IDS = CACHED_PLACES = 1 << 17
+"""Ids and positions that are remembered both ways, about 200 bytes each."""
+
+
+class SegmentEntry(Record):
+    """A segment in a generation: all that it holds, and what of it is dead."""
+
+    name: str
+    size: SegmentSize
+    dead: SegmentSize = SegmentSize(0, 0, 0)
+
+    @property
+    def live(self) -> SegmentSize:
+        """What is not dead."""
+        size, dead = self.size, self.dead
+        return SegmentSize(size.documents - dead.documents, size.chunks - dead.chunks, size.length - dead.length)
+
+    def buried(self, documents: int, chunks: int, length: int) -> SegmentEntry:
+        """The same segment with so much more of it dead."""
+        dead = self.dead
+        grown = SegmentSize(dead.documents + documents, dead.chunks + chunks, dead.length + length)
+        return SegmentEntry(self.name, self.size, grown)
+
+
+class VectorsEntry(Record):
+    """The embeddings of a generation: whose they are, and how many rows of the store it knows."""
+
+    embedder: str
+    dimensions: int
+    rows: int
+
+
+class Manifest(Record):
+    """`index.json`."""
+
+    format: int
+    info: IndexInfo
+    settings: config.Index
+    content_sum: str
+    """Sum of the hashes of all documents, modulo 2**256, hexadecimal."""
+    segments: tuple[SegmentEntry, ...]
+    vectors: VectorsEntry | None = None
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def build_hash(settings: config.Index) -> str:
+    """Names how an index is built, whatever the corpus: layout on disk, analyser and settings."""
+    return digest([FORMAT, ANALYSER, settings])
+
+
+def index_hash(content_sum: int, settings: config.Index, embedder: str) -> str:
+    """Equal for equal documents in any order: sums do not depend on it. The embedder counts by its own hash."""
+    named = msgspec.structs.replace(settings, dense=msgspec.structs.replace(settings.dense, model=embedder))
+    return digest({"documents": f"{content_sum % 2**256:064x}", "analyser": ANALYSER, "settings": named})
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `index.json`."""
+    (folder / "index.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+
+
+def read_manifest(generation: Path, path: Path) -> Manifest:
+    """Read `index.json` of a generation; `path` is the index as the user named it.
+
+    Raises:
+        CorpusError: it is damaged, or of an earlier format.
+        SchemaError: it was written by a newer version of the package.
+    """
+    try:
+        encoded = (generation / "index.json").read_bytes()
+        newest = msgspec.json.decode(encoded, type=_Format).format
+        if newest > FORMAT:
+            raise SchemaError(f"{path} is an index of format {newest}; this harness1 reads up to {FORMAT}: upgrade it")
+        if newest < FORMAT:
+            raise CorpusError(f"{path} is an index of the earlier format {newest}: build it again with harness1 index")
+        return msgspec.json.decode(encoded, type=Manifest)
+    except ValueError as error:
+        raise _damaged(path, error) from error
+
+
+def open_index(path: Path) -> EmbeddedIndex:
+    """Open the current generation of an index folder; its data is mapped, not read.
+
+    Raises:
+        CorpusError: the folder is no index, or is damaged.
+        SchemaError: it was built by a newer version of the package.
+    """
+    while True:
+        generation = current_generation(path)
+        try:
+            return EmbeddedIndex(path, generation, read_manifest(generation, path))
+        except (OSError, ValueError) as error:
+            if current_generation(path) != generation:
+                continue  # two builds finished since, and the second one deleted it
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                raise CorpusError(
+                    f"{path}: too many open files in this process; raise its limit (ulimit -n)"
+                ) from error
+            raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> CorpusError:
+    return CorpusError(f"the index {path} is damaged ({error}); build it again with: harness1 index")
+
+
+class EmbeddedIndex:
+    """One generation: its chunks by position in corpus order, and what searches them. Made by `open_index`."""
+
+    def __init__(self, path: Path, generation: Path, manifest: Manifest) -> None:
+        self.info, self.settings, self.vectors = manifest.info, manifest.settings, manifest.vectors
+        self._path, self._generation = path, generation
+        self.segments = [_open_segment(generation, entry) for entry in manifest.segments]
+        self._firsts = list(accumulate(map(len, self.segments), initial=0))
+        self._ranks = load_array(generation / "ranks.npy")
+        length = sum(entry.live.length for entry in manifest.segments)
+        postings = [segment.postings for segment in self.segments]
+        self.bm25 = BM25(postings, self.info.chunks, length, self._ranks, manifest.settings.k1, manifest.settings.b)
+        self._places: dict[ChunkId, int] = {}
+        self._named = lru_cache(CACHED_IDS)(self._name)
+        self.chunk = lru_cache(CACHED_CHUNKS)(self._decode)
+        """The chunk at a position; while it is cached, always the same object."""
+
+    def __len__(self) -> int:
+        """Positions, those of deleted chunks included."""
+        return self._firsts[-1]
+
+    @cached_property
+    def dense(self) -> DenseIndex | None:
+        """Search by embeddings, where the index has them.
+
+        Raises:
+            CorpusError: the store of embeddings is cut or gone.
+        """
+        if self.vectors is None:
+            return None
+        from harness1.retrieval.dense.approximate import open_approximate, open_gpu
+        from harness1.retrieval.dense.search import DenseIndex
+        from harness1.retrieval.dense.vectors import open_vectors
+
+        store = self._path / "vectors" / self.vectors.embedder[:16]
+        vectors = open_vectors(store, self.vectors.dimensions, self.vectors.rows)
+        rows, settings = live_rows(self.segments), self.settings.dense
+        if settings.search == "exact":
+            return DenseIndex(vectors, rows, self._ranks, open_gpu(vectors, rows))
+        return DenseIndex(vectors, rows, self._ranks, open_approximate(self._generation / APPROXIMATE, settings))
+
+    def positions(self, chunk_ids: Iterable[ChunkId]) -> list[int]:
+        """Where chunks are, in the order asked; ids that the corpus does not have are left out."""
+        wanted = list(chunk_ids)
+        places = [place for place in map(self._places.get, wanted) if place is not None]
+        if len(places) == len(wanted):
+            return places
+        known = {chunk_id: self._places.get(chunk_id) for chunk_id in wanted}
+        unknown = [chunk_id for chunk_id, place in known.items() if place is None]
+        for segment, first in zip(self.segments, self._firsts, strict=False):
+            found = zip(unknown, segment.find_chunks(unknown), strict=True)
+            known |= {chunk_id: first + number for chunk_id, number in found if number >= 0}
+        return [place for chunk_id in wanted if (place := known[chunk_id]) is not None]
+
+    def positions_of(self, doc_id: DocId) -> range:
+        """Where the chunks of a document are; empty if the corpus does not have it."""
+        for segment, first in zip(self.segments, self._firsts, strict=False):
+            (document,) = segment.find_documents([doc_id])
+            if document >= 0:
+                chunks = segment.chunks_of(document)
+                return range(first + chunks.start, first + chunks.stop)
+        return range(0)
+
+    def position(self, segment: int, number: int) -> int:
+        """The position of a chunk of a segment, both by number."""
+        return self._firsts[segment] + number
+
+    def chunk_ids(self, positions: Iterable[int]) -> list[ChunkId]:
+        """The ids of chunks, without their texts."""
+        return [self._named(position) for position in positions]
+
+    def _locate(self, position: int) -> tuple[Segment, int]:
+        at = bisect_right(self._firsts, position) - 1
+        return self.segments[at], position - self._firsts[at]
+
+    def _name(self, position: int) -> ChunkId:
+        """The id at a position. What was found is soon excluded: it is remembered where it is."""
+        segment, number = self._locate(position)
+        chunk_id = ChunkId(segment.chunk_ids[number])
+        if len(self._places) < CACHED_PLACES:
+            self._places[chunk_id] = position
+        return chunk_id
+
+    def _decode(self, position: int) -> Chunk:
+        self._named(position)
+        segment, number = self._locate(position)
+        return segment.chunk(number)
+
+
+def live_rows(segments: Sequence[Segment]) -> NDArray[np.int32]:
+    """For each position, the row of its embedding; -1 where the chunk was deleted."""
+    rows = [np.array(segment.rows) for segment in segments]
+    for segment, segment_rows in zip(segments, rows, strict=True):
+        segment_rows[segment.dead] = -1
+    return np.concatenate(rows)
+
+
+def _open_segment(generation: Path, entry: SegmentEntry) -> Segment:
+    if not entry.dead.chunks:
+        return Segment(generation / entry.name, NONE, None)
+    dead = np.load(generation / f"{entry.name}.dead.npy")
+    return Segment(generation / entry.name, dead, load_array(generation / f"{entry.name}.dead_counts.npy"))

@@ -1,0 +1,162 @@
+"""A segment: a stretch of a corpus with everything to search it, written once and never changed.
+
+    contents.*          title, line break and text of every chunk; title_bytes.npy says where the text begins
+    chunk_ids.*         ids of the chunks, doc_ids.* of the documents
+    first_chunks.npy    [documents + 1] where the chunks of each document begin
+    doc_sums.npy        [documents, 32] hash of every document, of which the hash of an index is made
+    terms.*, postings.* `harness1.retrieval.bm25.postings`
+    trigrams.*          `harness1.retrieval.grep.trigrams`
+    rows.npy            [chunks] where the embedding of each chunk stands, if the index has embeddings
+
+Deleting marks chunks as dead; the marks belong to a generation of the index, not to the segment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness1.hashing import canonical
+from harness1.records import Chunk, ChunkId, DocId, Record
+from harness1.retrieval.bm25.postings import Postings, PostingsWriter
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.grep.trigrams import Trigrams, write_trigrams
+from harness1.retrieval.strings import Keys, Strings, StringWriter, load_array, write_keys
+
+ROWS = "rows.npy"
+
+
+class SegmentSize(Record):
+    """What a segment holds, the dead included; `length` is that of all chunks together, in terms."""
+
+    documents: int
+    chunks: int
+    length: int
+
+
+def document_sum(document: Document) -> bytes:
+    """What a document adds to the hash of its index: 32 bytes."""
+    return hashlib.sha256(canonical(document)).digest()
+
+
+class SegmentWriter:
+    """Writes documents, each cut into chunks, as a segment; leaving the context without an error completes it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self._contents = StringWriter(folder, "contents")
+        self._postings = PostingsWriter(folder)
+        self._title_bytes, self._first_chunks = array("i"), array("i", [0])
+        self._sums = bytearray()
+        self.chunk_ids: list[ChunkId] = []
+        self.doc_ids: list[DocId] = []
+        self._size = SegmentSize(0, 0, 0)
+
+    @property
+    def size(self) -> SegmentSize:
+        """Known when the segment is complete."""
+        return self._size
+
+    def add(self, doc_id: DocId, sum_: bytes, chunks: Sequence[Chunk]) -> None:
+        """Append a document with its `document_sum` and its chunks, in order."""
+        for chunk in chunks:
+            title = chunk.title.encode()
+            self._contents.add(title + b"\n" + chunk.text.encode())
+            self._title_bytes.append(len(title))
+            self.chunk_ids.append(chunk.chunk_id)
+            self._postings.add(f"{chunk.title} {chunk.text}")
+        self.doc_ids.append(doc_id)
+        self._first_chunks.append(len(self.chunk_ids))
+        self._sums += sum_
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._contents.__exit__(kind, error, trace)
+        if error is None:
+            self._finish()
+
+    def _finish(self) -> None:
+        folder = self.folder
+        length = self._postings.finish()
+        write_keys(folder, "chunk_ids", self.chunk_ids)
+        write_keys(folder, "doc_ids", self.doc_ids)
+        np.save(folder / "title_bytes.npy", np.array(self._title_bytes, np.int32))
+        np.save(folder / "first_chunks.npy", np.array(self._first_chunks, np.int32))
+        np.save(folder / "doc_sums.npy", np.frombuffer(bytes(self._sums), np.uint8).reshape(-1, 32))
+        contents = Strings(folder, "contents")
+        write_trigrams(folder, contents.bytes, contents.ends)
+        self._size = SegmentSize(len(self.doc_ids), len(self.chunk_ids), length)
+
+
+class Segment:
+    """One memory-mapped segment, as a generation of an index sees it.
+
+    Args:
+        dead: sorted chunks that were deleted.
+        dead_counts: for each term, by number, in how many deleted chunks it occurs.
+    """
+
+    def __init__(self, folder: Path, dead: NDArray[np.uint32], dead_counts: NDArray[np.int32] | None) -> None:
+        self._folder = folder
+        self.dead = dead
+        self.chunk_ids = Keys(folder, "chunk_ids")
+        self.doc_ids = Keys(folder, "doc_ids")
+        self.contents = Strings(folder, "contents")
+        self.postings = Postings(folder, dead, dead_counts)
+        self.trigrams = Trigrams(folder)
+        self._title_bytes = load_array(folder / "title_bytes.npy")
+        self.first_chunks = load_array(folder / "first_chunks.npy")
+        self.doc_sums = load_array(folder / "doc_sums.npy")
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    @property
+    def rows(self) -> NDArray[np.int32]:
+        """For each chunk, the row of its embedding in the store of the index."""
+        return load_array(self._folder / ROWS)
+
+    def is_dead(self, chunk: int) -> bool:
+        at = int(np.searchsorted(self.dead, chunk))
+        return at < len(self.dead) and int(self.dead[at]) == chunk
+
+    def chunks_of(self, document: int) -> range:
+        """The chunks of a document, by its number."""
+        return range(int(self.first_chunks[document]), int(self.first_chunks[document + 1]))
+
+    def find_documents(self, doc_ids: Sequence[DocId]) -> list[int]:
+        """The number of each document, -1 where the segment does not have it or it was deleted."""
+        return [
+            -1 if number < 0 or self.is_dead(int(self.first_chunks[number])) else number
+            for number in self.doc_ids.find(doc_ids)
+        ]
+
+    def find_chunks(self, chunk_ids: Sequence[ChunkId]) -> list[int]:
+        """The number of each chunk, -1 where the segment does not have it or it was deleted."""
+        found = self.chunk_ids.find(chunk_ids)
+        return [-1 if number < 0 or self.is_dead(number) else number for number in found] if len(self.dead) else found
+
+    def chunk(self, number: int) -> Chunk:
+        """A chunk, decoded."""
+        document = int(np.searchsorted(self.first_chunks, number, side="right")) - 1
+        content = self.contents.view(number)
+        border = int(self._title_bytes[number])
+        return Chunk(
+            chunk_id=ChunkId(self.chunk_ids[number]),
+            doc_id=DocId(self.doc_ids[document]),
+            index=number - int(self.first_chunks[document]),
+            title=str(content[:border], "utf-8"),
+            text=str(content[border + 1 :], "utf-8"),
+        )

@@ -1,0 +1,96 @@
+"""Opening a retriever by what a user typed. Adding an engine is one file, one function and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from harness1.config import Config
+from harness1.retrieval.protocol import Retriever
+from harness1.retrieval.result_cache import CachingRetriever
+
+
+def open_retriever(spec: str, config: Config = Config()) -> Retriever:
+    """Open an engine: the folder of an embedded index, or `PREFIX:REST` for one of `ENGINES`.
+
+    Equal searches are answered from memory, `run.cached_searches` of them.
+
+    Raises:
+        CorpusError: the folder is no index.
+        SchemaError: the index was made by a newer version of the package.
+        ConfigError: the settings ask the engine for what it does not have.
+        MissingExtra: a package that the engine needs is not installed.
+        InfrastructureFault: the engine is a server that does not answer.
+    """
+    prefix, rest = engine_of(spec)
+    retriever = _embedded(rest, config) if prefix is None else ENGINES[prefix](rest, config)
+    size = config.run.cached_searches
+    return CachingRetriever(retriever, size, config.env.retrieval) if size else retriever
+
+
+def is_engine(spec: str) -> bool:
+    """Whether a spec names an engine by its prefix, and not a folder by its path."""
+    return engine_of(spec)[0] is not None
+
+
+def is_exclusive(spec: str) -> bool:
+    """Whether only one process at a time can open it: a file of Milvus Lite."""
+    prefix, rest = engine_of(spec)
+    return prefix == "milvus" and not rest.startswith(("http://", "https://"))
+
+
+def engine_of(spec: str) -> tuple[str | None, str]:
+    """The prefix of an engine and what follows it; None and the whole spec where it is the path of a folder."""
+    prefix, colon, rest = spec.partition(":")
+    return (prefix, rest) if colon and prefix in ENGINES else (None, spec)
+
+
+def _embedded(path: str, config: Config) -> Retriever:
+    from harness1.retrieval.index.retriever import open_embedded
+
+    return open_embedded(Path(path), config)
+
+
+def _http(rest: str, config: Config) -> Retriever:
+    from harness1.retrieval.engines.remote import open_http
+
+    return open_http(f"http:{rest}", config)
+
+
+def _https(rest: str, config: Config) -> Retriever:
+    from harness1.retrieval.engines.remote import open_http
+
+    return open_http(f"https:{rest}", config)
+
+
+def _milvus(rest: str, config: Config) -> Retriever:
+    from harness1.retrieval.engines.milvus import open_milvus
+
+    return open_milvus(rest, config)
+
+
+def _chroma(rest: str, config: Config) -> Retriever:
+    from harness1.retrieval.engines.chroma import open_chroma
+
+    return open_chroma(rest, config)
+
+
+def _web(rest: str, config: Config) -> Retriever:
+    from harness1.retrieval.engines.web import open_web
+
+    return open_web(rest, config)
+
+
+ENGINES: dict[str, Callable[[str, Config], Retriever]] = {
+    "http": _http,
+    "https": _https,
+    "milvus": _milvus,
+    "chroma": _chroma,
+    "web": _web,
+}
+"""How a spec that begins with the key and a colon is opened, from what follows the colon."""
+
+
+def absolute_index(index: str) -> str:
+    """An index folder by its whole path, so that the run can be replayed from anywhere; an engine as it is named."""
+    return index if is_engine(index) else str(Path(index).resolve())

@@ -1,0 +1,1 @@
+"""Which tasks a reward is worth optimising on."""

@@ -1,0 +1,142 @@
+"""Which tasks a reward is worth optimising on: judged by what policies earn that should earn nothing, or everything.
+
+A policy's score on a task is (r - r_noop) / (r_oracle - r_noop). A task is rejected where the oracle does not come near
+the reward of an ideal delivery, where scoring is not stable, or where a policy scores that used no retrieval result.
+What the best of the simple policies leaves to be gained is the task's headroom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from harness1.config import Config
+from harness1.records import Curated, Episode, Gold, Record, RewardRecord, Status, StopReason, UnitId
+from harness1.reward.composite import composite
+from harness1.reward.outcome import Outcome, outcome, targets
+
+NO_OP, ORACLE, TWICE = "no-op", "oracle", "scripted"
+"""The policies that span the scale, and the one that is played twice, for it must do the same again."""
+BLIND = (NO_OP, "id-inventor")
+"""Policies that use nothing of what a search returns."""
+SEARCHING = (
+    "stop-at-once",
+    "single-shot",
+    "random",
+    "query-repeater",
+    "tool-spammer",
+    "curate-everything",
+    TWICE,
+)
+POLICIES = (*BLIND, *SEARCHING, ORACLE)
+"""All policies that are played over a task set."""
+
+ATTAINED = 0.95
+"""Share of the ideal that the oracle must attain."""
+LEAKED = 0.05
+"""Score at which a task gives itself away to a policy that looks at nothing."""
+
+Reason = Literal["fault", "flat", "unattained", "unstable", "leaked"]
+"""`fault`: the infrastructure broke an episode, nothing is known. `flat`: an ideal delivery earns no more than nothing
+at all does. The others as said above."""
+Scoring = Callable[[Episode, Gold], RewardRecord | None]
+
+
+class TaskAdmission(Record):
+    """What is known of one task; it is rejected if there is any reason to."""
+
+    task_id: str
+    rejected: tuple[Reason, ...] = ()
+    headroom: float = 0.0
+    """1 - the best score of the searching policies."""
+    attained: float = 0.0
+    """The oracle's gain over doing nothing, as a share of what an ideal delivery would gain."""
+    scores: dict[str, float] = {}
+    """By policy; none where the oracle gains nothing."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An episode by what counts of it: what it achieved, and its reward by two scorings."""
+
+    outcome: Outcome
+    curated: tuple[Curated, ...]
+    reward: RewardRecord | None
+    again: RewardRecord | None
+
+    @property
+    def is_stable(self) -> bool:
+        return self.reward == self.again
+
+
+def scoring_of(config: Config) -> Scoring:
+    """The reward that a configuration gives."""
+    return lambda episode, gold: composite(outcome(episode, gold), episode, config)
+
+
+def trial(episode: Episode, gold: Gold, scoring: Scoring) -> Trial:
+    """Score an episode, twice.
+
+    Raises:
+        UsageError: the gold names nothing to find.
+    """
+    return Trial(outcome(episode, gold), episode.curated, scoring(episode, gold), scoring(episode, gold))
+
+
+def ideal(episode: Episode, gold: Gold, cap: int) -> Episode:
+    """The episode as if it had delivered one unit for each thing to find, and nothing else; of more than `cap`, those
+    that hold the answer first.
+
+    Raises:
+        UsageError: the gold names nothing to find.
+    """
+    wanted = targets(episode.task.task_id, gold, episode.unit)
+    units = dict.fromkeys(_member(target, episode) for target in (*wanted.answer, *wanted.relevant))
+    chosen = list(units)[:cap]
+    return msgspec.structs.replace(
+        episode,
+        curated=tuple(Curated(unit, "very_high", rank) for rank, unit in enumerate(chosen, 1)),
+        pool=tuple(dict.fromkeys((*episode.pool, *chosen))),
+        stop_reason=StopReason.END_SEARCH,
+        status=Status.COMPLETED,
+    )
+
+
+def judge(task_id: str, trials: Mapping[str, Sequence[Trial]], best: RewardRecord | None) -> TaskAdmission:
+    """Whether a task is worth training on.
+
+    Args:
+        trials: of each of `POLICIES` one, and two of `TWICE`.
+        best: the reward of the ideal delivery.
+    """
+    played = {policy: found[0].reward for policy, found in trials.items()}
+    rewards = {policy: reward.total for policy, reward in played.items() if reward is not None}
+    if best is None or any(each.reward is None for found in trials.values() for each in found):
+        return TaskAdmission(task_id, ("fault",))
+    nothing, gained = rewards[NO_OP], rewards[ORACLE] - rewards[NO_OP]
+    reachable = best.total - nothing
+    scores = {policy: (total - nothing) / gained for policy, total in rewards.items()} if gained > 0.0 else {}
+    attained = gained / reachable if reachable > 0.0 else 0.0
+    holds: dict[Reason, bool] = {
+        "flat": reachable <= 0.0,
+        "unattained": reachable > 0.0 and attained < ATTAINED,
+        "unstable": not _is_stable(trials),
+        "leaked": any(scores.get(policy, 0.0) >= LEAKED for policy in BLIND),
+    }
+    headroom = 1.0 - max(scores[policy] for policy in SEARCHING) if scores else 0.0
+    return TaskAdmission(task_id, tuple(reason for reason in holds if holds[reason]), headroom, attained, scores)
+
+
+def _is_stable(trials: Mapping[str, Sequence[Trial]]) -> bool:
+    """Whether every episode scores the same again, and the repeated ones delivered and scored the same."""
+    repeated = trials[TWICE]
+    same = all((each.curated, each.reward) == (repeated[0].curated, repeated[0].reward) for each in repeated)
+    return same and all(each.is_stable for found in trials.values() for each in found)
+
+
+def _member(target: frozenset[UnitId], episode: Episode) -> UnitId:
+    """One unit of those that will do: one that was delivered if there is one, so that nothing counts twice."""
+    return min(target, key=lambda unit: (all(unit != entry.unit_id for entry in episode.curated), unit))

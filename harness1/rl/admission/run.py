@@ -1,0 +1,159 @@
+"""The check of a task set: every policy plays it into a run folder of its own, then each task is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from harness1.config import Config
+from harness1.env.environment import env_hash
+from harness1.errors import UsageError
+from harness1.eval.evaluate import Evaluation, evaluate
+from harness1.policy.registry import make_policy
+from harness1.records import Episode, Gold, RewardRecord, Task
+from harness1.rl.admission.judgement import ORACLE, POLICIES, TWICE, Trial, ideal, judge, scoring_of, trial
+from harness1.rl.admission.report import README, REPORT, AdmissionReport, Trials, earnings, ranking, read_report, readme
+from harness1.runs.files import write_atomically, write_json
+from harness1.runs.folder import clear_run
+from harness1.runs.stage import Stage, refuse_foreign, refuse_other, under_way
+from harness1.runs.store import read_episodes
+
+VERB = "rl check"
+RUNS = "policies"
+"""Where the runs of the policies lie: each can be looked at, replayed and resumed like any other."""
+
+
+class Listener(NamedTuple):
+    """What a caller wants to hear of.
+
+    Attributes:
+        start: called with a policy, and how many of its episodes are finished already.
+        advance: called with every episode as it finishes.
+    """
+
+    start: Callable[[str, int], None] = lambda _policy, _finished: None
+    advance: Callable[[Episode], None] = lambda _episode: None
+
+
+@dataclass(frozen=True)
+class Check:
+    """What is checked; `tasks` carry their gold."""
+
+    dataset: str
+    split: str
+    tasks: Sequence[Task]
+    index: str
+    config: Config
+    seed: int = 0
+    student: str = ""
+    """As of a `Bench`: whose tokenizer counts what the policies are shown."""
+
+    def evaluation(self, policy: str) -> Evaluation:
+        """The run of one policy."""
+        samples = 2 if policy == TWICE else 1
+        return Evaluation(
+            self.dataset,
+            self.split,
+            self.tasks,
+            self.index,
+            policy,
+            self.config,
+            samples,
+            self.seed,
+            student=self.student,
+        )
+
+    def stage(self) -> Stage:
+        """The card of the folder before anything is done; equal work has an equal one."""
+        inputs = {
+            **self.evaluation(TWICE).stage().inputs,
+            "policy": {name: make_policy(name, {}).hash for name in POLICIES},
+        }
+        return Stage(VERB, inputs, hashes={"reward": self.config.reward_hash})
+
+
+def check(job: Check, out: Path, *, force: bool = False, listener: Listener | None = None) -> AdmissionReport:
+    """Play all policies over the tasks and write the report, or read the one that is there, unchanged. A check that
+    was stopped, or that faults broke, goes on.
+
+    Raises:
+        UsageError: there is no task, a task has no gold, or the folder holds something else.
+        SchemaError: the folder is damaged.
+        InfrastructureFault: a worker died; run again to go on.
+    """
+    if not job.tasks:
+        raise UsageError(f"{job.dataset} has no tasks in split {job.split}")
+    listener, stage = listener or Listener(), job.stage()
+    if force:
+        refuse_foreign(out, VERB)
+        _clear(out)
+    else:
+        refuse_other(stage, out, "check")
+    if stage.is_done(out) and (out / REPORT).is_file() and "fault" not in read_report(out).reasons:
+        return read_report(out)
+    with under_way(stage, out):
+        for policy in POLICIES:
+            begun = partial(_begun, listener, policy)
+            evaluate(job.evaluation(policy), out / RUNS / policy, begun, listener.advance)
+        report = _report(job, out)
+        write_json(out / REPORT, report)
+        write_atomically(out / README, readme(report, job.config.rl.headroom).encode())
+        gates = {"tasks": len(report.tasks), "admitted": len(report.admitted()), "rejected": report.reasons}
+        stage.write(out, status="finished", gates=gates)
+    return report
+
+
+def _clear(out: Path) -> None:
+    for policy in POLICIES:
+        if (out / RUNS / policy).exists():
+            clear_run(out / RUNS / policy)
+    # The card stays until it is written anew: a folder without one would be nobody's.
+    for name in (REPORT, README):
+        (out / name).unlink(missing_ok=True)
+
+
+def _begun(listener: Listener, policy: str, finished: int, _total: int) -> None:
+    listener.start(policy, finished)
+
+
+def _report(job: Check, out: Path) -> AdmissionReport:
+    scoring = scoring_of(job.config)
+    golds = {task.task_id: task.gold for task in job.tasks if task.gold is not None}
+    trials: dict[str, dict[str, list[Trial]]] = {task_id: {} for task_id in golds}
+    best: dict[str, RewardRecord | None] = {}
+    for policy in POLICIES:
+        for episode, gold in _latest(out / RUNS / policy, golds):
+            trials[episode.task.task_id].setdefault(policy, []).append(trial(episode, gold, scoring))
+            if policy == ORACLE:
+                perfect = ideal(episode, gold, job.config.env.curation.cap)
+                best[episode.task.task_id] = scoring(perfect, gold)
+    return reported(job, trials, best)
+
+
+def reported(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -> AdmissionReport:
+    """Judge every task, and sum up the policies."""
+    tasks = tuple(judge(task_id, trials[task_id], best[task_id]) for task_id in trials)
+    pairs, ranked = ranking(trials)
+    return AdmissionReport(
+        dataset=job.dataset,
+        split=job.split,
+        recipe=job.config.reward.recipe,
+        reward_hash=job.config.reward_hash,
+        env_hash=env_hash(job.config.env),
+        tasks=tasks,
+        policies=tuple(earnings(policy, trials, tasks) for policy in POLICIES),
+        pairs=pairs,
+        ranked=ranked,
+    )
+
+
+def _latest(folder: Path, golds: dict[str, Gold]) -> Iterator[tuple[Episode, Gold]]:
+    """The last episode of each task and sample, read one by one: all of them may not fit into memory."""
+    last = {(episode.task.task_id, episode.sample_idx): line for line, episode in enumerate(read_episodes(folder))}
+    kept = set(last.values())
+    for line, episode in enumerate(read_episodes(folder)):
+        if line in kept:
+            yield episode, golds[episode.task.task_id]

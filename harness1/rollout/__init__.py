@@ -1,0 +1,1 @@
+"""Policies meet environments: one episode, many in stages or processes, and replay."""

@@ -1,0 +1,132 @@
+"""Many episodes over worker processes, for policies without a model; a model's run in one loop (`jobs`).
+
+Threads gain nothing here, because an episode is Python work; processes share the memory-mapped index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection
+from typing import Any
+
+from harness1.errors import InfrastructureFault
+from harness1.models.open import is_model
+from harness1.records import Episode, decode_episode, encode_episode
+from harness1.retrieval.open import is_exclusive
+from harness1.rollout.jobs import Bench, Job, OnDepths, run_chunk, run_staged, unwatched
+
+WATCH_S = 2.0
+"""Seconds without a result after which somebody looks whether all workers are there."""
+
+FEW = 4
+"""Episodes for which a further worker process is not worth its start."""
+
+
+def run_episodes(
+    bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episode], None], on_depths: OnDepths = unwatched
+) -> None:
+    """Run all jobs; `on_episode` receives each scored episode as it finishes, in no fixed order.
+
+    Raises:
+        InfrastructureFault: a worker process died; what had finished was handed over, and a resumed run goes on.
+        KeyboardInterrupt: passed on after the running chunks were handed over.
+    """
+    if is_model(bench.policy):
+        asyncio.run(run_staged(bench, jobs, on_episode, on_depths))
+        return
+    workers = _workers(bench, len(jobs))
+    chunks = deque(batched_jobs(jobs, min(bench.config.run.concurrency, -(-len(jobs) // workers) or 1)))
+    if workers == 1:
+        for chunk in chunks:
+            for episode in run_chunk(bench, chunk):
+                on_episode(episode)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
+        try:
+            _drain(pool, bench.shared_by(workers), chunks, workers, on_episode, on_depths)
+        except BrokenProcessPool as error:
+            raise InfrastructureFault("a worker process died; run the same command again to go on") from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _workers(bench: Bench, jobs: int) -> int:
+    if is_exclusive(bench.retriever):
+        return 1
+    return min(bench.config.run.workers or os.cpu_count() or 1, max(1, jobs // FEW))
+
+
+def batched_jobs(jobs: Sequence[Job], size: int) -> Iterator[tuple[Job, ...]]:
+    """The jobs in chunks: what a worker takes at a time, and has in flight."""
+    for start in range(0, len(jobs), size):
+        yield tuple(jobs[start : start + size])
+
+
+def _drain(
+    pool: ProcessPoolExecutor,
+    bench: Bench,
+    chunks: deque[tuple[Job, ...]],
+    workers: int,
+    on_episode: Callable[[Episode], None],
+    on_depths: OnDepths,
+) -> None:
+    """Keep two chunks per worker in flight, so that memory stays bounded however many jobs there are."""
+
+    def begin(count: int) -> set[Future[list[bytes]]]:
+        taken = [chunks.popleft() for _ in range(min(count, len(chunks)))]
+        return {pool.submit(_encoded_chunk, bench, chunk) for chunk in taken}
+
+    running = begin(2 * workers)
+    on_depths(lambda: {"chunks waiting": len(chunks), "in flight": len(running)})
+    try:
+        while running:
+            done, running = wait(running, WATCH_S, return_when=FIRST_COMPLETED)
+            if not done and len(multiprocessing.active_children()) < workers:
+                _break(pool)
+            _hand_over(done, on_episode)
+            running |= begin(len(done))
+    except KeyboardInterrupt:
+        begun = {future for future in running if not future.cancel()}
+        _hand_over(wait(begun).done, on_episode)
+        raise
+
+
+def _break(pool: ProcessPoolExecutor) -> None:
+    """End a pool that a worker left while it was sending a result: it took the lock of the others with it, and the pool
+    waits for the rest of the message. Once no end of the pipe is open for writing, the pool finds itself broken."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    queue: Any = pool._result_queue
+    queue._writer.close()
+
+
+def _hand_over(done: set[Future[list[bytes]]], on_episode: Callable[[Episode], None]) -> None:
+    for future in done:
+        for line in future.result():
+            on_episode(decode_episode(line))
+
+
+def _encoded_chunk(bench: Bench, jobs: Sequence[Job]) -> list[bytes]:
+    return [encode_episode(episode) for episode in run_chunk(bench, jobs)]
+
+
+def _begin_worker() -> None:
+    """Leave interrupts to the parent, and end when it does: a worker would wait for work for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent:
+        threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_after(sentinel: int) -> None:
+    connection.wait([sentinel])
+    os._exit(1)

@@ -1,0 +1,191 @@
+"""Replay: a recorded episode goes through the pure core again, and every hash must come out equal.
+
+Offline, the recorded answers stand in for the world: no index, model or network is needed. Live, the recorded actions
+are carried out against an index, and the first difference is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from harness1.config import Env, Run
+from harness1.env.environment import SearchEnv, Step, env_hash
+from harness1.env.render.budget import RecordedCounter
+from harness1.env.render.pieces import ApproximateCounter, TokenCounter
+from harness1.env.verifiers.open import open_verifier
+from harness1.errors import ConfigError, SchemaError
+from harness1.memory.working_memory import WorkingMemory
+from harness1.records import STATUS_OF, Chunk, ChunkId, DocId, Episode, Observation, Record, StopReason, Turn, Unit
+from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
+
+
+class ReplayReport(Record):
+    """`turns` were replayed, `equal` of them with all hashes equal; `difference` says where the first one was not."""
+
+    turns: int
+    equal: int
+    difference: str | None = None
+
+
+class Nowhere:
+    """A retriever that finds nothing and says so: replay must not need one."""
+
+    def __init__(self, index_hash: str, unit: Unit) -> None:
+        self.info = IndexInfo(index_hash, unit, 0, 0)
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        return [_ABSENT for _ in requests]
+
+    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | RetrievalFault:
+        return _ABSENT
+
+    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
+        return _ABSENT
+
+    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
+        return _ABSENT
+
+
+_ABSENT = RetrievalFault("a replay has no index")
+
+
+def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) -> SearchEnv:
+    """An environment at the start of a recorded episode, ready for `env.replay(turn)`.
+
+    Raises:
+        ConfigError: the episode was recorded under another environment configuration.
+        SchemaError: its record lacks a count that its first context was reckoned with.
+    """
+    _same_environment(env, episode)
+    counter = counter or recorded_counter(episode)
+    try:
+        twin = SearchEnv(env, Nowhere(episode.hashes.index, episode.unit), counter=counter)
+        twin.begin(WorkingMemory.empty(episode.task.query, episode.unit))
+    except LookupError as error:
+        raise SchemaError(f"episode {episode.episode_id} lacks the token count of {error}") from error
+    return twin
+
+
+def replay_episode(episode: Episode, env: Env, counter: TokenCounter | None = None) -> ReplayReport:
+    """Rebuild an episode offline; compare observations and hashes at every turn, and at the end what was delivered.
+
+    Context hashes are compared where the counter is the one that the episode was rendered with.
+
+    Raises:
+        ConfigError: the episode was recorded under another environment configuration.
+    """
+    twin = replay_env(episode, env, counter)
+
+    async def again(turn: Turn) -> Step:
+        return twin.replay(turn)
+
+    return asyncio.run(_compare(episode, twin, again))
+
+
+async def replay_live(episode: Episode, env: Env, retriever: Retriever, run: Run | None = None) -> ReplayReport:
+    """Carry out the recorded actions against an index and compare as `replay_episode` does.
+
+    Raises:
+        ConfigError: the index or the configuration is not the one that the episode was recorded with.
+        InfrastructureFault: the index failed.
+    """
+    if retriever.info.index_hash != episode.hashes.index:
+        raise ConfigError("the index differs from the one that the episode was recorded with")
+    _same_environment(env, episode)
+    run = run or Run()
+    twin = SearchEnv(env, retriever, open_verifier(env, run), recorded_counter(episode), run)
+    await twin.reset(episode.task)
+
+    async def again(turn: Turn) -> Step:
+        actions = [turn.action, *turn.ignored] if turn.action else []
+        return await twin.step(actions, turn.reasoning, turn.calls)
+
+    return await _compare(episode, twin, again)
+
+
+def recorded_counter(episode: Episode) -> TokenCounter:
+    """What counted an episode's tokens, or, where that was a model's tokenizer, what it had counted."""
+    approximate = ApproximateCounter()
+    return approximate if episode.hashes.counter == approximate.hash else RecordedCounter(episode)
+
+
+def _same_environment(env: Env, episode: Episode) -> None:
+    if env_hash(env) != episode.hashes.env:
+        raise ConfigError("the episode was recorded under another environment: give the configuration of its run")
+
+
+async def _compare(episode: Episode, twin: SearchEnv, again: Callable[[Turn], Awaitable[Step]]) -> ReplayReport:
+    """Play the recorded turns and report the first difference; after one that cannot be played nothing follows."""
+    contexts = twin.counter.hash == episode.hashes.counter
+    done = None if twin.state.context else StopReason.CONTEXT_LIMIT
+    equal, difference = 0, None
+    for turn in episode.turns:
+        if done is not None:
+            difference = difference or f"turn {turn.index}: the episode had ended by {done}"
+            break
+        if turn.action is None:
+            found, done = _failed_turn(turn, twin, contexts), StopReason.FORMAT_LIMIT
+        elif turn.observation is None:
+            difference = difference or f"turn {turn.index}: its observation is missing"
+            break
+        else:
+            try:
+                step = await again(turn)
+            except (ValueError, TypeError, LookupError) as error:
+                difference = difference or f"turn {turn.index}: it cannot be played again ({error!r})"
+                break
+            found, done = difference_between(turn, step.turn, contexts=contexts), step.done
+        equal += found is None
+        difference = difference or found
+    return ReplayReport(len(episode.turns), equal, difference or _ending(episode, twin.state.memory, done))
+
+
+def difference_between(turn: Turn, again: Turn, *, contexts: bool) -> str | None:
+    """What differs between a recorded turn and its replay, in one line."""
+    if turn.index != again.index:
+        return f"turn {again.index} is recorded as {turn.index}"
+    if found := _answer_difference(turn.observation, again.observation):
+        return f"turn {turn.index}: {found}"
+    if turn.memory_hash != again.memory_hash:
+        return f"turn {turn.index}: memory hash {again.memory_hash[:12]}, recorded {turn.memory_hash[:12]}"
+    if contexts and turn.context_hash != again.context_hash:
+        return f"turn {turn.index}: context hash {again.context_hash[:12]}, recorded {turn.context_hash[:12]}"
+    return None
+
+
+def _failed_turn(turn: Turn, twin: SearchEnv, contexts: bool) -> str | None:
+    """A turn without an action changes nothing: it must name the state before it."""
+    memory, context = twin.state.memory, twin.state.context
+    again = Turn(memory.turn + 1, memory_hash=memory.hash(), context_hash=context.hash if context else "")
+    return difference_between(msgspec.structs.replace(turn, observation=None), again, contexts=contexts)
+
+
+def _ending(episode: Episode, memory: WorkingMemory, done: StopReason | None) -> str | None:
+    """What differs in how the episode ended and in what it delivered."""
+    ends = {
+        "stop reason": (episode.stop_reason, done),
+        "status": (episode.status, STATUS_OF.get(episode.stop_reason)),
+        "curated set": (episode.curated, tuple(memory.curated.ranked())),
+        "pool": (episode.pool, tuple(memory.pool.entries)),
+        "aliases": (episode.aliases, memory.pool.aliases),
+        "unit": (episode.unit, memory.pool.unit),
+    }
+    wrong = [name for name, (recorded, rebuilt) in ends.items() if recorded != rebuilt]
+    return f"at the end: {', '.join(wrong)} differ" if wrong else None
+
+
+def _answer_difference(recorded: Observation | None, again: Observation | None) -> str | None:
+    """The first field in which two observations differ; hits are compared by id and text, not by score."""
+    if recorded is None or again is None:
+        return None if recorded is again else "one observation is missing"
+    for name in Observation.__struct_fields__:
+        before, after = getattr(recorded, name), getattr(again, name)
+        if name == "hits":
+            before = [msgspec.structs.replace(hit, score=0.0) for hit in before]
+            after = [msgspec.structs.replace(hit, score=0.0) for hit in after]
+        if before != after:
+            return f"{name} of the observation differ"
+    return None

@@ -1,0 +1,157 @@
+"""The one loop in which a policy meets an environment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from harness1.env.environment import SearchEnv, Step
+from harness1.env.render.pieces import ApproximateCounter
+from harness1.env.render.renderer import Context
+from harness1.errors import InfrastructureFault
+from harness1.hashing import digest
+from harness1.plain import plain_text
+from harness1.policy.policy import Decision, Policy, Session
+from harness1.records import STATUS_OF, Episode, Hashes, ModelCall, StopReason, Task, Turn
+
+Watcher = Callable[[Step], None]
+
+
+async def rollout(
+    env: SearchEnv,
+    policy: Policy,
+    task: Task,
+    *,
+    seed: int = 0,
+    sample_idx: int = 0,
+    group_id: str | None = None,
+    watch: Watcher | None = None,
+) -> Episode:
+    """Run one episode to its end.
+
+    An infrastructure fault does not raise: it makes the episode invalid (`Status.INFRA_ERROR`), with what was recorded
+    until then. `watch` is called after every step.
+    """
+    public = task.public()
+    hashes = Hashes(env.hash, policy.hash, env.retriever.info.index_hash, env.counter.hash)
+    turns: list[Turn] = []
+    segments: dict[str, tuple[int, ...]] = {}
+    session: Session | None = None
+    clock = _Clock()
+    error = None
+    deadline = asyncio.timeout(env.edge.run.episode_deadline_s)
+    try:
+        async with deadline:
+            context = await env.reset(public)
+            session = policy.open(public, seed)
+            stop = await _play(env, session, context, turns, segments, clock, watch)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        stop, error = StopReason.FAULT, f"the episode took more than {env.edge.run.episode_deadline_s:g} s"
+    except InfrastructureFault as fault:
+        stop, error = StopReason.FAULT, str(fault)
+    if stop is StopReason.FAULT and (cut := getattr(session, "pending", None)) is not None:
+        turns.append(_failed_turn(env, cut))
+        segments |= cut.segments
+    memory = env.state.memory
+    versions = [version for turn in turns for call in turn.calls for version in _versions(call)]
+    return Episode(
+        episode_id=digest([public, sample_idx, seed, hashes.env, hashes.policy, hashes.index])[:16],
+        task=public,
+        sample_idx=sample_idx,
+        group_id=group_id,
+        seed=seed,
+        turns=tuple(turns),
+        stop_reason=stop,
+        status=STATUS_OF[stop],
+        curated=tuple(memory.curated.ranked()),
+        pool=tuple(memory.pool.entries),
+        aliases=dict(memory.pool.aliases),
+        hashes=hashes,
+        unit=memory.pool.unit,
+        policy_versions=(min(versions, default=0), max(versions, default=0)),
+        stage_ms=clock.spent,
+        error=error,
+        untrainable=_untrainable(turns),
+        segments=segments,
+        counts=_counts(env, segments),
+    )
+
+
+async def _play(
+    env: SearchEnv,
+    session: Session,
+    context: Context | None,
+    turns: list[Turn],
+    segments: dict[str, tuple[int, ...]],
+    clock: _Clock,
+    watch: Watcher | None,
+) -> StopReason:
+    """Act and step until something ends the episode; finished turns are appended as they come."""
+    while context is not None:
+        decision = await session.act(context)
+        clock.lap("policy")
+        segments |= decision.segments
+        if decision.parse_error is not None or not decision.actions:
+            turns.append(_failed_turn(env, decision))
+            return StopReason.FORMAT_LIMIT
+        step = await env.step(decision.actions, decision.reasoning, decision.calls)
+        clock.lap("environment")
+        turns.append(step.turn)
+        if watch is not None:
+            watch(step)
+        if step.done is not None:
+            return step.done
+        context = step.context
+    return StopReason.CONTEXT_LIMIT
+
+
+def _failed_turn(env: SearchEnv, decision: Decision) -> Turn:
+    """A turn that came to no action, with the attempts at it."""
+    context = env.state.context
+    return Turn(
+        index=env.state.memory.turn + 1,
+        calls=decision.calls,
+        reasoning=plain_text(decision.reasoning),
+        parse_error=plain_text(decision.parse_error or "no action"),
+        memory_hash=env.state.memory.hash(),
+        context_hash=context.hash if context is not None else "",
+        prompt_tokens=context.budget.used if context is not None else 0,
+        prefill_tokens=context.fresh if context is not None else 0,
+    )
+
+
+def _counts(env: SearchEnv, segments: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """What a replay needs in place of a tokenizer, beside the segments; nothing, where it was an approximation."""
+    if isinstance(env.counter, ApproximateCounter):
+        return {}
+    return {key: count for key, count in env.renderer.measure.known.items() if key not in segments}
+
+
+def _untrainable(turns: Sequence[Turn]) -> str | None:
+    """What is missing in the model calls, if anything is."""
+    calls = [call for turn in turns for call in turn.calls]
+    if not all(call.output_ids for call in calls):
+        return "its model gives no token ids"
+    if not all(call.output_logprobs for call in calls):
+        return "its outputs have no log probabilities"
+    return None
+
+
+def _versions(call: ModelCall) -> tuple[int, int]:
+    return call.policy_version_start, call.policy_version_end
+
+
+class _Clock:
+    """Adds up where the time of an episode went, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.spent[stage] = round(self.spent.get(stage, 0.0) + (now - self._last) * 1000, 3)
+        self._last = now

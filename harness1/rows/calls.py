@@ -1,0 +1,128 @@
+"""The model calls of an episode as training and checking take them: by their tokens alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+
+from harness1.errors import SchemaError
+from harness1.records import Episode, ModelCall, Record, Sampling, Status
+
+
+def calls_of(episode: Episode) -> Iterator[ModelCall]:
+    """All calls, failed attempts included, in the order made."""
+    for turn in episode.turns:
+        yield from turn.calls
+
+
+def prompt_ids(episode: Episode, call: ModelCall) -> tuple[int, ...]:
+    """The token ids that a call was given, exactly.
+
+    Raises:
+        SchemaError: the episode does not hold a stretch that the call names.
+    """
+    outputs = {f"call/{each.call_id}": each.output_ids for each in calls_of(episode)}
+    try:
+        return tuple(
+            token for key in call.prompt for token in (outputs[key] if key in outputs else episode.segments[key])
+        )
+    except KeyError as error:
+        raise SchemaError(f"episode {episode.episode_id} lacks the prompt segment {error}") from error
+
+
+def trained_calls(episode: Episode) -> Iterator[ModelCall]:
+    """The calls that an episode is trained on: of each turn the last attempt, which was acted on; and the failed ones
+    of the turn that ended an episode by its policy's error, for there they are what the reward is about. None of an
+    episode that the infrastructure broke."""
+    for turn in episode.turns if episode.status is not Status.INFRA_ERROR else ():
+        if turn.action is not None:
+            yield from turn.calls[-1:]
+        elif episode.status is Status.POLICY_ERROR:
+            yield from turn.calls
+
+
+class CapturedCall(Record):
+    """A prompt and the output sampled on it, as token ids that no tokenizer has touched since.
+
+    Raises:
+        ValueError: the prompt is empty, or the log probabilities are not finite or not one for each output id.
+    """
+
+    call_id: str
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...] = ()
+    output_logprobs: tuple[float, ...] | None = None
+    """Of the distribution that was sampled from; None where they are not known."""
+    version_start: int = 0
+    """The version of the weights at the first token, and below at the last."""
+    version_end: int = 0
+    session_id: str = ""
+    """The episode."""
+    agent_id: str = ""
+    """Which of the agents of a session called, where it says so."""
+    finish_reason: str = ""
+    attempt: int = 0
+    """How often the same request had been sent before, where the client says so."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise ValueError(f"call {self.call_id} has no prompt")
+        known = self.output_logprobs
+        if known is not None and (len(known) != len(self.output_ids) or not all(map(isfinite, known))):
+            raise ValueError(f"call {self.call_id} has not one finite log probability for each output id")
+
+
+class SampledCall(Record):
+    """One recorded output behind its whole prompt; `version` is that of the weights that sampled it."""
+
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    output_logprobs: tuple[float, ...]
+    sampling: Sampling
+    version: int = 0
+
+
+def sampled_calls(episode: Episode) -> Iterator[SampledCall]:
+    """Every call that has its log probabilities, failed attempts included: what the replay gate looks at.
+
+    Raises:
+        SchemaError: the episode does not hold a stretch of a prompt.
+    """
+    for call in calls_of(episode):
+        if call.output_logprobs:
+            yield SampledCall(
+                prompt_ids(episode, call),
+                call.output_ids,
+                call.output_logprobs,
+                call.sampling,
+                call.policy_version_start,
+            )
+
+
+def captured_calls(episode: Episode) -> Iterator[CapturedCall]:
+    """The calls that are trained on, as the row builders take them.
+
+    Raises:
+        SchemaError: the episode does not hold a stretch of a prompt.
+    """
+    failed = {call.call_id for turn in episode.turns if turn.action is None for call in turn.calls}
+    for call in trained_calls(episode):
+        if call.output_ids:
+            yield _captured(episode, call, call.call_id if call.call_id in failed else "")
+
+
+def _captured(episode: Episode, call: ModelCall, agent_id: str) -> CapturedCall:
+    """Failed attempts that are trained on are all meant, so that none may pass for a retry of another: each counts as
+    an agent of its own."""
+    return CapturedCall(
+        call_id=f"{episode.episode_id}/{call.call_id}",
+        prompt_ids=prompt_ids(episode, call),
+        output_ids=call.output_ids,
+        output_logprobs=call.output_logprobs or None,
+        version_start=call.policy_version_start,
+        version_end=call.policy_version_end,
+        session_id=episode.episode_id,
+        agent_id=agent_id,
+        finish_reason=call.finish_reason,
+        attempt=call.attempt,
+    )

@@ -1,0 +1,165 @@
+"""A run folder: the card that says how its episodes were made, and what may be written into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from harness1.config import Config
+from harness1.errors import ConfigError, SchemaError, UsageError
+from harness1.records import Episode
+from harness1.runs.stage import STAGE, Stage, read_stage
+from harness1.runs.store import EPISODES, TOKENS, latest_episodes
+
+METRICS = "metrics.json"
+RESOURCES = "resources.json"
+TASKS = "tasks.csv"
+CURATED = "curated.trec"
+POOL = "pool.trec"
+SUBMISSION = "browsecomp_plus"
+CONFIG = "config.toml"
+PROVENANCE = "provenance.json"
+REPORT = "report.html"
+
+_DERIVED = (METRICS, RESOURCES, TASKS, CURATED, POOL, CONFIG, PROVENANCE, REPORT)
+_DERIVED_OF_SAMPLES = ("curated.sample*.trec", "pool.sample*.trec")
+_SUBMISSIONS = (SUBMISSION, f"{SUBMISSION}.sample*")
+"""Patterns of what is made of the episodes of a run."""
+
+
+def run_stage(
+    config: Config,
+    policy: str,
+    inputs: dict[str, Any],
+    index: str,
+    hashes: dict[str, str],
+    spoken: Mapping[str, str] = MappingProxyType({}),
+) -> Stage:
+    """The card of a run folder: enough to replay it, offline by its configuration and live by its index.
+
+    Args:
+        index: an engine as it is named, or a folder by its whole path (`retrieval.open.absolute_index`).
+        spoken: where its policy has one, its chat `format`, and where the `tokenizer` of its student lies.
+    """
+    outputs = {"policy": policy, "config": shown_config(config), "index": index, **spoken}
+    return Stage("run", inputs, hashes=hashes, outputs=outputs)
+
+
+def shown_config(config: Config) -> dict[str, Any]:
+    """Every setting but the keys of services, which are secrets."""
+    run = config.run
+    run = msgspec.structs.replace(run, web=run.web.public(), model=run.model.public(), verifier=run.verifier.public())
+    tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(config, run=run))
+    return tree
+
+
+def toml_lines(tree: dict[str, Any], prefix: str = "") -> list[str]:
+    """Nested settings as TOML: scalars first, then one table for each group."""
+    # JSON and TOML write scalars, and lists of them, alike.
+    scalars = {key: value for key, value in tree.items() if not isinstance(value, dict)}
+    lines = [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in scalars.items()]
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{prefix}{key}]", *toml_lines(value, f"{prefix}{key}.")]
+    return lines
+
+
+def of_sample(name: str, sample: int) -> str:
+    """The name of a file or folder for one sample of the tasks: that of the first is the plain one."""
+    stem, dot, suffix = name.partition(".")
+    return f"{stem}.sample{sample}{dot}{suffix}" if sample else name
+
+
+def run_config(folder: Path) -> tuple[Config, str]:
+    """The configuration and the index path of a run folder.
+
+    Raises:
+        UsageError: the folder holds no run.
+        SchemaError: its card is damaged.
+    """
+    stage = read_stage(folder)
+    if stage is None or stage.verb != "run":
+        raise UsageError(f"{folder} is no run folder: it has no stage.json of a run")
+    try:
+        return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
+    except (KeyError, msgspec.ValidationError, ConfigError) as error:
+        raise SchemaError(f"{folder / STAGE} does not say how the run was made: {error}") from error
+
+
+def episodes_of(stage: Stage, folder: Path) -> list[Episode]:
+    """The last episode of each task and sample of the very run that a card tells of, in their order: a mean of floats
+    depends on that of its terms, and so does a file on that of its lines."""
+    made_with = tuple(stage.inputs.get(name) for name in ("env", "policy", "index"))
+    return [episode for key, episode in sorted(latest_episodes(folder).items()) if key[2:] == made_with]
+
+
+def clear_run(out: Path) -> None:
+    """Remove an earlier run; nothing else in the folder is touched.
+
+    Raises:
+        UsageError: the folder holds something that is no run, or may not be written.
+    """
+    refuse_foreign(out)
+    try:
+        drop_leftovers(out)
+        for path in _matching(out, *_DERIVED, *_DERIVED_OF_SAMPLES):
+            path.unlink()
+        for folder in _matching(out, *_SUBMISSIONS):
+            for path in folder.glob("run_*.json"):
+                path.unlink()
+            with suppress(OSError):  # somebody has put something else there, which stays
+                folder.rmdir()
+        # The card goes last: without it, the rest of a clearing that was cut short would be nobody's.
+        for name in (EPISODES, TOKENS, STAGE):
+            (out / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{error.filename or out} cannot be removed: {error.strerror}") from error
+
+
+def drop_leftovers(out: Path) -> None:
+    """Remove what processes that were killed had begun to write beside a file that they meant to replace. Only for who
+    holds the folder alone."""
+    for path in _matching(out, ".*", *(f"{folder}/.*" for folder in _SUBMISSIONS)):
+        name, _, process = path.name.removeprefix(".").rpartition(".")
+        if process.isdecimal() and name.endswith((".json", ".csv", ".trec", ".toml", ".html")):
+            path.unlink(missing_ok=True)
+
+
+def refuse_other_run(stage: Stage, out: Path) -> None:
+    """Keep runs apart that differ in what decides their episodes.
+
+    Raises:
+        UsageError: the folder holds another run, or something that is no run.
+    """
+    refuse_foreign(out)
+    found = read_stage(out)
+    if found is not None and (found.verb, found.inputs) != (stage.verb, stage.inputs):
+        names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]] or ["verb"]
+        raise UsageError(
+            f"{out} holds another run (it differs in {', '.join(names)}): choose another --out, or --force"
+        )
+
+
+def refuse_foreign(out: Path) -> None:
+    """Write runs only into folders that are new, empty or hold a run.
+
+    Raises:
+        UsageError: the folder holds something else.
+    """
+    try:
+        if not out.exists() or not any(out.iterdir()):
+            return
+    except OSError as error:
+        raise UsageError(f"{out} cannot hold a run: {error.strerror}") from error
+    stage = read_stage(out)
+    if (stage is None and not (out / EPISODES).is_file()) or (stage is not None and stage.verb != "run"):
+        raise UsageError(f"{out} is not empty and holds no run: choose another --out")
+
+
+def _matching(out: Path, *patterns: str) -> list[Path]:
+    return [path for pattern in patterns for path in out.glob(pattern)]

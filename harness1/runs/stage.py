@@ -1,0 +1,109 @@
+"""`stage.json`: what a verb wrote into a folder, from what, and whether it finished (design section 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from harness1.errors import SchemaError, UsageError
+from harness1.runs.files import write_json, writing
+
+STAGE = "stage.json"
+
+
+class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The card of a folder. `inputs` decide what the verb does: equal inputs and a finished status mean done."""
+
+    verb: str
+    inputs: dict[str, Any]
+    status: Literal["running", "finished", "interrupted"] = "running"
+    hashes: dict[str, str] = {}
+    gates: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
+
+    def is_done(self, folder: Path) -> bool:
+        """Whether the folder already holds this very work, finished."""
+        found = read_stage(folder)
+        return (
+            found is not None and found.status == "finished" and (found.verb, found.inputs) == (self.verb, self.inputs)
+        )
+
+    def write(self, folder: Path, **changes: Any) -> Stage:
+        """Write the card, with changes, in one atomic step; returns the card as written."""
+        stage = msgspec.structs.replace(self, **changes)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / STAGE, stage)
+        return stage
+
+
+def read_stage(folder: Path) -> Stage | None:
+    """The card of a folder, or None if it has none.
+
+    Raises:
+        SchemaError: the card is not readable as one.
+    """
+    path = folder / STAGE
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Stage)
+    except msgspec.MsgspecError as error:
+        raise SchemaError(f"{path} is not a stage card: {error}") from error
+
+
+@contextmanager
+def marked(stage: Stage, folder: Path) -> Iterator[None]:
+    """Work inside this: the card says `running` meanwhile, and `interrupted` if the work is cut short."""
+    stage.write(folder)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # what happened is the thing to tell; a card that says `running` is resumed as well
+            stage.write(folder, status="interrupted")
+        raise
+
+
+@contextmanager
+def under_way(stage: Stage, folder: Path) -> Iterator[None]:
+    """Both `marked` and `writing`.
+
+    Raises:
+        UsageError: the folder cannot be written, or its disk is full.
+    """
+    with writing(folder), marked(stage, folder):
+        yield
+
+
+def refuse_foreign(folder: Path, verb: str) -> None:
+    """Write only into folders that are new, empty, or were written by the same verb.
+
+    Raises:
+        UsageError: the folder holds something else, or is none.
+    """
+    try:
+        # A process that was killed while it wrote its card left the card's temporary file.
+        empty = not folder.exists() or all(each.name.startswith(f".{STAGE}.") for each in folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written to: {error.strerror}") from error
+    found = None if empty else read_stage(folder)
+    if not empty and (found is None or found.verb != verb):
+        raise UsageError(f"{folder} is not empty and holds nothing of `harness1 {verb}`: choose another --out")
+
+
+def refuse_other(stage: Stage, folder: Path, noun: str) -> None:
+    """Write only into folders that are new, empty, or were made by this very work, which `noun` names.
+
+    Raises:
+        UsageError: the folder holds something else, or is none.
+    """
+    refuse_foreign(folder, stage.verb)
+    found = read_stage(folder)
+    if found is not None and found.inputs != stage.inputs:
+        names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]]
+        raise UsageError(
+            f"{folder} holds another {noun} (it differs in {', '.join(names)}): choose another --out, or --force"
+        )

@@ -1,0 +1,117 @@
+"""Episodes on disk: one line of JSON each, appended as they finish, and a binary side file for tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import numpy as np
+
+from harness1.errors import SchemaError
+from harness1.records import Episode, EpisodeKey, ModelCall, Turn, decode_episode, encode_episode
+from harness1.runs.journal import Journal, packed, read_lines, unpacked
+
+EPISODES = "episodes.jsonl"
+TOKENS = "tokens.bin"
+
+
+class EpisodeStore:
+    """Appends episodes to a run folder; one process at a time holds it.
+
+    Attributes:
+        torn: bytes of a torn last line that were cut off on opening.
+
+    Raises:
+        UsageError: another process is writing to the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._journal = Journal(folder, EPISODES, TOKENS)
+        self.torn = self._journal.torn
+
+    def append(self, episode: Episode) -> None:
+        """Write one finished episode; it is on disk when this returns, as far as the operating system is concerned."""
+        stored, blob = _detach(episode, self._journal.offset)
+        self._journal.append(encode_episode(stored), blob)
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def __enter__(self) -> EpisodeStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[Episode]:
+    """The episodes of a run in the order written; of one that was run again, every line.
+
+    Args:
+        on_torn: called with its size in bytes if the last line is torn; it is left out.
+
+    Raises:
+        UsageError: there is no run in the folder.
+        SchemaError: a line is no episode, is newer than this package, or its tokens are damaged.
+    """
+    path = folder / EPISODES
+    for number, line in read_lines(path, on_torn):
+        try:
+            yield _attach(decode_episode(line), folder)
+        except SchemaError as error:
+            raise SchemaError(f"{path}:{number}: {error}") from error
+
+
+def latest_episodes(folder: Path) -> dict[EpisodeKey, Episode]:
+    """The last episode of each key: one that failed and was run again counts as it ended the last time."""
+    return {episode.key: episode for episode in read_episodes(folder)}
+
+
+def _calls(episode: Episode) -> Iterator[ModelCall]:
+    for turn in episode.turns:
+        yield from turn.calls
+
+
+def _arrays(episode: Episode) -> Iterator[np.ndarray]:
+    for call in _calls(episode):
+        yield np.asarray(call.output_ids, dtype="<i4")
+        yield np.asarray(call.output_logprobs, dtype="<f4")
+    for ids in episode.segments.values():
+        yield np.asarray(ids, dtype="<i4")
+
+
+def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
+    """The episode as it stands in its line, token arrays replaced by a reference to the side file; and these arrays."""
+    blob, place = packed(tuple(_arrays(episode)), offset)
+    if place is None:
+        return episode, blob
+    turns = tuple(_with_calls(turn, [_bare(call) for call in turn.calls]) for turn in episode.turns)
+    segments: dict[str, tuple[int, ...]] = dict.fromkeys(episode.segments, ())
+    return msgspec.structs.replace(episode, turns=turns, segments=segments, tokens=place), blob
+
+
+def _attach(episode: Episode, folder: Path) -> Episode:
+    """The opposite of `_detach`: token arrays read back from the side file."""
+    if episode.tokens is None:
+        return episode
+    parts = unpacked(folder / TOKENS, episode.tokens, f"episode {episode.episode_id}")
+    turns = tuple(_with_calls(turn, [_filled(call, parts) for call in turn.calls]) for turn in episode.turns)
+    segments = {name: tuple(next(parts).view("<i4").tolist()) for name in episode.segments}
+    return msgspec.structs.replace(episode, turns=turns, segments=segments, tokens=None)
+
+
+def _with_calls(turn: Turn, calls: list[ModelCall]) -> Turn:
+    return msgspec.structs.replace(turn, calls=tuple(calls))
+
+
+def _bare(call: ModelCall) -> ModelCall:
+    return msgspec.structs.replace(call, output_ids=(), output_logprobs=())
+
+
+def _filled(call: ModelCall, parts: Iterator[np.ndarray]) -> ModelCall:
+    ids = tuple(next(parts).view("<i4").tolist())
+    return msgspec.structs.replace(call, output_ids=ids, output_logprobs=tuple(next(parts).view("<f4").tolist()))

@@ -1,0 +1,83 @@
+"""The held-out watch of supervised fine-tuning: loss on held-out rows, turns beside the teacher's, and episodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from harness1.config import ChatPolicy, Config
+from harness1.env.environment import SearchEnv
+from harness1.models.transformers.backend import TransformersBackend, open_transformers
+from harness1.policy.language_model import LanguageModelPolicy
+from harness1.records import Task
+from harness1.rows.file import RowFile
+from harness1.rows.row import TrainRow
+from harness1.sft.student import Student
+from harness1.tools.registry import Toolbox
+from harness1.train.lora import merged_state
+from harness1.train.trainer import Trainer
+from harness1.train.validation import episode_results, held_out_turns, means, turn_metrics
+
+
+class HeldOutWatch:
+    """Looks at a student between steps. It samples by a model of its own, to which the trained weights are copied: the
+    one that a user will sample by.
+
+    Args:
+        rows: the held-out rows; those that are looked at are spread evenly over them.
+        device: where to sample.
+
+    Raises:
+        UsageError: what is to be watched is not there, or the model cannot be sampled from here.
+    """
+
+    def __init__(self, student: Student, rows: RowFile, config: Config, device: str, leads: bool = True) -> None:
+        watch = config.train.watch
+        self._student, self._config = student, config
+        self._rows = spread(rows, watch.rows)
+        self._turns = held_out_turns(spread(rows, watch.turns), watch.turns)
+        self._tasks: dict[str, list[Task]] = {}
+        self._environments: dict[str, Callable[[], SearchEnv]] = {}
+        for run, task in student.held_out_tasks(watch.tasks) if watch.tasks and leads else []:
+            self._tasks.setdefault(run.name, []).append(task)
+            if run.name not in self._environments:
+                self._environments[run.name] = student.environments(run, config)
+        self._backend: TransformersBackend | None = None
+        if leads and (self._turns or self._tasks):
+            model = config.run.model
+            self._backend = open_transformers(
+                student.folder,
+                device=device,
+                dtype=config.policy.dtype,
+                threads=model.threads,
+                rows=model.rows,
+                cache_tokens=model.cache_tokens,
+            )
+
+    def look(self, trainer: Trainer) -> dict[str, float]:
+        """The metrics of the present weights; of processes that train together, all take part and the first knows all.
+
+        Raises:
+            InfrastructureFault: the model failed to sample.
+        """
+        found = {"nll": trainer.loss(self._rows)} if self._rows else {}
+        if self._backend is not None:
+            found |= asyncio.run(self._sampled(self._backend, trainer))
+        return found
+
+    async def _sampled(self, backend: TransformersBackend, trainer: Trainer) -> dict[str, float]:
+        env, chat = self._student.env, self._student.chat
+        await backend.load_state(merged_state(trainer.model), trainer.step_count)
+        found = await turn_metrics(backend, chat, Toolbox.of(env), self._turns, env.generation_reserve)
+        greedy = ChatPolicy(temperature=0.0, format_retries=0)
+        policy = LanguageModelPolicy(backend, chat, env.generation_reserve, greedy)
+        episodes: list[dict[str, float]] = []
+        for name, tasks in self._tasks.items():
+            episodes += await episode_results(policy, self._environments[name], tasks, self._config.run.concurrency)
+        return found | means(episodes)
+
+
+def spread(rows: Sequence[TrainRow], limit: int) -> list[TrainRow]:
+    """At most so many rows, evenly over all."""
+    count = min(limit, len(rows))
+    return [rows[at * len(rows) // count] for at in range(count)]

@@ -1,0 +1,82 @@
+"""How far a policy has moved from the one that sampled its rows: what to watch on every step of a policy gradient."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness1.train.algorithm import Algorithm
+from harness1.train.cispo import log_ratios
+from harness1.train.process_group import Group
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from harness1.train.micro_batch import MicroBatch
+
+MEANS = ("entropy", "k3", "log_ratio_mean", "ratio_above_2", "ratio_below_half", "clipped")
+"""Of trained tokens, with r = pi / pi_rollout: the entropy of pi in nats; r - 1 - log r, which estimates the divergence
+of pi_rollout from pi (Schulman, "Approximating KL divergence", 2020); |log r|; and the shares of those with r > 2, with
+r < 1/2, and with r beyond the bounds of the algorithm."""
+MAXIMUM = "log_ratio_max"
+"""The greatest |log r|, as far as log ratios go before they are cut."""
+PIECE = 256
+"""Tokens whose entropy is taken at once: the distributions of all of them are large."""
+
+
+class Drift:
+    """Adds up over the forward passes of a step, in all processes.
+
+    Args:
+        algorithm: whose bounds tell what is clipped.
+    """
+
+    def __init__(self, algorithm: Algorithm, device: torch.device) -> None:
+        import torch
+
+        self._bounds = algorithm.ratio_min, algorithm.ratio_max
+        self._sums = torch.zeros(1 + len(MEANS), device=device)
+        self._largest = torch.zeros((), device=device)
+
+    def add(self, distributions: Tensor, logprobs: Tensor, batch: MicroBatch) -> None:
+        """
+        Args:
+            distributions: [trained, vocabulary], log probabilities under the present weights.
+            logprobs: [trained], those of the tokens themselves.
+
+        Raises:
+            UsageError: the rows have no log probabilities of the rollout.
+        """
+        import torch
+
+        logs = log_ratios(logprobs, batch)
+        ratios, (least, most) = logs.exp(), self._bounds
+        of_tokens = (
+            torch.ones_like(logs),
+            entropies(distributions),
+            torch.expm1(logs) - logs,
+            logs.abs(),
+            ratios > 2,
+            ratios < 0.5,
+            (ratios < least) | (ratios > most),
+        )
+        self._sums += torch.stack([values.sum() for values in of_tokens])
+        self._largest = torch.maximum(self._largest, logs.abs().max())
+
+    def values(self, group: Group) -> dict[str, float]:
+        """The means, and the maximum, over all tokens of all processes."""
+        of_processes = self._sums.new_zeros(group.size)
+        of_processes[group.rank] = self._largest
+        group.add_up(self._sums)
+        group.add_up(of_processes)
+        tokens, *sums = self._sums.tolist()
+        means = {name: total / max(tokens, 1.0) for name, total in zip(MEANS, sums, strict=True)}
+        return means | {MAXIMUM: float(of_processes.max())}
+
+
+def entropies(distributions: Tensor) -> Tensor:
+    """In nats, [tokens], of log probabilities [tokens, vocabulary]; without a gradient."""
+    import torch
+
+    pieces = torch.split(distributions.detach(), PIECE)
+    return torch.cat([-(piece.exp() * piece).sum(-1) for piece in pieces])

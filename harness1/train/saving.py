@@ -1,0 +1,135 @@
+"""Writing a trained model: a plain folder that everything which loads models can load."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from harness1.errors import UsageError
+from harness1.model_folder import no_progress_bars
+from harness1.models.checkpoint import CHECKPOINT, Checkpoint
+from harness1.models.transformers.causal_model import first_line
+from harness1.runs.files import write_json
+from harness1.train.lora import merged_state
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+WEIGHTS = (".safetensors", ".bin", ".index.json", ".gguf", ".pt", ".pth")
+"""Endings of what is not copied from the model that training began with."""
+
+
+def write_model(out: Path, model: PreTrainedModel, base: Path, card: Checkpoint) -> None:
+    """Write weights (adapters merged), and beside them the tokenizer and templates of the base model, and the card.
+
+    A reader finds the old model or the new one: weights come last but for the card, which vouches for them.
+
+    Raises:
+        UsageError: there is no room, or the folder cannot be written.
+    """
+    from safetensors import SafetensorError
+
+    fresh = out / ".writing"
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        copy_beside_weights(base, fresh)
+        with no_progress_bars():
+            model.save_pretrained(fresh, state_dict=dict(_stored(merged_state(model))))
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise UsageError(f"cannot write the model to {out}: {first_line(error)}") from error
+    (out / CHECKPOINT).unlink(missing_ok=True)
+    for path in sorted(fresh.iterdir(), key=lambda path: (path.suffix == ".safetensors", path.name)):
+        path.replace(out / path.name)
+    fresh.rmdir()
+    write_card(out, card)
+
+
+def copy_beside_weights(base: Path, out: Path) -> None:
+    """Copy what a model's folder holds beside its weights (tokenizer, templates, licence), but for files of ours.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for path in base.iterdir():
+        if path.is_file() and not path.name.endswith(WEIGHTS) and path.name not in NOT_OF_A_MODEL:
+            shutil.copyfile(path, out / path.name)
+
+
+def write_card(out: Path, card: Checkpoint) -> None:
+    """Write `checkpoint.json`: from here on the folder is a checkpoint."""
+    write_json(out / CHECKPOINT, card)
+
+
+NOT_OF_A_MODEL = frozenset({CHECKPOINT, "README.md", "stage.json", "data_card.json", "data_README.md", "log.jsonl"})
+"""Files of ours, which speak of the base and not of what was made of it."""
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write what training goes on from, in one atomic step.
+
+    Raises:
+        UsageError: there is no room, or the folder cannot be written.
+    """
+    import torch
+
+    fresh = path.with_name(f".{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with fresh.open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's writer says RuntimeError of a full disk
+        fresh.unlink(missing_ok=True)
+        raise UsageError(f"cannot write the state of training to {path}: {first_line(error)}") from error
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """What `write_state` wrote; None if it never did.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    import pickle
+
+    import torch
+
+    if not path.is_file():
+        return None
+    try:
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.UnpicklingError) as error:
+        raise UsageError(f"{path} is damaged: begin again with --force") from error
+    return found
+
+
+def parameters_of(folder: Path) -> int:
+    """How many numbers the safetensors of a model hold, by the headers of the files.
+
+    Raises:
+        UsageError: a file is damaged.
+    """
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        try:
+            with path.open("rb") as file:
+                header = msgspec.json.decode(file.read(int.from_bytes(file.read(8), "little")))
+            total += sum(prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+        except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError, MemoryError) as error:
+            raise UsageError(f"{path} is damaged: {first_line(error)}") from error
+    return total
+
+
+def _stored(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Detached values; of names that share one, such as a tied head, all are kept: the writer knows them."""
+    return {name: value.detach() for name, value in state.items()}

@@ -1,0 +1,114 @@
+"""The list of episodes of a page: its rows, their order, and which of them there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, zip_longest
+
+import msgspec
+
+from harness1.config import Config
+from harness1.errors import UsageError
+from harness1.records import Episode, Gold, RewardRecord, Status
+from harness1.reward.composite import composite
+from harness1.reward.outcome import Outcome, outcome
+from harness1.viewer.failure import failure_class
+
+QUERY_CHARACTERS = 300
+"""Of a query, in its row; the episode has it whole."""
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """What the list shows of an episode and filters by; undefined numbers are null."""
+
+    run: int
+    episode: str
+    task: str
+    sample: int
+    query: str
+    status: str
+    stop: str
+    failure: str
+    recall: float | None
+    trajectory: float | None
+    precision: float | None
+    size: int
+    turns: int
+    tools: int
+    """A bit for each name in the run's list of tools: whether it was called."""
+    reward: float | None
+    tokens: int
+    """Of all contexts of the episode."""
+    held: bool = False
+    """Whether the file holds the episode itself."""
+    problem: str | None = None
+    """Why it cannot be replayed exactly."""
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """An episode's outcome and reward, as far as its gold is known."""
+
+    outcome: Outcome | None
+    reward: RewardRecord | None
+
+
+def scored(episode: Episode, gold: Gold | None, config: Config) -> Scored:
+    """The outcome of an episode; and its reward as recorded, else as the run's configuration would give it."""
+    if gold is None or episode.status is Status.INFRA_ERROR:
+        return Scored(None, episode.reward)
+    try:
+        found = outcome(episode, gold)
+    except UsageError:
+        return Scored(None, episode.reward)
+    return Scored(found, episode.reward or composite(found, episode, config))
+
+
+def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem: str | None) -> Row:
+    """The row of an episode. `tools` are the names that bits stand for; a name that is not among them has none."""
+    called = {turn.action.name for turn in episode.turns if turn.action is not None}
+    found, reward = result.outcome, result.reward
+    return Row(
+        run=run,
+        episode=episode.episode_id,
+        task=episode.task.task_id,
+        sample=episode.sample_idx,
+        query=" ".join(episode.task.query.split())[:QUERY_CHARACTERS],
+        status=episode.status.value,
+        stop=episode.stop_reason.value,
+        failure=failure_class(episode.status, found).value,
+        recall=None if found is None else round(found.recall, 4),
+        trajectory=None if found is None else round(found.trajectory_recall, 4),
+        precision=None if found is None else round(found.precision, 4),
+        size=len(episode.curated),
+        turns=len(episode.turns),
+        tools=sum(1 << bit for bit, name in enumerate(tools) if name in called),
+        reward=None if reward is None else round(reward.total, 4),
+        tokens=sum(turn.prompt_tokens for turn in episode.turns),
+        problem=problem,
+    )
+
+
+Sizes = Sequence[int]
+
+
+def in_order(rows: Sequence[Row]) -> list[int]:
+    """Places of rows, those first that are most worth a look: the tasks of the lowest recall and of the highest by
+    turns, all episodes of a task together, so that runs can be compared. An unscored episode counts as recall 0."""
+    tasks: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        tasks.setdefault(row.task, []).append(place)
+    recall = {task: sum(rows[at].recall or 0.0 for at in places) / len(places) for task, places in tasks.items()}
+    ranked = sorted(tasks, key=lambda task: (recall[task], task))
+    half = (len(ranked) + 1) // 2
+    pairs = zip_longest(ranked[:half], reversed(ranked[half:]))
+    return [place for task in chain.from_iterable(pairs) if task is not None for place in tasks[task]]
+
+
+def with_room(order: Sequence[int], sizes: Sizes, room: int) -> set[int]:
+    """The places, in order, whose sizes fit into the room; one that does not fit gives way to the next."""
+    held: set[int] = set()
+    for place in order:
+        if sizes[place] <= room:
+            held.add(place)
+            room -= sizes[place]
+    return held

@@ -1,0 +1,118 @@
+"""Queries that ask the same are recognised, exactly and nearly."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasketch import MinHash
+
+from harness1.data.open import open_source
+from harness1.data.query_overlap import PERMUTATIONS, KnownQueries, evaluation_queries, normalised
+from harness1.errors import UsageError
+from harness1.memory.dedup import signature, similarity
+
+WORDS = [f"word{number}" for number in range(400)]
+
+
+def overlapping(rng: random.Random, share: float) -> tuple[list[str], list[str]]:
+    """Two sets of words with about this Jaccard similarity."""
+    words = rng.sample(WORDS, 60)
+    both = round(share * 60)
+    rest = (60 - both) // 2
+    return words[: both + rest], words[:both] + words[both + rest :]
+
+
+def test_normalising_leaves_the_words() -> None:
+    assert normalised("  Who wrote “Ulysses”, in\t１９２２? ") == "who wrote ulysses in 1922"
+    assert normalised("STRASSE") == normalised("straße")
+
+
+def test_equal_words_are_the_same_whatever_the_threshold() -> None:
+    known = KnownQueries(1.0, [("a", "Who wrote Ulysses?")])
+    assert known.match("who wrote ulysses") == "a"
+    assert known.match("Who wrote Dubliners?") is None
+
+
+def test_nearly_equal_words_are_the_same() -> None:
+    query = "In which year did the engineer who designed the bridge over the river found a company in the old town"
+    known = KnownQueries(0.8, [("a", query)])
+    assert known.match(query.replace("old", "new")) == "a"
+    assert known.match(query.replace("engineer who designed the bridge", "painter who sold a house")) is None
+
+
+def test_the_most_similar_query_is_named() -> None:
+    words = [f"w{number}" for number in range(30)]
+    known = KnownQueries(0.5, [("far", " ".join([*words[:24], "x"])), ("near", " ".join([*words[:29], "x"]))])
+    assert known.match(" ".join(words)) == "near"
+
+
+def test_the_estimate_is_that_of_minhash() -> None:
+    """Against the true similarity and against `datasketch`: four standard errors of each."""
+    rng = random.Random(0)
+    for share in (0.3, 0.6, 0.8, 0.95):
+        one, other = overlapping(rng, share)
+        true = len(set(one) & set(other)) / len(set(one) | set(other))
+        ours = similarity(*(signature(" ".join(words), PERMUTATIONS, shingle=1) for words in (one, other)))
+        sketches = [MinHash(num_perm=PERMUTATIONS) for _ in range(2)]
+        for sketch, words in zip(sketches, (one, other), strict=True):
+            sketch.update_batch([word.encode() for word in words])
+        error = np.sqrt(true * (1 - true) / PERMUTATIONS)
+        assert abs(ours - true) < 4 * error
+        assert abs(ours - sketches[0].jaccard(sketches[1])) < 8 * error
+
+
+def test_many_queries_are_kept_apart() -> None:
+    rng = random.Random(1)
+    queries = [(str(number), " ".join(rng.sample(WORDS, 12))) for number in range(300)]
+    known = KnownQueries(0.8, queries)
+    assert [known.match(query) for _, query in queries] == [name for name, _ in queries]
+    assert [known.match(query + " more") for _, query in queries[::50]] == [name for name, _ in queries[::50]]
+
+
+def test_a_query_without_words_matches_only_another() -> None:
+    known = KnownQueries(0.5, [("a", "Who?")])
+    assert known.match("?!") is None
+    known.add("empty", "...")
+    assert known.match("?!") == "empty"
+    assert known.match("Who?") == "a"
+
+
+def test_evaluation_queries_are_the_dev_and_test_tasks_of_the_datasets() -> None:
+    source = open_source("world:60")
+    found = evaluation_queries([source, source], ["world:61:train"])
+    assert set(found) == {f"{source.name}:dev", f"{source.name}:test", f"{open_source('world:61').name}:train"}
+    task = source.tasks("test")[0]
+    assert found[f"{source.name}:test"][0] == (f"{source.name}:test/{task.task_id}", task.query)
+
+
+def test_the_split_that_was_taught_is_none_of_its_own_dataset() -> None:
+    source = open_source("world:60")
+    assert "dev" in source.splits
+    found = evaluation_queries([source], [], {(source.name, "dev")})
+    assert list(found) == [f"{source.name}:test"]
+
+
+def test_the_test_split_counts_whatever_was_taught() -> None:
+    source = open_source("world:60")
+    found = evaluation_queries([source], [], {(source.name, "dev"), (source.name, "test")})
+    assert list(found) == [f"{source.name}:test"]
+
+
+def test_a_further_set_without_a_split_is_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "x"}\n')
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "who?"}\n')
+    (tmp_path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq\td\t1\n")
+    assert list(evaluation_queries([], [str(tmp_path)])) == [f"{tmp_path.name}:train"]
+    assert list(evaluation_queries([], ["world:60"])) == [
+        f"{open_source('world:60').name}:{s}" for s in ("dev", "test")
+    ]
+
+
+@pytest.mark.parametrize("spec", ["nowhere", "nowhere:test", "world:60:nosplit", "world:many"])
+def test_a_further_set_that_does_not_exist_is_refused(spec: str) -> None:
+    with pytest.raises(UsageError):
+        evaluation_queries([], [spec])

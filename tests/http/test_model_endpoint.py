@@ -1,0 +1,206 @@
+"""The server of a model is asked patiently and boundedly; what the user must mend is said at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from harness1.errors import ConfigError, InfrastructureFault, Refusal, UsageError
+from harness1.http.model_endpoint import ModelEndpoint
+from tests.http.test_http_client import KEY, Ask, Reply, replying
+
+Numbers = dict[str, int]
+WELL: Reply = (200, {}, b'{"a": 1}')
+
+
+class Script:
+    """Answers with each reply in turn, the last one for ever."""
+
+    def __init__(self, replies: Sequence[Reply]) -> None:
+        self.replies, self.asked = list(replies), list[Ask]()
+
+    def __call__(self, ask: Ask) -> Reply:
+        self.asked.append(ask)
+        return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+
+
+def endpoint(url: str, **options: object) -> ModelEndpoint:
+    return ModelEndpoint(url, **{"key": KEY, "backoff_s": 0.0, "timeout_s": 5.0, **options})
+
+
+def posted(asked: ModelEndpoint, body: object = None) -> Numbers:
+    return asyncio.run(asked.post("/chat/completions", body, Numbers))
+
+
+@pytest.mark.service
+def test_a_body_is_sent_as_json_with_the_key() -> None:
+    script = Script([WELL])
+    with replying(script) as url:
+        asked = endpoint(f"{url}/v1/", key=f" {KEY}\n")
+        assert posted(asked, {"b": [1]}) == posted(asked, b'{"b":[1]}') == {"a": 1}
+    for ask in script.asked:
+        assert (ask.path, ask.body) == ("/v1/chat/completions", b'{"b":[1]}')
+        assert ask.headers["Authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 529])
+def test_what_may_pass_is_tried_again(status: int) -> None:
+    script = Script([(status, {}, b"busy"), (200, {}, b"<html>"), WELL])
+    with replying(script) as url:
+        assert posted(endpoint(url)) == {"a": 1}
+    assert len(script.asked) == 3
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_the_user_must_mend_is_said_at_once(status: int) -> None:
+    script = Script([(status, {}, b'{"error": {"message": "the model does not exist"}}'), WELL])
+    with replying(script) as url, pytest.raises(UsageError, match=f"{status} the model does not exist"):
+        posted(endpoint(url))
+    assert len(script.asked) == 1
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("status", [307, 400, 413, 422])
+def test_a_request_that_is_refused_is_a_fault_at_once_with_the_words_of_the_server(status: int) -> None:
+    script = Script([(status, {}, b'{"error": {"message": "maximum context length is 8192"}}'), WELL])
+    with replying(script) as url, pytest.raises(Refusal, match=f"{status} maximum context length is 8192$") as caught:
+        posted(endpoint(url))
+    assert (caught.value.status, len(script.asked)) == (status, 1)
+
+
+@pytest.mark.service
+def test_a_route_that_is_not_found_says_how_far_the_address_must_reach() -> None:
+    def complaint(base: str, path: str) -> str:
+        with pytest.raises(UsageError) as caught:
+            asyncio.run(endpoint(base).post(path, {}, Numbers))
+        return str(caught.value)
+
+    with replying(lambda _: (404, {}, b"Not Found")) as url:
+        assert complaint(url, "/chat/completions").endswith("the address must reach up to and including the /v1")
+        for base, path in ((f"{url}/v1", "/chat/completions"), (url, "/v1/completions"), (url, "/pause")):
+            assert complaint(base, path).endswith("404 Not Found")
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(
+    ("status", "body", "says"), [(503, b'{"message": "full"}', "503 full"), (200, b"[]", "not the answer")]
+)
+def test_after_the_last_attempt_it_is_a_fault_without_secrets(status: int, body: bytes, says: str) -> None:
+    script = Script([(status, {}, body)])
+    with replying(script) as url, pytest.raises(InfrastructureFault) as caught:
+        posted(endpoint(url.replace("//", "//me:secret@"), key="", attempts=2))
+    assert says in str(caught.value)
+    assert str(caught.value).startswith(url)
+    assert str(caught.value).endswith("(2 attempts)")
+    assert "secret" not in str(caught.value)
+    assert len(script.asked) == 2
+
+
+@pytest.mark.service
+def test_a_silent_server_is_tried_again_and_then_a_fault() -> None:
+    asked = []
+
+    def silent(ask: Ask) -> Reply:
+        asked.append(ask)
+        time.sleep(1.0)
+        return WELL
+
+    with replying(silent) as url, pytest.raises(InfrastructureFault, match=r"no answer within 0\.3 s \(2 attempts\)"):
+        posted(endpoint(url, timeout_s=0.3, attempts=2))
+    assert len(asked) == 2
+    with pytest.raises(InfrastructureFault, match="Cannot connect"):
+        posted(endpoint(url, attempts=1))
+
+
+@pytest.mark.service
+def test_it_waits_as_long_as_the_server_asks_and_no_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+
+    script = Script([(429, {"Retry-After": "2"}, b""), (503, {"Retry-After": "86400"}, b""), (503, {}, b""), WELL])
+    with replying(script) as url:
+        asked = endpoint(url, attempts=4, backoff_s=0.5)
+        monkeypatch.setattr("harness1.http.model_endpoint.asyncio.sleep", note)
+        posted(asked)
+    assert 2.5 <= waits[0] <= 3.0
+    assert 61.0 <= waits[1] <= 62.0
+    assert 2.0 <= waits[2] <= 4.0
+
+
+@pytest.mark.service
+def test_requests_in_flight_are_bounded_on_every_loop() -> None:
+    lock, inside, most = threading.Lock(), [0], [0]
+
+    def crowded(ask: Ask) -> Reply:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        time.sleep(0.02)
+        with lock:
+            inside[0] -= 1
+        return WELL
+
+    async def crowd(asked: ModelEndpoint) -> list[Numbers]:
+        return await asyncio.gather(*(asked.post("/", None, Numbers) for _ in range(12)))
+
+    with replying(crowded) as url:
+        asked = endpoint(url, concurrency=3)
+        for _ in range(3):
+            assert asyncio.run(crowd(asked)) == [{"a": 1}] * 12
+        assert most == [3]
+        assert len(asked._gates) == 1
+
+
+@pytest.mark.service
+def test_the_time_that_others_take_is_not_counted() -> None:
+    def slow(ask: Ask) -> Reply:
+        time.sleep(0.1)
+        return WELL
+
+    async def crowd(asked: ModelEndpoint) -> list[Numbers]:
+        return await asyncio.gather(*(asked.post("/", None, Numbers) for _ in range(8)))
+
+    with replying(slow) as url:
+        assert asyncio.run(crowd(endpoint(url, concurrency=1, timeout_s=0.6, attempts=1))) == [{"a": 1}] * 8
+
+
+@pytest.mark.service
+def test_waiting_for_another_try_leaves_the_place_to_others() -> None:
+    def reply(ask: Ask) -> Reply:
+        return (503, {"Retry-After": "30"}, b"") if msgspec.json.decode(ask.body) == "bad" else WELL
+
+    async def both(asked: ModelEndpoint) -> Numbers:
+        waiting = asyncio.create_task(asked.post("/", "bad", Numbers))
+        await asyncio.sleep(0.1)
+        found = await asyncio.wait_for(asked.post("/", "good", Numbers), 5)
+        waiting.cancel()
+        return found
+
+    with replying(reply) as url:
+        assert asyncio.run(both(endpoint(url, concurrency=1))) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8000", "ftp://host/v1", "http://", "http://host:99999/v1", "http://[::1/v1"]
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="no address of a model"):
+        ModelEndpoint(url)
+
+
+def test_a_key_that_cannot_be_sent_is_refused_and_not_repeated() -> None:
+    for url, key in (("http://me:secret@host/v1", KEY), ("http://host/v1", "a\nsecret"), ("http://host/v1", "sécret")):
+        with pytest.raises(ConfigError, match="http://host/v1: ") as caught:
+            ModelEndpoint(url, key)
+        assert "secret" not in str(caught.value)
+        assert "sécret" not in str(caught.value)
+    assert ModelEndpoint("http://me:secret@host/v1").url == "http://host/v1"

@@ -1,0 +1,155 @@
+"""Near duplicates are found by similarity, and kept apart by a changed number, date, negation or title."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import msgspec
+import pytest
+from datasketch import MinHash
+
+from harness1.config import Dedup
+from harness1.memory.dedup import Fingerprints, guard, shingles, signature, similarity
+
+SETTINGS = Dedup()
+PLAIN = "the quick brown fox jumps over a lazy dog while several grey cats watch from behind the old garden wall today"
+
+
+def _pair(rng: random.Random, jaccard: float, length: int = 400) -> tuple[str, str]:
+    """Two texts whose one-token shingle sets have about the given Jaccard similarity."""
+    vocabulary = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=12)) for _ in range(2 * length)]
+    changed = round(length * (1 - jaccard) / (1 + jaccard))
+    a, b = vocabulary[:length], vocabulary[changed : length + changed]
+    return " ".join(a), " ".join(b)
+
+
+def _exact(a: str, b: str, size: int) -> float:
+    one, other = shingles(a, size), shingles(b, size)
+    return len(one & other) / len(one | other)
+
+
+def _datasketch(a: str, b: str, size: int) -> float:
+    hashes = []
+    for text in (a, b):
+        minhash = MinHash(64)
+        minhash.update_batch([shingle.encode() for shingle in shingles(text, size)])
+        hashes.append(minhash)
+    return float(hashes[0].jaccard(hashes[1]))
+
+
+def test_the_estimate_is_as_good_as_that_of_datasketch() -> None:
+    rng = random.Random(5)
+    ours, theirs = [], []
+    for step in range(60):
+        size = 1 + 4 * (step % 2)
+        a, b = _pair(rng, 0.70 + 0.25 * step / 60)
+        exact = _exact(a, b, size)
+        ours.append(similarity(signature(a, 64, size), signature(b, 64, size)) - exact)
+        theirs.append(_datasketch(a, b, size) - exact)
+    assert max(map(abs, ours)) <= 0.15
+    assert abs(sum(ours)) / 60 < 0.02
+    assert sum(map(abs, ours)) < 1.25 * sum(map(abs, theirs))
+
+
+def test_every_pair_at_the_threshold_is_found() -> None:
+    rng = random.Random(6)
+    for step in range(60):
+        a, b = _pair(rng, 0.80 + 0.2 * step / 60)
+        seen = Fingerprints()
+        seen.add("a", "t", a, SETTINGS)
+        estimate = similarity(signature(a, 64, 5), signature(b, 64, 5))
+        assert (seen.match("b", "t", b, SETTINGS) == "a") == (estimate >= SETTINGS.threshold)
+
+
+def test_a_signature_is_the_same_on_every_machine() -> None:
+    assert hashlib.sha256(signature(PLAIN, 64, 5)).hexdigest().startswith("dd9e3e0caf70ed42")
+
+
+def test_shingles_are_runs_of_lower_case_tokens_of_any_script() -> None:
+    assert shingles("A b-c D", 2) == {"a b", "b c", "c d"}
+    assert shingles("Один Два", 5) == {"один", "два"}
+    assert shingles("!?", 5) == frozenset()
+
+
+def test_signatures_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError):
+        similarity(signature("a", 64, 5), signature("a", 32, 5))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("it rose 5 points", "it rose 6 points"),
+        ("it rose 5.1 points", "it rose 5.2 points"),
+        ("it rose 5% a year", "it rose 5 a year"),
+        ("it rose $5 a year", "it rose €5 a year"),
+        ("it was -5 today", "it was 5 today"),
+        ("5 million", "5 billion"),
+        ("the 1st of them", "the 2nd of them"),
+        ("the first of them", "the second of them"),
+        ("on 12 March 2020", "on 12 April 2020"),
+        ("March 12 and April 13", "March 13 and April 12"),
+        ("it is so", "it is not so"),
+        ("it did work", "it didn't work"),
+        ("it didn’t work", "it did work"),
+        ("with sugar", "without sugar"),
+        ("either or", "neither nor"),
+        ("1 and 1", "1 only"),
+    ],
+)
+def test_a_changed_number_date_or_negation_is_another_statement(one: str, other: str) -> None:
+    assert guard("t", one) != guard("t", other)
+    seen = Fingerprints()
+    settings = Dedup(threshold=0.0, min_characters=0)
+    seen.add("a", "t", one, settings)
+    assert seen.match("b", "t", other, settings) is None
+
+
+def test_order_spacing_and_case_do_not_change_the_guard() -> None:
+    assert guard("A  Title", "5 then 6, not 7") == guard("a title", "6 then 5; NOT 7!")
+    assert guard("A", "x") != guard("B", "x")
+
+
+def test_the_most_similar_representative_wins_then_the_earliest() -> None:
+    seen = Fingerprints()
+    near = PLAIN.replace("today", "yesterday")
+    for name, text in (("near", near), ("first", PLAIN), ("second", PLAIN)):
+        seen.add(name, "t", text, SETTINGS)
+    assert seen.match("x", "t", PLAIN.upper(), SETTINGS) == "first"
+    assert seen.match("first", "t", PLAIN, SETTINGS) == "second"
+    assert seen.match("x", "other", PLAIN, SETTINGS) is None
+
+
+def test_short_and_tokenless_texts_never_match_and_no_text_matches_itself() -> None:
+    seen = Fingerprints()
+    for text in ("short", "!" * 50, PLAIN):
+        seen.add("a", "t", text, SETTINGS)
+        assert seen.match("a", "t", text, SETTINGS) is None
+    assert seen.match("b", "t", "short", SETTINGS) is None
+    assert seen.match("b", "t", "!" * 50, SETTINGS) is None
+    assert seen.match("b", "t", PLAIN, SETTINGS) == "a"
+
+
+def test_a_fork_is_isolated_and_the_state_is_plain_data() -> None:
+    seen = Fingerprints()
+    seen.add("a", "t", PLAIN, SETTINGS)
+    fork = seen.fork()
+    fork.add("b", "u", PLAIN, SETTINGS)
+    fork.add("c", "t", PLAIN, SETTINGS)
+    assert seen.match("x", "u", PLAIN, SETTINGS) is None
+    assert fork.match("a", "t", PLAIN, SETTINGS) == "c"
+    assert seen.match("a", "t", PLAIN, SETTINGS) is None
+    again = msgspec.json.decode(msgspec.json.encode(fork), type=Fingerprints)
+    assert again == fork
+    assert again.match("x", "u", PLAIN, SETTINGS) == "b"
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 10**6, "a " * 10**5, " " * 10**6, "1," * 10**5, "\ud800\x00" * 10**5, "$-" * 10**5]
+)
+def test_hostile_text_takes_linear_time_and_raises_nothing(text: str) -> None:
+    seen = Fingerprints()
+    seen.add("a", text, text, SETTINGS)
+    assert seen.match("a", text, text, SETTINGS) is None
+    assert len(signature(text, 64, 5)) == 256

@@ -1,0 +1,368 @@
+"""Outputs: what is clear is read, what is not is an error, nothing raises, and nothing is read that nobody wrote."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import unicodedata
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from benchmarks import parser_fuzz
+from harness1.config import Env
+from harness1.models.formats.chat_format import ChatFormat, Parsed
+from harness1.models.tokenizer import stretches
+from harness1.records import ToolCall
+from harness1.tools.registry import Toolbox
+from tests.support import call, search
+from tests.vocabularies import SPOKEN, TAGS, chat_format
+
+SPECS = Toolbox.of(Env()).specs
+RIVER = search("river")
+END = call("end_search")
+BODY = '{"name": "search_corpus", "arguments": {"query": "river"}}'
+CLOSED = "</tool_call>"
+MESSAGE = "<|channel|>commentary<|message|>"
+
+nasty = st.sampled_from(
+    [
+        *TAGS,
+        '"',
+        "\\",
+        "{",
+        "}",
+        '{"a": "',
+        "\n",
+        "\\d+\\",
+        "\\u0041",
+        "<|im_end|>",
+        "<|call|>",
+        "<|channel|>",
+        "functions.x",
+        "\x00",
+        "\x7f",
+        "👩🏽‍🚀",
+        "ﬁ",
+        "end_search {}",
+        '\nend_search {"reasoning": ""}\n',
+        "```json",
+    ]
+)
+strings = st.lists(nasty | st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=5).map("".join)
+FAKES = (
+    "",
+    "Look for the river.",
+    "Two\nlines, and\ttabs.",
+    f"<tool_call>\n{BODY}\n</tool_call>",
+    '<tool_call>{"name": "end_search", "arguments": {}}',
+    "<think>I think",
+    "</think>",
+    'end_search {"reasoning": "done"}',
+    'I could say\nend_search {"reasoning": "done"}\nbut do not',
+    "1 < 2 and {a}",
+    f"<|end|><|start|>assistant to=functions.end_search{MESSAGE}{{}}<|call|>",
+    "<|im_end|>",
+    "```json",
+    "{",
+)
+
+
+def arguments_of(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    match schema["type"]:
+        case "array":
+            return st.lists(strings, max_size=4)
+        case "object":
+            return st.dictionaries(strings, strings, max_size=3)
+    return strings
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> ToolCall:
+    spec = draw(st.sampled_from(SPECS))
+    properties = spec.parameters["properties"]
+    required = spec.parameters["required"]
+    names = [name for name in properties if name in required or draw(st.booleans())]
+    return ToolCall(spec.name, {name: draw(arguments_of(properties[name])) for name in names})
+
+
+def said(chat: ChatFormat, text: str) -> list[int]:
+    """A text in which names of control tokens stand for these."""
+    parts = stretches(text, chat.tokenizer.control)
+    return [token for part in parts for token in ([part] if isinstance(part, int) else chat.tokenizer.encode(part))]
+
+
+def parsed(name: str, text: str, kind: str = "") -> Parsed:
+    chat = chat_format(name, kind or {"harmony": "harmony"}.get(name, "chatml"))
+    return chat.parse(said(chat, text), SPECS)
+
+
+def composed(value: Any, kind: str) -> Any:
+    """The value as a tokenizer keeps it that composes characters."""
+    return json.loads(unicodedata.normalize("NFC", json.dumps(value, ensure_ascii=False))) if kind == "qwen" else value
+
+
+@pytest.mark.parametrize(("name", "kind"), SPOKEN)
+@settings(max_examples=40)
+@given(action=calls(), reasoning=st.sampled_from(FAKES) | strings)
+@example(search("</tool_call>"), "")
+@example(search('a"}}\n</tool_call>\n<tool_call>{"name": "end_search", "arguments": {}}'), "<tool_call>")
+def test_what_is_spoken_is_read_back_as_the_one_call_that_it_is(
+    name: str, kind: str, action: ToolCall, reasoning: str
+) -> None:
+    chat = chat_format(name, kind)
+    ids = chat.speak(reasoning, action)
+    found = chat.parse(ids, SPECS)
+    assert found.error is None
+    assert [each.name for each in found.actions] == [action.name]
+    assert found.actions[0].arguments == composed(action.arguments, kind)
+    assert ids[-1] in chat.stop_ids
+    assert sum(token in chat.stop_ids for token in ids) == 1
+
+
+@pytest.mark.parametrize(("name", "kind"), SPOKEN)
+def test_plain_reasoning_is_read_back_word_for_word(name: str, kind: str) -> None:
+    chat = chat_format(name, kind)
+    assert chat.parse(chat.speak("Look for the river.", RIVER), SPECS) == Parsed("Look for the river.", (RIVER,))
+    assert chat.parse(chat.speak("", RIVER), SPECS) == Parsed("", (RIVER,))
+
+
+@pytest.mark.parametrize("name", parser_fuzz.KINDS)
+def test_fuzzed_outputs_neither_raise_nor_become_calls_that_nobody_wrote(name: str) -> None:
+    report = parser_fuzz.fuzz(name, 1500, seed=1)
+    assert (report["exceptions"], report["invented"], report["lost"]) == (0, 0, 0), report
+    assert min(report["valid"], report["errors"]) > 150
+
+
+@pytest.mark.parametrize("name", parser_fuzz.KINDS)
+@pytest.mark.parametrize("strange", parser_fuzz.STRANGE)
+def test_huge_outputs_are_read_in_bounded_time(name: str, strange: Any) -> None:
+    chat = chat_format(name, parser_fuzz.KINDS[name][0])
+    ids = said(chat, strange(random.Random(3)) * 4)
+    begun = time.process_time()
+    assert chat.parse(ids, SPECS) is not None
+    assert time.process_time() - begun < 2
+
+
+@pytest.mark.parametrize("name", parser_fuzz.KINDS)
+@pytest.mark.parametrize("unit", [" ", "\t", "a", "\\", '"', "```", "curate ", '{"a": ', ",", "</think>", "curate {"])
+def test_no_repetition_makes_reading_slow(name: str, unit: str) -> None:
+    chat = chat_format(name, parser_fuzz.KINDS[name][0])
+    begun = time.process_time()
+    for start, end in (
+        ("", ""),
+        ("curate", "x"),
+        ("```", "x"),
+        ('curate {"add_ids": ["', '"]}'),
+        ("<tool_call>{", "}"),
+    ):
+        chat.parse(said(chat, start + unit * 6_000 + end), SPECS)
+    assert time.process_time() - begun < 2
+
+
+def test_the_fuzzer_sees_what_it_looks_for() -> None:
+    chat = chat_format("hermes", "chatml")
+    ids = said(chat, r'<tool_call>{"name": "curate", "arguments": {"add_ids": ["D\u0031\/ \ud83d\ude00 \\d"]}}')
+    actions = chat.parse(ids, SPECS).actions
+    assert actions == (call("curate", add_ids=["D1/ 😀 \\d"]),)
+    assert parser_fuzz.invented(chat, ids, Parsed("", actions)) is None
+    for forged in (call("verify"), call("curate", add_ids=["D2"]), call("curate", other=[]), call("")):
+        assert parser_fuzz.invented(chat, ids, Parsed("", (forged,))) is not None
+    compact = chat_format("compact", "chatml")
+    assert parser_fuzz.invented(compact, ids, Parsed("", (call("name"),))) is not None
+
+
+def test_the_fuzzer_prints_its_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    report = parser_fuzz.main(["--outputs", "50", "--json"])
+    assert json.loads(capsys.readouterr().out) == report
+    assert report.keys() == parser_fuzz.KINDS.keys()
+    parser_fuzz.main(["--outputs", "50", "--format", "compact"])
+    assert capsys.readouterr().out.startswith("compact  outputs 50  valid ")
+
+
+@pytest.mark.parametrize("kind", ["chatml", "qwen"])
+@pytest.mark.parametrize(
+    ("text", "actions", "reasoning"),
+    [
+        (f"<tool_call>\n{BODY}\n</tool_call>", (RIVER,), ""),
+        (f"Look.\n<tool_call>\n{BODY}\n</tool_call><|im_end|>", (RIVER,), "Look."),
+        (f"<tool_call>{BODY}", (RIVER,), ""),
+        (f"<tool_call>\n```json\n{BODY}\n```\n</tool_call>", (RIVER,), ""),
+        (f"<tool_call>Here it is: {BODY}</tool_call>", (RIVER,), ""),
+        (f"<tool_call>{BODY}</tool_call>\n<tool_call>{BODY}</tool_call>", (RIVER, RIVER), ""),
+        (f"<tool_call>{BODY}<tool_call>{BODY}", (RIVER, RIVER), ""),
+        (f"<tool_call>[{BODY}, {BODY}]</tool_call>", (RIVER, RIVER), ""),
+        (f"<tool_call>{{broken}}</tool_call><tool_call>{BODY}</tool_call>", (RIVER,), ""),
+        (f"<tool_call>{BODY} and so {BODY}", (RIVER,), ""),
+        (BODY, (RIVER,), ""),
+        (f"```json\n{BODY}\n```", (RIVER,), ""),
+        (f"<think>Look.</think>\n{BODY}", (RIVER,), ""),
+        (f"<think>Look.</think>\n<tool_call>{BODY}</tool_call>", (RIVER,), "Look."),
+        (f"<think>Not <tool_call>{BODY}</tool_call></think>So.<tool_call>{BODY}", (RIVER,), None),
+        (f"Well. <think>Look.</think> <tool_call>{BODY}", (RIVER,), "Well.\nLook."),
+        ('<tool_call>{"name": "functions.end_search", "arguments": {}}', (END,), ""),
+        ('<tool_call>{"name": " `end_search` ", "arguments": {}}', (END,), ""),
+        ('<tool_call>{"name": "end_search<|channel|>json", "arguments": {}}', (END,), ""),
+        ('<tool_call>{"name": "end_search", "parameters": {}}', (END,), ""),
+        ('<tool_call>{"name": "end_search", "arguments": "{}"}', (END,), ""),
+        ('<tool_call>{"name": "end_search", "arguments": {},}', (END,), ""),
+        (r'<tool_call>{"name": "grep_corpus", "arguments": {"pattern": "\d+ \\w \", ]"}}', ('\\d+ \\w ", ]',), ""),
+        ('<tool_call>{"name": "grep_corpus", "arguments": {"pattern": "a\nb\x01"}}', ("a\nb\x01",), ""),
+        (r'<tool_call>{"name": "grep_corpus", "arguments": {"pattern": "\u12 ,]",}}', ("\\u12 ,]",), ""),
+    ],
+)
+def test_hermes_reads_what_is_clear(kind: str, text: str, actions: tuple[Any, ...], reasoning: str | None) -> None:
+    found = parsed("hermes", text, kind)
+    expected = tuple(call("grep_corpus", pattern=each) if isinstance(each, str) else each for each in actions)
+    assert (found.actions, found.error) == (expected, None)
+    assert reasoning is None or found.reasoning == reasoning
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "there is no call"),
+        ("I would search.", "there is no call"),
+        (f"I would say {BODY}", "there is no call"),
+        ('{"name": "other", "arguments": {}}', "there is no call"),
+        (f"<think>Not closed <tool_call>{BODY}</tool_call>", "there is no call"),
+        (f"<think>Closed <tool_call>{BODY}</tool_call></think>", "there is no call"),
+        ('<tool_call>{"name": "search_corpus", "arguments": {"query": "riv', "the call is not an object"),
+        ('<tool_call>{"name": "search_corpus"}</tool_call>', "the call is not an object"),
+        ('<tool_call>{"name": "search_corpus", "arguments": [1]}</tool_call>', "the call is not an object"),
+        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', "the call is not an object"),
+        ('<tool_call>{"name": "<|x|>", "arguments": {}}</tool_call>', "the call is not an object"),
+        ("<tool_call></tool_call>", "the call is not an object"),
+    ],
+)
+def test_hermes_says_what_is_wrong(text: str, error: str) -> None:
+    found = parsed("hermes", text)
+    assert found.actions == ()
+    assert (found.error or "").startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "field", "name", "arguments"),
+    [
+        ("multi_tool_use", "tool_calls", "tool_name", "parameters"),
+        ("multi_tool_use", "tool_calls", "name", "arguments"),
+        ("multi_tool_use.parallel", "tool_uses", "recipient_name", "parameters"),
+        ("parallel", "tool_uses", "recipient_name", "parameters"),
+    ],
+)
+def test_calls_that_are_wrapped_into_one_are_unwrapped(wrapper: str, field: str, name: str, arguments: str) -> None:
+    inner = [{name: "functions.search_corpus", arguments: {"query": "river"}}, {name: "end_search", arguments: {}}, 3]
+    body = json.dumps({field: inner})
+    assert parsed("hermes", f'<tool_call>{{"name": "{wrapper}", "arguments": {body}}}').actions == (RIVER, END)
+    assert parsed("harmony", f" to=functions.{wrapper}{MESSAGE}{body}").actions == (RIVER, END)
+    nested = json.dumps({field: [{name: wrapper, arguments: {field: inner}}]})
+    assert parsed("hermes", f'<tool_call>{{"name": "{wrapper}", "arguments": {nested}}}').actions == ()
+    assert parsed("harmony", f" to=functions.{wrapper}{MESSAGE}[]").error is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "actions"),
+    [
+        ('search_corpus {"query": "river"}', (RIVER,)),
+        ('Look.\nsearch_corpus {"query": "river"}<|im_end|>', (RIVER,)),
+        ('Action: search_corpus {"query": "river"}', (RIVER,)),
+        ('> `functions.search_corpus`: {"query": "river"}', (RIVER,)),
+        ('search_corpus({"query": "river"})', (RIVER,)),
+        ('search_corpus {"query": "river",}', (RIVER,)),
+        ('search_corpus {"query": "river"}\nend_search {}', (RIVER, END)),
+        ('search_corpus {"query": "a\nend_search {}"}', (search("a\nend_search {}"),)),
+        ("search_corpus {broken\n}\nend_search {}", (END,)),
+        ('search_corpus {"query": \nend_search {}', (END,)),
+        ('Look.\nfetch {"query": "river"}', ()),
+        ('I would call search_corpus {"query": "river"}', ()),
+        ('search_corpus {"query": "riv', ()),
+        ("search_corpus", ()),
+        ("search_corpus [1]", ()),
+        ("end_search {x: {}}", ()),
+    ],
+)
+def test_compact_reads_lines_that_begin_with_a_tool(text: str, actions: tuple[ToolCall, ...]) -> None:
+    found = parsed("compact", text)
+    assert found.actions == actions
+    assert (found.error is None) == bool(actions)
+
+
+def test_compact_reads_an_output_that_is_one_json_object() -> None:
+    for text in (BODY, f"```json\n{BODY}\n```", f"<think>Look.</think>\n{BODY}"):
+        assert parsed("compact", text) == Parsed("", (RIVER,))
+    for text in (f"Look. {BODY}", BODY.replace("search_corpus", "fetch"), '{"query": "river"}', f"{BODY}\n{BODY}"):
+        assert parsed("compact", text).error == "there is no call"
+
+
+def test_compact_knows_no_tool_that_is_not_shown() -> None:
+    chat = chat_format("compact", "chatml")
+    ids = chat.speak("", call("grep_corpus", pattern="x"))
+    assert chat.parse(ids, SPECS).actions
+    assert chat.parse(ids, [spec for spec in SPECS if spec.name != "grep_corpus"]).actions == ()
+
+
+THOUGHT = "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant"
+QUERY = '{"query": "river"}<|call|>'
+
+
+@pytest.mark.parametrize(
+    ("text", "actions", "reasoning"),
+    [
+        (f"{THOUGHT} to=functions.search_corpus<|channel|>commentary <|constrain|>json<|message|>{QUERY}", 1, "Look."),
+        (f"{THOUGHT}<|channel|>commentary to=functions.search_corpus <|constrain|>json<|message|>{QUERY}", 1, "Look."),
+        (f"<|channel|>commentary to=search_corpus<|message|>{QUERY}", 1, ""),
+        (f"<|channel|>commentary to=functions.search_corpus<|constrain|>json<|message|>{QUERY}", 1, ""),
+        (f"<|channel|>analysis to=functions.search_corpus<|message|>{QUERY}", 1, ""),
+        (f" to=functions.search_corpus<|message|>{QUERY}", 1, ""),
+        (f"<|channel|>strange to=functions.search_corpus<|message|>{QUERY}", 1, ""),
+        (f"<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant to=functions.search_corpus"
+         f"{MESSAGE}{QUERY}", 1, ""),
+        (f"<|message|>Look.<|end|><|start|>assistant to=functions.search_corpus{MESSAGE}{QUERY}", 1, "Look."),
+        (f" to=functions.search_corpus{MESSAGE}{QUERY}<|start|>assistant to=functions.search_corpus{MESSAGE}{QUERY}",
+         2, ""),
+        (f' to=functions.search_corpus{MESSAGE}{{"query": "river"}}', 1, ""),
+        (f' to=functions.search_corpus{MESSAGE}```json\n{{"query": "river",}}\n```<|call|>', 1, ""),
+        (f" to=functions.search_corpus{MESSAGE}{QUERY}<|start|>assistant<|channel|>final<|message|>Done.<|return|>",
+         1, ""),
+    ],
+)  # fmt: skip
+def test_harmony_reads_what_is_clear(text: str, actions: int, reasoning: str) -> None:
+    assert parsed("harmony", text) == Parsed(reasoning, (RIVER,) * actions)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "there is no call"),
+        ("no tokens of control", "there is no call"),
+        ("<|channel|>analysis<|message|>Look.<|end|>", "there is no call"),
+        ("<|channel|>final<|message|>It was Byron.<|return|>", "there is no call"),
+        (f"{THOUGHT}{THOUGHT} to=functions.search_corpus{MESSAGE}{QUERY}", "there are two messages of reasoning"),
+        (f"<|channel|>strange<|message|>x<|end|><|start|>assistant to=functions.x{MESSAGE}{QUERY}", "the channel is"),
+        (f" to=functions.search_corpus{MESSAGE}river<|call|>", "the arguments are not"),
+        (f" to=functions.search_corpus{MESSAGE}<|call|>", "the arguments are not"),
+        (f' to=functions.search_corpus{MESSAGE}{{"query": "riv', "the arguments are not"),
+        (f" to=functions.search_corpus{MESSAGE}".removesuffix("<|message|>"), "there is no call"),
+        (f" to=functions.{MESSAGE}{{}}<|call|>", "there is no call"),
+        (f" to=assistant{MESSAGE}{{}}<|call|>", "there is no call"),
+        (f'to=functions.end_search{{}} {BODY}', "there is no call"),
+    ],
+)  # fmt: skip
+def test_harmony_says_what_is_wrong(text: str, error: str) -> None:
+    found = parsed("harmony", text)
+    assert found.actions == ()
+    assert (found.error or "").startswith(error)
+
+
+def test_a_control_token_inside_of_arguments_stays_a_text() -> None:
+    found = parsed("harmony", f' to=functions.search_corpus{MESSAGE}{{"query": "a<|channel|>b"}}<|call|>')
+    assert found.actions == (search("a<|channel|>b"),)
+
+
+def test_what_follows_the_stop_token_is_not_read() -> None:
+    for name in ("hermes", "compact"):
+        chat = chat_format(name, "chatml")
+        assert len(chat.parse([*chat.speak("", RIVER), *chat.speak("", END)], SPECS).actions) == 1

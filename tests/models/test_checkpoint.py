@@ -1,0 +1,148 @@
+"""The card of a trained model: what it demands of the environment that it is run in."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness1.config import Config, load_config
+from harness1.env.environment import env_hash
+from harness1.errors import ConfigError, SchemaError
+from harness1.model_folder import folder_hash
+from harness1.models.checkpoint import CHECKPOINT, Checkpoint, differences, format_of, read_checkpoint
+from harness1.models.open import format_at
+from harness1.policy.registry import open_model
+from harness1.train.saving import write_card
+from tests.tiny_models import save_tiny_model
+from tests.vocabularies import vocabulary
+
+LEARNED = ["env.max_turns=6", "env.search.hits=3", "env.grep.on=false"]
+
+
+def learned(*more: str) -> Config:
+    """The configuration of the training, with further settings."""
+    return load_config(None, [*LEARNED, *more])
+
+
+def card(**changes: Any) -> Checkpoint:
+    env = learned().env
+    known = {"format": "compact", "counter": "c", "env": msgspec.to_builtins(env), "env_hash": env_hash(env)}
+    return Checkpoint(**{**known, "base": "b", **changes})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What was trained in compact, with a tokenizer for which the format would be hermes."""
+    (tmp_path / "tokenizer.json").write_bytes(vocabulary("chatml"))
+    write_card(tmp_path, card())
+    return tmp_path
+
+
+def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
+    wanted = card(dataset={"train.jsonl": "1"}, train={"rate": 1e-3}, step=7, metrics={"nll": 0.25})
+    write_card(tmp_path, wanted)
+    assert read_checkpoint(tmp_path) == wanted
+
+
+def test_a_model_that_was_not_trained_here_is_asked_as_the_settings_say(tmp_path: Path) -> None:
+    assert read_checkpoint(tmp_path) is None
+    assert format_of(tmp_path, Config()) == "auto"
+    assert format_of(tmp_path, learned("policy.format=hermes")) == "hermes"
+
+
+def test_a_checkpoint_is_asked_in_the_format_that_it_was_trained_in(folder: Path) -> None:
+    assert format_at(folder, learned()).name == "compact"
+    assert format_of(folder, learned("policy.format=compact")) == "compact"
+    (folder / CHECKPOINT).unlink()
+    assert format_at(folder, learned()).name == "hermes"
+
+
+def test_what_is_no_part_of_the_environment_may_differ(folder: Path) -> None:
+    other = learned("policy.temperature=0.5", "run.concurrency=3", "reward.beta=1.0", "train.epochs=9", "sft.seed=9")
+    assert format_of(folder, other) == "compact"
+
+
+def test_another_environment_is_refused_with_each_setting_and_both_values(folder: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        format_of(folder, learned("env.max_turns=9", "env.grep.on=true"))
+    assert "env.max_turns=9 (trained: 6), env.grep.on=True (trained: False). Give" in str(refused.value)
+    assert "hits" not in str(refused.value)
+    assert "--set run.model.foreign=true" in str(refused.value)
+
+
+def test_another_format_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"differs in policy\.format=hermes \(trained: compact\)\."):
+        format_of(folder, learned("policy.format=hermes"))
+
+
+def test_of_many_differences_the_first_are_named_and_the_others_counted(folder: Path) -> None:
+    switches = [f"env.{name}.on=false" for name in ("fan_out", "read", "review", "evidence", "history", "dedup")]
+    with pytest.raises(
+        ConfigError, match=r"differs in policy\.format=hermes .*env\.read\.on=False .* and 2 more\. Give"
+    ):
+        format_of(folder, learned("policy.format=hermes", "env.max_turns=7", *switches))
+
+
+def test_other_words_of_the_prompt_are_another_environment(folder: Path) -> None:
+    """Of an earlier version of this package, say, with equal settings."""
+    write_card(folder, card(env_hash="of other words"))
+    with pytest.raises(ConfigError, match="differs in the words of the prompt or of a tool"):
+        format_of(folder, learned())
+
+
+def test_a_setting_of_another_version_is_named(folder: Path) -> None:
+    tree = msgspec.to_builtins(learned().env)
+    del tree["max_turns"]
+    write_card(folder, card(env=tree | {"luck": 3}, env_hash="of that version"))
+    with pytest.raises(ConfigError, match=r"env\.max_turns=6 \(trained: None\), env\.luck=None \(trained: 3\)"):
+        format_of(folder, learned())
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [([], "compact"), (["policy.format=hermes"], "hermes"), (["policy.format=compact"], "compact")],
+)
+def test_one_who_means_it_may_use_another_environment(folder: Path, settings: list[str], name: str) -> None:
+    assert format_of(folder, load_config(None, ["run.model.foreign=true", "env.max_turns=30", *settings])) == name
+
+
+def test_a_foreign_checkpoint_is_refused_before_its_weights_are_read(folder: Path) -> None:
+    for spec in (f"hf:{folder}", f"vllm:{folder}", f"vllm:{folder}@http://127.0.0.1:1"):
+        with pytest.raises(ConfigError, match="was trained for another environment"):
+            open_model(spec, Config())
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format": "compact"}', b'{"format": 3}', b"\xff"])
+def test_a_damaged_card_is_said_to_be(folder: Path, data: bytes) -> None:
+    (folder / CHECKPOINT).write_bytes(data)
+    with pytest.raises(SchemaError, match=r"checkpoint\.json is not the card of a checkpoint"):
+        format_of(folder, learned("run.model.foreign=true"))
+
+
+def test_the_identity_of_a_model_is_that_of_its_weights_and_not_of_its_cards(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "bare")
+    carded = Path(shutil.copytree(tmp_path / "bare", tmp_path / "carded"))
+    write_card(carded, card())
+    for name in ("stage.json", "data_card.json", "data_README.md", "log.jsonl", "state/state.pt"):
+        (carded / name).parent.mkdir(exist_ok=True)
+        (carded / name).write_text("{}")
+    assert folder_hash(carded) == folder_hash(tmp_path / "bare")
+    save_tiny_model(carded, seed=1)
+    assert folder_hash(carded) != folder_hash(tmp_path / "bare")
+
+
+def test_differences_are_named_by_their_path_with_both_values() -> None:
+    ours = {"a": 1, "b": {"c": 1, "d": {"e": 1}}, "f": {"g": 1}, "only": 0}
+    theirs = {"a": 1, "b": {"c": 2, "d": {"e": 3}}, "f": 4, "gone": [1]}
+    assert list(differences(ours, theirs, "env.")) == [
+        ("env.b.c", 1, 2),
+        ("env.b.d.e", 1, 3),
+        ("env.f", {"g": 1}, 4),
+        ("env.only", 0, None),
+        ("env.gone", None, [1]),
+    ]
+    assert list(differences(ours, ours)) == []

@@ -1,0 +1,220 @@
+"""A model is found by what a user typed, and whatever is wrong with that is said in one clear line, without secrets."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.pretty import Pretty
+
+from harness1.cli.config import show
+from harness1.config import Config, load_config
+from harness1.errors import ConfigError, MissingExtra, UsageError
+from harness1.models.open import NAMES, ModelSpec, format_at, is_model
+from harness1.models.servers.sglang import SglangServer
+from harness1.models.servers.vllm import VllmServer
+from harness1.policy.chat_completions import ChatCompletionsPolicy
+from harness1.policy.language_model import LanguageModelPolicy
+from harness1.policy.registry import check_policy, make_policy, open_model
+from harness1.runs.folder import run_stage
+from tests.tiny_models import save_tiny_model
+from tests.vocabularies import tokenizer, vocabulary
+
+SECRET = "sk-most-secret"
+URL = "http://localhost:8000/v1"
+SMALL = Config(env=load_config(None, ["env.context_window=2432", "env.generation_reserve=128"]).env)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with a ChatML tokenizer, in a folder whose name looks like an address."""
+    made = tmp_path_factory.mktemp("models") / "a:b@c@httpd"
+    made.mkdir()
+    (made / "tokenizer.json").write_bytes(vocabulary("chatml"))
+    size = max(tokenizer("chatml").control.values()) + 1
+    return save_tiny_model(made, vocab_size=size, max_position_embeddings=4096)
+
+
+def complaint(spec: str, config: Config = SMALL) -> str:
+    """What a user is told, which must be one line."""
+    with pytest.raises(UsageError) as caught:
+        open_model(spec, config)
+    said = str(caught.value)
+    assert "\n" not in said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("spec", "read"),
+    [
+        ("hf:smollm2-135m", ("hf", "smollm2-135m", None)),
+        ("hf:/a/b:c@d/e", ("hf", "/a/b:c@d/e", None)),
+        ("hf:/runs/x@https-mirror", ("hf", "/runs/x@https-mirror", None)),
+        ("hf:C:\\models\\x", ("hf", "C:\\models\\x", None)),
+        ("vllm:/a/b", ("vllm", "/a/b", None)),
+        (f"vllm:Qwen/Qwen3-8B@{URL}", ("vllm", "Qwen/Qwen3-8B", URL)),
+        ("sglang:m@https://[::1]:30000", ("sglang", "m", "https://[::1]:30000")),
+        ("openai:gpt-oss:20b@http://10.0.0.1:11434/v1", ("openai", "gpt-oss:20b", "http://10.0.0.1:11434/v1")),
+        ("openai:a@b/c@HTTPS://host/v1/", ("openai", "a@b/c", "HTTPS://host/v1/")),
+        ("openai:m@http-x@http://host:1", ("openai", "m@http-x", "http://host:1")),
+    ],
+)
+def test_a_model_is_read_by_kind_name_and_address(spec: str, read: tuple[str, str, str | None]) -> None:
+    assert ModelSpec.read(spec) == read
+    assert is_model(spec)
+    check_policy(spec)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("hf:", "vllm:", "sglang:", "openai:", "openai", "llama:x", ""),
+        *(f"hf:x@{URL}", "sglang:x", "openai:x", "openai:x@localhost:8000/v1", f"openai:@{URL}", "openai:x@http://"),
+    ],
+)
+def test_what_names_no_model_is_refused_with_the_forms_that_do(spec: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ModelSpec.read(spec)
+    assert str(caught.value) == f"{spec!r} names no model: write one of {', '.join(NAMES)}"
+
+
+@pytest.mark.parametrize("spec", ["llama:x", "", "hfx:/a"])
+def test_other_kinds_are_no_models(spec: str) -> None:
+    assert not is_model(spec)
+    with pytest.raises(UsageError, match="there is no policy"):
+        check_policy(spec)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        f"openai:m@http://me:{SECRET}@host/v1",
+        f"vllm:m@https://{SECRET}@host:1",
+        f"openai:m@http://host/v1?key={SECRET}",
+    ],
+)
+def test_a_password_in_an_address_is_refused_unrepeated_because_names_are_recorded(spec: str) -> None:
+    said = complaint(spec)
+    assert SECRET not in said
+    assert "run.model.key" in said
+
+
+def test_a_local_model_is_opened_whatever_its_folder_is_called(folder: Path) -> None:
+    policy = make_policy(f"hf:{folder}", {}, SMALL)
+    assert isinstance(policy, LanguageModelPolicy)
+    assert (policy.name, policy.counter.name, policy.reserve) == (f"hf:{folder}", "hermes", 128)
+    again = open_model(f"hf:{folder}", SMALL)
+    assert again.hash == policy.hash
+
+
+@pytest.mark.parametrize(("kind", "server"), [("vllm", VllmServer), ("sglang", SglangServer)])
+def test_a_model_behind_a_server_counts_by_the_tokenizer_that_is_said_to_be_its(
+    folder: Path, kind: str, server: type
+) -> None:
+    config = load_config(None, [f"run.model.tokenizer={folder}", "policy.format=compact"])
+    policy = open_model(f"{kind}:some/name@{URL}", config)
+    assert isinstance(policy, LanguageModelPolicy)
+    assert isinstance(policy.model, server)
+    assert (policy.counter.name, policy.counter.tokenizer.hash) == ("compact", tokenizer("chatml").hash)
+    assert open_model(f"{kind}:other/name@{URL}", config).hash != policy.hash
+
+
+def test_a_servers_own_name_for_a_model_asks_for_a_tokenizer() -> None:
+    for kind in ("vllm", "sglang"):
+        assert "--set run.model.tokenizer=FOLDER" in complaint(f"{kind}:an-alias@{URL}")
+
+
+def test_a_hosted_model_is_opened_without_asking_its_server() -> None:
+    policy = open_model(f"openai:gpt@{URL}", Config())
+    assert isinstance(policy, ChatCompletionsPolicy)
+    assert (policy.model, policy.endpoint.url, policy.reserve) == ("gpt", URL, 2048)
+
+
+def test_what_is_no_folder_of_a_model_is_said(tmp_path: Path, folder: Path) -> None:
+    absent = tmp_path / "deep" / "absent"
+    assert f"no model '{absent}'" in complaint(f"hf:{absent}")
+    assert complaint(f"hf:{tmp_path}").startswith(f"{tmp_path} holds no tokenizer.json")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "not a tokenizer.json" in complaint(f"hf:{tmp_path}")
+    (tmp_path / "tokenizer.json").write_bytes(vocabulary("chatml"))
+    assert complaint(f"hf:{tmp_path}").startswith(f"{tmp_path} holds no config.json of a model")
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": "many"}')
+    assert "holds no config.json of a model" in complaint(f"hf:{tmp_path}")
+    (tmp_path / "config.json").write_text('{"model_type": "odd"}')
+    assert "no causal language model" in complaint(f"hf:{tmp_path}")
+
+
+def test_a_window_that_the_model_does_not_have_is_refused_before_it_is_loaded(folder: Path) -> None:
+    for kind in ("hf", "vllm"):
+        said = complaint(f"{kind}:{folder}", Config())
+        assert said.startswith("env.context_window=32768 is more than the 4096 tokens")
+    assert "configs/small.toml" in said
+
+
+def test_settings_that_do_not_fit_a_model_are_refused(folder: Path) -> None:
+    constrained = load_config(None, ["policy.constrained=true"])
+    with pytest.raises(ConfigError, match=r"policy\.constrained needs a model whose tokens are sampled"):
+        open_model(f"openai:gpt@{URL}", constrained)
+    with pytest.raises(UsageError, match="needs a tokenizer with"):
+        open_model(f"hf:{folder}", load_config(None, ["policy.format=harmony"]))
+    for key in ("se\ncret", "sécret"):
+        config = load_config(None, [f"run.model.key={json.dumps(key)}"])
+        assert key not in complaint(f"openai:gpt@{URL}", config)
+
+
+def test_a_bundled_model_that_was_not_fetched_is_named_with_what_fetches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert complaint("hf:smollm2-135m").endswith("run: harness1 models get smollm2-135m")
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "extra"),
+    [
+        ("hf", "tokenizers", "train"),
+        ("hf", "transformers", "train"),
+        ("hf", "torch", "train"),
+        ("vllm", "vllm", "vllm"),
+        ("openai", "aiohttp", "serve"),
+        ("sglang", "aiohttp", "serve"),
+    ],
+)
+def test_what_is_not_installed_is_named_with_what_installs_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, module: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    spec = f"{kind}:{folder}" if kind in ("hf", "vllm") else f"{kind}:m@{URL}"
+    config = load_config(None, [f"run.model.tokenizer={folder}", "env.context_window=4096"])
+    with pytest.raises(MissingExtra) as caught:
+        open_model(spec, config)
+    assert str(caught.value) == f"{module} is not installed; run: pip install 'harness1[{extra}]'"
+
+
+def test_the_vocabulary_of_gpt_oss_needs_an_extra_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai_harmony", None)
+    with pytest.raises(MissingExtra, match=r"harness1\[harmony\]"):
+        format_at("harmony", Config())
+
+
+def test_keys_are_shown_by_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["run.model.key", "run.verifier.key", "run.web.search_key", "run.web.read_key"]
+    overrides = [f"{key}={SECRET}" for key in keys]
+    config = load_config(None, overrides)
+    assert config.run.model.key == SECRET
+    policy = open_model(f"openai:gpt@{URL}", config)
+    shown = [repr(config), str(config), f"{config.run.model!r}", repr(policy), repr(vars(policy)), policy.name]
+    written = Console(file=io.StringIO(), width=200)
+    written.print(config, Pretty(config.run), Pretty(policy, expand_all=True))
+    assert isinstance(written.file, io.StringIO)
+    show(overrides=overrides)
+    show(overrides=overrides, as_json=True)
+    stage = json.dumps(run_stage(config, policy.name, {}, "index", {}).outputs)
+    for text in [*shown, written.file.getvalue(), capsys.readouterr().out, stage]:
+        assert SECRET not in text
+        assert text
+    assert '"key": ""' in stage

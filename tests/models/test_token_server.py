@@ -1,0 +1,405 @@
+"""Servers of token ids: what they are asked, what of their answers is believed, and when their weights change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness1.errors import InfrastructureFault, Refusal, UsageError
+from harness1.http.model_endpoint import ModelEndpoint
+from harness1.models.backend import Generation, Grammar
+from harness1.models.servers.sglang import SglangServer
+from harness1.models.servers.token_server import server_root
+from harness1.models.servers.vllm import VllmServer
+from harness1.records import Sampling
+from tests.models.test_weight_files import write_weights
+from tests.serving import imitating
+from tests.support import run
+
+PROMPT = (1, 5, 9)
+STOP = 2
+IDS, LOGPROBS = [7, 8, STOP], [-0.5, -1.25, -0.125]
+SAMPLING = Sampling(max_tokens=4, stop_ids=(STOP,), seed=11)
+Reply = Callable[[str, dict[str, Any]], object]
+
+
+class FakeEndpoint:
+    """A `ModelEndpoint` whose server is a function; an exception that the function gives is raised."""
+
+    url = "http://server"
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply, self.asked = reply, list[tuple[str, dict[str, Any]]]()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def post(self, path: str, body: object, kind: type[Any]) -> Any:
+        sent = msgspec.json.decode(msgspec.json.encode(body))
+        self.asked.append((path, sent))
+        made = self.reply(path, sent)
+        await self.gate.wait()
+        if isinstance(made, Exception):
+            raise made
+        try:
+            return msgspec.json.decode(json.dumps(made), type=kind)
+        except msgspec.DecodeError as error:
+            raise InfrastructureFault(str(error)) from error
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.asked]
+
+
+def completion(**changed: Any) -> dict[str, Any]:
+    """What vLLM answers, changed at its choice."""
+    choice = {
+        "index": 0,
+        "text": "unused",
+        "finish_reason": "stop",
+        "stop_reason": STOP,
+        "token_ids": IDS,
+        "prompt_token_ids": list(PROMPT),
+        "logprobs": {"tokens": ["a", "b", "c"], "token_logprobs": LOGPROBS, "top_logprobs": None},
+    }
+    return {"id": "x", "choices": [{**choice, **changed}]}
+
+
+def generated(**changed: Any) -> dict[str, Any]:
+    """What SGLang answers, changed at its `meta_info`."""
+    meta = {
+        "prompt_tokens": len(PROMPT),
+        "finish_reason": {"type": "stop", "matched": STOP},
+        "output_token_logprobs": [[logprob, token, None] for logprob, token in zip(LOGPROBS, IDS, strict=True)],
+        "weight_version": "default",
+    }
+    return {"text": "unused", "meta_info": {**meta, **changed}}
+
+
+def vllm(reply: Reply) -> tuple[VllmServer, FakeEndpoint]:
+    endpoint = FakeEndpoint(reply)
+    return VllmServer(endpoint, "smol", "sha256 of it"), endpoint  # type: ignore[arg-type]
+
+
+def sglang(reply: Reply) -> tuple[SglangServer, FakeEndpoint]:
+    endpoint = FakeEndpoint(reply)
+    return SglangServer(endpoint, "smol", "sha256 of it"), endpoint  # type: ignore[arg-type]
+
+
+def sample(server: VllmServer | SglangServer, sampling: Sampling = SAMPLING) -> Generation:
+    return run(server.generate(PROMPT, sampling))
+
+
+def test_vllm_is_asked_for_token_ids_under_exactly_the_sampling_of_the_record() -> None:
+    server, endpoint = vllm(lambda path, body: completion())
+    assert sample(server) == Generation(tuple(IDS), tuple(LOGPROBS), "stop")
+    path, body = endpoint.asked[0]
+    assert path == "/v1/completions"
+    assert body == {
+        "model": "smol",
+        "prompt": list(PROMPT),
+        "max_tokens": 4,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": 11,
+        "stop_token_ids": [STOP],
+        "ignore_eos": True,
+        "logprobs": 0,
+        "return_token_ids": True,
+    }
+
+
+def test_sglang_is_asked_for_token_ids_under_exactly_the_sampling_of_the_record() -> None:
+    server, endpoint = sglang(lambda path, body: generated())
+    assert sample(server) == Generation(tuple(IDS), tuple(LOGPROBS), "stop")
+    path, body = endpoint.asked[0]
+    params = {"temperature": 1.0, "max_new_tokens": 4, "stop_token_ids": [STOP], "sampling_seed": 11}
+    assert path == "/generate"
+    assert body == {"input_ids": list(PROMPT), "sampling_params": params, "return_logprob": True}
+
+
+def test_a_grammar_is_sent_where_each_server_looks_for_it() -> None:
+    grammar = Grammar('root ::= "yes"', "digest")
+    for (server, endpoint), read in (
+        (vllm(lambda path, body: completion()), lambda body: body["structured_outputs"]["grammar"]),
+        (sglang(lambda path, body: generated()), lambda body: body["sampling_params"]["ebnf"]),
+    ):
+        run(server.generate(PROMPT, SAMPLING, grammar))
+        assert read(endpoint.asked[0][1]) == grammar.ebnf
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"token_ids": None},
+        {"token_ids": []},
+        {"token_ids": "7 8 2"},
+        {"token_ids": [-7, 8, STOP]},
+        {"token_ids": [2**31, 8, STOP]},
+        {"token_ids": IDS[:2]},
+        {"token_ids": [7, STOP, STOP]},
+        {"prompt_token_ids": None},
+        {"prompt_token_ids": [1, 5]},
+        {"logprobs": None},
+        {"logprobs": {"token_logprobs": []}},
+        {"logprobs": {"token_logprobs": LOGPROBS[:2]}},
+        {"logprobs": {"token_logprobs": [-0.5, None, -0.125]}},
+        {"logprobs": {"token_logprobs": [-0.5, "-1", -0.125]}},
+        {"logprobs": {"token_logprobs": [-0.5, -9999.0, -0.125]}},
+        {"logprobs": {"token_logprobs": [-0.5, 0.7, -0.125]}},
+        {"finish_reason": "abort"},
+        {"finish_reason": None},
+        {"stop_reason": None},
+        {"stop_reason": "</s>"},
+        {"stop_reason": 3},
+    ],
+    ids=str,
+)
+def test_no_faulty_answer_of_vllm_becomes_a_generation(changed: dict[str, Any]) -> None:
+    for temperature in (1.0, 0.0):
+        server, _ = vllm(lambda path, body: completion(**changed))
+        with pytest.raises(InfrastructureFault):
+            sample(server, msgspec.structs.replace(SAMPLING, temperature=temperature))
+
+
+@pytest.mark.parametrize("answer", [{}, {"choices": []}, {"choices": completion()["choices"] * 2}, [], None], ids=str)
+def test_an_answer_of_vllm_that_is_no_single_output_is_a_fault(answer: object) -> None:
+    with pytest.raises(InfrastructureFault):
+        sample(vllm(lambda path, body: answer)[0])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"output_token_logprobs": None},
+        {"output_token_logprobs": []},
+        {"output_token_logprobs": [[None, 7, None], [-1.0, STOP, None]]},
+        {"output_token_logprobs": [[-0.5, 7, None], [-1e9, STOP, None]]},
+        {"output_token_logprobs": [[-0.5, 7, None]]},
+        {"output_token_logprobs": [-0.5, 7]},
+        {"prompt_tokens": 2},
+        {"prompt_tokens": None},
+        {"finish_reason": None},
+        {"finish_reason": {"type": "abort", "message": "out of memory"}},
+        {"finish_reason": {"type": "stop", "matched": "</s>"}},
+    ],
+    ids=str,
+)
+def test_no_faulty_answer_of_sglang_becomes_a_generation(changed: dict[str, Any]) -> None:
+    with pytest.raises(InfrastructureFault):
+        sample(sglang(lambda path, body: generated(**changed))[0])
+
+
+def test_an_output_that_was_cut_has_no_stop_token_and_no_more_tokens_than_were_asked_for() -> None:
+    cut = {"finish_reason": "length", "stop_reason": None, "token_ids": [7, 8, 9]}
+    server, _ = vllm(lambda path, body: completion(**cut))
+    assert sample(server).finish_reason == "length"
+    with pytest.raises(InfrastructureFault, match="3 tokens where 2 were asked for"):
+        sample(server, Sampling(max_tokens=2))
+
+
+def test_at_temperature_0_a_log_probability_is_0_whatever_the_server_says() -> None:
+    server, endpoint = vllm(lambda path, body: completion())
+    assert sample(server, Sampling(temperature=0.0, top_p=0.5, max_tokens=4)).output_logprobs == (0.0, 0.0, 0.0)
+    assert len(endpoint.asked) == 1
+
+
+def probed_vllm(processed: bool) -> Reply:
+    """vLLM whose likeliest token has probability 0.3 at temperature 0.5 and 0.01 at 2, or says that it has not."""
+
+    def reply(path: str, body: dict[str, Any]) -> object:
+        if body["logprobs"] == 0:
+            return completion()
+        best = {0.5: -1.2, 2.0: -4.6}[body["temperature"]] if processed else -2.0
+        return completion(logprobs={"token_logprobs": [-7.0], "top_logprobs": [{"other": -7.0, "best": best}]})
+
+    return reply
+
+
+def probed_sglang(processed: bool) -> Reply:
+    def reply(path: str, body: dict[str, Any]) -> object:
+        if "top_logprobs_num" not in body:
+            return generated()
+        best = {0.5: -1.2, 2.0: -4.6}[body["sampling_params"]["temperature"]] if processed else -2.0
+        return generated(output_top_logprobs=[[[best, 7, None]]])
+
+    return reply
+
+
+@pytest.mark.parametrize("made", [lambda: vllm(probed_vllm(False)), lambda: sglang(probed_sglang(False))])
+def test_a_server_that_gives_raw_log_probabilities_is_refused_where_they_are_others(made: Any) -> None:
+    server, endpoint = made()
+    for _ in range(2):
+        with pytest.raises(UsageError, match="start "):
+            sample(server, msgspec.structs.replace(SAMPLING, temperature=0.7))
+    assert len(endpoint.asked) == 2, "asked twice over, and never for an output"
+    assert sample(server).output_ids == tuple(IDS)
+
+
+@pytest.mark.parametrize("made", [lambda: vllm(probed_vllm(True)), lambda: sglang(probed_sglang(True))])
+def test_a_server_that_gives_processed_log_probabilities_is_asked_about_it_once(made: Any) -> None:
+    server, endpoint = made()
+    for _ in range(3):
+        assert sample(server, msgspec.structs.replace(SAMPLING, temperature=0.7)).output_ids == tuple(IDS)
+    assert len(endpoint.asked) == 2 + 3
+
+
+@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=5)], ids=["top_p", "top_k"])
+def test_cuts_of_the_distribution_need_processed_log_probabilities(sampling: Sampling) -> None:
+    with pytest.raises(UsageError, match="processed_logprobs"):
+        sample(vllm(probed_vllm(False))[0], sampling)
+    with pytest.raises(UsageError, match="top_p"):
+        sample(sglang(probed_sglang(True))[0], sampling)
+
+
+def test_a_probe_without_an_answer_is_a_fault_and_is_repeated() -> None:
+    answers: list[object] = [InfrastructureFault("away"), completion(logprobs=None)]
+    server, _ = vllm(lambda path, body: answers.pop(0) if answers else probed_vllm(True)(path, body))
+    hot = msgspec.structs.replace(SAMPLING, temperature=0.7)
+    for _ in range(2):
+        with pytest.raises(InfrastructureFault):
+            sample(server, hot)
+    assert sample(server, hot).output_ids == tuple(IDS)
+
+
+def test_a_temperature_that_vllm_would_replace_is_refused() -> None:
+    server, endpoint = vllm(probed_vllm(True))
+    with pytest.raises(UsageError, match="temperature"):
+        sample(server, Sampling(temperature=0.005))
+    assert endpoint.asked == []
+
+
+def test_a_refused_request_is_no_output_and_the_next_one_is_served() -> None:
+    answers = [Refusal("prompt too long"), completion()]
+    server, _ = vllm(lambda path, body: answers.pop(0))
+    with pytest.raises(Refusal, match="too long"):
+        sample(server)
+    assert sample(server).output_ids == tuple(IDS)
+
+
+def test_the_hash_names_the_weights_and_not_the_server() -> None:
+    def of(url: str, model: str, weights: str) -> str:
+        return VllmServer(ModelEndpoint(url), model, weights).hash
+
+    assert of("http://a", "m", "w") == of("http://b", "n", "w")
+    assert of("http://a", "m", "w") != of("http://a", "m", "v")
+
+
+def test_weights_change_when_calls_in_flight_have_ended_and_new_calls_wait(tmp_path: Path) -> None:
+    write_weights(tmp_path, {"a": (2,)})
+    server, endpoint = vllm(lambda path, body: completion() if "completions" in path else {"results": [None]})
+
+    async def work() -> tuple[Generation, Generation]:
+        endpoint.gate.clear()
+        early = asyncio.create_task(server.generate(PROMPT, SAMPLING))
+        await asyncio.sleep(0)
+        load = asyncio.create_task(server.load_weights(tmp_path, 7))
+        await asyncio.sleep(0)
+        late = asyncio.create_task(server.generate(PROMPT, SAMPLING))
+        await asyncio.sleep(0.01)
+        assert endpoint.paths == ["/v1/completions"], "the change waits for the call, and the next call for the change"
+        endpoint.gate.set()
+        await load
+        return await early, await late
+
+    early, late = run(work())
+    assert endpoint.paths[1:4] == ["/pause?mode=wait", "/collective_rpc", "/resume"]
+    assert endpoint.asked[2][1] == {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
+    assert (early.version_start, early.version_end) == (0, 0)
+    assert (late.version_start, late.version_end) == (7, 7) == (server.version, server.version)
+
+
+def test_a_failed_change_of_weights_leaves_none_to_use_until_another_succeeds(tmp_path: Path) -> None:
+    write_weights(tmp_path, {"a": (2,)})
+    fails = [InfrastructureFault("out of memory")]
+    server, endpoint = vllm(
+        lambda path, body: completion() if "completions" in path else fails.pop() if "rpc" in path and fails else {}
+    )
+    with pytest.raises(InfrastructureFault, match="out of memory"):
+        run(server.load_weights(tmp_path, 1))
+    assert endpoint.paths[-1] == "/resume"
+    with pytest.raises(InfrastructureFault, match="load them again"):
+        sample(server)
+    run(server.load_weights(tmp_path, 2))
+    assert sample(server).version_end == 2
+
+
+@pytest.mark.parametrize("failing", ["/pause", "/collective_rpc"])
+def test_a_server_whose_weights_could_not_be_changed_is_not_left_paused(tmp_path: Path, failing: str) -> None:
+    write_weights(tmp_path, {"a": (2,)})
+    server, endpoint = vllm(lambda path, body: InfrastructureFault("no answer") if path.startswith(failing) else {})
+    with pytest.raises(InfrastructureFault, match="no answer"):
+        run(server.load_weights(tmp_path, 1))
+    assert endpoint.paths[-1] == "/resume"
+
+
+def test_a_server_that_refuses_weights_goes_on_with_what_it_has(tmp_path: Path) -> None:
+    write_weights(tmp_path, {"a": (2,)})
+    server, _ = sglang(lambda path, body: generated() if path == "/generate" else Refusal("400 other shapes"))
+    with pytest.raises(UsageError, match="400 other shapes"):
+        run(server.load_weights(tmp_path, 1))
+    assert sample(server).version_end == 0
+
+
+def test_a_server_without_the_paths_to_load_weights_goes_on_with_what_it_has(tmp_path: Path) -> None:
+    write_weights(tmp_path, {"a": (2,)})
+    server, _ = vllm(lambda path, body: completion() if "completions" in path else UsageError("404 Not Found"))
+    with pytest.raises(UsageError, match="VLLM_SERVER_DEV_MODE=1"):
+        run(server.load_weights(tmp_path, 1))
+    assert sample(server).version_end == 0
+
+
+def test_no_server_is_sent_to_a_folder_without_weights(tmp_path: Path) -> None:
+    for server, endpoint in (vllm(lambda path, body: {}), sglang(lambda path, body: {})):
+        with pytest.raises(UsageError, match="holds no model"):
+            run(server.load_weights(tmp_path / "absent", 1))
+        assert endpoint.asked == []
+
+
+def test_sglang_says_which_weights_an_output_is_of(tmp_path: Path) -> None:
+    write_weights(tmp_path, {"a": (2,)})
+    server, endpoint = sglang(
+        lambda path, body: generated(weight_version="8") if path == "/generate" else {"success": True, "message": "ok"}
+    )
+    assert sample(server).version_start == 8
+    run(server.load_weights(tmp_path, 3))
+    assert endpoint.asked[-1] == (
+        "/update_weights_from_disk",
+        {"model_path": str(tmp_path), "weight_version": "3"},
+    )
+    assert server.version == 3
+
+
+def test_sglang_that_did_not_load_weights_is_a_fault(tmp_path: Path) -> None:
+    write_weights(tmp_path, {"a": (2,)})
+    server, _ = sglang(lambda path, body: {"success": False, "message": "no space"})
+    with pytest.raises(InfrastructureFault, match="no space"):
+        run(server.load_weights(tmp_path, 3))
+
+
+def test_the_root_of_a_server_is_its_address_without_the_version() -> None:
+    assert server_root("http://a:1/v1/") == server_root("http://a:1/v1") == server_root("http://a:1") == "http://a:1"
+
+
+@pytest.mark.service
+def test_a_server_is_reached_over_http() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def answer(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        asked.append((method, path))
+        return 200, json.dumps(completion()).encode()
+
+    with imitating(answer) as url:
+        server = VllmServer(ModelEndpoint(url), "smol", "weights")
+        assert sample(server) == Generation(tuple(IDS), tuple(LOGPROBS), "stop")
+    assert asked == [("POST", "/v1/completions")]

@@ -1,0 +1,529 @@
+"""The backend that runs a transformers model in this process: what it samples, what it reuses, what it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+import xgrammar
+from safetensors.torch import load_file, save_file
+
+from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.models.backend import Generation, Grammar
+from harness1.models.transformers.backend import TransformersBackend, open_transformers
+from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.transformers.grammar_mask import STOP_SETS, GrammarCompiler
+from harness1.models.transformers.slot_model import SlotModel
+from harness1.records import Sampling
+from harness1.rl.logprobs import compare_calls
+from harness1.rows.calls import SampledCall
+from tests.tiny_models import STOP, VOCABULARY, save_byte_tokenizer, save_tiny_model
+
+SETTINGS = [
+    Sampling(temperature=0.0),
+    Sampling(temperature=0.5),
+    Sampling(temperature=0.7, top_p=0.9),
+    Sampling(temperature=1.0),
+    Sampling(temperature=1.0, top_k=5),
+    Sampling(temperature=1.0, top_p=0.8, top_k=20),
+    Sampling(temperature=1.5),
+    Sampling(temperature=1.5, top_p=0.95),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_byte_tokenizer(save_tiny_model(tmp_path_factory.mktemp("tiny")))
+
+
+def opened(folder: Path, dtype: Any = "float32", rows: int = 8, cache_tokens: int = 2000) -> TransformersBackend:
+    return open_transformers(folder, device="cpu", dtype=dtype, threads=0, rows=rows, cache_tokens=cache_tokens)
+
+
+def prompt(seed: int, tokens: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, 256, (tokens,), generator=generator).tolist())
+
+
+def drawn(sampling: Sampling, seed: int = 0, max_tokens: int = 12, stop_ids: tuple[int, ...] = ()) -> Sampling:
+    kept = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+    return Sampling(**kept, seed=seed, max_tokens=max_tokens, stop_ids=stop_ids)
+
+
+def sampled(backend: TransformersBackend, asked: Sequence[tuple[tuple[int, ...], Sampling]]) -> list[SampledCall]:
+    """The calls, made at once."""
+
+    async def make() -> list[Generation]:
+        return await asyncio.gather(*[backend.generate(ids, sampling) for ids, sampling in asked])
+
+    outputs = zip(asked, asyncio.run(make()), strict=True)
+    return [SampledCall(ids, out.output_ids, out.output_logprobs, how) for (ids, how), out in outputs]
+
+
+def assert_replayed(folder: Path, calls: Sequence[SampledCall], dtype: Any = "float32") -> None:
+    report = compare_calls(load_causal_model(folder, "cpu", dtype), calls)
+    assert report.passes(dtype), report
+
+
+class Watched(SlotModel):
+    """A model that shows every pass to `watch` before it is made."""
+
+    def __init__(self, folder: Path, watch: Callable[[list[list[int]]], None]) -> None:
+        super().__init__(load_causal_model(folder, "cpu", "float32"))
+        self.watch = watch
+
+    def logits(self, ids: list[list[int]], slot_pass: Any) -> torch.Tensor:
+        getattr(self, "watch", len)(ids)
+        return super().logits(ids, slot_pass)
+
+
+def watched(folder: Path, watch: Callable[[list[list[int]]], None], rows: int = 8) -> TransformersBackend:
+    return TransformersBackend(Watched(folder, watch), folder, "float32", rows, 2000)
+
+
+def test_calls_of_all_lengths_and_settings_are_decoded_together_and_pass_the_gate(folder: Path) -> None:
+    widths: list[int] = []
+    backend = watched(folder, lambda ids: widths.append(len(ids)))
+    asked = [(prompt(at, 3 + 17 * at), drawn(how, at, 9 + at)) for at, how in enumerate(SETTINGS)]
+    calls = sampled(backend, asked)
+    assert max(widths) == 8
+    assert [len(call.output_ids) for call in calls] == [9 + at for at in range(8)]
+    assert set(calls[0].output_logprobs) == {0.0}
+    assert_replayed(folder, calls)
+
+
+def test_more_calls_than_rows_are_all_answered(folder: Path) -> None:
+    widths: list[int] = []
+    backend = watched(folder, lambda ids: widths.append(len(ids)), rows=3)
+    calls = sampled(backend, [(prompt(at, 5 + at), drawn(SETTINGS[3], at, 2 + at % 5)) for at in range(20)])
+    assert max(widths) == 3
+    assert_replayed(folder, calls)
+
+
+def test_a_prompt_that_extends_a_finished_call_computes_only_what_is_new(folder: Path) -> None:
+    backend = opened(folder)
+    first = sampled(backend, [(prompt(1, 40), drawn(SETTINGS[3], max_tokens=10))])
+    longer = first[0].prompt_ids + first[0].output_ids + prompt(2, 7)
+    second = sampled(backend, [(longer, drawn(SETTINGS[1]))])
+    # The last output was drawn but never read by the model.
+    assert (backend.stats().reused_tokens, backend.stats().prefilled_tokens) == (49, 40 + 8)
+    assert_replayed(folder, first + second)
+
+
+def test_an_equal_prompt_computes_its_last_token_only(folder: Path) -> None:
+    backend = opened(folder)
+    calls = [call for at in range(2) for call in sampled(backend, [(prompt(1, 30), drawn(SETTINGS[3], at))])]
+    assert (backend.stats().reused_tokens, backend.stats().prefilled_tokens) == (29, 31)
+    assert_replayed(folder, calls)
+
+
+def test_concurrent_prompts_share_the_prefix_of_a_row_at_work(folder: Path) -> None:
+    backend = opened(folder, cache_tokens=0)
+    asked = [(prompt(1, 50) + prompt(10 + at, 4 + at), drawn(SETTINGS[3], at)) for at in range(4)]
+    calls = sampled(backend, asked)
+    assert (backend.stats().reused_tokens, backend.stats().prefilled_tokens) == (150, 50 + 4 + 5 + 6 + 7)
+    assert_replayed(folder, calls)
+
+
+def test_what_is_kept_is_bounded_and_the_least_recently_used_goes_first(folder: Path) -> None:
+    backend = opened(folder, cache_tokens=60)
+    for seed in (1, 2, 1, 3):  # of 20 + 9 tokens: 3 drives out 2
+        sampled(backend, [(prompt(seed, 20), drawn(SETTINGS[3], 5, 10))])
+    before = backend.stats().reused_tokens
+    assert before == 19
+    sampled(backend, [(prompt(2, 20), drawn(SETTINGS[3], 5, 10))])
+    assert backend.stats().reused_tokens == before
+    without = opened(folder, cache_tokens=0)
+    for _ in range(2):
+        sampled(without, [(prompt(1, 20), drawn(SETTINGS[3], 5, 10))])
+    assert without.stats().reused_tokens == 0
+
+
+def test_the_counters_add_up(folder: Path) -> None:
+    backend = opened(folder)
+    sampled(backend, [(prompt(at, 20), drawn(SETTINGS[3], at, 5)) for at in range(3)])
+    stats = backend.stats()
+    assert (stats.prefilled_tokens, stats.reused_tokens, stats.decoded_tokens) == (60, 0, 12)
+    assert stats.prefill_seconds > 0
+    assert stats.decode_seconds > 0
+
+
+def test_what_a_seed_draws_does_not_depend_on_the_company(folder: Path) -> None:
+    asked = [(prompt(at, 10 + 9 * at), drawn(SETTINGS[3], at)) for at in range(6)]
+    together = sampled(opened(folder), asked)
+    alone = [call for each in asked for call in sampled(opened(folder), [each])]
+    assert [call.output_ids for call in together] == [call.output_ids for call in alone]
+    without_seed = Sampling(max_tokens=20)
+    assert len({call.output_ids for call in sampled(opened(folder), [(prompt(1, 9), without_seed)] * 4)}) == 4
+
+
+def test_an_output_ends_with_its_stop_token_or_at_its_length(folder: Path) -> None:
+    async def both() -> list[Generation]:
+        backend = opened(folder)
+        cut = await backend.generate(prompt(3, 20), drawn(SETTINGS[6], 4, 30))
+        stop = next(token for token in cut.output_ids if token != cut.output_ids[0])
+        return [cut, await backend.generate(prompt(3, 20), drawn(SETTINGS[6], 4, 30, (stop, 299)))]
+
+    cut, stopped = asyncio.run(both())
+    assert (cut.finish_reason, len(cut.output_ids)) == ("length", 30)
+    end = cut.output_ids.index(stopped.output_ids[-1]) + 1
+    assert (stopped.finish_reason, stopped.output_ids) == ("stop", cut.output_ids[:end])
+
+
+def test_a_cancelled_call_gives_its_row_up(folder: Path) -> None:
+    async def cancel() -> Generation:
+        started = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        backend = watched(folder, lambda ids: loop.call_soon_threadsafe(started.set), rows=1)
+        endless = drawn(SETTINGS[3], max_tokens=240)
+        running = asyncio.create_task(backend.generate(prompt(1, 5), endless))
+        await started.wait()
+        waiting = asyncio.create_task(backend.generate(prompt(2, 5), endless))
+        await asyncio.sleep(0)
+        running.cancel()
+        waiting.cancel()
+        outcomes = await asyncio.gather(running, waiting, return_exceptions=True)
+        assert [type(each) for each in outcomes] == [asyncio.CancelledError] * 2
+        last = await backend.generate(prompt(3, 5), drawn(SETTINGS[3], max_tokens=3))
+        assert backend.stats().prefilled_tokens == 10  # the one that waited was never begun
+        assert backend.stats().decoded_tokens < 240
+        return last
+
+    assert len(asyncio.run(cancel()).output_ids) == 3
+
+
+def test_a_prefill_that_fails_reaches_its_caller_only(folder: Path) -> None:
+    def out_of_memory(ids: list[list[int]]) -> None:
+        if 7 in ids[0] and len(ids[0]) > 1:
+            raise torch.OutOfMemoryError("no room")
+
+    async def calls(backend: TransformersBackend) -> list[Any]:
+        prompts = [(1, 2, 3), (4, 7, 5), (6, 8, 9)]
+        made = [backend.generate(ids, drawn(SETTINGS[0])) for ids in prompts]
+        return await asyncio.gather(*made, return_exceptions=True)
+
+    outcomes = asyncio.run(calls(watched(folder, out_of_memory)))
+    assert [type(each) for each in outcomes] == [Generation, InfrastructureFault, Generation]
+    assert "no room" in str(outcomes[1])
+
+
+def test_a_step_that_fails_reaches_the_rows_of_that_step_and_the_backend_lives_on(folder: Path) -> None:
+    broken = [True]
+
+    def fail_once(ids: list[list[int]]) -> None:
+        if len(ids) == 3 and broken[0]:
+            broken[0] = False
+            raise RuntimeError("a kernel failed")
+
+    async def calls(backend: TransformersBackend, count: int) -> list[Any]:
+        made = [backend.generate(prompt(at, 9), drawn(SETTINGS[3], at)) for at in range(count)]
+        return await asyncio.gather(*made, return_exceptions=True)
+
+    backend = watched(folder, fail_once, rows=3)
+    outcomes = asyncio.run(calls(backend, 5))
+    assert [type(each) for each in outcomes] == [InfrastructureFault] * 3 + [Generation] * 2
+    again = asyncio.run(calls(backend, 3))
+    made = [
+        SampledCall(prompt(at, 9), out.output_ids, out.output_logprobs, drawn(SETTINGS[3], at))
+        for at, out in enumerate(again)
+    ]
+    assert_replayed(folder, made)
+
+
+def test_logits_that_are_not_finite_are_a_fault_that_leaves_no_trace(folder: Path) -> None:
+    model = SlotModel(load_causal_model(folder, "cpu", "float32"))
+    with torch.no_grad():
+        model.model.get_input_embeddings().weight[99] = torch.nan
+        head = model.model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.nan_to_num())
+    backend = TransformersBackend(model, folder, "float32", 2, 100)
+
+    async def calls() -> list[Any]:
+        # The last one gets the slot of the faulty one, beside a longer row, up to whose length its slot is read.
+        made = [backend.generate(ids, drawn(SETTINGS[3])) for ids in (prompt(1, 80), (99,) * 60, (1, 2, 3))]
+        return await asyncio.gather(*made, return_exceptions=True)
+
+    outcomes = asyncio.run(calls())
+    assert [type(each) for each in outcomes] == [Generation, InfrastructureFault, Generation]
+    assert "not finite" in str(outcomes[1])
+
+
+def test_it_serves_several_event_loops(folder: Path) -> None:
+    backend, done = opened(folder), []
+
+    def serve(seed: int) -> None:
+        done.extend(sampled(backend, [(prompt(seed, 30), drawn(SETTINGS[3], seed))]))
+
+    threads = [Thread(target=serve, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(done) == 4
+    assert_replayed(folder, done)
+
+
+def test_other_weights_wait_for_the_rows_at_work_and_are_tagged(folder: Path, tmp_path: Path) -> None:
+    other = save_tiny_model(tmp_path, seed=1)
+
+    async def swap() -> list[Generation]:
+        release, loop, started = Event(), asyncio.get_running_loop(), asyncio.Event()
+
+        def hold(ids: list[list[int]]) -> None:
+            loop.call_soon_threadsafe(started.set)
+            release.wait(30)
+
+        backend = watched(folder, hold, rows=4)
+        before = asyncio.create_task(backend.generate(prompt(1, 20), drawn(SETTINGS[3], 1)))
+        await started.wait()
+        loading = asyncio.create_task(backend.load_weights(other, 5))
+        while not backend._swaps:
+            await asyncio.sleep(0.01)
+        after = asyncio.create_task(backend.generate(prompt(1, 20), drawn(SETTINGS[3], 1)))
+        await asyncio.sleep(0)
+        release.set()
+        outcomes = [await before, await after]
+        await loading
+        assert backend.version == 5
+        assert backend.stats().reused_tokens == 0
+        return outcomes
+
+    before, after = asyncio.run(swap())
+    assert [(each.version_start, each.version_end) for each in (before, after)] == [(0, 0), (5, 5)]
+    calls = [
+        SampledCall(prompt(1, 20), each.output_ids, each.output_logprobs, drawn(SETTINGS[3], 1))
+        for each in (before, after)
+    ]
+    assert_replayed(folder, calls[:1])
+    assert_replayed(other, calls[1:])
+    assert not compare_calls(load_causal_model(folder, "cpu", "float32"), calls[1:]).passes("float32")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_state_dictionary_is_as_good_as_a_folder(tmp_path: Path, tied: bool) -> None:
+    first, second = (save_tiny_model(tmp_path / str(seed), seed=seed, tie_word_embeddings=tied) for seed in (0, 1))
+
+    async def after(load: Callable[[TransformersBackend], Any]) -> Generation:
+        backend = opened(first)
+        await load(backend)
+        return await backend.generate(prompt(1, 20), drawn(SETTINGS[3]))
+
+    state = load_file(second / "model.safetensors")
+    loads: list[Callable[[TransformersBackend], Any]] = [
+        lambda backend: backend.load_weights(second, 1),
+        lambda backend: backend.load_state(state, 1),
+    ]
+    outputs = [asyncio.run(after(load)) for load in loads]
+    assert outputs[0] == outputs[1]
+    assert outputs[0].version_start == 1
+
+
+def test_weights_of_another_architecture_are_refused_and_change_nothing(folder: Path, tmp_path: Path) -> None:
+    wider = save_tiny_model(tmp_path, intermediate_size=128)
+
+    async def refused() -> None:
+        backend = opened(folder)
+        for load in (backend.load_weights(wider, 1), backend.load_weights(tmp_path / "none", 1)):
+            with pytest.raises(UsageError):
+                await load
+        with pytest.raises(UsageError, match=r"layers\.0"):
+            await backend.load_state({"lm_head.weight": torch.zeros(VOCABULARY, 64)}, 1)
+        assert backend.version == 0
+
+    asyncio.run(refused())
+
+
+def test_what_the_model_cannot_do_is_refused(folder: Path) -> None:
+    backend = opened(folder)
+    for ids, sampling in (
+        ((), Sampling(max_tokens=1)),
+        ((VOCABULARY,), Sampling(max_tokens=1)),
+        ((-1,), Sampling(max_tokens=1)),
+        (prompt(1, 250), Sampling(max_tokens=7)),
+        ((1,), Sampling(temperature=-1.0, max_tokens=1)),
+    ):
+        with pytest.raises(UsageError):
+            asyncio.run(backend.generate(ids, sampling))
+    assert len(sampled(backend, [(prompt(1, 250), Sampling(max_tokens=6))])[0].output_ids) == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("qwen2", {"tie_word_embeddings": True}),
+        ("qwen3", {"num_key_value_heads": 4}),
+        ("mistral", {"sliding_window": 8}),
+        ("gemma2", {"sliding_window": 8, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16}),
+        ("gpt_oss", {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
+        ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}),
+    ],
+)
+def test_windows_sinks_and_soft_caps_pass_the_gate(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path, kind, **settings)
+    backend = opened(folder)
+    asked = [(prompt(at, 5 + 12 * at), drawn(SETTINGS[3], at)) for at in range(4)]
+    calls = sampled(backend, asked)
+    extended = [(call.prompt_ids + call.output_ids + (1, 2, 3), call.sampling) for call in calls]
+    assert_replayed(folder, calls + sampled(backend, extended))
+    assert backend.stats().reused_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("mamba", {}),
+        ("bloom", {"n_layer": 2, "n_head": 4}),
+        ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False, "num_experts": 1}),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    ],
+)
+def test_models_that_need_more_than_slots_are_refused(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="vLLM"):
+        opened(save_tiny_model(tmp_path, kind, **settings))
+
+
+def test_a_model_that_computes_something_else_than_its_own_attention_is_refused(folder: Path) -> None:
+    class Askew(SlotModel):
+        def logits(self, ids: list[list[int]], slot_pass: Any) -> torch.Tensor:
+            return super().logits(ids, slot_pass) * 1.01
+
+    with pytest.raises(UsageError, match="needs an attention"):
+        Askew(load_causal_model(folder, "cpu", "float32"))
+
+
+def test_half_precision_has_logits_in_float32_and_passes_its_gate(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path, tie_word_embeddings=True)
+    model = load_causal_model(folder, "cpu", "bfloat16")
+    assert model(torch.tensor([[1, 2]])).logits.dtype == torch.float32
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert set(model.state_dict()) == set(load_causal_model(folder, "cpu", "float32").state_dict())
+    asked = [(prompt(at, 10 + at), drawn(SETTINGS[3], at, 20)) for at in range(8)]
+    assert_replayed(folder, sampled(opened(folder, "bfloat16"), asked), "bfloat16")
+
+
+def test_the_hash_names_weights_and_type(folder: Path, tmp_path: Path) -> None:
+    other = save_tiny_model(tmp_path, seed=1)
+    hashes = {opened(folder).hash, opened(folder, "bfloat16").hash, opened(other).hash}
+    assert len(hashes) == 3
+    assert opened(folder, rows=2).hash in hashes
+
+
+def test_a_folder_without_a_model_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as raised:
+        opened(tmp_path)
+    assert "\n" not in str(raised.value)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with pytest.raises(UsageError, match=r"lacks weights.*model\.norm\.weight"):
+        opened(tmp_path)
+    with pytest.raises(UsageError, match="device"):
+        open_transformers(folder, device="nowhere", dtype="float32", threads=0, rows=1, cache_tokens=0)
+
+
+def test_a_missing_package_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingExtra, match=r"transformers.*train"):
+        opened(folder)
+
+
+LIST = Grammar(ebnf='root ::= "[" item ("," item)* "]"\nitem ::= [a-c] [0-9]?', digest="list")
+
+
+def test_a_grammar_holds_and_its_masked_distribution_is_recorded(folder: Path) -> None:
+    backend, letters = opened(folder), _bytes()
+
+    async def constrained() -> list[tuple[Sampling, Generation]]:
+        hows = [drawn(how, seed, 40, (STOP,)) for how in SETTINGS for seed in range(4)]
+        made = [backend.generate(prompt(at, 9), how, LIST) for at, how in enumerate(hows)]
+        return list(zip(hows, await asyncio.gather(*made), strict=True))
+
+    compiler, calls = GrammarCompiler(folder, VOCABULARY), []
+    for at, (how, out) in enumerate(asyncio.run(constrained())):
+        text = "".join(letters[token] for token in out.output_ids if token != STOP)
+        assert text.startswith("[")
+        assert set(text) <= set("[],abc0123456789")
+        assert (STOP in out.output_ids) == (out.finish_reason == "stop") == text.endswith("]")
+        calls.append(SampledCall(prompt(at, 9), out.output_ids, out.output_logprobs, how))
+    assert any(call.output_ids[-1] == STOP for call in calls)
+    model = load_causal_model(folder, "cpu", "float32")
+    report = compare_calls(model, calls, lambda call: compiler.masks(LIST, (STOP,), call.output_ids))
+    assert report.passes("float32"), report
+    assert not compare_calls(model, calls).passes("float32")
+
+
+def test_a_grammar_that_comes_to_a_dead_end_ends_its_own_call_alone(folder: Path) -> None:
+    backend = opened(folder)
+    letter = {text: token for token, text in enumerate(_bytes())}["a"]
+    # Where `a` ends an output it is allowed at its end only: before, no token is left.
+    dead = [Grammar(ebnf=f'root ::= "{"b" * length}a"', digest=str(length)) for length in (0, 3)]
+
+    async def made() -> list[Generation | BaseException]:
+        free = [backend.generate(prompt(at, 9), drawn(SETTINGS[3], at, 12)) for at in range(3)]
+        ended = [backend.generate((1,), drawn(SETTINGS[3], 0, 12, (letter,)), each) for each in dead]
+        return await asyncio.gather(*free[:2], *ended, *free[2:], return_exceptions=True)
+
+    outputs = asyncio.run(made())
+    assert [len(each.output_ids) for each in outputs if isinstance(each, Generation)] == [12, 12, 12]
+    faults = [str(each) for each in outputs if isinstance(each, InfrastructureFault)]
+    assert faults == ["the grammar allows none of the tokenizer's tokens"] * 2
+    assert len(asyncio.run(backend.generate((1,), drawn(SETTINGS[3], 0, 3))).output_ids) == 3
+
+
+def test_compilers_of_few_sets_of_stop_tokens_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    class Watched(xgrammar.GrammarCompiler):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(xgrammar, "GrammarCompiler", Watched)
+    compiler = GrammarCompiler(folder, VOCABULARY)
+    for last in (*range(257, 270), 269):
+        compiler.start(LIST, (STOP, last))
+    gc.collect()
+    assert len(made) == 13
+    assert sum(each() is not None for each in made) == STOP_SETS
+
+
+def test_a_stop_token_is_allowed_only_where_the_grammar_may_end(folder: Path) -> None:
+    ids = {letter: token for token, letter in enumerate(_bytes())}
+    output = [ids["["], ids["a"], ids["]"], STOP]
+    masks = GrammarCompiler(folder, VOCABULARY).masks(LIST, (STOP,), output)
+    assert masks.shape == (4, VOCABULARY)
+    assert masks[:, STOP].tolist() == [False, False, False, True]
+    others = GrammarCompiler(folder, VOCABULARY).masks(LIST, (257, 299), [*output[:3], 299])
+    assert others[:, [STOP, 257, 299]].any(0).tolist() == [False, True, True]
+    assert masks[0].nonzero().flatten().tolist() == [ids["["]]
+    assert masks[1].nonzero().flatten().tolist() == [ids[letter] for letter in "abc"]
+    with pytest.raises(InfrastructureFault, match="does not allow"):
+        GrammarCompiler(folder, VOCABULARY).masks(LIST, (STOP,), [ids["a"]])
+
+
+def test_a_grammar_that_cannot_be_used_is_the_users_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = opened(folder)
+    with pytest.raises(UsageError, match="stop token"):
+        asyncio.run(backend.generate((1,), drawn(SETTINGS[3]), LIST))
+    broken = Grammar(ebnf="root ::= (", digest="broken")
+    with pytest.raises(UsageError, match="does not compile"):
+        asyncio.run(backend.generate((1,), drawn(SETTINGS[3], stop_ids=(STOP,)), broken))
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    with pytest.raises(MissingExtra, match=r"xgrammar.*grammar"):
+        asyncio.run(opened(folder).generate((1,), drawn(SETTINGS[3], stop_ids=(STOP,)), LIST))
+
+
+def _bytes() -> list[str]:
+    """The byte-level letter of each id from 0 to 255; those of ASCII text stand for themselves."""
+    from tokenizers import pre_tokenizers
+
+    return sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,0 +1,215 @@
+"""Many episodes: the same results however they are spread, bounded, resumable."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness1.config import Config, load_config
+from harness1.data.open import open_source
+from harness1.env.render.renderer import Context
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.policy.policy import Decision, Policy
+from harness1.records import Episode, Status, Task
+from harness1.retrieval.index.build import build_index
+from harness1.rollout.jobs import Bench, Depths, Job, run_staged
+from harness1.rollout.processes import run_episodes
+from tests.support import Script
+
+SOURCE = open_source("world:100")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("runner") / "index"
+    build_index(SOURCE.documents(), folder, Config().index)
+    return str(folder)
+
+
+def jobs(count: int) -> list[Job]:
+    tasks = SOURCE.tasks("train")
+    return [Job(tasks[number % len(tasks)], number // len(tasks)) for number in range(count)]
+
+
+def episodes(index: str, workers: int, count: int, policy: str = "scripted") -> list[Episode]:
+    found: list[Episode] = []
+    config = load_config(None, [f"run.workers={workers}"])
+    run_episodes(Bench(config, index, policy), jobs(count), found.append)
+    return sorted(found, key=lambda episode: episode.key)
+
+
+def timeless(found: list[Episode]) -> list[bytes]:
+    return [msgspec.json.encode(msgspec.structs.replace(episode, stage_ms={})) for episode in found]
+
+
+def test_worker_processes_give_the_same_episodes_as_one_process(index: str) -> None:
+    count = 12
+    assert timeless(episodes(index, 2, count)) == timeless(episodes(index, 1, count))
+
+
+def test_the_chunks_that_wait_for_workers_are_known(index: str) -> None:
+    seen: list[dict[str, int]] = []
+    told: list[Depths] = []
+    config = load_config(None, ["run.workers=2", "run.concurrency=2"])
+
+    def look(_: Episode) -> None:
+        seen.append(dict(told[0]()))
+
+    run_episodes(Bench(config, index, "scripted"), jobs(16), look, told.append)
+    assert len(told) == 1
+    assert seen[0]["chunks waiting"] == 4  # of eight; two for each worker are in flight
+    assert dict(told[0]()) == {"chunks waiting": 0, "in flight": 0}
+
+
+def test_every_episode_is_scored(index: str) -> None:
+    assert all(episode.reward is not None and episode.hashes.reward for episode in episodes(index, 1, 4))
+
+
+def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most = 0, 0
+    from harness1.rollout import jobs as runner
+
+    original = runner.rollout
+
+    async def counted(*arguments: object, **options: object) -> Episode:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        episode: Episode = await original(*arguments, **options)  # type: ignore[arg-type]
+        running -= 1
+        return episode
+
+    monkeypatch.setattr(runner, "rollout", counted)
+    config = load_config(None, ["run.workers=1", "run.concurrency=2"])
+    run_episodes(Bench(config, index, "scripted"), jobs(8), lambda _: None)
+    assert most == 2
+
+
+def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness1.rollout import processes as runner
+
+    begun: list[Bench] = []
+    original = runner._drain
+
+    def drain(pool: Any, bench: Bench, *rest: Any) -> None:
+        begun.append(bench)
+        original(pool, bench, *rest)
+
+    monkeypatch.setattr(runner, "_drain", drain)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert len(episodes(index, 2, 8)) == 8
+    assert [bench.config.run.threads for bench in begun] == [3]
+    assert Bench(load_config(None, ["run.threads=5"]), index, "scripted").shared_by(2).config.run.threads == 5
+
+
+def test_a_file_that_one_process_can_open_is_left_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness1.rollout import processes as runner
+
+    ran: list[int] = []
+    monkeypatch.setattr(runner, "run_chunk", lambda _, chunk: ran.append(len(chunk)) or [])
+    bench = Bench(load_config(None, ["run.workers=2", "run.concurrency=5"]), "milvus:wiki.db#one", "scripted")
+    run_episodes(bench, jobs(12), lambda _: None)
+    assert ran == [5, 5, 2]
+
+
+def test_a_killed_worker_is_an_infrastructure_fault_and_not_a_hang(index: str) -> None:
+    found: list[Episode] = []
+
+    def kill_a_worker() -> None:
+        while not found:
+            time.sleep(0.01)
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        workers = [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
+        os.kill(workers[-1], signal.SIGKILL)
+
+    threading.Thread(target=kill_a_worker, daemon=True).start()
+    bench = Bench(load_config(None, ["run.workers=2"]), index, "scripted")
+    with pytest.raises(InfrastructureFault, match="worker process died"):
+        run_episodes(bench, jobs(400), found.append)
+    assert found
+
+
+class Staged(Bench):
+    """A bench whose policy is given: a script in place of a language model."""
+
+    def policy_for(self, jobs: Sequence[Job]) -> Policy:
+        return Failing()
+
+
+class Failing(Script):
+    """Ends every episode at once; those of some seeds raise instead."""
+
+    def open(self, task: Task, seed: int) -> Any:
+        return Raising(FAULTS[seed]) if seed in FAULTS else super().open(task, seed)
+
+
+class Raising:
+    def __init__(self, fault: Exception) -> None:
+        self.fault = fault
+
+    async def act(self, context: Context) -> Decision:
+        raise self.fault
+
+
+FAULTS: dict[int, Exception] = {3: InfrastructureFault("the model is gone"), 99: UsageError("a wrong key")}
+
+
+def staged(index: str, seeds: Sequence[int], **overrides: int) -> list[Episode]:
+    config = load_config(None, [f"{name}={value}" for name, value in overrides.items()])
+    found: list[Episode] = []
+    work = [msgspec.structs.replace(job, seed=seed) for job, seed in zip(jobs(len(seeds)), seeds, strict=True)]
+    asyncio.run(run_staged(Staged(config, index, "hf:script"), work, found.append))
+    return found
+
+
+def test_a_fault_of_one_episode_of_a_model_leaves_the_others_alone(index: str) -> None:
+    found = staged(index, range(8))
+    assert len(found) == 8
+    broken = [episode for episode in found if episode.status is Status.INFRA_ERROR]
+    assert [(episode.seed, episode.error) for episode in broken] == [(3, "the model is gone")]
+    assert all(episode.reward is not None for episode in found if episode not in broken)
+
+
+def test_the_stages_that_episodes_of_a_model_are_in_are_known(index: str) -> None:
+    seen: list[int] = []
+    told: list[Depths] = []
+
+    def look(_: Episode) -> None:
+        seen.append(sum(told[0]().values()))
+
+    asyncio.run(run_staged(Staged(Config(), index, "hf:script"), jobs(4), look, told.append))
+    assert max(seen) > 0
+    assert dict(told[0]()) == dict.fromkeys(("init", "ready", "run", "post_wait", "post"), 0)
+
+
+def test_what_the_user_must_mend_ends_a_run_of_a_model(index: str) -> None:
+    with pytest.raises(UsageError, match="a wrong key"):
+        staged(index, [0, 1, 99, 2])
+
+
+def test_a_fault_in_scoring_is_that_episodes_own(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness1.rollout import jobs as runner
+
+    real = runner.score
+
+    def score(episode: Episode, *rest: Any) -> Episode:
+        if episode.seed == 1:
+            raise InfrastructureFault("the judge is gone")
+        return real(episode, *rest)
+
+    monkeypatch.setattr(runner, "score", score)
+    found = {episode.seed: episode for episode in staged(index, range(4))}
+    assert len(found) == 4
+    assert found[1].status is Status.INFRA_ERROR
+    assert found[1].error == "scoring: the judge is gone"
+    assert found[1].turns, "what it had done is kept"
+    assert found[1].key == msgspec.structs.replace(found[0], task=found[1].task, sample_idx=found[1].sample_idx).key

@@ -1,0 +1,123 @@
+"""The calls of an episode for training and checking: which, in what order, under which names."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from harness1.errors import SchemaError
+from harness1.records import Episode, ModelCall, Status
+from harness1.rows.calls import calls_of, captured_calls, prompt_ids, sampled_calls
+from harness1.rows.merging import Merged, prefix_merging
+from tests.policy.test_language_model import NONSENSE, episode_of, sayer
+from tests.support import call, search
+
+END = call("end_search")
+ORDERS = ("paper", "stable_first", "epoch", "transcript")
+
+
+def completed(order: str = "paper") -> Episode:
+    return episode_of(sayer(search("river"), NONSENSE, NONSENSE, search("war"), search("town"), END), order)
+
+
+def failed(order: str = "paper", retries: int = 3) -> Episode:
+    return episode_of(sayer(search("river"), search("war"), *[NONSENSE] * 9), order, format_retries=retries)
+
+
+def merged(episode: Episode) -> Merged:
+    return prefix_merging(captured_calls(episode))
+
+
+def trained(episode: Episode) -> set[str]:
+    return {name.partition("/")[2] for row in merged(episode).rows for name in row.call_ids}
+
+
+def test_every_sampled_call_is_replayed_with_its_whole_prompt_in_the_order_made() -> None:
+    model = sayer(search("river"), NONSENSE, search("war"), END)
+    episode = episode_of(model)
+    sampled = list(sampled_calls(episode))
+    assert [made.prompt_ids for made in sampled] == model.prompts
+    assert [made.sampling for made in sampled] == model.samplings
+    recorded = list(calls_of(episode))
+    assert [made.output_ids for made in sampled] == [made.output_ids for made in recorded]
+    assert [made.output_logprobs for made in sampled] == [made.output_logprobs for made in recorded]
+    assert {made.version for made in sampled} == {model.version}
+
+
+def test_of_a_turn_that_acted_the_attempt_that_acted_is_trained_on() -> None:
+    captured = list(captured_calls(completed()))
+    episode = completed()
+    assert [made.call_id for made in captured] == [
+        f"{episode.episode_id}/{name}" for name in ("1.0", "2.2", "3.0", "4.0")
+    ]
+    assert [made.attempt for made in captured] == [0, 2, 0, 0]
+    assert {(made.session_id, made.agent_id) for made in captured} == {(episode.episode_id, "")}
+    assert {(made.version_start, made.version_end) for made in captured} == {(7, 8)}
+    assert [made.prompt_ids for made in captured] == [prompt_ids(episode, turn.calls[-1]) for turn in episode.turns]
+    assert all(made.output_logprobs and len(made.output_logprobs) == len(made.output_ids) for made in captured)
+
+
+def test_failed_attempts_are_trained_on_only_where_they_ended_the_episode() -> None:
+    episode = failed()
+    assert episode.status is Status.POLICY_ERROR
+    names = [made.call_id.partition("/")[2] for made in captured_calls(episode)]
+    assert names == ["1.0", "2.0", "3.0", "3.1", "3.2", "3.3"]
+    broken = msgspec.structs.replace(episode, status=Status.INFRA_ERROR)
+    assert list(captured_calls(broken)) == []
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_no_failed_attempt_passes_for_a_retry_of_another(order: str, retries: int) -> None:
+    episode = failed(order, retries)
+    made = merged(episode)
+    assert trained(episode) == {"1.0", "2.0", *[f"3.{attempt}" for attempt in range(retries + 1)]}
+    assert made.superseded == made.quarantined == made.empty == ()
+    assert made.delivered_fraction == 1.0
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_equal_failed_attempts_on_equal_prompts_are_each_trained_on(order: str) -> None:
+    """All retries after the first have one prompt, and may say the same."""
+    episode = failed(order)
+    last = episode.turns[-1]
+    attempts = list(captured_calls(episode))[-3:]
+    assert len({(made.prompt_ids, made.output_ids) for made in attempts}) == 1
+    assert len(last.calls) == 4
+    assert trained(episode) >= {made.call_id for made in last.calls}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_trained_call_of_a_completed_episode_is_in_one_row(order: str) -> None:
+    made = merged(completed(order))
+    assert trained(completed(order)) == {"1.0", "2.2", "3.0", "4.0"}
+    assert made.quarantined == made.superseded == ()
+
+
+def test_calls_without_tokens_are_no_calls_here() -> None:
+    episode = completed()
+    turns = [msgspec.structs.replace(turn, calls=(ModelCall("1.0"),)) for turn in episode.turns]
+    bare = msgspec.structs.replace(episode, turns=tuple(turns))
+    assert [*sampled_calls(bare), *captured_calls(bare)] == []
+
+
+def test_calls_without_log_probabilities_are_captured_and_not_replayed() -> None:
+    episode = completed()
+    turns = [
+        msgspec.structs.replace(
+            turn, calls=tuple(msgspec.structs.replace(made, output_logprobs=()) for made in turn.calls)
+        )
+        for turn in episode.turns
+    ]
+    bare = msgspec.structs.replace(episode, turns=tuple(turns))
+    assert list(sampled_calls(bare)) == []
+    assert [made.output_logprobs for made in captured_calls(bare)] == [None] * 4
+
+
+def test_a_record_without_a_stretch_of_a_prompt_is_refused() -> None:
+    episode = completed()
+    name = next(iter(episode.segments))
+    torn = msgspec.structs.replace(episode, segments={key: ids for key, ids in episode.segments.items() if key != name})
+    for calls in (sampled_calls, captured_calls):
+        with pytest.raises(SchemaError, match="lacks the prompt segment"):
+            list(calls(torn))

@@ -1,0 +1,287 @@
+"""Calls merge exactly where one continues the tokens of another; every output is trained once, or told why not."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness1.rows.calls import CapturedCall
+from harness1.rows.merging import Merged, prefix_merging
+from harness1.rows.row import TrainRow, assert_contiguity, per_request
+
+Tokens = tuple[int, ...]
+
+
+def made(name: str, prompt: Tokens, output: Tokens, **fields: object) -> CapturedCall:
+    logprobs = tuple(-0.1 - token / 8 for token in output)
+    return CapturedCall(name, prompt, output, logprobs, **fields)
+
+
+def whole(call: CapturedCall) -> Tokens:
+    return call.prompt_ids + call.output_ids
+
+
+def after(name: str, parent: CapturedCall, seen: Tokens, output: Tokens, **fields: object) -> CapturedCall:
+    """A call whose prompt is what another saw and said, and more."""
+    return made(name, whole(parent) + seen, output, **fields)
+
+
+def append_only(turns: int = 8, seed: int = 0, vocabulary: int = 64) -> list[CapturedCall]:
+    """A session in which every prompt continues the turn before."""
+    draw = random.Random(seed)
+
+    def some(most: int) -> Tokens:
+        return tuple(draw.randrange(vocabulary) for _ in range(draw.randint(2, most)))
+
+    calls = [made("0", some(12), some(6), session_id="s")]
+    for turn in range(1, turns):
+        calls.append(after(str(turn), calls[-1], some(8), some(6), session_id="s"))
+    return calls
+
+
+def trained(merged: Merged) -> set[str]:
+    return {call_id for row in merged.rows for call_id in row.call_ids}
+
+
+def chains(merged: Merged) -> list[tuple[str, ...]]:
+    return sorted(row.call_ids for row in merged.rows)
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> list[CapturedCall]:
+    """Whatever agents do: turns, sub-agents, forks, compaction, retries and empty outputs. The vocabulary is so small
+    that calls continue and repeat one another by accident, too."""
+    tokens = st.lists(st.integers(0, draw(st.sampled_from([1, 2, 300]))), min_size=1, max_size=3).map(tuple)
+    calls = [made("0", draw(tokens), draw(tokens))]
+    for number in range(1, draw(st.integers(1, 14))):
+        earlier = draw(st.sampled_from(calls))
+        what = draw(st.sampled_from(["turn", "turn", "turn", "fork", "compaction", "retry", "same", "empty"]))
+        prompt = {
+            "turn": whole(calls[-1]) + draw(tokens),
+            "fork": whole(earlier) + draw(tokens),
+            "compaction": draw(tokens),
+        }.get(what, earlier.prompt_ids)
+        output = () if what == "empty" else earlier.output_ids if what == "same" else draw(tokens)
+        agent = draw(st.sampled_from(["", "", "", "sub"]))
+        attempt = draw(st.integers(0, 2)) if what in ("retry", "same") else 0
+        calls.append(made(str(number), prompt, output, agent_id=agent, attempt=attempt))
+    return calls
+
+
+def plainly_ambiguous(calls: Sequence[CapturedCall]) -> set[str]:
+    """Which calls are quarantined for their parents, by comparing every call with every other."""
+    found: set[str] = set()
+    for call in sorted(calls, key=lambda call: len(call.prompt_ids)):
+        others = [other for other in calls if other.output_ids and other.agent_id == call.agent_id]
+        before = [other for other in others if call.prompt_ids[: len(whole(other))] == whole(other)]
+        longest = max((len(whole(other)) for other in before), default=0)
+        parents = [other.call_id for other in before if len(whole(other)) == longest]
+        if call.output_ids and (len(parents) > 1 or found & set(parents)):
+            found.add(call.call_id)
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(sessions(), st.randoms(use_true_random=False))
+def test_whatever_agents_do_rows_are_exact_and_every_output_is_trained_once_or_accounted_for(
+    calls: list[CapturedCall], shuffler: random.Random
+) -> None:
+    merged = prefix_merging(calls)
+    shuffled = list(calls)
+    shuffler.shuffle(shuffled)
+    assert prefix_merging(shuffled) == merged
+    for row in merged.rows:
+        assert_contiguity(row, calls)
+    named = [call_id for row in merged.rows for call_id in row.call_ids]
+    aside = [*merged.quarantined, *merged.superseded, *merged.empty]
+    assert sorted(named + aside) == sorted(call.call_id for call in calls)
+    kept = sum(len(call.output_ids) for call in calls if call.call_id in named)
+    assert sum(sum(row.loss_mask) for row in merged.rows) == kept
+    total = sum(len(call.output_ids) for call in calls)
+    assert merged.delivered_fraction == pytest.approx(kept / total)
+    assert set(merged.ambiguous) == plainly_ambiguous(calls)
+    assert set(merged.empty) == {call.call_id for call in calls if not call.output_ids}
+    leaves = [whole(call) for call in calls if call.call_id in {row.call_ids[-1] for row in merged.rows}]
+    assert sorted(row.token_ids for row in merged.rows) == sorted(leaves)
+
+
+def test_an_append_only_session_of_eight_turns_is_one_row() -> None:
+    calls = append_only()
+    merged = prefix_merging(calls, "g")
+    (row,) = merged.rows
+    assert row.call_ids == tuple("01234567")
+    assert row.token_ids == whole(calls[-1])
+    assert (row.episode_id, row.group_id) == ("s", "g")
+    assert (merged.merge_ratio, merged.delivered_fraction) == (8.0, 1.0)
+    assert sum(row.loss_mask) == sum(len(call.output_ids) for call in calls)
+
+
+@pytest.mark.parametrize("anew", [lambda token: (63 - token,), lambda token: (token // 2, token % 2), lambda token: ()])
+def test_an_output_that_was_encoded_anew_does_not_merge(anew: Callable[[int], Tokens]) -> None:
+    calls = append_only()
+    at = len(calls[3].prompt_ids) + 1  # within what call 3 sampled: from here on agents see it written otherwise
+    for place in range(4, 8):
+        ids = calls[place].prompt_ids
+        ids = ids[:at] + anew(ids[at]) + ids[at + 1 :]
+        calls[place] = msgspec.structs.replace(calls[place], prompt_ids=ids)
+    merged = prefix_merging(calls)
+    assert chains(merged) in (
+        [("0", "1", "2", "3"), ("4", "5", "6", "7")],
+        [("0", "1", "2", "4", "5", "6", "7"), ("3",)],
+    )
+    assert merged.delivered_fraction == 1.0
+
+
+def test_a_compacted_context_begins_a_row() -> None:
+    calls = append_only(3)
+    calls.append(made("compacted", (1, 2), (3,)))
+    calls.append(after("next", calls[-1], (4,), (5,)))
+    calls = [msgspec.structs.replace(call, session_id="s") for call in calls]
+    assert chains(prefix_merging(calls)) == [("0", "1", "2"), ("compacted", "next")]
+
+
+def test_a_fork_trains_what_both_branches_saw_once() -> None:
+    root = made("root", (1, 2), (3, 4))
+    left, right = after("left", root, (5,), (6,)), after("right", root, (7,), (8,))
+    leaf = after("leaf", right, (9,), (1,))
+    merged = prefix_merging([leaf, right, left, root])
+    assert chains(merged) == [("right", "leaf"), ("root", "left")]
+    context = next(row for row in merged.rows if "right" in row.call_ids)
+    assert context.token_ids == whole(leaf)
+    assert sum(context.loss_mask[: len(right.prompt_ids)]) == 0
+    assert merged.delivered_fraction == 1.0
+    assert merged.merge_ratio == 2.0
+
+
+def test_agents_and_sessions_are_kept_apart() -> None:
+    first = made("first", (1,), (2,), session_id="s")
+    second = after("second", first, (3,), (4,), session_id="t")
+    third = after("third", first, (3,), (4,), session_id="s", agent_id="sub")
+    fourth = after("fourth", first, (3,), (4,), session_id="s")
+    merged = prefix_merging([first, second, third, fourth])
+    assert chains(merged) == [("first", "fourth"), ("second",), ("third",)]
+    assert {row.call_ids: row.episode_id for row in merged.rows}[("second",)] == "t"
+    assert merged.quarantined == merged.superseded == ()
+
+
+def test_of_retries_the_one_that_was_continued_is_trained() -> None:
+    root = made("root", (1,), (2,))
+    lost, used = after("lost", root, (3,), (4, 4, 4), attempt=9), after("used", root, (3,), (5,))
+    leaf = after("leaf", used, (6,), (7,))
+    merged = prefix_merging([root, lost, used, leaf])
+    assert chains(merged) == [("root", "used", "leaf")]
+    assert (merged.superseded, merged.quarantined) == (("lost",), ())
+    assert merged.delivered_fraction == 3 / 6
+
+
+def test_retries_that_nothing_continues_are_told_apart_by_their_attempt_or_not_at_all() -> None:
+    root = made("root", (1,), (2,))
+
+    def retried(first: int, second: int) -> Merged:
+        return prefix_merging(
+            [
+                root,
+                after("a", root, (3,), (4,), attempt=first),
+                after("b", root, (3,), (5,), attempt=second),
+            ]
+        )
+
+    told = retried(1, 0)
+    assert (chains(told), told.superseded, told.quarantined) == ([("root", "a")], ("b",), ())
+    untold = retried(1, 1)
+    assert (chains(untold), untold.superseded, untold.unresolved) == ([("root",)], (), ("a", "b"))
+
+
+def test_retries_that_were_both_continued_are_a_fork() -> None:
+    root = made("root", (1,), (2,))
+    a, b, c = (after(name, root, (3,), (token,)) for name, token in (("a", 4), ("b", 5), ("c", 6)))
+    merged = prefix_merging([root, a, b, c, after("a2", a, (7,), (8,)), after("b2", b, (7,), (8,))])
+    assert chains(merged) == [("b", "b2"), ("root", "a", "a2")]
+    assert merged.superseded == ("c",)
+
+
+def test_a_call_that_two_others_could_precede_is_quarantined_with_all_that_follows() -> None:
+    root = made("root", (1,), (2,))
+    long, short = made("long", (1, 2, 3), (4, 5)), made("short", (1, 2, 3, 4), (5,))
+    child = made("child", (1, 2, 3, 4, 5, 6), (7,))
+    grandchild = after("grandchild", child, (8,), (9,))
+    branch = after("branch", child, (9,), (9,))
+    merged = prefix_merging([root, long, short, child, grandchild, branch])
+    assert merged.quarantined == merged.ambiguous == ("branch", "child", "grandchild")
+    assert trained(merged) == {"root", "long", "short"}
+    assert merged.counts == {
+        "rows": 2,
+        "trained": 3,
+        "ambiguous": 3,
+        "unresolved": 0,
+        "superseded": 0,
+        "empty": 0,
+    }
+    twins = prefix_merging(
+        [root, after("a", root, (3,), (4,)), after("b", root, (3,), (4,)), made("c", (1, 2, 3, 4, 5), (6,))]
+    )
+    assert (twins.ambiguous, twins.unresolved) == (("c",), ("a", "b"))
+
+
+def test_empty_outputs_are_dropped_and_counted() -> None:
+    merged = prefix_merging([made("a", (1,), ()), made("b", (1,), (2,)), made("c", (1, 2, 3), ())])
+    assert (chains(merged), merged.empty) == ([("b",)], ("a", "c"))
+    assert prefix_merging([]) == Merged((), (), (), (), (), 0)
+    assert (prefix_merging([]).merge_ratio, prefix_merging([]).delivered_fraction) == (0.0, 1.0)
+
+
+def test_two_calls_of_one_id_are_refused() -> None:
+    with pytest.raises(ValueError, match="same id"):
+        prefix_merging([made("a", (1,), (2,)), made("a", (3,), (4,))])
+
+
+def test_thousands_of_calls_are_merged_in_seconds() -> None:
+    draw = random.Random(3)
+    calls: list[CapturedCall] = []
+    for agent in range(30):
+        call = made(f"{agent}", (0,) * 500 + (agent,), (1, 2))
+        for turn in range(100):
+            calls.append(call)
+            call = after(f"{agent}-{turn}", call, tuple(draw.randrange(300) for _ in range(10)), (1, 2))
+    draw.shuffle(calls)
+    begin = time.perf_counter()
+    merged = prefix_merging(calls)
+    assert time.perf_counter() - begin < 10
+    assert merged.counts["rows"] == 30
+    assert merged.merge_ratio == 100.0
+
+
+def test_loss_and_gradient_of_a_merged_row_are_those_of_its_calls() -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).float()
+
+    def measured(rows: Sequence[TrainRow]) -> tuple[float, torch.Tensor]:
+        model.zero_grad()
+        total = 0.0
+        for row in rows:
+            ids, mask = torch.tensor([row.token_ids]), torch.tensor(row.loss_mask[1:]).bool()
+            logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+            loss = -logprobs.gather(1, ids[0, 1:, None])[mask].sum()
+            loss.backward()
+            total += loss.item()
+        return total, torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+    calls = append_only()
+    apart, merged = per_request(calls), prefix_merging(calls).rows
+    assert (len(apart), len(merged)) == (8, 1)
+    tokens = sum(len(row.loss_mask) for row in apart), len(merged[0].loss_mask)
+    assert tokens[0] > 3 * tokens[1]
+    (loss, gradient), (merged_loss, merged_gradient) = measured(apart), measured(merged)
+    assert merged_loss == pytest.approx(loss, rel=1e-6)
+    assert float(gradient.norm()) > 1.0
+    assert float((merged_gradient - gradient).norm() / gradient.norm()) < 1e-6

@@ -1,0 +1,172 @@
+"""Episodes on disk survive a crash at any byte, and damage is told instead of read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness1.errors import SchemaError, UsageError
+from harness1.records import (
+    SCHEMA_VERSION,
+    Episode,
+    Hashes,
+    ModelCall,
+    Status,
+    StopReason,
+    Task,
+    ToolCall,
+    Turn,
+    encode_episode,
+)
+from harness1.runs.store import EPISODES, TOKENS, EpisodeStore, latest_episodes, read_episodes
+
+_IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
+_LOGPROBS = st.lists(st.floats(-50, 0, width=32), max_size=6).map(tuple)
+_CALLS = st.lists(
+    st.builds(ModelCall, call_id=st.text(max_size=3), output_ids=_IDS, output_logprobs=_LOGPROBS), max_size=3
+).map(tuple)
+
+
+def episode(
+    name: str = "a", calls: tuple[ModelCall, ...] = (), segments: dict[str, tuple[int, ...]] | None = None
+) -> Episode:
+    return Episode(
+        episode_id=name,
+        task=Task(name, f"Question {name}?"),
+        turns=(Turn(1, calls, action=ToolCall("end_search")), Turn(2, calls[:1])),
+        stop_reason=StopReason.END_SEARCH,
+        status=Status.COMPLETED,
+        hashes=Hashes("env", "policy", "index"),
+        segments=segments or {},
+    )
+
+
+def with_tokens(name: str) -> Episode:
+    call = ModelCall(name, output_ids=(1, 2, 3), output_logprobs=(-0.5, -1.0, -2.0))
+    return episode(name, (call,), {"static": (7, 8), "turn/1": ()})
+
+
+def written(folder: Path, *episodes: Episode) -> None:
+    with EpisodeStore(folder) as store:
+        for each in episodes:
+            store.append(each)
+
+
+@given(calls=_CALLS, segments=st.dictionaries(st.text(max_size=4), _IDS, max_size=3))
+def test_ids_and_logprobs_come_back_exactly(
+    tmp_path_factory: pytest.TempPathFactory, calls: tuple[ModelCall, ...], segments: dict[str, tuple[int, ...]]
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    first, second = episode("a", calls, segments), with_tokens("b")
+    written(folder, first, second)
+    assert list(read_episodes(folder)) == [first, second]
+
+
+def test_tokens_lie_in_the_side_file_as_int32_and_float32(tmp_path: Path) -> None:
+    written(tmp_path, with_tokens("a"))
+    assert (tmp_path / TOKENS).stat().st_size == 4 * (2 * (3 + 3) + 2)
+    line = (tmp_path / EPISODES).read_bytes()
+    assert msgspec.json.decode(line)["tokens"]["counts"] == [3, 3, 3, 3, 2, 0]
+    assert b"-0.5" not in line
+    assert np.fromfile(tmp_path / TOKENS, "<i4")[:3].tolist() == [1, 2, 3]
+
+
+def test_logprobs_are_rounded_to_float32(tmp_path: Path) -> None:
+    written(tmp_path, episode("a", (ModelCall("c", output_logprobs=(-0.1,)),)))
+    (again,) = read_episodes(tmp_path)
+    assert again.turns[0].calls[0].output_logprobs == (float(np.float32(-0.1)),)
+
+
+def test_episodes_come_in_the_order_written_and_a_run_can_go_on(tmp_path: Path) -> None:
+    written(tmp_path, with_tokens("c"), episode("a"))
+    written(tmp_path, with_tokens("b"))
+    assert [each.episode_id for each in read_episodes(tmp_path)] == ["c", "a", "b"]
+    assert list(read_episodes(tmp_path))[2] == with_tokens("b")
+
+
+def test_a_crash_at_any_byte_of_the_last_line_loses_that_line_alone(tmp_path: Path) -> None:
+    written(tmp_path, with_tokens("a"), with_tokens("b"))
+    lines, tokens = (tmp_path / EPISODES).read_bytes(), (tmp_path / TOKENS).read_bytes()
+    start = lines.index(b"\n") + 1
+    for cut in range(start, len(lines)):
+        (tmp_path / EPISODES).write_bytes(lines[:cut])
+        (tmp_path / TOKENS).write_bytes(tokens)
+        assert list(read_episodes(tmp_path)) == [with_tokens("a")]
+        with EpisodeStore(tmp_path) as store:
+            assert store.torn == cut - start
+            store.append(with_tokens("c"))
+        assert list(read_episodes(tmp_path)) == [with_tokens("a"), with_tokens("c")]
+
+
+def test_a_crash_while_tokens_are_written_leaves_no_line(tmp_path: Path) -> None:
+    written(tmp_path, with_tokens("a"))
+    size = (tmp_path / TOKENS).stat().st_size
+    for extra in range(1, 9):
+        with (tmp_path / TOKENS).open("ab") as tokens:
+            tokens.write(b"\x01" * extra)
+    written(tmp_path, with_tokens("b"))
+    assert (tmp_path / TOKENS).stat().st_size > 2 * size
+    assert list(read_episodes(tmp_path)) == [with_tokens("a"), with_tokens("b")]
+
+
+@pytest.mark.parametrize("keep", [0, 1, 30, 55])
+def test_a_side_file_that_is_too_short_or_damaged_is_told(tmp_path: Path, keep: int) -> None:
+    written(tmp_path, with_tokens("a"))
+    tokens = (tmp_path / TOKENS).read_bytes()
+    for damaged in (tokens[:keep], tokens[:keep] + b"\xff" + tokens[keep + 1 :]):
+        (tmp_path / TOKENS).write_bytes(damaged)
+        with pytest.raises(SchemaError, match=r"episodes.jsonl:1: the tokens of episode a are damaged"):
+            list(read_episodes(tmp_path))
+
+
+def test_a_missing_side_file_is_told(tmp_path: Path) -> None:
+    written(tmp_path, episode("z"), with_tokens("a"))
+    (tmp_path / TOKENS).unlink()
+    with pytest.raises(SchemaError, match=r"episodes.jsonl:2: .*missing"):
+        list(read_episodes(tmp_path))
+
+
+def test_a_line_of_a_newer_version_is_refused_with_its_place(tmp_path: Path) -> None:
+    written(tmp_path, episode("a"))
+    newer = msgspec.structs.replace(episode("b"), schema_version=SCHEMA_VERSION + 1)
+    with (tmp_path / EPISODES).open("ab") as lines:
+        lines.write(encode_episode(newer) + b"\n")
+    with pytest.raises(SchemaError, match=r"episodes.jsonl:2: .*upgrade"):
+        list(read_episodes(tmp_path))
+
+
+def test_two_writers_are_refused_and_the_second_may_follow_the_first(tmp_path: Path) -> None:
+    with EpisodeStore(tmp_path) as store:
+        with pytest.raises(UsageError, match="another process"):
+            EpisodeStore(tmp_path)
+        store.append(episode("a"))
+    written(tmp_path, episode("b"))
+    assert len(list(read_episodes(tmp_path))) == 2
+
+
+def test_a_reader_may_look_while_a_writer_works(tmp_path: Path) -> None:
+    with EpisodeStore(tmp_path) as store:
+        assert list(read_episodes(tmp_path)) == []
+        store.append(with_tokens("a"))
+        assert list(read_episodes(tmp_path)) == [with_tokens("a")]
+
+
+def test_work_that_was_done_again_counts_as_it_ended_the_last_time(tmp_path: Path) -> None:
+    fine, broken = episode("a"), msgspec.structs.replace(episode("b"), status=Status.INFRA_ERROR)
+    written(tmp_path, fine, broken)
+    written(tmp_path, episode("b"))
+    assert latest_episodes(tmp_path).keys() == {fine.key, broken.key}
+    assert latest_episodes(tmp_path)[broken.key].status is Status.COMPLETED
+    assert len(list(read_episodes(tmp_path))) == 3
+
+
+def test_an_empty_folder_holds_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no"):
+        list(read_episodes(tmp_path))
+    written(tmp_path / "new" / "run")
+    assert list(read_episodes(tmp_path / "new" / "run")) == []

@@ -1,0 +1,211 @@
+"""The page about a run: made of its files, inert, and the same for the same episodes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness1.config import load_config
+from harness1.errors import UsageError
+from harness1.eval.ablations.table import AblationTable, Condition
+from harness1.records import StopReason
+from harness1.runs.folder import METRICS, PROVENANCE, RESOURCES, TASKS
+from harness1.runs.store import EPISODES
+from harness1.viewer.report.markup import element, histogram, interval_plot, share_bar, table
+from harness1.viewer.report.page import write_report
+from tests.eval.run_folders import dataset, episode, run_folder
+
+QUERIES = {f"t{number}": f"Question {number}?" for number in range(1, 5)}
+EPISODES_BY_HAND = [
+    episode("t1", "ab", turns=2, stage_ms={"policy": 5.0}),
+    episode("t2", "ax"),
+    episode("t3", "xy", pool="xya"),
+    episode("t4", "xy", stop=StopReason.TURN_LIMIT),
+]
+STYLE = Path(__file__).parents[2] / "harness1" / "viewer" / "report" / "page" / "report.css"
+
+
+def page(folder: Path) -> str:
+    write_report(folder)
+    return (folder / "report.html").read_text()
+
+
+def text(html: str) -> str:
+    """What a reader sees, in one line."""
+    without = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]*>", " ", without).split())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return run_folder(tmp_path / "run", dataset(tmp_path / "data", QUERIES), EPISODES_BY_HAND)
+
+
+def test_the_page_tells_results_ends_and_tasks(run: Path) -> None:
+    said = text(page(run))
+    assert "by-hand on data/test 4 tasks · 4 episodes, 1 for each · seed 0" in said
+    assert "curated_recall 0.375" in said  # 1, 1/2, 0 and 0
+    assert "turn_limit 1" in said
+    assert "search_corpus 100.0%" in said
+    # Of two tasks without recall, the one that saw nothing comes first.
+    worst, best = said.index("Worst"), said.index("Best")
+    assert worst < said.index("Question 4?") < said.index("Question 3?") < best
+    assert best < said.index("Question 1?") < said.index("Question 2?")
+    assert 'href="view.html#0/t4-0"' in page(run)
+
+
+def test_a_query_full_of_markup_is_inert(tmp_path: Path) -> None:
+    bad = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202eevil\x07 & \"'</td></table>"
+    data = dataset(tmp_path / "data", {"<b>t1</b>": bad})
+    made = msgspec.structs.replace(episode("<b>t1</b>", "a"), episode_id='"><script>')
+    html = page(run_folder(tmp_path / "run", data, [made], policy="<i>p</i>"))
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "<b>t1" not in html
+    assert "<i>p" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "\u202e" not in html
+    assert 'href="view.html#0/%22%3E%3Cscript%3E"' in html
+    assert html.count("</table>") == html.count("<table")
+
+
+def test_the_page_loads_and_runs_nothing(run: Path) -> None:
+    html = page(run)
+    assert "default-src &#x27;none&#x27;" in html
+    assert not re.search(r"<script|<link|<img|<iframe|url\(|https?:|@import|\son\w+=", html)
+
+
+def test_all_but_clock_and_machine_is_the_same_for_the_same_episodes(tmp_path: Path, run: Path) -> None:
+    slower = [msgspec.structs.replace(each, stage_ms={"policy": 9.0}) for each in reversed(EPISODES_BY_HAND)]
+    config = load_config(overrides=["run.bootstrap=200", "run.workers=7"])
+    other = run_folder(tmp_path / "other", tmp_path / "data", slower, config=config)
+    provenance = {"version": "9", "commit": "c", "started": "now", "hashes": {"data": "d"}, "machine": {"cores": 64}}
+    (other / PROVENANCE).write_bytes(msgspec.json.encode(provenance))
+    (run / PROVENANCE).write_bytes(msgspec.json.encode({**provenance, "started": "then", "machine": {"cores": 1}}))
+    first, second = page(run), page(other)
+    assert first == page(run)
+    machine = re.compile(r'<section id="machine">.*?</section>', re.DOTALL)
+    assert machine.findall(first) != machine.findall(second)
+    assert machine.sub("", first) == machine.sub("", second)
+    assert "machine.cores 64" in text(second)
+    assert "run.workers" in text(machine.findall(second)[0])
+
+
+def test_time_on_the_clock_is_told_apart_from_that_of_the_episodes(run: Path) -> None:
+    interval = {"mean": 2.0, "low": 1.5, "high": 2.5}
+    took = {
+        "wall_seconds": 90.5,
+        "episode_seconds": {"policy": 300.0, "total": 400.0},
+        "per_episode": {"seconds": interval, "cost": interval | {"mean": None}},
+        "cost": 0.25,
+        "tokens": {"prompt": 1200},
+    }
+    (run / RESOURCES).write_bytes(msgspec.json.encode(took))
+    said = text(page(run))
+    assert "seconds on the clock 90.5" in said
+    assert "seconds of all episodes together policy 300, total 400" in said
+    assert "seconds for each episode 2 (1.5 to 2.5)" in said
+    assert "dollars for each" not in said
+    assert "dollars 0.25" in said
+    assert "tokens.prompt 1200" in said
+
+
+def test_files_that_are_not_there_are_not_told(run: Path) -> None:
+    for name in (TASKS, RESOURCES, PROVENANCE, EPISODES):
+        (run / name).unlink(missing_ok=True)
+    said = text(page(run))
+    assert "curated_recall 0.375" in said
+    assert "Worst" not in said
+
+
+def test_without_metrics_or_a_card_there_is_no_report(tmp_path: Path, run: Path) -> None:
+    (run / METRICS).unlink()
+    with pytest.raises(UsageError, match=r"no metrics\.json"):
+        write_report(run)
+    with pytest.raises(UsageError, match="no run folder"):
+        write_report(tmp_path)
+
+
+def test_a_run_of_faults_alone_has_a_page(tmp_path: Path) -> None:
+    data = dataset(tmp_path / "data", {"t1": "?"})
+    said = text(page(run_folder(tmp_path / "run", data, [episode("t1", "a", stop=StopReason.FAULT)])))
+    assert "No task was scored." in said
+    assert "Failures: 1 infra_error." in said
+
+
+def test_settings_beside_the_defaults_are_told(tmp_path: Path) -> None:
+    config = load_config(overrides=["run.bootstrap=200", "env.max_turns=7", "env.dedup.on=false"])
+    data = dataset(tmp_path / "data", {"t1": "?"})
+    said = text(page(run_folder(tmp_path / "run", data, [episode("t1", "a")], config=config)))
+    assert "env.dedup.on false true env.max_turns 7 40" in said
+
+
+def test_spread_is_told_where_tasks_were_repeated(tmp_path: Path, run: Path) -> None:
+    data = tmp_path / "data"
+    repeated = [episode(task, found, sample=at) for task in QUERIES for at, found in enumerate(("ab", "x"))]
+    said = text(page(run_folder(tmp_path / "two", data, repeated, samples=2)))
+    assert "Spread" in said
+    assert "curated_recall 0.000 0.707 2" in said  # every task has 1 and 0: all of the variance, 1/2, is within
+    assert "Spread" not in text(page(run))
+
+
+def test_ablations_beside_the_run_are_told(run: Path) -> None:
+    lines: Any = {"answer_recall": 0.5, "search_share": 1.0, "turns": 2.0, "set_size": 3.0, "paired": 4}
+    conditions = (Condition(name="base", recall=0.5, **lines), Condition(name="dedup", recall=0.25, **lines))
+    found = AblationTable(dataset="d", split="test", policy="p", tasks=4, samples=1, seed=0, conditions=conditions)
+    (run.parent / "ablations.json").write_bytes(msgspec.json.encode(found))
+    assert "dedup 0.250" in text(page(run))
+    (run.parent / "ablations.json").write_text("[]")
+    assert "Ablations" not in text(page(run))
+
+
+def test_an_id_like_a_formula_finds_its_episode(tmp_path: Path) -> None:
+    data = dataset(tmp_path / "data", {"=t1": "?"})
+    assert 'href="view.html#0/%3Dt1-0"' in page(run_folder(tmp_path / "run", data, [episode("=t1", "a")]))
+
+
+def test_intervals_and_shares_are_drawn_in_their_place() -> None:
+    drawn = interval_plot(0.5, 0.25, 2.0)
+    assert 'x1="26.00%" x2="98.00%"' in drawn  # 2 + 96 * 0.25, and no further than the axis
+    assert 'cx="50.00%"' in drawn
+    assert 'width="25.00%"' in share_bar(0.25)
+
+
+def test_a_histogram_counts_every_task_in_one_bin() -> None:
+    drawn = histogram("recall", [0.0, 0.05, 0.1, 1.0, 1.0, 1.0], (0.0, 1.0), 1)
+    assert re.findall(r"<title>(.*?)</title>", drawn) == ["0 to 0.1: 2", "0.1 to 0.2: 1", "0.9 to 1: 3"]
+    assert 'height="66.0"' in drawn  # the fullest bin has all of the height
+    assert "<title>0 to 0.1: 2</title>" in histogram("turns", [0.0, 0.0], (0.0, 0.0))
+
+
+def test_only_what_is_made_here_is_markup() -> None:
+    assert element("p", "<b>", element("i", "&"), title='"x"') == '<p title="&quot;x&quot;">&lt;b&gt;<i>&amp;</i></p>'
+    assert "<td>&lt;td&gt;</td>" in table(("<h>",), [("<td>",)])
+
+
+def test_text_has_enough_contrast_in_every_scheme() -> None:
+    """At least 4.5 to 1 (WCAG 2, AA), bars and lines at least 3 to 1 by the same colours."""
+    schemes = [
+        dict(re.findall(r"--(\w+): (#\w+);", block))
+        for block in re.findall(r":root \{(.*?)\}", STYLE.read_text(), re.DOTALL)
+    ]
+    assert len(schemes) == 3
+    for colours in schemes:
+        for name in ("ink", "quiet", "mark", "warn"):
+            assert contrast(colours[name], colours["page"]) >= 4.5, (name, colours)
+
+
+def contrast(one: str, other: str) -> float:
+    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * sign for sign in colour[1:])
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,0 +1,44 @@
+"""The report in a browser, on a phone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from harness1.eval.ablations.table import COLUMNS
+from harness1.viewer.report.markup import Markup, element, table
+
+pytestmark = pytest.mark.browser
+
+STYLE = Path(__file__).parents[2] / "harness1" / "viewer" / "report" / "page" / "report.css"
+
+
+def changed_edges(narrow: Any, left: int) -> tuple[bool, bool]:
+    """Whether the left and the right edge look otherwise than without a background, with a table scrolled so far."""
+    box = narrow.locator(".scroll").bounding_box()
+    edges = [box | {"width": 4}, box | {"x": box["x"] + box["width"] - 4, "width": 4}]
+    found = []
+    narrow.locator(".scroll").evaluate("(element, left) => { element.scrollLeft = left }", left)
+    for background in ("", "none"):
+        narrow.locator(".scroll").evaluate("(element, value) => { element.style.background = value }", background)
+        found.append([narrow.screenshot(clip=edge, animations="disabled") for edge in edges])
+    narrow.locator(".scroll").evaluate("element => { element.style.background = '' }")
+    return found[0][0] != found[1][0], found[0][1] != found[1][1]
+
+
+def test_a_wide_table_shows_on_which_side_it_goes_on(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    wide = table(COLUMNS, [["-100.0 to -100.0"] * len(COLUMNS)] * 3)
+    page.write_text(f"{element('style', Markup(STYLE.read_text()))}{element('main', wide)}")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        narrow = browser.new_page(viewport={"width": 390, "height": 400})
+        narrow.goto(f"file://{page}")
+        assert [changed_edges(narrow, left) for left in (0, 200, 9999)] == [(False, True), (True, True), (True, False)]
+        narrow.set_viewport_size({"width": 2400, "height": 400})
+        assert changed_edges(narrow, 0) == (False, False)
+        browser.close()
