@@ -15,7 +15,7 @@ from harness1.records import STATUS_OF, Curated, Episode, Gold, Hashes, Observat
 from harness1.reward.composite import score
 from harness1.reward.outcome import outcome
 
-CONFIG = load_config(overrides=["run.bootstrap=100"])
+CONFIG = load_config(overrides=["machine.bootstrap=100"])
 TASKS = {name: Task(name, "query", gold=Gold(relevant={"a": 1, "b": 1})) for name in ("t1", "t2", "t3", "t4", "t5")}
 
 
@@ -113,7 +113,7 @@ def test_tools_are_calls_per_episode_and_the_mix_is_their_share() -> None:
 
 
 def test_rewards_are_those_of_the_given_configuration() -> None:
-    dear = load_config(overrides=["run.bootstrap=10", "reward.format_failure=-9"])
+    dear = load_config(overrides=["machine.bootstrap=10", "reward.format_failure=-9"])
     failed = [score(RUN[2], TASKS["t2"].gold, CONFIG)]
     assert summarise(failed, TASKS, CONFIG)["reward"]["mean"] == -0.5
     assert summarise(failed, TASKS, dear)["reward"]["mean"] == -9.0
