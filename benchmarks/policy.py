@@ -40,8 +40,9 @@ from harness1.records import Episode, Task
 from harness1.retrieval.open import open_retriever
 from harness1.rl.grammar_masks import grammar_masks
 from harness1.rl.logprobs import compare_calls
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, run_staged
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
 from harness1.rollout.rollout import rollout
+from harness1.rollout.staged import run_staged
 from harness1.rows.calls import captured_calls, sampled_calls
 from harness1.rows.merging import prefix_merging
 from harness1.tools.registry import Toolbox

@@ -29,7 +29,7 @@ from harness1.rl import learning
 from harness1.rl.admission.report import admitted_tasks, read_report
 from harness1.rl.learning import Learning, OpenRollouts
 from harness1.rl.local_rollouts import LocalRollouts, base_folder, open_policy, open_rollouts, publish_to
-from harness1.rl.pivots.profile import open_training
+from harness1.rl.pivots.training import open_training
 from harness1.rl.ray_rollouts import RayRollouts
 from harness1.rl.task_choice import choose_tasks
 from harness1.rl.task_stream import PlacedTask

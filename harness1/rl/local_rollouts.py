@@ -17,7 +17,8 @@ from harness1.models.transformers.backend import TransformersBackend
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode
 from harness1.rl.weight_folder import write_version
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, play_staged
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
+from harness1.rollout.staged import play_staged
 
 if TYPE_CHECKING:
     from torch import Tensor

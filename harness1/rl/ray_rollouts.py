@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness1.config import Fleet
-from harness1.errors import HarnessError, InfrastructureFault, MissingExtra
+from harness1.errors import InfrastructureFault, MissingExtra
 from harness1.records import Episode, Hashes
 from harness1.rl.rollouts import Rollouts
 from harness1.rollout.jobs import EpisodeJob, broken_episode
-from harness1.rollout.stages import Finished, Pipeline, StageFailure, StageLimits
+from harness1.rollout.stages import Pipeline, StageLimits, results_to, unchanged
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,21 +118,9 @@ class RayRollouts:
         Raises:
             InfrastructureFault: there was no worker for too long.
         """
-
-        async def same(value: Any) -> Any:
-            return value
-
-        async def play(job: EpisodeJob, keep: Callable[[Episode], None]) -> Episode:
-            return await self._play(job)
-
-        def hand_over(job: EpisodeJob, outcome: Finished[Episode] | StageFailure) -> None:
-            if isinstance(outcome, StageFailure):
-                raise outcome.cause or HarnessError(outcome.error)
-            on_episode(outcome.result)
-
         places = self._fleet.workers * self._fleet.places
         limits = StageLimits(init=1, ready=1, run=places, post=places)
-        await Pipeline(limits, same, play, same, hand_over).process(jobs)
+        await Pipeline(limits, unchanged, self._play, unchanged, results_to(on_episode)).process(jobs)
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
         """As `Rollouts.publish`: the weights are put into the cluster's store once, and all workers load them."""
@@ -180,7 +168,8 @@ class RayRollouts:
                 worker.weights = weights
                 self._changed.set()
 
-    async def _play(self, job: EpisodeJob) -> Episode:
+    async def _play(self, job: EpisodeJob, keep: Callable[[Episode], None]) -> Episode:
+        """Have a job played, by another worker if one dies over it."""
         error = ""
         for _ in range(self._fleet.attempts):
             worker = await self._free_worker()

@@ -33,7 +33,8 @@ from harness1.rl.admission.judgement import (
 )
 from harness1.rl.admission.report import ORDER, REPORT, AdmissionReport, admitted_tasks, read_report, readme
 from harness1.rl.admission.run import Check, check, reported
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, run_chunk
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
+from harness1.rollout.processes import run_chunk
 
 CONFIG = load_config(None, ["reward.recipe=robust", "machine.workers=1", "machine.bootstrap=20"])
 PAPER = load_config(None, ["machine.workers=1"])

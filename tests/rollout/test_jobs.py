@@ -21,8 +21,9 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.policy.policy import Decision, Policy
 from harness1.records import Episode, Status, Task
 from harness1.retrieval.index.build import build_index
-from harness1.rollout.jobs import Depths, EpisodeJob, EpisodeSetup, run_staged
+from harness1.rollout.jobs import Depths, EpisodeJob, EpisodeSetup
 from harness1.rollout.processes import run_episodes
+from harness1.rollout.staged import run_staged
 from tests.support import Script
 
 SOURCE = open_source("world:100")
@@ -202,7 +203,7 @@ def test_what_the_user_must_mend_ends_a_run_of_a_model(index: str) -> None:
 
 
 def test_a_fault_in_scoring_is_that_episodes_own(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness1.rollout import jobs as runner
+    from harness1.rollout import staged as runner
 
     real = runner.score
 
