@@ -109,10 +109,16 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--share", type=float, default=Start.share)
     parser.add_argument("--tasks", type=int, default=100, help="held-out tasks to measure on")
+    parser.add_argument("--size", type=int, default=Start.size, help="documents of the world")
+    parser.add_argument("--only", choices=PARTS, help="make this part of the start, and measure nothing")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    start = Start(asked.folder, load_config(asked.config, asked.overrides), asked.seed, share=asked.share)
+    config = load_config(asked.config, asked.overrides)
+    start = Start(asked.folder, config, asked.seed, asked.size, share=asked.share)
+    if asked.only:
+        PARTS[asked.only](start)
+        return
     seconds = make(start)
     report = {"seconds": seconds, "policies": measured(start, asked.tasks)}
     print(json.dumps(report) if asked.json else table(report))
@@ -121,13 +127,7 @@ def main() -> None:
 def make(start: Start) -> dict[str, float]:
     """Make what is missing of the start; returns the seconds of each part."""
     seconds: dict[str, float] = {}
-    for name, part in (
-        ("world", make_world),
-        ("model", make_model),
-        ("teacher", teach),
-        ("rows", make_rows),
-        ("start", train),
-    ):
+    for name, part in PARTS.items():
         began = time.perf_counter()
         part(start)
         seconds[name] = time.perf_counter() - began
@@ -313,6 +313,10 @@ def table(report: dict[str, Any]) -> str:
     for policy, values in report["policies"].items():
         lines.append(f"{policy}: " + ", ".join(f"{name} {value:.3f}" for name, value in values.items()))
     return "\n".join(lines)
+
+
+PARTS = {"world": make_world, "model": make_model, "teacher": teach, "rows": make_rows, "start": train}
+"""Parts of a start, in the order in which they are made."""
 
 
 if __name__ == "__main__":

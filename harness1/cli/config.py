@@ -12,7 +12,7 @@ from harness1.hashing import digest
 from harness1.rollout.replay import Nowhere
 from harness1.runs.folder import shown_config, toml_lines
 
-app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 @app.callback()
