@@ -16,7 +16,7 @@ from pathlib import Path
 from harness1.config import Config
 from harness1.retrieval.protocol import Retriever
 from harness1.serve.retrieve import RetrievalService, listening
-from harness1.serve.service import Limits
+from harness1.serve.service import ServiceLimits
 from tests.support import hear_interrupts
 
 HOST = "127.0.0.1"
@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 
 @contextmanager
 def serving(
-    retriever: Retriever, config: Config | None = None, limits: Limits | None = None, port: int = 0
+    retriever: Retriever, config: Config | None = None, limits: ServiceLimits | None = None, port: int = 0
 ) -> Iterator[str]:
     """The URL of a server in a thread with a loop of its own."""
     with in_thread(lambda: listening(RetrievalService(retriever, config or Config(), limits), HOST, port)) as url:

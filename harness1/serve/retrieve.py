@@ -34,7 +34,7 @@ from harness1.retrieval.wire import (
     SearchCall,
 )
 from harness1.serve.server import answering, lift_file_limit, until_ended
-from harness1.serve.service import RETRY_AFTER, Gate, Limits, ReadBody, Refused, Reply
+from harness1.serve.service import RETRY_AFTER, Gate, ReadBody, Refused, Reply, ServiceLimits
 
 TOPK = 3
 """Passages for each query of Search-R1 that does not say how many; its own server has the same default."""
@@ -48,8 +48,8 @@ Found = TypeVar("Found")
 class RetrievalService:
     """Answers the calls of all connections over one retriever, concurrently, so that it can gather them."""
 
-    def __init__(self, retriever: Retriever, config: Config, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, retriever: Retriever, config: Config, limits: ServiceLimits | None = None) -> None:
+        self.limits = limits or ServiceLimits()
         self._retriever, self._ranking, self._run = retriever, config.env.retrieval, config.run
         self._gate = Gate(self.limits)
         about = msgspec.json.encode(About(retriever.info, self._ranking))

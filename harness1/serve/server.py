@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness1.errors import MissingExtra, UsageError
-from harness1.serve.service import Limits, ReadBody, Refused, Reply
+from harness1.serve.service import ReadBody, Refused, Reply, ServiceLimits
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -55,7 +55,7 @@ async def until_ended(bound: AbstractAsyncContextManager[int], on_ready: Callabl
 
 
 @asynccontextmanager
-async def answering(answer: Answer, limits: Limits, host: str, port: int) -> AsyncIterator[int]:
+async def answering(answer: Answer, limits: ServiceLimits, host: str, port: int) -> AsyncIterator[int]:
     """Accept connections while the context is open; gives the port.
 
     Raises:
@@ -97,7 +97,7 @@ async def answering(answer: Answer, limits: Limits, host: str, port: int) -> Asy
             await runner.cleanup()
 
 
-def most_connections(limits: Limits) -> int:
+def most_connections(limits: ServiceLimits) -> int:
     """Connections that may be open at once: `limits.connections`, or fewer where the system gives fewer files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
@@ -148,7 +148,7 @@ def _connections(runner: web.AppRunner) -> int:
     return len(runner.server.connections) if runner.server is not None else 0
 
 
-async def _body(request: web.Request, limits: Limits) -> bytes:
+async def _body(request: web.Request, limits: ServiceLimits) -> bytes:
     """The whole body of a request, within the limits of size and time."""
     from aiohttp import web
 

@@ -15,7 +15,7 @@ RETRY_AFTER = {"Retry-After": "1"}
 ReadBody = Callable[[], Awaitable[bytes]]
 
 
-class Limits(Record):
+class ServiceLimits(Record):
     """What one server takes on. Times are in seconds."""
 
     body_bytes: int = 4 << 20
@@ -51,7 +51,7 @@ class Refused(HarnessError):
 class Gate:
     """Lets so many in at a time and so many wait, for so long; the rest are refused (503)."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServiceLimits) -> None:
         self._places = asyncio.Semaphore(limits.running)
         self._free = limits.running + limits.waiting
         self._wait_s = limits.wait_s

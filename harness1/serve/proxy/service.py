@@ -22,7 +22,7 @@ from harness1.serve.proxy.record import ABANDONED, RecordedCall, Recorder
 from harness1.serve.proxy.sessions import clean_name, fresh_session, session_of
 from harness1.serve.proxy.upstream import Answered, Upstream
 from harness1.serve.server import Request
-from harness1.serve.service import Gate, Limits, Refused, Reply
+from harness1.serve.service import Gate, Refused, Reply, ServiceLimits
 
 DIALECTS = {"/v1/chat/completions": OPENAI, "/v1/messages": ANTHROPIC}
 JSON = {"Content-Type": "application/json"}
@@ -30,10 +30,10 @@ MOST_IDS = 1 << 31
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
-def proxy_limits(config: Config) -> Limits:
+def proxy_limits(config: Config) -> ServiceLimits:
     """What a proxy takes on: as many calls at a time as its upstream, and each for so long."""
     model = config.run.model
-    return Limits(
+    return ServiceLimits(
         body_bytes=32 << 20,
         body_s=30.0,
         running=model.concurrency,
@@ -49,7 +49,9 @@ class ProxyService:
     A record that cannot be written ends the work: from then on every call is refused.
     """
 
-    def __init__(self, upstream: Upstream, recorder: Recorder, limits: Limits, memory: Memory | None = None) -> None:
+    def __init__(
+        self, upstream: Upstream, recorder: Recorder, limits: ServiceLimits, memory: Memory | None = None
+    ) -> None:
         self.limits = limits
         self._upstream, self._recorder, self._memory = upstream, recorder, memory or Memory()
         self._gate = Gate(limits)
