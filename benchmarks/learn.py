@@ -33,6 +33,7 @@ if not __package__:
 
 from benchmarks.micro import MICRO, Start, make, play
 from harness1.config import Config, load_config
+from harness1.episodes.jobs import EpisodeSetup
 from harness1.errors import UsageError
 from harness1.eval.statistics import bootstrap_mean
 from harness1.policy.language_model import LanguageModelPolicy
@@ -43,7 +44,6 @@ from harness1.rl.local_rollouts import LocalRollouts, open_policy
 from harness1.rl.rollouts import EpisodeGroup, Rollouts
 from harness1.rl.task_stream import PlacedTask
 from harness1.rl.training_rows import training_rows
-from harness1.rollout.jobs import EpisodeSetup
 from harness1.rows.row import TrainRow
 from harness1.train.log import VALIDATION_PREFIX, read_log
 

@@ -17,6 +17,7 @@ from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolv
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.env.verifiers.open import open_verifier
+from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import digest
 from harness1.policy.policy import counter_of
@@ -24,7 +25,6 @@ from harness1.policy.registry import make_policy, needs_gold
 from harness1.records import Episode, Task
 from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.reward.composite import score
-from harness1.rollout.rollout import rollout
 from harness1.runs.folder import refuse_other_run, run_stage
 from harness1.runs.store import EpisodeStore
 

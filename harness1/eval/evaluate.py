@@ -12,6 +12,8 @@ import msgspec
 from harness1.config import Config, Run
 from harness1.data.open import from_anywhere
 from harness1.env.render.prompt import static_piece
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths
+from harness1.episodes.processes import run_episodes
 from harness1.errors import UsageError
 from harness1.eval.outputs import output_names, write_outputs
 from harness1.eval.summary import summarise
@@ -21,8 +23,6 @@ from harness1.records import ChunkId, DocId, Episode, Status, Task
 from harness1.retrieval.index.index import EmbeddedIndex, open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
 from harness1.reward.outcome import targets
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths
-from harness1.rollout.processes import run_episodes
 from harness1.runs import provenance
 from harness1.runs.folder import METRICS, REPORT, drop_leftovers, episodes_of, refuse_other_run, run_stage
 from harness1.runs.stage import Stage, read_stage, under_way

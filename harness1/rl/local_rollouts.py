@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness1.config import Config
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, play_staged
 from harness1.errors import ConfigError, UsageError
 from harness1.models.backend import Backend
 from harness1.models.files.fetch import resolve_model
@@ -17,7 +18,6 @@ from harness1.models.transformers.backend import TransformersBackend
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode
 from harness1.rl.weight_folder import write_version
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, play_staged
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from harness1.config import Env, load_config
 from harness1.env.render.view import HitView
+from harness1.episodes.replay import replay_episode
+from harness1.episodes.rollout import rollout
 from harness1.policy.registry import make_policy
 from harness1.records import Task, ToolCall
-from harness1.rollout.replay import replay_episode
-from harness1.rollout.rollout import rollout
 from tests.support import END, Script, call, curate, make_env, play, recount, run, search, text_of, wide_corpus
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "transcript.toml"

@@ -16,6 +16,8 @@ import pytest
 from harness1.cli import main
 from harness1.config import ChatPolicy, Config, Env
 from harness1.data.open import open_source
+from harness1.episodes.replay import replay_episode
+from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault, Refusal, UsageError
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.formats.chat_messages import NOT_EXECUTED
@@ -24,8 +26,6 @@ from harness1.policy.policy import Decision
 from harness1.policy.registry import make_policy
 from harness1.records import Episode, Sampling, Status, StopReason, Task, ToolCall
 from harness1.retrieval.index.build import build_index
-from harness1.rollout.replay import replay_episode
-from harness1.rollout.rollout import rollout
 from harness1.rows.calls import calls_of, trained_calls
 from harness1.runs.store import EpisodeStore, read_episodes
 from tests.models.test_chat_messages import check

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from harness1.config import Curation, Env, FanOut, Grep, Read, Review, Verification
+from harness1.episodes.rollout import rollout
 from harness1.policy.baselines import REPEATS, ROUNDS, RULES, ReflexPolicy
 from harness1.policy.registry import make_policy
 from harness1.records import Chunk, Episode, StopReason, Task
-from harness1.rollout.rollout import rollout
 from tests.support import chunk, make_env, run, wide_corpus
 
 WORLD = wide_corpus(60)

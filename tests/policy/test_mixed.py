@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from harness1.env.render.renderer import Context
+from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision
 from harness1.policy.registry import check_policy, make_policy, needs_gold
 from harness1.policy.wrappers import MixedPolicy, SilentPolicy
 from harness1.records import DocId, Episode, Gold, Task, ToolCall
-from harness1.rollout.rollout import rollout
 from tests.support import END, Script, make_env, run, search
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")

@@ -11,6 +11,7 @@ import pytest
 from harness1.config import Env, load_config
 from harness1.data.world.generate import world_source
 from harness1.env.render.renderer import Context
+from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.memory.entities import FUNCTION_WORDS
 from harness1.policy.policy import Decision, Session
@@ -21,7 +22,6 @@ from harness1.policy.teacher.reasons import LINES, line
 from harness1.policy.teacher.teacher import OracleTeacher
 from harness1.records import TAGS, Chunk, ChunkId, DocId, Episode, Gold, StopReason, Task, ToolCall, UnitId
 from harness1.reward.outcome import Outcome, outcome
-from harness1.rollout.rollout import rollout
 from tests.support import CORPUS, WordRetriever, chunk, make_env, run, text_of
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")

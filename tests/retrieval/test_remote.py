@@ -19,6 +19,7 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.env.environment import SearchEnv
+from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.http.client import CONNECTIONS
 from harness1.policy.registry import make_policy
@@ -28,7 +29,6 @@ from harness1.retrieval.engines.search_r1 import SearchR1Retriever
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
 from harness1.retrieval.wire import About
-from harness1.rollout.rollout import rollout
 from harness1.runs.store import read_episodes
 from tests.serving import HOST, imitating, process_serving, serving
 from tests.support import CORPUS, WordRetriever, make_env, run

@@ -12,6 +12,7 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.env.environment import SearchEnv
+from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError
 from harness1.hashing import text_digest
 from harness1.policy.registry import make_policy
@@ -20,7 +21,6 @@ from harness1.retrieval.engines import search_r1
 from harness1.retrieval.engines.search_r1 import SearchR1Retriever
 from harness1.retrieval.ordering import total_order
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
-from harness1.rollout.rollout import rollout
 from tests.serving import imitating, serving
 from tests.support import CORPUS, QUICK, WordRetriever, run
 

@@ -14,6 +14,8 @@ from harness1.config import Config
 from harness1.env.environment import SearchEnv, env_hash
 from harness1.env.verifiers.open import open_verifier
 from harness1.env.verifiers.protocol import Verifier
+from harness1.episodes.rollout import rollout
+from harness1.episodes.stages import Finished, Pipeline, StageFailure, StageLimits, StageName
 from harness1.errors import HarnessError, InfrastructureFault
 from harness1.hashing import digest
 from harness1.models.formats.chat_format import ChatFormat
@@ -25,8 +27,6 @@ from harness1.records import Episode, Gold, Hashes, Record, Status, StopReason, 
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
 from harness1.reward.composite import score
-from harness1.rollout.rollout import rollout
-from harness1.rollout.stages import Finished, Pipeline, StageFailure, StageLimits, StageName
 
 Scorable = tuple["EpisodeJob", Episode]
 Depths = Callable[[], Mapping[str, int]]
