@@ -40,7 +40,7 @@ from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Task
 from harness1.reward.outcome import outcome
 from harness1.rl.learning import Learning, MakeRows, learn
-from harness1.rl.local_rollouts import LocalRollouts, open_policy
+from harness1.rl.local_rollouts import LocalRollouts, open_policy_to_train
 from harness1.rl.rollouts import EpisodeGroup, Rollouts
 from harness1.rl.task_stream import PlacedTask
 from harness1.rl.training_rows import training_rows
@@ -122,7 +122,7 @@ def learned(
     work = Learning(train, held_out, setups, base, out, config)
     if control:
         work = replace(work, make_rows=CONTROLS[control])
-    policy = open_policy(spec, config)
+    policy = open_policy_to_train(spec, config)
     if not work.is_done(policy.hash):
         playing = nullcontext(players(setups, policy, base, out / "weights"))
         learn(work, playing, policy.counter, policy.hash, told)

@@ -38,7 +38,7 @@ from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Task
 from harness1.rl.advantages import has_signal
 from harness1.rl.learning import Learning, learn
-from harness1.rl.local_rollouts import LocalRollouts, open_policy, publish_to
+from harness1.rl.local_rollouts import LocalRollouts, open_policy_to_train, publish_to
 from harness1.rl.pivots.profile import PivotTraining, Profile, open_training, profile
 from harness1.rl.pivots.rollouts import PivotRollouts
 from harness1.rl.task_stream import PlacedTask, TaskStream
@@ -98,7 +98,7 @@ def main() -> None:
 
 def policy_of(start: Start, config: Config) -> LanguageModelPolicy:
     """The start, to be sampled."""
-    return open_policy(f"hf:{start.folder / 'start'}", config)
+    return open_policy_to_train(f"hf:{start.folder / 'start'}", config)
 
 
 def profiled(start: Start, episodes: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.rl import learning
 from harness1.rl.admission.report import admitted_tasks, read_report
 from harness1.rl.learning import Learning, OpenRollouts
-from harness1.rl.local_rollouts import LocalRollouts, base_folder, open_policy, open_rollouts, publish_to
+from harness1.rl.local_rollouts import LocalRollouts, base_folder, open_policy_to_train, open_rollouts, publish_to
 from harness1.rl.pivots.profile import open_training
 from harness1.rl.ray_rollouts import RayRollouts
 from harness1.rl.task_choice import choose_tasks
@@ -87,7 +87,7 @@ def train(
     if not ((pivots or learn.data) and learn.model and (out or learn.out)):
         raise UsageError("give --data, --model and --out, or run.learn.data, model and out in the configuration")
     out = out or Path(learn.out)
-    policy = open_policy(learn.model, settings)
+    policy = open_policy_to_train(learn.model, settings)
     work, players = (
         _on_tasks(settings, learn, out, cache, policy)
         if pivots is None

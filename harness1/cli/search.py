@@ -21,7 +21,7 @@ from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import digest
 from harness1.policy.policy import counter_of
-from harness1.policy.registry import make_policy, needs_gold
+from harness1.policy.registry import needs_gold, open_policy
 from harness1.records import Episode, Task
 from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.reward.composite import score
@@ -76,7 +76,7 @@ def run_one(
     Without a folder, searches under the same configuration, policy and index share one.
     """
     verifier = open_verifier(config.env, config.run)
-    chosen = make_policy(policy, {}, config)
+    chosen = open_policy(policy, {}, config)
     env = SearchEnv(config.env, open_retriever(index, config), verifier, counter_of(chosen), config.run)
     hashes = {"env": env.hash, "policy": chosen.hash, "index": env.retriever.info.index_hash}
     stage = run_stage(config, policy, hashes, absolute_index(index), hashes)

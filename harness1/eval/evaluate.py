@@ -39,7 +39,16 @@ GOES_ON = "the same command goes on where it was"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is evaluated. `tasks` carry their gold; `samples` episodes are run for each."""
+    """A policy to be played over the tasks of a dataset.
+
+    Args:
+        dataset: what `open_source` opened; it is written into the card of the run.
+        split: where the tasks come from.
+        tasks: with their gold.
+        index: the folder or engine that `open_retriever` opens.
+        policy: a name that `open_policy` takes.
+        samples: episodes for each task; sample `i` is played with `seed + i`.
+    """
 
     dataset: str
     split: str
@@ -130,15 +139,19 @@ class Evaluation:
 def evaluate(
     evaluation: Evaluation,
     out: Path,
-    on_start: OnStart,
-    on_episode: Progress,
+    on_start: OnStart = lambda _done, _all: None,
+    on_episode: Progress = lambda _: None,
     on_torn: Callable[[int], None] = lambda _: None,
     on_depths: OnDepths = ignore_depths,
     on_earlier: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Run what is not finished yet, then write and return the metrics.
+    """Play the episodes that `out` does not hold yet, then write and return the metrics.
+
+    A metric is a share of 1 unless its name says otherwise, with the bounds of its 95 % bootstrap interval over tasks;
+    ranked metrics are defined as in trec_eval.
 
     Args:
+        out: the run folder; an interrupted evaluation goes on by the same call.
         on_start: called once with the number of finished and of all episodes.
         on_episode: called with each episode as it finishes.
         on_torn: called with the bytes of a torn last line that a crash had left, and that was cut off.

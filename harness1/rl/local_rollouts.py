@@ -57,13 +57,13 @@ def open_rollouts(setups: Sequence[EpisodeSetup], spec: str, base: Path, version
     own, for workers do not wait for each other.
 
     Raises:
-        UsageError, ConfigError, MissingExtra: as `open_policy`.
+        UsageError, ConfigError, MissingExtra: as `open_policy_to_train`.
     """
     own = versions / f"{socket.gethostname()}-{os.getpid()}"
-    return LocalRollouts(setups, open_policy(spec, setups[0].config), base, own)
+    return LocalRollouts(setups, open_policy_to_train(spec, setups[0].config), base, own)
 
 
-def open_policy(spec: str, config: Config) -> LanguageModelPolicy:
+def open_policy_to_train(spec: str, config: Config) -> LanguageModelPolicy:
     """The policy that is to be trained. It is sampled as it is, for what is sampled is what is trained.
 
     Raises:

@@ -22,7 +22,7 @@ from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.http.client import CONNECTIONS
-from harness1.policy.registry import make_policy
+from harness1.policy.registry import open_policy
 from harness1.records import ChunkId, DocId, Status, Task
 from harness1.retrieval.engines.remote import RemoteRetriever
 from harness1.retrieval.engines.search_r1 import SearchR1Retriever
@@ -85,7 +85,7 @@ def test_an_episode_over_the_wire_is_the_episode_over_the_retriever_itself() -> 
     near = make_env()
     with serving(WordRetriever(CORPUS)) as url:
         far = SearchEnv(Config().env, open_retriever(url, QUICK), run=QUICK.run)
-        here, there = (run(rollout(env, make_policy("scripted", {}), task)) for env in (near, far))
+        here, there = (run(rollout(env, open_policy("scripted", {}), task)) for env in (near, far))
     assert there.status is Status.COMPLETED
     assert msgspec.structs.replace(there, stage_ms={}) == msgspec.structs.replace(here, stage_ms={})
 
