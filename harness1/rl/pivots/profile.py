@@ -17,6 +17,7 @@ import msgspec
 from harness1.config import Config, Env
 from harness1.env.environment import env_hash
 from harness1.env.verifiers.open import open_verifier
+from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.hashing import digest, file_digest
 from harness1.policy.policy import Policy, counter_of
@@ -26,7 +27,6 @@ from harness1.retrieval.open import is_engine, open_retriever
 from harness1.rl.pivots.pivot import PIVOTS, Pivot, PivotLabel, Split, counts, label_of, read_pivots
 from harness1.rl.pivots.rollouts import PivotState, PivotWorld, TurnId
 from harness1.rl.pivots.verifier import REVISION, Ruling
-from harness1.rollout.jobs import EpisodeJob
 from harness1.runs.files import write_atomically
 from harness1.runs.stage import STAGE, Stage, refuse_foreign, refuse_other, under_way
 from harness1.runs.store import EPISODES, read_episodes

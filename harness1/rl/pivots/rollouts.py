@@ -15,6 +15,8 @@ from harness1.env.environment import SearchEnv, State, Step, env_hash
 from harness1.env.render.pieces import TokenCounter
 from harness1.env.render.renderer import Context
 from harness1.env.verifiers.protocol import Verifier
+from harness1.episodes.jobs import EpisodeJob, play_job
+from harness1.episodes.stages import Pipeline, StageLimits, results_to, unchanged
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.hashing import digest
 from harness1.memory.working_memory import WorkingMemory
@@ -35,8 +37,6 @@ from harness1.records import (
 from harness1.retrieval.protocol import Retriever
 from harness1.reward.outcome import targets
 from harness1.rl.pivots.verifier import DecisionPoint, Effect, Ruling, SetQuality, compare_effects, set_quality
-from harness1.rollout.jobs import EpisodeJob, play_job
-from harness1.rollout.stages import Pipeline, StageLimits, results_to, unchanged
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 import msgspec
 
 from harness1.env.environment import SearchEnv, env_hash
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, broken_episode, ignore_depths, play_job
+from harness1.episodes.stages import Finished, Pipeline, StageFailure, StageLimits
 from harness1.errors import InfrastructureFault
 from harness1.policy.policy import Policy
 from harness1.records import Episode, Hashes, Status, StopReason
 from harness1.reward.composite import score
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, OnDepths, broken_episode, ignore_depths, play_job
-from harness1.rollout.stages import Finished, Pipeline, StageFailure, StageLimits
 
 RECORDED = ("ready", "post_wait", "post")
 """Stages whose milliseconds are added to an episode's own."""

@@ -13,16 +13,16 @@ from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.env.verifiers.open import open_verifier
 from harness1.env.verifiers.protocol import Verifier
+from harness1.episodes.rollout import rollout
 from harness1.hashing import digest
 from harness1.models.formats.chat_format import ChatFormat
 from harness1.models.open import format_at
 from harness1.policy.policy import Policy, counter_of
-from harness1.policy.registry import make_policy, needs_gold
+from harness1.policy.registry import needs_gold, open_policy
 from harness1.policy.wrappers import ReasonedPolicy, in_student_format
 from harness1.records import Episode, Hashes, Record, Status, StopReason, Task
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
-from harness1.rollout.rollout import rollout
 
 Depths = Callable[[], Mapping[str, int]]
 """Counts the jobs in each queue at the moment of the call, which any thread may make."""
@@ -73,7 +73,7 @@ class EpisodeSetup:
         """Return the policy that plays the jobs. An oracle is given their gold, and is made anew."""
         if needs_gold(self.policy):
             golds = {job.task.task_id: job.task.gold for job in jobs if job.task.gold is not None}
-            policy = make_policy(self.policy, golds, self.config)
+            policy = open_policy(self.policy, golds, self.config)
         else:
             policy = _policy(self.policy, self.config)
         if self.reasoned:
@@ -121,7 +121,7 @@ def _verifier(config: Config) -> Verifier:
 
 @lru_cache(maxsize=2)
 def _policy(spec: str, config: Config) -> Policy:
-    return make_policy(spec, {}, config)
+    return open_policy(spec, {}, config)
 
 
 @lru_cache(maxsize=2)
