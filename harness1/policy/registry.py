@@ -1,8 +1,9 @@
-"""Making a policy by what a user typed after `--policy`. Adding one is one file and one line here."""
+"""Open a policy by its name, as typed after `--policy`. A new one is one file, and one line in `OPENERS`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from harness1.config import Config
@@ -21,14 +22,60 @@ from harness1.policy.teacher.teacher import OracleTeacher
 from harness1.policy.wrappers import MixedPolicy, SilentPolicy
 from harness1.records import Gold
 
+Golds = Mapping[str, Gold]
+"""The gold of each task by its id; only the oracles are given it."""
+Opener = Callable[[str, Golds, Config], Policy | None]
+"""Opens a policy by the argument after the colon; None if there is no such policy."""
+
+
+def needs_gold(spec: str) -> bool:
+    """Return True if a policy sees the gold."""
+    bare = spec.removeprefix(SILENT)
+    return bare in ORACLES or bare.startswith(MIXED)
+
+
+def check_policy(spec: str) -> None:
+    """Refuse a policy that does not exist, before any work is done for it. Models are not loaded.
+
+    Raises:
+        UsageError: there is no such policy.
+    """
+    if is_model(spec):
+        ModelSpec.read(spec)
+    else:
+        open_policy(spec)
+
+
+def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()) -> Policy:
+    """Open a policy by its name: `scripted`, `single-shot`, `random`, `oracle`, `hf:PATH`, `openai:MODEL@URL`, ...
+
+    `mixed:0.6` is the oracle teacher in six turns of ten and the random policy in the others; `silent:POLICY` is any
+    policy without a model, stripped of its reasons.
+
+    Args:
+        golds: the gold of each task by its id; only the oracles are given it.
+
+    Raises:
+        UsageError: there is no such policy, or its model cannot be loaded.
+        ConfigError: the settings do not fit its model.
+    """
+    if is_model(spec):
+        return open_model(spec, config)
+    kind, colon, argument = spec.partition(":")
+    opener = OPENERS.get(kind + colon)
+    policy = opener(argument, golds or {}, config) if opener else None
+    if policy is None:
+        raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(NAMES)}")
+    return policy
+
 
 def open_model(spec: str, config: Config) -> Policy:
-    """A language model as a policy.
+    """Open a language model as a policy.
 
     Raises:
         UsageError: there is no such model, or it cannot be loaded.
         ConfigError: the settings do not fit it.
-        MissingExtra: what runs it is not installed.
+        MissingExtra: the package that runs it is not installed.
     """
     asked = ModelSpec.read(spec)
     settings, reserve = config.policy, config.env.generation_reserve
@@ -42,79 +89,46 @@ def open_model(spec: str, config: Config) -> Policy:
     return LanguageModelPolicy(model, chat, reserve, settings, spec)
 
 
-PLAIN: dict[str, Callable[[], Policy]] = {
-    "scripted": ScriptedPolicy,
-    "single-shot": SingleShotPolicy,
-    "random": RandomPolicy,
-}
-"""Policies that need nothing but their name."""
-
-SIGHTED: dict[str, Callable[[Mapping[str, Gold]], Policy]] = {
-    "oracle": OraclePolicy,
-    "oracle-teacher": OracleTeacher,
-}
-"""Policies with sight of the gold, by task id."""
-
-NAMES = (*PLAIN, *RULES, "scripted:SIZE (1 to 30)", *SIGHTED, "mixed:SHARE", "silent:POLICY", "replay:RUN", *MODELS)
-
-SILENT, MIXED = "silent:", "mixed:"
+def _open_scripted(size: str, golds: Golds, config: Config) -> Policy | None:
+    return ScriptedPolicy(int(size)) if size.isdecimal() and 1 <= int(size[:3]) <= 30 else None
 
 
-def needs_gold(spec: str) -> bool:
-    """Whether a policy acts with sight of the gold."""
-    bare = spec.removeprefix(SILENT)
-    return bare in SIGHTED or bare.startswith(MIXED)
-
-
-def check_policy(spec: str) -> None:
-    """Refuse a policy that does not exist, before any work is done for it. Models are not loaded.
-
-    Raises:
-        UsageError: there is no such policy.
-    """
-    if is_model(spec):
-        ModelSpec.read(spec)
-    else:
-        open_policy(spec, {})
-
-
-def open_policy(spec: str, golds: Mapping[str, Gold] | None = None, config: Config = Config()) -> Policy:
-    """Open a policy by its name: `scripted`, `single-shot`, `random`, `oracle`, `hf:PATH`, `openai:MODEL@URL`, ...
-
-    `mixed:0.6` is the oracle teacher in six turns of ten and the random policy in the others; `silent:POLICY` is any
-    of those without a model, without its reasons.
-
-    Args:
-        golds: the gold of each task by its id; only the oracles are given it.
-
-    Raises:
-        UsageError: there is no such policy, or its model cannot be loaded.
-        ConfigError: the settings do not fit its model.
-    """
-    kind, _, argument = spec.partition(":")
-    if spec.startswith(SILENT) and not is_model(argument) and not argument.startswith(SILENT):
-        return SilentPolicy(open_policy(argument, golds, config))
-    if spec.startswith(MIXED) and (share := _share(argument)) is not None:
-        return MixedPolicy((OracleTeacher(golds), RandomPolicy()), (share, 1.0 - share))
-    if kind == "replay" and argument:
-        return RecordedPolicy.load(Path(argument))
-    if kind == "scripted" and argument.isdecimal() and 1 <= int(argument[:3]) <= 30:
-        return ScriptedPolicy(int(argument))
-    if spec in SIGHTED:
-        return SIGHTED[spec](golds)
-    if spec in PLAIN:
-        return PLAIN[spec]()
-    if spec in RULES:
-        return ReflexPolicy(spec)
-    if is_model(spec):
-        return open_model(spec, config)
-    raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(NAMES)}")
-
-
-def _share(text: str) -> float | None:
-    """A number between 0 and 1, or None for what is none."""
+def _open_mixed(share: str, golds: Golds, config: Config) -> Policy | None:
     try:
-        share = float(text)
+        good = float(share)
     except ValueError:
         return None
-    return share if 0.0 <= share <= 1.0 else None
+    return MixedPolicy((OracleTeacher(golds), RandomPolicy()), (good, 1.0 - good)) if 0.0 <= good <= 1.0 else None
+
+
+def _open_silent(policy: str, golds: Golds, config: Config) -> Policy | None:
+    wraps = not is_model(policy) and not policy.startswith(SILENT)
+    return SilentPolicy(open_policy(policy, golds, config)) if wraps else None
+
+
+def _open_record(folder: str, golds: Golds, config: Config) -> Policy | None:
+    return RecordedPolicy.load(Path(folder)) if folder else None
+
+
+def _plain(make: Callable[[], Policy]) -> Opener:
+    return lambda argument, golds, config: make()
+
+
+def _sighted(make: Callable[[Golds], Policy]) -> Opener:
+    return lambda argument, golds, config: make(golds)
+
+
+PLAIN = {"scripted": _plain(ScriptedPolicy), "single-shot": _plain(SingleShotPolicy), "random": _plain(RandomPolicy)}
+ORACLES = {"oracle": _sighted(OraclePolicy), "oracle-teacher": _sighted(OracleTeacher)}
+SILENT, MIXED = "silent:", "mixed:"
+OPENERS: Mapping[str, Opener] = {
+    **PLAIN,
+    **{rule: _plain(partial(ReflexPolicy, rule)) for rule in RULES},
+    **ORACLES,
+    "scripted:": _open_scripted,
+    MIXED: _open_mixed,
+    SILENT: _open_silent,
+    "replay:": _open_record,
+}
+"""Opens each policy without a model, by its name; a colon stands for an argument."""
+NAMES = (*PLAIN, *RULES, "scripted:SIZE (1 to 30)", *ORACLES, "mixed:SHARE", "silent:POLICY", "replay:RUN", *MODELS)

@@ -120,7 +120,8 @@ class RayRollouts:
         """
         places = self._fleet.workers * self._fleet.places
         limits = StageLimits(init=1, ready=1, run=places, post=places)
-        await Pipeline(limits, unchanged, self._play, unchanged, results_to(on_episode)).process(jobs)
+        stages = unchanged, self._play, unchanged, results_to(on_episode)
+        await Pipeline[EpisodeJob, EpisodeJob, Episode, Episode](limits, *stages).process(jobs)
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
         """As `Rollouts.publish`: the weights are put into the cluster's store once, and all workers load them."""
