@@ -184,7 +184,8 @@ async def _train(work: Learning, learner: Learner, players: OpenRollouts, on_ste
     on_step(learner.version, work.config.rl.batches, {})
     async with players as rollouts:
         # The store is locked, and so keeps a second process from the log.
-        with EpisodeStore(work.out / EPISODES) as store, _open_log(work, learner) as log:
+        log = TrainLog(work.out, learner.version, tensorboard=work.tensorboard, wandb=work.wandb)
+        with EpisodeStore(work.out / EPISODES) as store, log:
             loop = _Loop(work, learner, rollouts, log, on_step)
             await loop.publish()
             if learner.validated < 0:
@@ -197,10 +198,6 @@ async def _train(work: Learning, learner: Learner, players: OpenRollouts, on_ste
                 except asyncio.CancelledError:
                     learner.save()
                     raise
-
-
-def _open_log(work: Learning, learner: Learner) -> TrainLog:
-    return TrainLog(work.out, learner.version, tensorboard=work.tensorboard, wandb=work.wandb)
 
 
 class _Loop:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -28,6 +30,7 @@ from harness1.rl.pivots.pivot import PIVOTS, Pivot, PivotLabel, Split, counts, l
 from harness1.rl.pivots.rollouts import PivotState, PivotWorld, TurnId
 from harness1.rl.pivots.verifier import REVISION, Ruling
 from harness1.runs.files import write_atomically
+from harness1.runs.journal import Journal
 from harness1.runs.stage import STAGE, Stage, refuse_foreign, refuse_other, under_way
 from harness1.runs.store import EPISODES, read_episodes
 from harness1.sft.gates import TeacherEpisode, candidate, held_out_tasks
@@ -214,41 +217,33 @@ async def _write_pivots(
     Raises:
         InfrastructureFault: some turns could not be played.
     """
-    earlier = read_pivots(out) if (out / PIVOTS).is_file() else []
-    write_atomically(out / PIVOTS, b"".join(msgspec.json.encode(each) + b"\n" for each in earlier))
-    turns = _open_turns(work, world, chosen, {each.turn_id for each in earlier})
-    on_pivot(len(earlier), total := sum(each.turns for each in chosen))
-    with (out / PIVOTS).open("ab") as file:
-        writer = _Writer(world, work.policy, turns, file, on_pivot, len(earlier), total)
-        await asyncio.gather(*(writer.work() for _ in range(-(-world.machine.concurrency // world.pivots.samples))))
-    if faults := writer.faults:
+    with closing(Journal(out, PIVOTS)) as journal:
+        earlier = {each.turn_id for each in read_pivots(out)}
+        turns = _open_turns(work, world, chosen, earlier)
+        done, total = count(len(earlier)), sum(each.turns for each in chosen)
+        on_pivot(next(done), total)
+
+        def write(pivot: Pivot) -> None:
+            journal.append(msgspec.json.encode(pivot))
+            on_pivot(next(done), total)
+
+        at_once = -(-world.machine.concurrency // world.pivots.samples)
+        each = await asyncio.gather(*(_sample_turns(turns, world, work.policy, write) for _ in range(at_once)))
+    if faults := [fault for some in each for fault in some]:
         raise InfrastructureFault(f"{len(faults)} turns were not played ({faults[0]}): run the same command to go on")
 
 
-@dataclass
-class _Writer:
-    """Samples the turns of one source and appends the results to one file, for several workers in one loop."""
-
-    world: PivotWorld
-    policy: Policy
-    turns: Iterator[_PivotTurn]
-    file: BinaryIO
-    on_pivot: OnProgress
-    done: int
-    total: int
-    faults: list[str] = field(default_factory=list)
-
-    async def work(self) -> None:
-        for turn in self.turns:
-            try:
-                pivot = await turn.sampled(self.world, self.policy)
-            except InfrastructureFault as fault:
-                self.faults.append(str(fault))
-                continue
-            self.file.write(msgspec.json.encode(pivot) + b"\n")
-            self.file.flush()
-            self.done += 1
-            self.on_pivot(self.done, self.total)
+async def _sample_turns(
+    turns: Iterator[_PivotTurn], world: PivotWorld, policy: Policy, write: Callable[[Pivot], None]
+) -> list[str]:
+    """Take turns one by one until there are none, and return the faults of those that could not be played."""
+    faults = []
+    for turn in turns:
+        try:
+            write(await turn.sampled(world, policy))
+        except InfrastructureFault as fault:
+            faults.append(str(fault))
+    return faults
 
 
 def _open_turns(

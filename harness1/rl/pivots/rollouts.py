@@ -3,9 +3,9 @@ compares the outcome with that of the expert's action."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -184,7 +184,7 @@ class PivotRollouts:
             raise ConfigError("the policy counts tokens otherwise than the environment that its turns are played in")
         self._world, self._policy, self._publish = world, policy, publish
         self._episodes, self._golds = episodes, golds
-        self._known: OrderedDict[str, tuple[PivotState, ...]] = OrderedDict()
+        self._states = lru_cache(CACHED_EPISODES)(self._rebuilt)
 
     async def run(
         self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
@@ -209,18 +209,16 @@ class PivotRollouts:
             UsageError: there is no such turn, or it exceeds the policy's context.
             ConfigError, SchemaError: as `PivotWorld.states`.
         """
-        episode = self._episodes.get(turn_id.episode_id)
-        if episode is None:
-            raise UsageError(f"there is no episode {turn_id.episode_id} among the teacher's")
-        states = self._known.pop(turn_id.episode_id, None)
-        if states is None:
-            states = self._world.states(episode, self._golds.get(episode.task.task_id))
-        self._known[turn_id.episode_id] = states
-        if len(self._known) > CACHED_EPISODES:
-            self._known.popitem(last=False)
+        states = self._states(turn_id.episode_id)
         if not 1 <= turn_id.turn <= len(states):
             raise UsageError(f"episode {turn_id.episode_id} has no turn {turn_id.turn} that the policy has room for")
         return states[turn_id.turn - 1]
+
+    def _rebuilt(self, episode_id: str) -> tuple[PivotState, ...]:
+        episode = self._episodes.get(episode_id)
+        if episode is None:
+            raise UsageError(f"there is no episode {episode_id} among the teacher's")
+        return self._world.states(episode, self._golds.get(episode.task.task_id))
 
     async def _prepare(self, job: EpisodeJob) -> tuple[EpisodeJob, PivotState]:
         return job, self.state(TurnId.read(job.task.task_id))
