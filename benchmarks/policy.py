@@ -41,8 +41,7 @@ from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Task
 from harness1.retrieval.open import open_retriever
-from harness1.rl.grammar_masks import grammar_masks
-from harness1.rl.logprobs import compare_calls
+from harness1.rl.logprobs import compare_calls, grammar_masks
 from harness1.rows.calls import captured_calls, sampled_calls
 from harness1.rows.merging import prefix_merging
 from harness1.tools.registry import Toolbox

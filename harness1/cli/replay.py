@@ -22,8 +22,7 @@ from harness1.models.open import HARMONY, format_at
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Episode, Status
 from harness1.retrieval.open import open_retriever
-from harness1.rl.grammar_masks import grammar_masks
-from harness1.rl.logprobs import LogprobReport, compare_calls
+from harness1.rl.logprobs import LogprobReport, compare_calls, grammar_masks
 from harness1.rows.calls import calls_of, sampled_calls
 from harness1.runs.folder import run_config
 from harness1.runs.stage import read_stage

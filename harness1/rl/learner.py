@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness1.config import Config
+from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint
 from harness1.rl.buffer import Buffer, BufferState
+from harness1.rl.logprobs import BOUND, MEAN_K3_BOUND, report_of
 from harness1.rl.reference import row_logprobs, with_kl
 from harness1.rl.rollouts import EpisodeGroup
-from harness1.rl.start_gate import check_start
 from harness1.rl.training_rows import substeps
 from harness1.rows.row import TrainRow
 from harness1.train.algorithm import make_algorithm
@@ -101,14 +102,37 @@ class Learner:
         rows = self._make_rows(groups, self._config)
         logged: dict[str, float] = {}
         if self._is_exact():
-            report = check_start(self.trainer, rows)
-            logged |= {"gate/max_difference": report.max_difference, "gate/mean_k3": report.mean_k3}
+            logged |= self._check_start(rows)
         if self.reference is not None:
             known = row_logprobs(self.reference, rows, self._config.train)
             rows, logged["kl"] = with_kl(rows, known, rl.kl)
         logged |= _over_steps([self.trainer.step(part) for part in substeps(rows, rl.substeps, rl.seed + self.version)])
         self.version += 1
         return logged | {"rows": float(len(rows)), "tokens": float(sum(len(row.token_ids) for row in rows))}
+
+    def _check_start(self, rows: Sequence[TrainRow]) -> dict[str, float]:
+        """Compare the recorded log probabilities with those of the model, which must still be the one that sampled.
+
+        Raises:
+            UsageError: they differ by more than another order of computation explains.
+        """
+        dtype = self._config.train.dtype
+        replayed = [known for row in row_logprobs(self.trainer.model, rows, self._config.train) for known in row]
+        recorded = [
+            known
+            for row in rows
+            for known, mask in zip(row.rollout_logprobs or (), row.loss_mask, strict=False)
+            if mask
+        ]
+        report = report_of(replayed, recorded)
+        if not report.passes(dtype):
+            raise UsageError(
+                "the rollouts are not of the model that is trained: log probabilities differ by up to"
+                f" {report.max_difference:.2g} (mean k3 {report.mean_k3:.2g}) over {report.tokens} tokens, where"
+                f" {BOUND:g} in float32 and a mean k3 of {MEAN_K3_BOUND:g} in bfloat16 are allowed; is"
+                f" policy.dtype that of training, {dtype}?"
+            )
+        return {"gate/max_difference": report.max_difference, "gate/mean_k3": report.mean_k3}
 
     def _is_exact(self) -> bool:
         """Return True for a first batch that these very weights must have sampled. Once trained, adapters in bfloat16

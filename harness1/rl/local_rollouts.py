@@ -1,4 +1,4 @@
-"""Episodes played in this process, with a model here or behind a server."""
+"""Play the episodes of a training in this process, with a model here or behind a server."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class LocalRollouts:
-    """`Rollouts` by the staged runner, over one policy.
+    """`Rollouts` in stages, of one policy.
 
     Args:
-        benches: what `EpisodeJob.setup` names; their `policy` is not read.
-        base: the folder of the model, and
-        versions: where its versions are written, for a backend that loads weights by path.
+        setups: indexed by `EpisodeJob.setup`; their `policy` is not read.
+        base: the folder of the model.
+        versions: the folder for its versions, for a backend that loads weights by path.
     """
 
     def __init__(self, setups: Sequence[EpisodeSetup], policy: LanguageModelPolicy, base: Path, versions: Path) -> None:
@@ -46,7 +46,7 @@ class LocalRollouts:
 
 
 async def publish_to(backend: Backend, state: Mapping[str, Tensor], version: int, base: Path, versions: Path) -> None:
-    """Give weights to a backend: by memory to a model in this process, by path to others."""
+    """Give weights to a backend: in memory if the model is in this process, otherwise by path."""
     if isinstance(backend, TransformersBackend):
         await backend.load_state(state, version)
     else:
@@ -54,8 +54,8 @@ async def publish_to(backend: Backend, state: Mapping[str, Tensor], version: int
 
 
 def open_rollouts(setups: Sequence[EpisodeSetup], spec: str, base: Path, versions: Path) -> LocalRollouts:
-    """Rollouts with a policy of their own: what a worker on another machine opens. Its versions are in a folder of its
-    own, for workers do not wait for each other.
+    """Open rollouts with a policy of their own, in a worker on any machine. The worker writes versions into its own
+    folder, because workers do not wait for each other.
 
     Raises:
         UsageError, ConfigError, MissingExtra: as `open_policy_to_train`.
@@ -65,11 +65,11 @@ def open_rollouts(setups: Sequence[EpisodeSetup], spec: str, base: Path, version
 
 
 def open_policy_to_train(spec: str, config: Config) -> LanguageModelPolicy:
-    """The policy that is to be trained. It is sampled as it is, for what is sampled is what is trained.
+    """Open the policy to be trained. It must be sampled from its unchanged distribution, which is the one trained.
 
     Raises:
-        UsageError: `spec` names no model whose tokens are sampled by its ids.
-        ConfigError: the settings of sampling are none to train by.
+        UsageError: `spec` names no model that gives token ids.
+        ConfigError: the sampling settings change the distribution.
     """
     asked, settings = ModelSpec.read(spec), config.policy
     if asked.kind == "openai":
@@ -84,9 +84,9 @@ def open_policy_to_train(spec: str, config: Config) -> LanguageModelPolicy:
 
 
 def base_folder(spec: str) -> Path:
-    """Where the weights lie that a policy begins with.
+    """Return the folder of the weights that a policy begins with.
 
     Raises:
-        UsageError: there is no such model here.
+        UsageError: the model is not on this machine.
     """
     return resolve_model(ModelSpec.read(spec).model)

@@ -1,4 +1,4 @@
-"""Which tasks of some datasets are learned from, and which are held out to watch."""
+"""Choose the tasks of a training, and those held out for validation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from harness1.rl.task_stream import PlacedTask, in_turn
 from harness1.sft.collect import check_taught_split
 
 DEV = "dev"
-"""The split that is watched, where a dataset has it."""
+"""The split for validation, where a dataset has it."""
 
 
 class TaskChoice(NamedTuple):
-    """`held_out` has nothing in common with `tasks`."""
+    """The tasks to learn from, and the held-out ones, none of which is among them."""
 
     tasks: list[PlacedTask]
     held_out: list[PlacedTask]
@@ -28,15 +28,14 @@ class TaskChoice(NamedTuple):
 def choose_tasks(
     sources: Sequence[Source], split: str, admitted: Sequence[frozenset[str] | None], config: Config
 ) -> TaskChoice:
-    """All tasks of a split of each dataset, and `train.watch.tasks` held-out ones, of each dataset in turn: those of
-    its split `dev`, or some of the tasks themselves, drawn by `rl.seed`, if it has none or that is the split to learn
-    from.
+    """Choose all tasks of a split of each dataset, and `train.watch.tasks` held-out ones, from each dataset in turn:
+    from its split `dev`, or drawn from the tasks by `rl.seed` if there is no `dev` or it is the split to learn from.
 
     Args:
-        admitted: for each dataset the ids of the tasks that may be sampled; None: all.
+        admitted: for each dataset the ids of the tasks that may be learned from; None: all.
 
     Raises:
-        UsageError: there is no such split, it is the one that is tested on, or it is empty; or a task lacks its gold.
+        UsageError: the split is missing, empty or reserved for testing; or a task lacks its gold.
     """
     learned, validation = [], []
     wanted = config.train.watch.tasks

@@ -1,4 +1,4 @@
-"""Which task the groups of a training are played on."""
+"""Assign tasks to the groups of a training."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from harness1.records import Record, Task
 
 
 class PlacedTask(Record):
-    """A task, and the bench that it is played on."""
+    """A task, and the position of the setup that it is played in."""
 
     task: Task
     setup: int = 0
 
 
 class TaskStream:
-    """Tasks without end: every pass over them in an order of its own. What comes at a place depends on the arguments
-    alone, so that a resumed training finds its place by counting.
+    """An endless sequence of tasks, shuffled anew in each pass. The task at a position depends on the arguments alone,
+    so that a resumed training finds its position by counting.
 
     Args:
         samples: episodes of a group.
@@ -31,12 +31,12 @@ class TaskStream:
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     def task(self, index: int) -> PlacedTask:
-        """The task of the group of this number."""
+        """Return the task of a group, by its number."""
         epoch, place = divmod(index, len(self._tasks))
         return self._tasks[self._order(epoch)[place]]
 
     def jobs(self, index: int) -> list[EpisodeJob]:
-        """The episodes of a group, each with a number and a seed of its own in the whole training."""
+        """Return the jobs of a group, each with a number and a seed of its own in the whole training."""
         placed = self.task(index)
         return [
             EpisodeJob(
@@ -56,6 +56,6 @@ class TaskStream:
 
 
 def in_turn(each: Sequence[Sequence[PlacedTask]], limit: int) -> list[PlacedTask]:
-    """The first tasks of several datasets, one of each in turn."""
+    """Take the first `limit` tasks of several datasets, one from each in turn."""
     longest = max(map(len, each), default=0)
     return [tasks[at] for at in range(longest) for tasks in each if at < len(tasks)][:limit]

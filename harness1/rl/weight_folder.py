@@ -1,4 +1,4 @@
-"""Weights as a folder, for engines that load them by path."""
+"""Write weights into folders, for engines that load them by path."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ KEPT = 2
 
 
 def write_version(root: Path, base: Path, state: Mapping[str, Tensor], version: int) -> Path:
-    """Write a version of a model beside the one before, and remove older ones; returns its folder.
+    """Write a version of a model beside the previous one, remove older ones, and return its folder.
 
     Args:
-        base: the folder of the model that `state` is of; what lies beside its weights is copied.
+        base: the folder of the original model, whose other files are copied.
 
     Raises:
         InfrastructureFault: there is no room, or the folder cannot be written.
@@ -42,7 +42,7 @@ def write_version(root: Path, base: Path, state: Mapping[str, Tensor], version: 
 
 
 def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each storage once: of names that share one, as a tied head does, readers need the first alone."""
+    """Keep each storage once: of names that share one, as a tied head does, readers need only the first."""
     seen: set[int] = set()
     kept = {}
     for name, value in state.items():

@@ -26,8 +26,7 @@ from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode
 from harness1.retrieval.index.build import build_index
 from harness1.retrieval.open import open_retriever
-from harness1.rl.grammar_masks import grammar_masks
-from harness1.rl.logprobs import LogprobReport, compare_calls
+from harness1.rl.logprobs import LogprobReport, compare_calls, grammar_masks
 from harness1.rows.calls import SampledCall, calls_of, prompt_ids, sampled_calls
 from harness1.tools.registry import Toolbox
 from harness1.tools.tool import ToolSpec

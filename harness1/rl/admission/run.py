@@ -1,4 +1,4 @@
-"""The check of a task set: every policy plays it into a run folder of its own, then each task is judged."""
+"""Check a task set: every policy plays it into its own run folder, then each task is judged."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from harness1.runs.store import read_episodes
 
 VERB = "rl check"
 RUNS = "policies"
-"""Where the runs of the policies lie: each can be looked at, replayed and resumed like any other."""
+"""The folder of the policies' runs, each of which can be viewed, replayed and resumed like any other."""
 
 
 class Listener(NamedTuple):
-    """What a caller wants to hear of.
+    """The calls that report progress.
 
     Attributes:
-        start: called with a policy, and how many of its episodes are finished already.
+        start: called with a policy and the number of its finished episodes.
         advance: called with every episode as it finishes.
     """
 
@@ -40,7 +40,7 @@ class Listener(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """What is checked; `tasks` carry their gold."""
+    """A check to be done; `tasks` carry their gold."""
 
     dataset: str
     split: str
@@ -49,25 +49,16 @@ class Check:
     config: Config
     seed: int = 0
     student: str = ""
-    """As of a `Bench`: whose tokenizer counts what the policies are shown."""
+    """As in `EpisodeSetup`: the tokenizer that counts the policies' contexts."""
 
     def evaluation(self, policy: str) -> Evaluation:
-        """The run of one policy."""
+        """Return the evaluation of one policy."""
         samples = 2 if policy == TWICE else 1
-        return Evaluation(
-            self.dataset,
-            self.split,
-            self.tasks,
-            self.index,
-            policy,
-            self.config,
-            samples,
-            self.seed,
-            student=self.student,
-        )
+        played = self.dataset, self.split, self.tasks, self.index, policy, self.config, samples, self.seed
+        return Evaluation(*played, student=self.student)
 
     def stage(self) -> Stage:
-        """The card of the folder before anything is done; equal work has an equal one."""
+        """Return the card of the folder before any work; equal work has an equal one."""
         inputs = {
             **self.evaluation(TWICE).stage().inputs,
             "policy": {name: open_policy(name, {}).hash for name in POLICIES},
@@ -76,8 +67,8 @@ class Check:
 
 
 def check(job: Check, out: Path, *, force: bool = False, listener: Listener | None = None) -> AdmissionReport:
-    """Play all policies over the tasks and write the report, or read the one that is there, unchanged. A check that
-    was stopped, or that faults broke, goes on.
+    """Play all policies over the tasks and write the report; an existing report is read and left unchanged. A check
+    that was stopped, or that faults broke, goes on.
 
     Raises:
         UsageError: there is no task, a task has no gold, or the folder holds something else.
@@ -110,7 +101,7 @@ def _clear(out: Path) -> None:
     for policy in POLICIES:
         if (out / RUNS / policy).exists():
             clear_run(out / RUNS / policy)
-    # The card stays until it is written anew: a folder without one would be nobody's.
+    # The card stays until it is written anew: a folder without one would count as foreign.
     for name in (REPORT, README):
         (out / name).unlink(missing_ok=True)
 
@@ -134,7 +125,7 @@ def _report(job: Check, out: Path) -> AdmissionReport:
 
 
 def reported(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -> AdmissionReport:
-    """Judge every task, and sum up the policies."""
+    """Judge every task, and average the policies."""
     tasks = tuple(admission_of(task_id, trials[task_id], best[task_id]) for task_id in trials)
     pairs, ranked = ranking(trials)
     return AdmissionReport(
@@ -151,7 +142,7 @@ def reported(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -
 
 
 def _latest(folder: Path, golds: dict[str, Gold]) -> Iterator[tuple[Episode, Gold]]:
-    """The last episode of each task and sample, read one by one: all of them may not fit into memory."""
+    """Yield the last episode of each task and sample, read one by one, as memory may not hold all."""
     last = {(episode.task.task_id, episode.sample_idx): line for line, episode in enumerate(read_episodes(folder))}
     kept = set(last.values())
     for line, episode in enumerate(read_episodes(folder)):
