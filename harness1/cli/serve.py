@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,8 +12,6 @@ import typer
 from harness1.cli.options import ConfigFile, Overrides, resolve, say_torn
 from harness1.redaction import without_password
 from harness1.retrieval.open import open_retriever
-from harness1.serve.retrieve import serve
-from harness1.serve.server import answering, lift_file_limit, until_ended
 
 app = typer.Typer(help="Serve over HTTP.", no_args_is_help=True)
 
@@ -36,6 +33,9 @@ def retrieve(
 
     Example: harness1 serve retrieve --index wiki.index --port 8000
     """
+    from harness1.serve.retrieve import serve
+    from harness1.serve.server import run
+
     settings = resolve(config, overrides)
     retriever = open_retriever(index, settings)
     _warn(host, "can search and read this index")
@@ -48,7 +48,7 @@ def retrieve(
             flush=True,
         )
 
-    asyncio.run(serve(retriever, settings, host, port, ready))
+    run(serve(retriever, settings, host, port, ready))
 
 
 @app.command()
@@ -77,6 +77,7 @@ def proxy(
     from harness1.serve.proxy.opening import open_upstream
     from harness1.serve.proxy.record import recording
     from harness1.serve.proxy.service import ProxyService, proxy_limits
+    from harness1.serve.server import answering, lift_file_limit, run, until_ended
 
     settings = resolve(config, overrides)
     model = open_upstream(upstream, settings)
@@ -90,7 +91,7 @@ def proxy(
         say_torn(record, recorder.torn)
         service = ProxyService(model, recorder, proxy_limits(settings))
         lift_file_limit()
-        asyncio.run(until_ended(answering(service.answer, service.limits, host, port), ready))
+        run(until_ended(answering(service.app, service.limits, host, port), ready))
 
 
 def _warn(host: str, what: str) -> None:

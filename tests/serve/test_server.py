@@ -24,8 +24,8 @@ import pytest
 from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
-from harness1.serve.retrieve import RetrievalService, listening, serve
-from harness1.serve.server import OWN_FILES, most_connections
+from harness1.serve.retrieve import RetrievalService, serve
+from harness1.serve.server import OWN_FILES, answering, most_connections
 from harness1.serve.service import Limits
 from tests.serving import HOST, process_serving, serving
 from tests.support import CORPUS, WordRetriever, run
@@ -114,7 +114,7 @@ def test_a_connection_too_many_waits_until_another_has_gone() -> None:
             late.settimeout(5.0)
             answer = late.recv(1000)
         assert answer.startswith(b"HTTP/1.1 200")
-        assert b"Connection: close" in answer
+        assert b"connection: close" in answer.lower()
         kept.pop().close()
 
 
@@ -156,7 +156,7 @@ def test_a_server_may_open_all_files_that_the_system_allows() -> None:
 
 def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
     async def scene(port: int) -> None:
-        async with listening(RetrievalService(WordRetriever(CORPUS), Config()), HOST, port):
+        async with answering(RetrievalService(WordRetriever(CORPUS), Config()).app, Limits(), HOST, port):
             pass
 
     with socket.create_server((HOST, 0)) as taken, pytest.raises(UsageError, match="cannot listen"):
@@ -166,7 +166,7 @@ def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
 
 
 async def _listen_nowhere() -> None:
-    async with listening(RetrievalService(WordRetriever(CORPUS), Config()), "nowhere.invalid", 0):
+    async with answering(RetrievalService(WordRetriever(CORPUS), Config()).app, Limits(), "nowhere.invalid", 0):
         pass
 
 
