@@ -28,11 +28,11 @@ if not __package__:
 from benchmarks.learn import SPLIT, MakeRollouts, earned, gains, learned, line, summary
 from benchmarks.micro import MICRO, Start, make
 from harness1.config import load_config
-from harness1.models.backend import Backend, Generation, Grammar
+from harness1.models.backend import Backend, Grammar, SampledOutput
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Sampling
 from harness1.rl.local_rollouts import LocalRollouts, publish_to
-from harness1.rollout.jobs import Bench
+from harness1.rollout.jobs import EpisodeSetup
 from harness1.train.log import read_log
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class DelayedBackend:
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> Generation:
+    ) -> SampledOutput:
         """As the backend, later."""
         await asyncio.sleep(Random(f"{sampling.seed}/latency").lognormvariate(log(self._median), self._sigma))
         return await self.backend.generate(prompt_ids, sampling, grammar)
@@ -117,9 +117,9 @@ def main() -> None:
 def delayed(median: float, sigma: float) -> MakeRollouts:
     """Makes rollouts whose calls are late."""
 
-    def make(benches: list[Bench], policy: LanguageModelPolicy, base: Path, versions: Path) -> DelayedRollouts:
+    def make(setups: list[EpisodeSetup], policy: LanguageModelPolicy, base: Path, versions: Path) -> DelayedRollouts:
         policy.model = DelayedBackend(policy.model, median, sigma)
-        return DelayedRollouts(benches, policy, base, versions)
+        return DelayedRollouts(setups, policy, base, versions)
 
     return make
 

@@ -20,7 +20,7 @@ from harness1.eval.statistics import bootstrap_mean, paired_difference
 from harness1.records import DocId, Task
 from harness1.retrieval.index.retriever import open_embedded
 from harness1.retrieval.protocol import Retriever, SearchRequest, SearchResult
-from harness1.rollout.jobs import Bench, Job
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
 from harness1.rollout.processes import run_episodes
 
 DEPTH, CHUNKS, TOGETHER = 10, 50, 32
@@ -112,7 +112,7 @@ def _scripted(index: Path, mode: str, source: Source, tasks: Sequence[Task]) -> 
 
     config = load_config(None, [f"env.retrieval.mode={mode}", "run.concurrency=32", "run.batch_ms=2"])
     episodes: list[Any] = []
-    run_episodes(Bench(config, str(index), "scripted"), [Job(task) for task in tasks], episodes.append)
+    run_episodes(EpisodeSetup(config, str(index), "scripted"), [EpisodeJob(task) for task in tasks], episodes.append)
     values = task_metrics(episodes, {task.task_id: task for task in tasks}, config)
     return {task: float(each["curated_recall"] or 0.0) for task, each in values.items()}
 

@@ -43,11 +43,11 @@ from harness1.rl.local_rollouts import LocalRollouts, open_policy
 from harness1.rl.rollouts import EpisodeGroup, Rollouts
 from harness1.rl.task_stream import PlacedTask
 from harness1.rl.training_rows import training_rows
-from harness1.rollout.jobs import Bench
+from harness1.rollout.jobs import EpisodeSetup
 from harness1.rows.row import TrainRow
-from harness1.train.log import LOOK, read_log
+from harness1.train.log import VALIDATION_PREFIX, read_log
 
-MakeRollouts = Callable[[list[Bench], LanguageModelPolicy, Path, Path], Rollouts]
+MakeRollouts = Callable[[list[EpisodeSetup], LanguageModelPolicy, Path, Path], Rollouts]
 RESAMPLES = 2000
 SPLIT = "test"
 
@@ -85,7 +85,7 @@ def main() -> None:
         out = learned(start, seed, asked.control)
         seconds = time.perf_counter() - began
         after = earned(start, f"hf:{out}", tasks, asked.samples)
-        found = summary(after, floor, width) | gains(before, after, width) | {"seconds": seconds} | watched(out)
+        found = summary(after, floor, width) | gains(before, after, width) | {"seconds": seconds} | validation(out)
         report["seeds"].append(found)
         print(line(f"seed {seed}", found), file=sys.stderr, flush=True)
     print(json.dumps(report) if asked.json else text(report))
@@ -116,15 +116,15 @@ def learned(
     base = start.folder / "start"
     out = start.folder / (name or f"learned-{control or 'cispo'}-{seed}")
     spec = f"hf:{base}"
-    benches = [Bench(config, str(start.folder / "index"), spec)]
+    setups = [EpisodeSetup(config, str(start.folder / "index"), spec)]
     train = [PlacedTask(task) for task in start.tasks("train")]
     held_out = [PlacedTask(task) for task in start.tasks("dev", config.train.watch.tasks)]
-    work = Learning(train, held_out, benches, base, out, config)
+    work = Learning(train, held_out, setups, base, out, config)
     if control:
         work = replace(work, make_rows=CONTROLS[control])
     policy = open_policy(spec, config)
     if not work.is_done(policy.hash):
-        playing = nullcontext(players(benches, policy, base, out / "weights"))
+        playing = nullcontext(players(setups, policy, base, out / "weights"))
         learn(work, playing, policy.counter, policy.hash, told)
     return out
 
@@ -132,7 +132,7 @@ def learned(
 def told(batch: int, batches: int, values: Mapping[str, float]) -> None:
     """A line for every batch."""
     shown = ("reward", "curated_recall", "set_size", "turns", "tool_errors", "entropy", "wait_seconds", "train_seconds")
-    for prefix in ("", LOOK):
+    for prefix in ("", VALIDATION_PREFIX):
         named = {name: values[prefix + name] for name in shown if prefix + name in values}
         if "reward" in named and (prefix or "loss" in values):
             said = " ".join(f"{name}={value:.3g}" for name, value in named.items())
@@ -181,7 +181,7 @@ def gains(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[fl
     return found
 
 
-def watched(out: Path) -> dict[str, float]:
+def validation(out: Path) -> dict[str, float]:
     """How long a training took, by its log, and how fast it was."""
     steps = [each for each in read_log(out) if "loss" in each]
     return {

@@ -27,7 +27,7 @@ if not __package__:
 import msgspec
 
 from benchmarks.micro_tokenizer import CONTROL, save_tokenizer
-from harness1.config import Config, Lora, Train, Watch, load_config
+from harness1.config import Config, Lora, Train, Validation, load_config
 from harness1.data.formats import beir
 from harness1.data.open import open_source
 from harness1.eval.evaluate import Evaluation, evaluate
@@ -62,7 +62,7 @@ TAUGHT = Train(
     dtype="float32",
     lora=Lora(rank=0),
     save_every=0,
-    watch=Watch(every=0, rows=64, turns=200),
+    watch=Validation(every=0, rows=64, turns=200),
 )
 """How the start is fine-tuned."""
 

@@ -128,7 +128,7 @@ def random_output(chat: ChatFormat, dice: random.Random) -> tuple[Sequence[int],
     if kind == 2:
         return _tokens(chat, "".join(dice.choices(SYNTAX, k=dice.randrange(1, 30)))), None
     meant = random_call(dice)
-    ids = chat.speak(_words(dice) if dice.random() < 0.7 else "", meant)
+    ids = chat.format_action(_words(dice) if dice.random() < 0.7 else "", meant)
     if kind == 3:
         return ids, meant
     if kind < 6:

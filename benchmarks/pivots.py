@@ -41,9 +41,9 @@ from harness1.rl.local_rollouts import LocalRollouts, open_policy, publish_to
 from harness1.rl.pivots.profile import PivotTraining, Profile, open_training, profile
 from harness1.rl.pivots.rollouts import PivotRollouts
 from harness1.rl.task_stream import PlacedTask, TaskStream
-from harness1.rollout.jobs import Bench, Job
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
 from harness1.sft.teacher_run import open_runs
-from harness1.train.log import LOOK, read_log
+from harness1.train.log import VALIDATION_PREFIX, read_log
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,9 @@ class TurnsAndEpisodes:
     def __init__(self, turns: PivotRollouts, episodes: LocalRollouts) -> None:
         self._turns, self._episodes = turns, episodes
 
-    async def run(self, jobs: Iterable[Job] | AsyncIterable[Job], on_episode: Callable[[Episode], None]) -> None:
+    async def run(
+        self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
+    ) -> None:
         """What is watched comes as a list, and what is trained on comes one by one."""
         played = self._episodes if isinstance(jobs, list) else self._turns
         await played.run(jobs, on_episode)
@@ -166,10 +168,10 @@ def trained(start: Start, seed: int, batches: int) -> Path:
     config = msgspec.structs.replace(config, rl=msgspec.structs.replace(config.rl, seed=seed))
     policy = policy_of(start, config)
     training = opened(start, policy)
-    benches = [Bench(config, str(start.folder / "index"), policy.name)]
-    players = TurnsAndEpisodes(training.rollouts, LocalRollouts(benches, policy, base, out / "weights"))
+    setups = [EpisodeSetup(config, str(start.folder / "index"), policy.name)]
+    players = TurnsAndEpisodes(training.rollouts, LocalRollouts(setups, policy, base, out / "weights"))
     held_out = [PlacedTask(task) for task in start.tasks("dev", config.train.watch.tasks)]
-    work = Learning([PlacedTask(task) for task in training.train], held_out, benches, base, out, config)
+    work = Learning([PlacedTask(task) for task in training.train], held_out, setups, base, out, config)
     if not work.is_done(policy.hash):
         learn(work, nullcontext(players), policy.counter, policy.hash, told)
     return out
@@ -182,8 +184,8 @@ def curve(out: Path, samples: int) -> Curve:
         if "loss" in each:
             turns += (each["groups/produced"] - seen) * samples * each["turns"]
             seen = each["groups/produced"]
-        elif f"{LOOK}reward" in each:
-            points.append((turns, each[f"{LOOK}reward"]))
+        elif f"{VALIDATION_PREFIX}reward" in each:
+            points.append((turns, each[f"{VALIDATION_PREFIX}reward"]))
     return points
 
 

@@ -35,12 +35,12 @@ from harness1.models.transformers.backend import TransformersBackend
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.wrappers import SpokenPolicy
+from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Task
 from harness1.retrieval.open import open_retriever
 from harness1.rl.grammar_masks import grammar_masks
 from harness1.rl.logprobs import compare_calls
-from harness1.rollout.jobs import Bench, Job, run_staged
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, run_staged
 from harness1.rollout.rollout import rollout
 from harness1.rows.calls import captured_calls, sampled_calls
 from harness1.rows.merging import prefix_merging
@@ -140,7 +140,7 @@ def merging_table(options: argparse.Namespace, tasks: Sequence[Task]) -> list[Ro
 
         async def run(task: Task, config: Config = config, retriever: Any = retriever) -> Episode:
             env = SearchEnv(config.env, retriever, counter=chat, run=config.run)
-            return await rollout(env, SpokenPolicy(ScriptedPolicy(), chat), task)
+            return await rollout(env, StudentFormatPolicy(ScriptedPolicy(), chat), task)
 
         merged = [prefix_merging(captured_calls(asyncio.run(run(task)))) for task in tasks]
         calls = sum(each.counts["trained"] for each in merged)
@@ -153,11 +153,11 @@ def merging_table(options: argparse.Namespace, tasks: Sequence[Task]) -> list[Ro
 def _episodes(
     options: argparse.Namespace, config: Config, tasks: Sequence[Task]
 ) -> tuple[list[Episode], TransformersBackend]:
-    bench = Bench(config, options.index, f"hf:{options.model}")
+    setup = EpisodeSetup(config, options.index, f"hf:{options.model}")
     episodes: list[Episode] = []
-    jobs = [Job(task, seed=at) for at, task in enumerate(tasks)]
-    policy = bench.policy_for(jobs)
-    asyncio.run(run_staged(bench, jobs, episodes.append))
+    jobs = [EpisodeJob(task, seed=at) for at, task in enumerate(tasks)]
+    policy = setup.policy_for(jobs)
+    asyncio.run(run_staged(setup, jobs, episodes.append))
     assert isinstance(policy, LanguageModelPolicy)
     assert isinstance(policy.model, TransformersBackend)
     return episodes, policy.model

@@ -31,7 +31,7 @@ from harness1.models.formats.chat_format import ChatFormat
 from harness1.models.formats.registry import open_format
 from harness1.models.tokenizer import open_tokenizer
 from harness1.policy.teacher.teacher import OracleTeacher
-from harness1.policy.wrappers import SpokenPolicy
+from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Task
 from harness1.retrieval.index.build import build_index
 from harness1.retrieval.index.index import open_index
@@ -75,7 +75,7 @@ async def played(
     """The teacher's episodes under an order, in the words of the format."""
     config = load_config(config_file, [f"env.rendering.order={order}"])
     teacher = OracleTeacher({task.task_id: task.gold for task in tasks if task.gold is not None})
-    policy = SpokenPolicy(teacher, chat)
+    policy = StudentFormatPolicy(teacher, chat)
     return [
         await rollout(SearchEnv(config.env, retriever, counter=chat, run=config.run), policy, task) for task in tasks
     ]

@@ -26,7 +26,7 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from harness1.rollout.stages import Finished, Limits, Pipeline, StageFailure
+from harness1.rollout.stages import Finished, Pipeline, StageFailure, StageLimits
 
 TRAJECTORIES, SLOTS, SIGMA = 128, 8, 0.3
 PROFILES = {
@@ -100,7 +100,7 @@ async def staged(jobs: Sequence[Trajectory]) -> float:
     def through(job: Trajectory, outcome: Finished[None] | StageFailure) -> None:
         assert isinstance(outcome, Finished)
 
-    limits = Limits(init=SLOTS, ready=SLOTS, run=SLOTS, post=SLOTS)
+    limits = StageLimits(init=SLOTS, ready=SLOTS, run=SLOTS, post=SLOTS)
     return await Pipeline(limits, init, run, post, through).process(jobs)
 
 

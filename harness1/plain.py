@@ -11,13 +11,13 @@ DEEPEST = 16
 """Levels of nesting that are kept; no tool has arguments of more than two."""
 
 
-def plain_call(call: ToolCall) -> ToolCall:
+def json_safe_call(call: ToolCall) -> ToolCall:
     """The call with plain arguments; arguments that are no mapping stand under the name `arguments`."""
     arguments = call.arguments if isinstance(call.arguments, dict) else {"arguments": call.arguments}
-    return ToolCall(plain_text(str(call.name)), plain(arguments))
+    return ToolCall(utf8_safe(str(call.name)), json_safe(arguments))
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def json_safe(value: Any, depth: int = 0) -> Any:
     """A value as JSON knows it: text without lone surrogates, finite numbers, text as keys, bounded nesting.
 
     What is none of these is replaced by the name of its type.
@@ -26,19 +26,19 @@ def plain(value: Any, depth: int = 0) -> Any:
         case None | bool():
             return value
         case str():
-            return plain_text(value)
+            return utf8_safe(value)
         case int() if abs(value) < 2**63:
             return value
         case float() if math.isfinite(value):
             return value
         case dict() if depth < DEEPEST:
-            return {plain_text(str(key)): plain(item, depth + 1) for key, item in value.items()}
+            return {utf8_safe(str(key)): json_safe(item, depth + 1) for key, item in value.items()}
         case list() | tuple() if depth < DEEPEST:
-            return [plain(item, depth + 1) for item in value]
+            return [json_safe(item, depth + 1) for item in value]
         case _:
             return f"<{type(value).__name__}>"
 
 
-def plain_text(text: str) -> str:
+def utf8_safe(text: str) -> str:
     """The text with each lone surrogate, which UTF-8 cannot hold, replaced by a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -16,7 +16,7 @@ from harness1.config import ChatPolicy, Config
 from harness1.env.environment import choose
 from harness1.env.render.renderer import Context
 from harness1.hashing import digest
-from harness1.models.backend import Backend, Generation, Grammar
+from harness1.models.backend import Backend, Grammar, SampledOutput
 from harness1.models.formats.chat_format import ChatFormat, Parsed
 from harness1.models.formats.chat_messages import Message, Said, messages_of, tools_of
 from harness1.policy.language_model import call_seed, retry_note
@@ -27,14 +27,14 @@ from harness1.serve.proxy.service import ProxyService
 from harness1.serve.proxy.token_upstream import TokenUpstream
 from harness1.serve.proxy.upstream import Upstream
 from harness1.serve.server import answering
-from harness1.serve.service import Limits
+from harness1.serve.service import ServiceLimits
 from tests.serving import HOST, Reply, asking, in_thread
 from tests.support import END, call, search
 from tests.vocabularies import chat_format
 
 OPENAI_PATH, ANTHROPIC_PATH = "/v1/chat/completions", "/v1/messages"
 SETTINGS = Config(policy=ChatPolicy(temperature=0.7, top_p=0.9, top_k=50))
-LIMITS = Limits(running=8, waiting=8, deadline_s=20.0)
+LIMITS = ServiceLimits(running=8, waiting=8, deadline_s=20.0)
 SCRIPT: tuple[ToolCall | str, ...] = (
     search("poet"),
     search("Where did Lord Byron die?"),
@@ -55,14 +55,14 @@ class Dice:
 
     def __init__(self, chat: ChatFormat, script: Sequence[ToolCall | str] = SCRIPT) -> None:
         self.chat, self.script = chat, script
-        self.calls: list[tuple[tuple[int, ...], Sampling, Generation]] = []
+        self.calls: list[tuple[tuple[int, ...], Sampling, SampledOutput]] = []
         self.wait_s = 0.0
         self.cancelled = 0
         self.error: Exception | None = None
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> Generation:
+    ) -> SampledOutput:
         try:
             await asyncio.sleep(self.wait_s)
         except asyncio.CancelledError:
@@ -78,7 +78,7 @@ class Dice:
         ids = ids[: sampling.max_tokens]
         logprobs = tuple(-int(draw[16:20], 16) / 65536 - place / 64 for place in range(len(ids)))
         stopped = ids[-1] == self.chat.stop_ids[0]
-        made = Generation(tuple(ids), logprobs, "stop" if stopped else "length", self.version, self.version)
+        made = SampledOutput(tuple(ids), logprobs, "stop" if stopped else "length", self.version, self.version)
         self.calls.append((tuple(prompt_ids), sampling, made))
         return made
 
@@ -88,7 +88,7 @@ class Dice:
     def _said(self, said: ToolCall | str, draw: str) -> list[int]:
         if isinstance(said, str):
             return self._shredded(f"{said} {draw[:4]}", draw)
-        spoken = self.chat.speak("", said)
+        spoken = self.chat.format_action("", said)
         return [*self._shredded(f"I think {draw[:6]}.\n", draw), *spoken[:-1]]
 
     def _shredded(self, text: str, draw: str) -> list[int]:
@@ -137,7 +137,7 @@ def recorded(run: Path, upstream: Upstream, scene: Callable[[ProxyService], Awai
 
 
 @contextmanager
-def proxying(run: Path, upstream: Upstream, limits: Limits = LIMITS) -> Iterator[str]:
+def proxying(run: Path, upstream: Upstream, limits: ServiceLimits = LIMITS) -> Iterator[str]:
     """The URL of a proxy in a thread with a loop of its own."""
     with recording(run, upstream.inputs) as recorder:
         service = ProxyService(upstream, recorder, limits)

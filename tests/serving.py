@@ -22,7 +22,7 @@ from harness1.config import Config
 from harness1.retrieval.protocol import Retriever
 from harness1.serve.retrieve import RetrievalService
 from harness1.serve.server import answering
-from harness1.serve.service import Limits
+from harness1.serve.service import ServiceLimits
 from tests.support import hear_interrupts
 
 HOST = "127.0.0.1"
@@ -66,7 +66,7 @@ async def asking(
 
 @contextmanager
 def serving(
-    retriever: Retriever, config: Config | None = None, limits: Limits | None = None, port: int = 0
+    retriever: Retriever, config: Config | None = None, limits: ServiceLimits | None = None, port: int = 0
 ) -> Iterator[str]:
     """The URL of a server in a thread with a loop of its own."""
 

@@ -71,7 +71,7 @@ def test_the_example_benchmark_is_evaluated(tmp_path: Path) -> None:
 def test_the_example_format_speaks_and_understands() -> None:
     chat = example("Add a chat format")["Bare"](tokenizer("chatml"))
     specs = make_env().toolbox.specs
-    said = chat.speak("Because.", search("Ada Lovelace"))
+    said = chat.format_action("Because.", search("Ada Lovelace"))
     assert chat.parse(said, specs).actions == (search("Ada Lovelace"),)
     assert chat.parse(said[2:], specs).error == "there is no call"
     assert "args_search_corpus" in chat.grammar(specs).ebnf

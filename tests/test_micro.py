@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.micro import TAUGHT, Start, make, make_model, make_world, measured, play, table
 from benchmarks.micro_tokenizer import save_tokenizer
-from harness1.config import Watch, load_config
+from harness1.config import Validation, load_config
 from harness1.env.environment import SearchEnv
 from harness1.models.open import format_at
 from harness1.models.tokenizer import open_tokenizer
@@ -35,7 +35,7 @@ PROMPT, CALL = 384, 16
 def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     """A world and a tokenizer, and a model that is a few numbers."""
     config = load_config(MICRO, list(SMALL))
-    taught = msgspec.structs.replace(TAUGHT, epochs=1, watch=Watch(every=0, rows=64, turns=4))
+    taught = msgspec.structs.replace(TAUGHT, epochs=1, watch=Validation(every=0, rows=64, turns=4))
     folder = tmp_path_factory.mktemp("micro")
     start = Start(folder, config, size=200, samples=1, width=16, layers=1, heads=2, taught=taught)
     make_world(start)

@@ -31,7 +31,17 @@ PROTOCOL_METHODS = {
     *("act", "fork", "open"),
     *("search", "grep", "read", "get", "judge"),
     *("piece", "tools", "overhead"),
-    *("opening", "closing", "declarations", "generation_prompt", "parse", "speak", "grammar", "encode", "decode"),
+    *(
+        "opening",
+        "closing",
+        "declarations",
+        "generation_prompt",
+        "parse",
+        "format_action",
+        "grammar",
+        "encode",
+        "decode",
+    ),
     *("generate", "load_weights"),
 }
 FREE_STATEMENTS = 3

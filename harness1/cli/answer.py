@@ -19,8 +19,8 @@ from harness1.cli.evaluate import Limit
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve, say_torn
 from harness1.config import Config, Run
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.eval.answers.asking import CONDITIONS, Answered, Answering, Condition, Model, questions_of
-from harness1.eval.answers.prompts import Library
+from harness1.eval.answers.asking import CONDITIONS, Answered, Answering, Condition, NamedModel, questions_of
+from harness1.eval.answers.prompts import DocumentReader
 from harness1.eval.answers.run import AnswerRun, clear_answers
 from harness1.eval.answers.summary import METRICS
 from harness1.eval.run_view import read_run
@@ -174,11 +174,13 @@ def _conditions(text: str) -> tuple[Condition, ...]:
     return tuple(condition for condition in CONDITIONS if condition in asked)
 
 
-def _model(spec: str, option: str, most_tokens: int, endpoint: Callable[[str, Run], ModelEndpoint], run: Run) -> Model:
+def _model(
+    spec: str, option: str, most_tokens: int, endpoint: Callable[[str, Run], ModelEndpoint], run: Run
+) -> NamedModel:
     asked = ModelSpec.read(spec)
     if asked.kind != "openai" or asked.url is None:
         raise UsageError(f"{option} takes openai:MODEL@URL, not {spec!r}")
-    return Model(spec, Completer(endpoint(asked.url, run), asked.model, most_tokens))
+    return NamedModel(spec, Completer(endpoint(asked.url, run), asked.model, most_tokens))
 
 
 def _judge_endpoint(url: str, run: Run) -> ModelEndpoint:
@@ -186,8 +188,8 @@ def _judge_endpoint(url: str, run: Run) -> ModelEndpoint:
     return ModelEndpoint(url, judge.key, judge.timeout_s, run.attempts, run.backoff_s, judge.concurrency)
 
 
-def _library(index: str, recorded: Config, given: Run) -> Library:
+def _library(index: str, recorded: Config, given: Run) -> DocumentReader:
     """The index as the run asked it, with the web services of this command line: a record holds no keys."""
     web = given.web if given.web != Run().web else recorded.run.web
     config = msgspec.structs.replace(recorded, run=msgspec.structs.replace(recorded.run, web=web))
-    return Library(open_retriever(index, config), config.run)
+    return DocumentReader(open_retriever(index, config), config.run)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness1.models.checkpoint import Checkpoint
-from harness1.train.log import looked, read_log
+from harness1.train.log import read_log, validation_values
 
 
 def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, which: str = "best") -> None:
@@ -37,4 +37,4 @@ def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, whic
 
 def _at_start(out: Path) -> dict[str, float]:
     """What was measured on held-out tasks before the first step."""
-    return next((found for line in read_log(out) if line["step"] == 0 and (found := looked(line))), {})
+    return next((found for line in read_log(out) if line["step"] == 0 and (found := validation_values(line))), {})

@@ -21,7 +21,7 @@ from rich.text import Text
 from harness1.cli.progress import EpisodeNumbers, EpisodeProgress, Pacing, StepNumbers, StepProgress
 from harness1.records import Episode, Gold
 from harness1.rollout.jobs import Depths
-from harness1.train.log import StepListener, looked
+from harness1.train.log import StepListener, validation_values
 
 REFRESHES = 4
 """Drawings per second."""
@@ -182,7 +182,7 @@ class TrainingBoard:
             with self.board.lock:
                 self._progress.add(step, steps, values, self._clock())
             self.board.begin()
-            if found := looked(values):
+            if found := validation_values(values):
                 self.board.say(f"{unit} {step}, held out: {named(found, names)}")
             self.board.changed()
 
@@ -248,7 +248,7 @@ def training_rows(numbers: StepNumbers, unit: str, names: Sequence[str]) -> list
     """Labels and texts of the panel of a training."""
     values = numbers.values
     speed = "" if numbers.tokens_per_second is None else f", {numbers.tokens_per_second:,.0f} tokens/s"
-    look = named(numbers.look, names)
+    validation = named(numbers.validation, names)
     rows = [
         (unit, f"{_done(numbers.step, numbers.steps)}{speed}{_left(numbers.seconds_left)}"),
         ("values", _with_trends(numbers, names)),
@@ -256,7 +256,7 @@ def training_rows(numbers: StepNumbers, unit: str, names: Sequence[str]) -> list
         ("buffer", _worded(values, BUFFER, "{:.3g}")),
         ("dropped", _worded(values, DROPPED, "{:.0f}")),
         ("failures", _worded(values, FAILURES, "{:.1%}")),
-        ("held out", look and f"{look} ({unit} {numbers.look_step})"),
+        ("held out", validation and f"{validation} ({unit} {numbers.validation_step})"),
     ]
     return [(label, text) for label, text in rows if text]
 

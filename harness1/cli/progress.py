@@ -9,7 +9,7 @@ from statistics import fmean
 
 from harness1.records import Episode, Gold, Record, Status
 from harness1.reward.outcome import outcome
-from harness1.train.log import looked
+from harness1.train.log import validation_values
 
 WINDOW_S = 60.0
 """Seconds behind a moving rate."""
@@ -199,26 +199,26 @@ class StepNumbers(Record, kw_only=True):
     """The mean of a value over the last steps minus that over as many before them."""
     tokens_per_second: float | None = None
     """Over the last steps, without what lies between them."""
-    look: dict[str, float] = {}
+    validation: dict[str, float] = {}
     """What the last look at held-out rows or tasks measured, and
     look_step: after which step that was."""
-    look_step: int = 0
+    validation_step: int = 0
 
 
 class StepProgress:
     """Counts steps. The first one that it is told of is the one that training begins behind."""
 
     def __init__(self) -> None:
-        self._step = self._steps = self._look_step = 0
+        self._step = self._steps = self._validation_step = 0
         self._times: deque[tuple[float, int]] = deque(maxlen=2 * RECENT + 1)
         self._values: deque[Mapping[str, float]] = deque(maxlen=2 * RECENT)
-        self._look: dict[str, float] = {}
+        self._validation: dict[str, float] = {}
 
     def add(self, step: int, steps: int, values: Mapping[str, float], now: float) -> None:
         """What a `StepListener` is told. A look takes time and is no step, so it counts for the time that is left."""
         self._step, self._steps = step, steps
-        if found := looked(values):
-            self._look, self._look_step = found, step
+        if found := validation_values(values):
+            self._validation, self._validation_step = found, step
         elif values:
             self._values.append(values)
         if not self._times or step > self._times[-1][1]:
@@ -237,8 +237,8 @@ class StepProgress:
             values=last,
             trends={name: trend for name in last if (trend := _trend(recent, name)) is not None},
             tokens_per_second=sum(each["tokens"] for each in timed) / seconds if seconds else None,
-            look=self._look,
-            look_step=self._look_step,
+            validation=self._validation,
+            validation_step=self._validation_step,
         )
 
     def _seconds_left(self) -> float | None:

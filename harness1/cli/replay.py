@@ -22,7 +22,7 @@ from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Episode, Status
 from harness1.retrieval.open import open_retriever
 from harness1.rl.grammar_masks import grammar_masks
-from harness1.rl.logprobs import GateReport, compare_calls
+from harness1.rl.logprobs import LogprobReport, compare_calls
 from harness1.rollout.replay import ReplayReport, replay_episode, replay_live
 from harness1.rows.calls import calls_of, sampled_calls
 from harness1.runs.folder import run_config
@@ -96,7 +96,7 @@ def replay(
 
 def _gate(
     episodes: list[Episode], folder: Path, config: Config, console: Console
-) -> tuple[GateReport | None, str | None]:
+) -> tuple[LogprobReport | None, str | None]:
     """Compare all model calls with plain forward passes of a model; the second is what is wrong.
 
     Raises:
@@ -122,7 +122,7 @@ def _gate(
     return report, f"the recorded log probabilities are not those of {folder}"
 
 
-def _gate_lines(gate: GateReport) -> Iterator[str]:
+def _gate_lines(gate: LogprobReport) -> Iterator[str]:
     if gate.tokens:
         yield (
             f"{gate.tokens} sampled tokens: log probabilities differ by at most {gate.max_difference:.2g}"

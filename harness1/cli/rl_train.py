@@ -27,13 +27,13 @@ from harness1.policy.language_model import LanguageModelPolicy
 from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.rl import learning
 from harness1.rl.admission.report import admitted_tasks, read_report
-from harness1.rl.learning import Learning, Players
+from harness1.rl.learning import Learning, OpenRollouts
 from harness1.rl.local_rollouts import LocalRollouts, base_folder, open_policy, open_rollouts, publish_to
 from harness1.rl.pivots.profile import open_training
 from harness1.rl.ray_rollouts import RayRollouts
 from harness1.rl.task_choice import choose_tasks
 from harness1.rl.task_stream import PlacedTask
-from harness1.rollout.jobs import Bench
+from harness1.rollout.jobs import EpisodeSetup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +101,7 @@ def train(
     print_checkpoint(done or _trained(work, players, policy), work.out, "batch", as_json)
 
 
-def _trained(work: Learning, players: Players, policy: LanguageModelPolicy) -> Checkpoint:
+def _trained(work: Learning, players: OpenRollouts, policy: LanguageModelPolicy) -> Checkpoint:
     with dashboard_of_training(f"rl {work.out.name}") as board:
         return learning.learn(work, players, policy.counter, policy.hash, board.listener("batch", SHOWN))
 
@@ -112,7 +112,7 @@ def _with(learn: Learn, given: Mapping[str, object]) -> Learn:
 
 def _on_tasks(
     config: Config, learn: Learn, out: Path, cache: Path | None, policy: LanguageModelPolicy
-) -> tuple[Learning, Players]:
+) -> tuple[Learning, OpenRollouts]:
     """Whole episodes on the tasks of datasets."""
     sources = [open_source(data) for data in learn.data]
     for name in ("index", "admission"):
@@ -126,11 +126,11 @@ def _on_tasks(
         index_of(source, named, cache, config)
         for source, named in zip(sources, learn.index or [None] * len(sources), strict=True)
     ]
-    benches = [Bench(config, found, learn.model) for found in indexes]
+    setups = [EpisodeSetup(config, found, learn.model) for found in indexes]
     base = base_folder(learn.model)
     hashes = [open_retriever(found, config).info.index_hash for found in indexes]
-    work = Learning(*choice, benches, base, out, config, _device(config), index_hashes=hashes)
-    return work, _players(benches, learn.model, base, out / WEIGHTS, policy)
+    work = Learning(*choice, setups, base, out, config, _device(config), index_hashes=hashes)
+    return work, _players(setups, learn.model, base, out / WEIGHTS, policy)
 
 
 def _admitted(path: Path, source: Source, config: Config) -> frozenset[str]:
@@ -146,22 +146,24 @@ def _admitted(path: Path, source: Source, config: Config) -> frozenset[str]:
     return admitted_tasks(path, config.rl.headroom)
 
 
-def _players(benches: Sequence[Bench], spec: str, base: Path, versions: Path, policy: LanguageModelPolicy) -> Players:
+def _players(
+    setups: Sequence[EpisodeSetup], spec: str, base: Path, versions: Path, policy: LanguageModelPolicy
+) -> OpenRollouts:
     """Who plays: this process, or workers on a cluster, each with a policy of its own."""
-    fleet = benches[0].config.run.fleet
+    fleet = setups[0].config.run.fleet
     if fleet.workers:
         if ModelSpec.read(spec).url is not None:
             raise UsageError("workers of a fleet each have a model of their own: hf:PATH or vllm:PATH, and no server")
         # Workers have another current directory.
         whole = f"{ModelSpec.read(spec).kind}:{base.resolve()}"
-        found = [replace(each, retriever=absolute_index(each.retriever), policy=whole) for each in benches]
+        found = [replace(each, retriever=absolute_index(each.retriever), policy=whole) for each in setups]
         return RayRollouts(partial(open_rollouts, found, whole, base.resolve(), versions.resolve()), fleet)
-    return nullcontext(LocalRollouts(benches, policy, base, versions))
+    return nullcontext(LocalRollouts(setups, policy, base, versions))
 
 
 def _on_pivots(
     config: Config, learn: Learn, out: Path, pivots: Path, policy: LanguageModelPolicy
-) -> tuple[Learning, Players]:
+) -> tuple[Learning, OpenRollouts]:
     """Single turns of a teacher."""
     if config.rl.anchors or config.run.fleet.workers or learn.admission:
         raise UsageError("--pivots trains on single turns here: without rl.anchors, run.fleet.workers and --admission")
@@ -175,9 +177,9 @@ def _on_pivots(
     index = learn.index[0] if learn.index else ""
     training = open_training(pivots, policy, config, publish, index)
     tasks, held_out = (list(map(PlacedTask, each)) for each in (training.train, training.held_out))
-    benches = [Bench(config, index, learn.model)]
-    watched = held_out[: config.train.watch.tasks]
-    return Learning(tasks, watched, benches, base, out, config, _device(config)), nullcontext(training.rollouts)
+    setups = [EpisodeSetup(config, index, learn.model)]
+    validation = held_out[: config.train.watch.tasks]
+    return Learning(tasks, validation, setups, base, out, config, _device(config)), nullcontext(training.rollouts)
 
 
 def _device(config: Config) -> str:

@@ -88,7 +88,7 @@ def run_one(
     with EpisodeStore(out) as store:
         say_torn(out, store.torn)
         with waiting:
-            episode = asyncio.run(rollout(env, chosen, task, seed=seed, watch=watcher(env, console)))
+            episode = asyncio.run(rollout(env, chosen, task, seed=seed, on_step=watcher(env, console)))
         episode = score(episode, task.gold, config) if task.gold is not None else episode
         store.append(episode)
     stage.write(out, status="finished")

@@ -17,7 +17,7 @@ from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.files.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.sft.fine_tuning import FineTuning, clear_training, fine_tune
-from harness1.train.process_group import Group, joined_group
+from harness1.train.process_group import ProcessGroup, joined_group
 
 _LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 SHOWN = ("loss", "nll", "valid", "tool_agreement", "action_agreement", "curated_recall")
@@ -60,7 +60,7 @@ def train(
     alone = trainer is TrainerName.TRL  # which joins its processes itself
     if force and alone and launched.size > 1:
         raise UsageError(f"the processes of TRL cannot agree on --force: remove {out} first")
-    with joined_group(1 if alone else launched.size, device, Group(launched.rank)) as group:
+    with joined_group(1 if alone else launched.size, device, ProcessGroup(launched.rank)) as group:
         if force and group.leads:
             work.student()  # nothing is cleared for a training that cannot be
             clear_training(out)
@@ -72,12 +72,12 @@ def train(
         print_checkpoint(done, work.out, "step", as_json, "last" if work.trainer == "trl" else "best")
 
 
-def _trained(work: FineTuning, group: Group) -> Checkpoint:
+def _trained(work: FineTuning, group: ProcessGroup) -> Checkpoint:
     with dashboard_of_training(f"sft {work.out.name}", hidden=not group.leads) as board:
         return fine_tune(work, board.listener("step", SHOWN), group)
 
 
-def _launched() -> tuple[Group, int]:
+def _launched() -> tuple[ProcessGroup, int]:
     """Which of how many processes this is, and which on its machine: a launcher says so in the environment."""
     rank, size, local = (int(os.environ.get(name, plain)) for name, plain in _LAUNCHED.items())
-    return Group(rank, size), local
+    return ProcessGroup(rank, size), local

@@ -46,7 +46,7 @@ from harness1.config.sft import Gates as Gates
 from harness1.config.sft import Sft as Sft
 from harness1.config.train import Lora as Lora
 from harness1.config.train import Train as Train
-from harness1.config.train import Watch as Watch
+from harness1.config.train import Validation as Validation
 from harness1.errors import ConfigError
 from harness1.hashing import digest
 from harness1.settings import Settings

@@ -23,7 +23,7 @@ class Lora(Settings):
     """Adapters are scaled by alpha / rank."""
 
 
-class Watch(Settings):
+class Validation(Settings):
     """What is measured on held-out tasks while training goes on."""
 
     every: Count = 50
@@ -68,7 +68,7 @@ class Train(Settings):
     seed: Count = 0
     save_every: Count = 50
     """Steps between two states to resume from; 0: only at the end."""
-    watch: Watch = Watch()
+    watch: Validation = Validation()
 
     def __post_init__(self) -> None:
         if self.watch.patience and not self.watch.every:

@@ -51,7 +51,7 @@ def stdlib_source() -> Source:
     one split, `demo`, holds questions that need several documents; one whose evidence the running version of Python
     does not have is left out. `problems` names the sources that could not be parsed.
     """
-    library = Library(Path(sysconfig.get_path("stdlib")))
+    library = ModuleLibrary(Path(sysconfig.get_path("stdlib")))
     documents = read_documents(library)
     tasks = [task for task in DEMO if task.gold and task.gold.relevant.keys() <= documents.keys()]
 
@@ -68,7 +68,7 @@ def stdlib_source() -> Source:
     )
 
 
-def read_documents(library: Library) -> dict[DocId, Document]:
+def read_documents(library: ModuleLibrary) -> dict[DocId, Document]:
     """All documents by id, sorted by id. Of objects with the same own name, arguments and docstring one is kept."""
     kept: dict[tuple[str, str, str], tuple[str, str]] = {}
     public = [name for name in library.names() if not _private(name)]
@@ -96,7 +96,7 @@ def _private(name: str) -> bool:
     return name in INTERNAL or any(part.startswith("_") for part in name.split("."))
 
 
-class Library:
+class ModuleLibrary:
     """The modules under one folder of sources, with the compiled ones; each is read once, when it is asked for."""
 
     def __init__(self, root: Path) -> None:

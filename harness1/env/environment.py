@@ -13,11 +13,11 @@ from harness1.env.render.turn_pieces import TurnPieces, turn_pieces
 from harness1.env.transition import begin, replayed, resume, transition
 from harness1.env.verifiers.open import unopened_verifier
 from harness1.env.verifiers.protocol import Verifier
-from harness1.env.world import Edge
+from harness1.env.world import World
 from harness1.errors import ConfigError, HarnessError
 from harness1.hashing import digest
 from harness1.memory.working_memory import WorkingMemory
-from harness1.plain import plain_call, plain_text
+from harness1.plain import json_safe_call, utf8_safe
 from harness1.records import ModelCall, Observation, StopReason, Task, ToolCall, Turn
 from harness1.retrieval.protocol import Retriever
 from harness1.tools.end_search import END_SEARCH
@@ -78,7 +78,7 @@ class SearchEnv:
         self.verifier = verifier or unopened_verifier(config)
         self.toolbox = Toolbox.of(config)
         self.counter = counter or ApproximateCounter()
-        self.edge = Edge(retriever, self.verifier, run or Run())
+        self.world = World(retriever, self.verifier, run or Run())
         self.renderer = Renderer(config, self.toolbox, self.counter)
         if config.context_window < (needed := self.renderer.smallest_window()):
             raise ConfigError(
@@ -126,20 +126,20 @@ class SearchEnv:
         """
         if self.state.done is not None:
             raise HarnessError(f"the episode has ended ({self.state.done}): reset the environment")
-        call, ignored = choose([plain_call(action) for action in actions])
+        call, ignored = choose([json_safe_call(action) for action in actions])
         memory = self.state.memory
         turn = memory.turn
         steps = transition(memory, self.config, self.toolbox, call, ignored, crowded=self._crowded())
         asked = begin(steps)
         if isinstance(asked, Observation):
-            return self._finish(call, ignored, asked, plain_text(reasoning), calls)
+            return self._finish(call, ignored, asked, utf8_safe(reasoning), calls)
         try:
-            answer = await self.edge.answer(asked, memory)
+            answer = await self.world.answer(asked, memory)
         except BaseException:
             # Before it has its answer, a transition has counted the turn and nothing else.
             memory.turn = turn
             raise
-        return self._finish(call, ignored, resume(steps, answer), plain_text(reasoning), calls)
+        return self._finish(call, ignored, resume(steps, answer), utf8_safe(reasoning), calls)
 
     def replay(self, turn: Turn) -> Step:
         """Carry out a recorded turn with its recorded answers; asks nothing of the world."""
@@ -163,7 +163,7 @@ class SearchEnv:
 
     def fork(self) -> SearchEnv:
         """A second environment in the same state; neither sees what the other does."""
-        twin = SearchEnv(self.config, self.retriever, self.verifier, self.counter, self.edge.run)
+        twin = SearchEnv(self.config, self.retriever, self.verifier, self.counter, self.world.run)
         twin._state = self.state.fork()
         return twin
 

@@ -1,4 +1,4 @@
-"""The one asynchronous edge: requests of tools to retriever and verifier, with deadlines and retries.
+"""Answer the requests of tools to retriever and verifier, with deadlines and retries.
 
 A fault that survives its retries leaves as `InfrastructureFault`; it never becomes an empty result.
 """
@@ -22,7 +22,7 @@ from harness1.tools.requests import Answer, GrepFor, Judge, ReadDocument, Reques
 Outcome = TypeVar("Outcome")
 
 
-class Edge:
+class World:
     """Answers requests for one environment; safe to share between environments of one loop."""
 
     def __init__(self, retriever: Retriever, verifier: Verifier, run: Run) -> None:

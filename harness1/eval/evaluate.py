@@ -21,7 +21,7 @@ from harness1.records import ChunkId, DocId, Episode, Status, Task
 from harness1.retrieval.index.index import EmbeddedIndex, open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
 from harness1.reward.outcome import targets
-from harness1.rollout.jobs import Bench, Job, OnDepths, unwatched
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths
 from harness1.rollout.processes import run_episodes
 from harness1.runs import provenance
 from harness1.runs.folder import METRICS, REPORT, drop_leftovers, episodes_of, refuse_other_run, run_stage
@@ -51,14 +51,14 @@ class Evaluation:
     seed: int = 0
     reasoned: bool = False
     student: str = ""
-    """As of a `Bench`: how a teacher is asked, and in whose format its episodes are recorded."""
+    """As of a `EpisodeSetup`: how a teacher is asked, and in whose format its episodes are recorded."""
 
     @property
-    def bench(self) -> Bench:
-        return Bench(self.config, self.index, self.policy, self.reasoned, self.student)
+    def setup(self) -> EpisodeSetup:
+        return EpisodeSetup(self.config, self.index, self.policy, self.reasoned, self.student)
 
-    def jobs(self) -> list[Job]:
-        return [Job(task, sample, self.seed + sample) for sample in range(self.samples) for task in self.tasks]
+    def jobs(self) -> list[EpisodeJob]:
+        return [EpisodeJob(task, sample, self.seed + sample) for sample in range(self.samples) for task in self.tasks]
 
     @property
     def episodes(self) -> int:
@@ -90,8 +90,8 @@ class Evaluation:
     def stage(self) -> Stage:
         """The card of the run; equal work has an equal card. Its `source` names the dataset from anywhere."""
         retriever = open_retriever(self.index, self.config)
-        policy = self.bench.policy_for(self.jobs())
-        env = self.bench.environment(retriever, policy)
+        policy = self.setup.policy_for(self.jobs())
+        env = self.setup.environment(retriever, policy)
         names = {"env": env.hash, "policy": policy.hash, "index": retriever.info.index_hash}
         inputs = {
             "dataset": self.dataset,
@@ -103,11 +103,11 @@ class Evaluation:
             **names,
         }
         hashes = {**names, "counter": env.counter.hash}
-        spoken = {"tokenizer": self.student} if self.student else {}
+        chat = {"tokenizer": self.student} if self.student else {}
         if isinstance(env.counter, ChatFormat):
             hashes["tokenizer"] = env.counter.tokenizer.hash
-            spoken["format"] = env.counter.name
-        card = run_stage(self.config, self.policy, inputs, absolute_index(self.index), hashes, spoken)
+            chat["format"] = env.counter.name
+        card = run_stage(self.config, self.policy, inputs, absolute_index(self.index), hashes, chat)
         return msgspec.structs.replace(card, outputs={**card.outputs, "source": from_anywhere(self.dataset)})
 
     def facts(self, stage: Stage) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def evaluate(
     on_start: OnStart,
     on_episode: Progress,
     on_torn: Callable[[int], None] = lambda _: None,
-    on_depths: OnDepths = unwatched,
+    on_depths: OnDepths = ignore_depths,
     on_earlier: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """Run what is not finished yet, then write and return the metrics.
@@ -167,7 +167,7 @@ def evaluate(
             on_episode(episode)
 
         try:
-            run_episodes(evaluation.bench, jobs, keep, on_depths)
+            run_episodes(evaluation.setup, jobs, keep, on_depths)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(GOES_ON)
             raise
@@ -177,7 +177,7 @@ def evaluate(
         return write_metrics(evaluation, stage, out)
 
 
-def _left(evaluation: Evaluation, stage: Stage, out: Path, on_start: OnStart, on_earlier: Progress) -> list[Job]:
+def _left(evaluation: Evaluation, stage: Stage, out: Path, on_start: OnStart, on_earlier: Progress) -> list[EpisodeJob]:
     """What is not finished yet; tells what is. Episodes that the infrastructure broke are run again."""
     earlier = [episode for episode in episodes_of(stage, out) if episode.status is not Status.INFRA_ERROR]
     done = {(episode.task.task_id, episode.sample_idx) for episode in earlier}

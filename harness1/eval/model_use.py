@@ -47,7 +47,7 @@ def tokens_of(episode: Episode) -> Tokens | None:
         return None
     prompt = sum(max(1, len(turn.calls)) * turn.prompt_tokens for turn in episode.turns)
     prefill = sum(turn.prefill_tokens for turn in episode.turns)
-    output = sum(len(turn.calls) * _spoken(turn) for turn in episode.turns)
+    output = sum(len(turn.calls) * _approximate_output(turn) for turn in episode.turns)
     return Tokens(prompt, prefill, output, exact=not calls)
 
 
@@ -79,7 +79,7 @@ def _common_prefix(new: Sequence[int], old: Sequence[int]) -> int:
     return int(differing[0]) if differing.size else shorter
 
 
-def _spoken(turn: Turn) -> int:
+def _approximate_output(turn: Turn) -> int:
     """About how many tokens a hosted model said in the last attempt of a turn."""
     action = msgspec.json.encode(turn.action).decode() if turn.action is not None else ""
     return approximate_tokens(turn.reasoning + action)

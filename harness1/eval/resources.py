@@ -7,7 +7,7 @@ from typing import Any
 
 from harness1.config import Config, Price, Run
 from harness1.eval.model_use import Tokens, tokens_of
-from harness1.eval.statistics import bootstrap_mean, plain, task_means
+from harness1.eval.statistics import bootstrap_mean, finite_or_null, task_means
 from harness1.records import Episode, Record, Status
 from harness1.rows.calls import calls_of
 
@@ -77,7 +77,7 @@ def _per_episode(taken: Sequence[_Taken], run: Run) -> dict[str, dict[str, float
     if run.price != Price():
         samples["cost"] = [(each.task_id, each.dollars) for each in taken if each.dollars is not None]
     means = {name: list(task_means(pairs).values()) for name, pairs in samples.items()}
-    return {name: plain(bootstrap_mean(values, run.bootstrap)) for name, values in means.items()}
+    return {name: finite_or_null(bootstrap_mean(values, run.bootstrap)) for name, values in means.items()}
 
 
 def _dollars(tokens: Tokens, price: Price) -> float:

@@ -16,7 +16,7 @@ from harness1.errors import UsageError
 from harness1.records import Record
 
 
-class Spread(Record):
+class VarianceComponents(Record):
     """Standard deviations of a metric, in its own unit."""
 
     between: float
@@ -27,7 +27,7 @@ class Spread(Record):
     """The most samples of a task."""
 
 
-def spread(samples: Mapping[str, Sequence[float]]) -> Spread:
+def variance_components(samples: Mapping[str, Sequence[float]]) -> VarianceComponents:
     """The one-way random-effects model (Searle, Casella and McCulloch 1992): a sample is the mean of its task plus an
     error. Within is the mean of the tasks' sample variances; the variance of the task means, less the part that the
     errors account for (within / n, averaged over tasks where they differ in n), is the one between, and never below 0.
@@ -45,7 +45,7 @@ def spread(samples: Mapping[str, Sequence[float]]) -> Spread:
     noise = fmean(within / len(group) for group in groups)
     means = [fmean(group) for group in groups]
     between = max(0.0, variance(means) - noise) if len(means) > 1 else math.nan
-    return Spread(math.sqrt(between), math.sqrt(within), max(map(len, groups)))
+    return VarianceComponents(math.sqrt(between), math.sqrt(within), max(map(len, groups)))
 
 
 LEVEL = 0.95
@@ -63,7 +63,7 @@ class Interval(Record):
     high: float
 
 
-def plain(found: Record) -> dict[str, float | None]:
+def finite_or_null(found: Record) -> dict[str, float | None]:
     """The numbers of a record by name, as they stand in a file: JSON knows no NaN, so what is not defined is null."""
     return {name: None if math.isnan(value) else value for name, value in msgspec.structs.asdict(found).items()}
 

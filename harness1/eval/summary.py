@@ -14,7 +14,7 @@ from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.eval.metrics import measure, metric_names
 from harness1.eval.model_use import model_use
-from harness1.eval.statistics import bootstrap_mean, bootstrap_means, plain, spread
+from harness1.eval.statistics import bootstrap_mean, bootstrap_means, finite_or_null, variance_components
 from harness1.records import STATUS_OF, Episode, Hashes, Status, StopReason, Task
 from harness1.reward.composite import composite
 from harness1.reward.outcome import Outcome, outcome
@@ -29,10 +29,11 @@ def summarise(
     """The content of `metrics.json`, plain data.
 
     Each metric stands at top level as `{mean, low, high}`: samples of a task are averaged, then tasks (null where no
-    task was scored). `spread` tells, of each metric that has several samples of a task, the standard deviation between
-    tasks from that between the samples of one (see `spread.spread`). A policy's failure is scored like any episode,
-    with nothing delivered; an infrastructure fault is left out of the metrics and counted in `failures`. Rewards are
-    those of `config`, whatever the episodes carry. `tool_mix` is the share of each tool in all successful calls.
+    task was scored). `spread` holds, for each metric with several samples of a task, the standard deviation between
+    tasks and that between the samples of one task (`statistics.variance_components`). A policy's failure is scored like
+    any episode, with nothing delivered; an infrastructure fault is left out of the metrics and counted in `failures`.
+    Rewards are those of `config`, whatever the episodes carry. `tool_mix` is the share of each tool
+    in all successful calls.
 
     Of the `tasks`, `scored` is how many the means are over, and `missing` how many have no episode at all; those that
     are in neither have nothing but infrastructure faults.
@@ -161,12 +162,12 @@ def _intervals(samples: Samples, scored: int, config: Config, seed: int) -> dict
     found = dict(zip(everywhere, bootstrap_means(table, config.run.bootstrap, seed), strict=True))
     for name in means.keys() - found.keys():
         found[name] = bootstrap_mean(means[name], config.run.bootstrap, seed)
-    return {name: plain(found[name]) for name in means}
+    return {name: finite_or_null(found[name]) for name in means}
 
 
 def _spreads(samples: Samples) -> dict[str, Any]:
     repeated = {name: of for name, of in samples.items() if any(len(values) > 1 for values in of.values())}
-    return {name: plain(spread(of)) for name, of in repeated.items()}
+    return {name: finite_or_null(variance_components(of)) for name, of in repeated.items()}
 
 
 def _mean(values: Sequence[float]) -> float:

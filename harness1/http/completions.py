@@ -9,7 +9,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import msgspec
 
 from harness1.errors import Refusal
-from harness1.plain import plain_text
+from harness1.plain import utf8_safe
 from harness1.records import Record
 
 Answer = TypeVar("Answer")
@@ -112,7 +112,7 @@ _OPENED = str.maketrans({alike: opening for opening, alike in _LOOK_ALIKE.items(
 def inert(text: str) -> str:
     """A text that cannot end the tags that it is put between, nor hold a control token of a chat format: what could
     open one is written by a character that looks alike."""
-    return _OPENING.sub(lambda found: _LOOK_ALIKE[found[0]], plain_text(text))
+    return _OPENING.sub(lambda found: _LOOK_ALIKE[found[0]], utf8_safe(text))
 
 
 def opened(text: str) -> str:

@@ -18,7 +18,7 @@ class Grammar(Record):
     digest: str
 
 
-class Generation(Record):
+class SampledOutput(Record):
     """One sampled output.
 
     `output_logprobs` are natural logarithms, one for each id, of the distribution that was sampled from: after
@@ -49,7 +49,7 @@ class Backend(Protocol):
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> Generation:
+    ) -> SampledOutput:
         """Sample one output. Cancelling it gives its place up.
 
         Raises:

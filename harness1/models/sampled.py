@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from harness1.errors import InfrastructureFault
-from harness1.models.backend import FinishReason, Generation
+from harness1.models.backend import FinishReason, SampledOutput
 from harness1.records import Record, Sampling
 
 LEAST = -9000.0
@@ -18,7 +18,7 @@ ROUNDING = 1e-4
 """A log probability may exceed 0 by this much."""
 
 
-class Sampled(Record):
+class EngineOutput(Record):
     """One output as an engine gave it; what is None was not given."""
 
     ids: Sequence[int] | None
@@ -30,8 +30,8 @@ class Sampled(Record):
     """Of the weights, where the engine says it."""
 
 
-def checked(sampled: Sampled, sampling: Sampling, version: int) -> Generation:
-    """The output as a `Generation`, of the version that the engine says, or else of this one.
+def checked(sampled: EngineOutput, sampling: Sampling, version: int) -> SampledOutput:
+    """The output as a `SampledOutput`, of the version that the engine says, or else of this one.
 
     Raises:
         InfrastructureFault: it is no output of this sampling, or is not whole. It has ids and a finite log probability
@@ -45,10 +45,10 @@ def checked(sampled: Sampled, sampling: Sampling, version: int) -> Generation:
     # At temperature 0 the distribution is one token; engines give the probability that it had before.
     values = values if sampling.temperature else (0.0,) * len(ids)
     version = version if sampled.version is None else sampled.version
-    return Generation(ids, values, cast(FinishReason, sampled.finish), version, version)
+    return SampledOutput(ids, values, cast(FinishReason, sampled.finish), version, version)
 
 
-def _wrong_ids(ids: Sequence[int], sampled: Sampled, sampling: Sampling) -> str | None:
+def _wrong_ids(ids: Sequence[int], sampled: EngineOutput, sampling: Sampling) -> str | None:
     if not ids:
         return "an answer without token ids"
     if len(ids) > sampling.max_tokens:

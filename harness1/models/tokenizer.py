@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from harness1.errors import MissingExtra, UsageError
-from harness1.plain import plain_text
+from harness1.plain import utf8_safe
 
 TOKENIZER = "tokenizer.json"
 
@@ -70,7 +70,7 @@ class FastTokenizer:
         self._check_joining()
 
     def encode(self, text: str) -> list[int]:
-        text = plain_text(text)
+        text = utf8_safe(text)
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         if self._ids.isdisjoint(ids):
             return ids

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from harness1.env.render.view import HitView
 from harness1.memory.entities import FUNCTION_WORDS, extract
-from harness1.policy.question import SCANNED_CHARACTERS, head, is_whole, plain, relatedness, relation_stems
+from harness1.policy.question import SCANNED_CHARACTERS, head, is_whole, normalised_name, relatedness, relation_stems
 
 SOURCE = 0.1
 """A document weaker than this (about rank 10 of the plain ranking) lends no names."""
@@ -22,7 +22,7 @@ DECAY = 0.7
 
 
 @dataclass
-class Candidate:
+class ScoredDocument:
     """A document as the policy has seen it. `rank` is its place in the ranking of the plain question, from 0."""
 
     handle: str
@@ -52,9 +52,9 @@ class EvidenceScore:
 
     def __init__(self, question: str) -> None:
         self.question = question
-        self.flat = f" {plain(question)} "
+        self.flat = f" {normalised_name(question)} "
         self.relations = relation_stems(question)
-        self.candidates: dict[str, Candidate] = {}
+        self.candidates: dict[str, ScoredDocument] = {}
         self.leads: dict[str, tuple[float, str]] = {}
         """Names worth a search: by normalised name, the value and the spelling."""
 
@@ -62,7 +62,7 @@ class EvidenceScore:
         """Take a hit in. Ranks of the question itself continue over `pages` earlier pages of ten."""
         document = hit.document
         candidate = self.candidates.setdefault(
-            document.handle, Candidate(document.handle, document.title, head(document.title))
+            document.handle, ScoredDocument(document.handle, document.title, head(document.title))
         )
         for query, rank in hit.found_by:
             if is_whole(queries[query], self.question):
@@ -76,7 +76,7 @@ class EvidenceScore:
                 if near >= candidate.names.get(key, (0, ""))[0]:
                     candidate.names[key] = (near, name)
 
-    def update(self) -> list[Candidate]:
+    def update(self) -> list[ScoredDocument]:
         """Score everything anew; the candidates come back best first, equal ones in the order found."""
         candidates = list(self.candidates.values())
         by_head = self._by_head()
@@ -88,24 +88,24 @@ class EvidenceScore:
         self._follow(candidates, self._targets(by_head))
         return sorted(candidates, key=lambda candidate: -candidate.score)
 
-    def _by_head(self) -> dict[str, list[Candidate]]:
-        groups: dict[str, list[Candidate]] = {}
+    def _by_head(self) -> dict[str, list[ScoredDocument]]:
+        groups: dict[str, list[ScoredDocument]] = {}
         for candidate in self.candidates.values():
             if candidate.head:
                 groups.setdefault(candidate.head, []).append(candidate)
         return groups
 
-    def _match(self, candidate: Candidate, named: set[str], namesakes: int) -> float:
+    def _match(self, candidate: ScoredDocument, named: set[str], namesakes: int) -> float:
         """How surely the question names this document; less for a part of a longer name, shared among namesakes."""
         if candidate.head not in named:
             return 0.0
         detail = re.search(r"\(([^)]*)\)\s*$", candidate.title)
-        if detail and f" {plain(detail.group(1))} " in self.flat:
+        if detail and f" {normalised_name(detail.group(1))} " in self.flat:
             return 1.0
         part = any(key != candidate.head and f" {candidate.head} " in f" {key} " for key in named)
         return (0.25 if part else 1.0) / namesakes
 
-    def _targets(self, by_head: Mapping[str, list[Candidate]]) -> dict[str, list[tuple[Candidate, float]]]:
+    def _targets(self, by_head: Mapping[str, list[ScoredDocument]]) -> dict[str, list[tuple[ScoredDocument, float]]]:
         """Which documents a name stands for, each with its share: an equal title, or a near one that the name found."""
         targets = {key: [(found, 1 / len(group)) for found in group] for key, group in by_head.items()}
         for candidate in self.candidates.values():
@@ -117,7 +117,9 @@ class EvidenceScore:
                     targets.setdefault(query, []).append((candidate, 0.5 / len(by_head[candidate.head])))
         return targets
 
-    def _follow(self, candidates: Iterable[Candidate], targets: Mapping[str, list[tuple[Candidate, float]]]) -> None:
+    def _follow(
+        self, candidates: Iterable[ScoredDocument], targets: Mapping[str, list[tuple[ScoredDocument, float]]]
+    ) -> None:
         """Let strong documents lend their strength to those that they name, over two hops."""
         candidates = list(candidates)
         counts = Counter(key for candidate in candidates for key in candidate.names)

@@ -12,7 +12,7 @@ from harness1.env.render.pieces import Piece, piece
 from harness1.env.render.renderer import Context
 from harness1.hashing import digest
 from harness1.models.backend import Backend, Grammar
-from harness1.models.formats.chat_format import ChatFormat, Parsed, Segment
+from harness1.models.formats.chat_format import ChatFormat, Parsed, PromptSpan
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task
 from harness1.tools.tool import ToolSpec
@@ -82,11 +82,11 @@ class LanguageModelSession:
     def fork(self) -> LanguageModelSession:
         return LanguageModelSession(self._policy, self._seed)
 
-    async def _call(self, prompt: Sequence[Segment], room: int, attempt: int, context: Context) -> ModelCall:
+    async def _call(self, prompt: Sequence[PromptSpan], room: int, attempt: int, context: Context) -> ModelCall:
         policy, settings = self._policy, self._policy.settings
         grammar = policy.counter.grammar(context.tools) if settings.constrained else None
         sampling = self._sampling(room, call_seed(self._seed, context.turn, attempt), grammar)
-        shown = [piece.spoken.call_id for piece in context.pieces if piece.spoken is not None]
+        shown = [piece.call.call_id for piece in context.pieces if piece.call is not None]
         begun = time.time()
         output = await policy.model.generate([token for _, ids in prompt for token in ids], sampling, grammar)
         return ModelCall(

@@ -44,7 +44,7 @@ _SIDES = re.compile(
 
 
 @lru_cache(maxsize=16384)
-def plain(text: str) -> str:
+def normalised_name(text: str) -> str:
     """Lower case, no accents, no punctuation, no possessive s: how names are compared."""
     text = re.sub(r"['’][sS]\b", "", text.replace("&amp;", "&"))
     bare = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
@@ -55,7 +55,7 @@ def plain(text: str) -> str:
 def head(title: str) -> str:
     """What a title names: without its bracketed detail, the section after a dash, and a leading article."""
     bare = re.sub(r"\s*\([^)]*\)\s*$", "", title)
-    return re.sub(r"^(the|a|an) ", "", plain(re.split(r"\s+[-–|]\s+", bare)[0]))
+    return re.sub(r"^(the|a|an) ", "", normalised_name(re.split(r"\s+[-–|]\s+", bare)[0]))
 
 
 def stems(words: list[str] | frozenset[str]) -> set[str]:
@@ -65,7 +65,7 @@ def stems(words: list[str] | frozenset[str]) -> set[str]:
 
 def relation_stems(question: str) -> set[str]:
     """Stems of the question's words, and of all words that speak of the relations it names."""
-    words = plain(question).split()
+    words = normalised_name(question).split()
     found = stems(words)
     for group in RELATIONS:
         if not group.isdisjoint(words):
@@ -95,6 +95,6 @@ def is_whole(query: str, question: str) -> bool:
 def relatedness(text: str, name: str, relations: set[str]) -> int:
     """How many relation words stand within a clause of a name, at most 3."""
     start = max(0, text.find(name))
-    before = plain(text[max(0, start - 60) : start]).split()[-8:]
-    after = plain(text[start + len(name) : start + len(name) + 40]).split()[:4]
+    before = normalised_name(text[max(0, start - 60) : start]).split()[-8:]
+    after = normalised_name(text[start + len(name) : start + len(name) + 40]).split()[:4]
     return min(3, len(stems(before + after) & relations))

@@ -16,9 +16,9 @@ from harness1.env.render.renderer import Context
 from harness1.env.render.view import View
 from harness1.hashing import digest
 from harness1.policy.actions import SPARE_TURNS, curate_call, is_full, is_late
-from harness1.policy.evidence_score import Candidate, EvidenceScore
+from harness1.policy.evidence_score import EvidenceScore, ScoredDocument
 from harness1.policy.policy import Decision
-from harness1.policy.question import head, is_whole, mentions, plain
+from harness1.policy.question import head, is_whole, mentions, normalised_name
 from harness1.records import Tag, Task, ToolCall
 from harness1.tools.end_search import END_SEARCH
 
@@ -65,7 +65,7 @@ class ScriptedSession:
         names = {spec.name for spec in context.tools}
         if self._score is None:
             self._score = EvidenceScore(view.query)
-            self._asked.add(plain(view.query))
+            self._asked.add(normalised_name(view.query))
             return Decision((ToolCall("search_corpus", {"query": view.query}),), "Rank for the whole question first.")
         self._read(self._score, view)
         if is_full(view) and "prune_chunks" in names and (useless := self._useless(self._score, view)):
@@ -119,9 +119,14 @@ class ScriptedSession:
         leads += sorted(score.leads.values(), key=lambda lead: -lead[0])
         queries = list(first)
         for value, name in leads:
-            if len(queries) < fan and value > LEAD and head(name) not in known and plain(name) not in self._asked:
+            if (
+                len(queries) < fan
+                and value > LEAD
+                and head(name) not in known
+                and normalised_name(name) not in self._asked
+            ):
                 queries.append(name)
-                self._asked.add(plain(name))
+                self._asked.add(normalised_name(name))
         return queries
 
     def _useless(self, score: EvidenceScore, view: View) -> list[str]:
@@ -166,7 +171,7 @@ def claim(question: str) -> str:
     return " ".join(words)
 
 
-def _tag(candidate: Candidate, verified: set[str]) -> Tag:
+def _tag(candidate: ScoredDocument, verified: set[str]) -> Tag:
     if candidate.handle in verified and candidate.proven:
         return "very_high"
     return "high" if candidate.proven else "fair"

@@ -15,7 +15,7 @@ from harness1.env.render.renderer import Context
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.models.formats.chat_format import ChatFormat
-from harness1.plain import plain_call, plain_text
+from harness1.plain import json_safe_call, utf8_safe
 from harness1.policy.policy import Decision, Policy, Session, counter_of
 from harness1.records import ModelCall, Task, ToolCall
 from harness1.tools.tool import ToolSpec
@@ -165,7 +165,7 @@ def _without_reason(action: ToolCall) -> ToolCall:
     return ToolCall(action.name, {name: value for name, value in action.arguments.items() if name != REASON})
 
 
-class SpokenPolicy:
+class StudentFormatPolicy:
     """A policy whose decisions are written in a format. They have no log probabilities: nothing was sampled.
 
     Of a policy that is a language model itself, the calls are not kept, nor how they were sampled and what failed
@@ -178,11 +178,11 @@ class SpokenPolicy:
         self.name = policy.name
         self.hash = digest(["spoken", policy.hash, chat.hash])
 
-    def open(self, task: Task, seed: int) -> SpokenSession:
-        return SpokenSession(self.policy.open(task, seed), self.counter)
+    def open(self, task: Task, seed: int) -> StudentFormatSession:
+        return StudentFormatSession(self.policy.open(task, seed), self.counter)
 
 
-class SpokenSession:
+class StudentFormatSession:
     """One episode of it."""
 
     def __init__(self, session: Session, chat: ChatFormat) -> None:
@@ -192,35 +192,35 @@ class SpokenSession:
     def pending(self) -> Decision | None:
         """As of every session, without calls: none of them is in this vocabulary."""
         cut: Decision | None = getattr(self._session, "pending", None)
-        return None if cut is None else _unspoken(cut)
+        return None if cut is None else _without_calls(cut)
 
     async def act(self, context: Context) -> Decision:
         decision = await self._session.act(_in_words(context))
         if not decision.actions:
-            return _unspoken(decision)
+            return _without_calls(decision)
         chat = self._chat
         action, _ = choose(decision.actions)
         prompt = [*chat.segments(context), chat.prompt_end()]
         call = ModelCall(
             call_id=f"{context.turn}.0",
             prompt=tuple(segment.key for segment in prompt),
-            output_ids=chat.speak(plain_text(decision.reasoning), plain_call(action)),
+            output_ids=chat.format_action(utf8_safe(decision.reasoning), json_safe_call(action)),
             tokenizer_hash=chat.tokenizer.hash,
             finish_reason="stop",
         )
         segments = {key: ids for key, ids in prompt if not key.startswith("call/")}
         return msgspec.structs.replace(decision, actions=(action,), calls=(call,), segments=segments)
 
-    def fork(self) -> SpokenSession:
-        return SpokenSession(self._session.fork(), self._chat)
+    def fork(self) -> StudentFormatSession:
+        return StudentFormatSession(self._session.fork(), self._chat)
 
 
-def speaking(policy: Policy, chat: ChatFormat) -> Policy:
+def in_student_format(policy: Policy, chat: ChatFormat) -> Policy:
     """A policy that speaks a format: the policy itself, if it is a model of this very format and tokenizer."""
-    return policy if counter_of(policy).hash == chat.hash else SpokenPolicy(policy, chat)
+    return policy if counter_of(policy).hash == chat.hash else StudentFormatPolicy(policy, chat)
 
 
-def _unspoken(decision: Decision) -> Decision:
+def _without_calls(decision: Decision) -> Decision:
     """A decision that came to no action. Segments of another vocabulary would be taken for counts of this one."""
     return msgspec.structs.replace(decision, calls=(), segments={})
 
@@ -231,6 +231,6 @@ def _in_words(context: Context) -> Context:
 
 
 def _worded(piece: Piece) -> Piece:
-    if piece.spoken is None or piece.turn_ref is None:
+    if piece.call is None or piece.turn_ref is None:
         return piece
     return action_piece(piece.turn_ref, piece.text, piece.shows, None)

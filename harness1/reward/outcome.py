@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 
 from harness1.errors import UsageError
 from harness1.records import Episode, Gold, Record, Status, Turn, Unit, UnitId
-from harness1.reward.ranking import Target, Wanted, graded, judge, measures
+from harness1.reward.ranking import Target, Wanted, graded, match_targets, measures
 
 
 class Targets(Record):
@@ -74,7 +74,7 @@ def outcome(episode: Episode, gold: Gold | None) -> Outcome:
     covered = frozenset[UnitId]().union(*covers)
     seen = frozenset(episode.pool) | episode.aliases.keys()
     relevant = frozenset().union(*wanted.relevant)
-    judged = judge(ranked, Wanted(wanted.relevant, wanted.grades))
+    judged = match_targets(ranked, Wanted(wanted.relevant, wanted.grades))
     recall, precision = judged.recall(), judged.precision()
     return Outcome(
         recall=recall,

@@ -87,7 +87,7 @@ class Judged(Record):
         return bisect_right(self.relevant, depth)
 
 
-def judge(ranked: Sequence[UnitId], wanted: Wanted) -> Judged:
+def match_targets(ranked: Sequence[UnitId], wanted: Wanted) -> Judged:
     """Put a ranking beside what was wanted, in one pass for all measures."""
     places = {unit: place for place, unit in enumerate(dict.fromkeys(ranked), start=1)}
     relevant = frozenset().union(*wanted.targets)

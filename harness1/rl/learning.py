@@ -25,20 +25,20 @@ from harness1.records import Episode, Gold, Task
 from harness1.retrieval.open import absolute_index
 from harness1.rl.batch_metrics import batch_metrics, episode_metrics
 from harness1.rl.buffer import Buffer, BufferState
-from harness1.rl.generation import Generation
+from harness1.rl.producer import RolloutProducer
 from harness1.rl.reference import row_logprobs, with_kl
 from harness1.rl.rollouts import EpisodeGroup, Rollouts
 from harness1.rl.start_gate import check_start
 from harness1.rl.task_stream import PlacedTask, TaskStream
 from harness1.rl.training_rows import substeps, training_rows
-from harness1.rollout.jobs import Bench, Job
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
 from harness1.rows.row import TrainRow
 from harness1.runs.files import refuse_full_disk
 from harness1.runs.folder import run_stage
 from harness1.runs.stage import Stage, read_stage, refuse_foreign, refuse_other, under_way
 from harness1.runs.store import EpisodeStore
 from harness1.train.algorithm import make_algorithm
-from harness1.train.log import LOOK, StepListener, TrainLog
+from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
 from harness1.train.lora import merged_state
 from harness1.train.saving import parameters_of, read_state, write_model, write_state
 from harness1.train.schedule import is_due
@@ -49,7 +49,7 @@ from harness1.train.validation import Best
 VERB = "rl train"
 STATE = Path("state", "state.pt")
 EPISODES = "episodes"
-Players = AbstractAsyncContextManager[Rollouts]
+OpenRollouts = AbstractAsyncContextManager[Rollouts]
 MakeRows = Callable[[Sequence[EpisodeGroup], Config], list[TrainRow]]
 
 
@@ -65,7 +65,7 @@ class Learning:
 
     tasks: Sequence[PlacedTask]
     held_out: Sequence[PlacedTask]
-    benches: Sequence[Bench]
+    setups: Sequence[EpisodeSetup]
     base: Path
     out: Path
     config: Config
@@ -106,8 +106,8 @@ class Learning:
         """
         config = self.config
         inputs = {
-            "tasks": digest([(placed.task, placed.bench) for placed in self.tasks]),
-            "held_out": digest([(placed.task, placed.bench) for placed in self.held_out]),
+            "tasks": digest([(placed.task, placed.setup) for placed in self.tasks]),
+            "held_out": digest([(placed.task, placed.setup) for placed in self.held_out]),
             "model": folder_hash(self.base),
             "policy": policy_hash,
             "indexes": list(self.index_hashes),
@@ -119,7 +119,9 @@ class Learning:
         return Stage(VERB, inputs)
 
 
-def learn(work: Learning, players: Players, chat: ChatFormat, policy_hash: str, on_step: StepListener) -> Checkpoint:
+def learn(
+    work: Learning, players: OpenRollouts, chat: ChatFormat, policy_hash: str, on_step: StepListener
+) -> Checkpoint:
     """Train, and write the best checkpoint by `train.watch.metric` into `work.out`; go on where an earlier run stopped.
 
     Args:
@@ -157,7 +159,7 @@ def learn(work: Learning, players: Players, chat: ChatFormat, policy_hash: str, 
 def run_card(work: Learning, chat: ChatFormat) -> Stage:
     """The card of the episodes that a training plays, which are a run like others: they can be replayed and looked
     at."""
-    first = work.benches[0]
+    first = work.setups[0]
     hashes = {"env": env_hash(work.config.env), "counter": chat.hash, "tokenizer": chat.tokenizer.hash}
     return run_stage(work.config, first.policy, {}, absolute_index(first.retriever), hashes, {"format": chat.name})
 
@@ -189,28 +191,28 @@ class _Run:
         self.trainer = Trainer(model, make_algorithm(rl.algorithm, rl), train, rl.batches * rl.substeps)
         self.reference = load_trainable(work.base, train, work.device) if rl.kl else None
         self.best = Best(train.watch.metric)
-        self.version, self.looked = 0, -1
+        self.version, self.validated = 0, -1
         if (state := read_state(work.out / STATE)) is not None:
             self.trainer.load_state(state["trainer"])
             self.buffer.load_state(msgspec.convert(state["buffer"], BufferState))
             self.best = Best(**state["best"])
             self.card = msgspec.convert(state["card"], Checkpoint)
-            self.version, self.looked = state["version"], state["looked"]
+            self.version, self.validated = state["version"], state["looked"]
         self._begun, self._counted = self.version, self.buffer.counts
         # Adapters are merged into rounded weights: after some steps what is sampled is not exactly what is trained.
         self._rounds = train.lora.rank > 0 and train.dtype == "bfloat16"
         self._stepping = self._interrupted = False
 
-    async def run(self, players: Players, on_step: StepListener) -> None:
+    async def run(self, players: OpenRollouts, on_step: StepListener) -> None:
         begun = self.version
         on_step(begun, self.config.rl.batches, {})
         async with players as self.rollouts:
             # The store is locked, and so keeps a second process from the log.
             with EpisodeStore(self.work.out / EPISODES) as store, self._log(begun) as log:
                 await self._publish()
-                if self.looked < 0:
-                    await self._look(log, on_step)
-                generation = Generation(self.rollouts, self.stream, self.buffer, store.append)
+                if self.validated < 0:
+                    await self._validate(log, on_step)
+                generation = RolloutProducer(self.rollouts, self.stream, self.buffer, store.append)
                 generation.version = begun
                 try:
                     async with generation:
@@ -220,7 +222,7 @@ class _Run:
                     raise
         self._write_last()
 
-    async def _batches(self, generation: Generation, log: TrainLog, on_step: StepListener) -> None:
+    async def _batches(self, generation: RolloutProducer, log: TrainLog, on_step: StepListener) -> None:
         """All batches. What is interrupted is saved as it stands."""
         try:
             await self._each_batch(generation, log, on_step)
@@ -229,12 +231,12 @@ class _Run:
                 self._save()
             raise
 
-    async def _each_batch(self, generation: Generation, log: TrainLog, on_step: StepListener) -> None:
+    async def _each_batch(self, generation: RolloutProducer, log: TrainLog, on_step: StepListener) -> None:
         batches, train = self.config.rl.batches, self.config.train
         while True:
             ends = self.version == batches
-            if self.looked < self.version and (ends or is_due(self.version, train.watch.every)):
-                await self._look(log, on_step)
+            if self.validated < self.version and (ends or is_due(self.version, train.watch.every)):
+                await self._validate(log, on_step)
             ends = ends or self._stops()
             if ends or (self.version > self._begun and is_due(self.version, train.save_every)):
                 self._save()
@@ -246,7 +248,7 @@ class _Run:
             if self._interrupted:
                 raise asyncio.CancelledError
 
-    async def _batch(self, generation: Generation) -> dict[str, float]:
+    async def _batch(self, generation: RolloutProducer) -> dict[str, float]:
         """One batch: wait for its groups, step, publish."""
         began = time.perf_counter()
         groups = await generation.batch()
@@ -308,23 +310,23 @@ class _Run:
     async def _publish(self) -> None:
         await self.rollouts.publish(merged_state(self.trainer.model), self.version)
 
-    async def _look(self, log: TrainLog, on_step: StepListener) -> None:
+    async def _validate(self, log: TrainLog, on_step: StepListener) -> None:
         """Play held-out tasks, and write a checkpoint if there was none better."""
         if not self.work.held_out:
-            self.looked = self.version
+            self.validated = self.version
             return
         episodes: list[Episode] = []
         seed = self.config.rl.seed
-        jobs = [Job(task=placed.task, seed=seed, bench=placed.bench) for placed in self.work.held_out]
+        jobs = [EpisodeJob(task=placed.task, seed=seed, setup=placed.setup) for placed in self.work.held_out]
         await self.rollouts.run(jobs, episodes.append)
         found = episode_metrics(sorted(episodes, key=lambda each: each.task.task_id), self._gold)
-        named = {f"{LOOK}{name}": value for name, value in found.items()}
+        named = {f"{VALIDATION_PREFIX}{name}": value for name, value in found.items()}
         log.write(self.version, named)
         on_step(self.version, self.config.rl.batches, named)
         # What was there before the first step is written down, and is no checkpoint.
         if self.version and self.best.take(found):
             self._write(found)
-        self.looked = self.version
+        self.validated = self.version
 
     def _gold(self, episode: Episode) -> Gold | None:
         return self.golds[_key(episode.task)]
@@ -352,7 +354,7 @@ class _Run:
             "best": asdict(self.best),
             "card": card,
             "version": self.version,
-            "looked": self.looked,
+            "looked": self.validated,
         }
         write_state(self.work.out / STATE, state)
 

@@ -17,7 +17,7 @@ from harness1.models.transformers.backend import TransformersBackend
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode
 from harness1.rl.weight_folder import write_version
-from harness1.rollout.jobs import Bench, Job, play_staged
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, play_staged
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,16 +27,18 @@ class LocalRollouts:
     """`Rollouts` by the staged runner, over one policy.
 
     Args:
-        benches: what `Job.bench` names; their `policy` is not read.
+        benches: what `EpisodeJob.setup` names; their `policy` is not read.
         base: the folder of the model, and
         versions: where its versions are written, for a backend that loads weights by path.
     """
 
-    def __init__(self, benches: Sequence[Bench], policy: LanguageModelPolicy, base: Path, versions: Path) -> None:
-        self.benches, self.policy, self._base, self._versions = benches, policy, base, versions
+    def __init__(self, setups: Sequence[EpisodeSetup], policy: LanguageModelPolicy, base: Path, versions: Path) -> None:
+        self.setups, self.policy, self._base, self._versions = setups, policy, base, versions
 
-    async def run(self, jobs: Iterable[Job] | AsyncIterable[Job], on_episode: Callable[[Episode], None]) -> None:
-        await play_staged(self.benches, self.policy, jobs, on_episode)
+    async def run(
+        self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
+    ) -> None:
+        await play_staged(self.setups, self.policy, jobs, on_episode)
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
         await publish_to(self.policy.model, state, version, self._base, self._versions)
@@ -50,7 +52,7 @@ async def publish_to(backend: Backend, state: Mapping[str, Tensor], version: int
         await backend.load_weights(write_version(versions, base, state, version), version)
 
 
-def open_rollouts(benches: Sequence[Bench], spec: str, base: Path, versions: Path) -> LocalRollouts:
+def open_rollouts(setups: Sequence[EpisodeSetup], spec: str, base: Path, versions: Path) -> LocalRollouts:
     """Rollouts with a policy of their own: what a worker on another machine opens. Its versions are in a folder of its
     own, for workers do not wait for each other.
 
@@ -58,7 +60,7 @@ def open_rollouts(benches: Sequence[Bench], spec: str, base: Path, versions: Pat
         UsageError, ConfigError, MissingExtra: as `open_policy`.
     """
     own = versions / f"{socket.gethostname()}-{os.getpid()}"
-    return LocalRollouts(benches, open_policy(spec, benches[0].config), base, own)
+    return LocalRollouts(setups, open_policy(spec, setups[0].config), base, own)
 
 
 def open_policy(spec: str, config: Config) -> LanguageModelPolicy:

@@ -73,7 +73,7 @@ def _chosen(logits: Tensor, ids: Sequence[int], sampling: Sampling, masks: Tenso
     return torch.where(chosen.isinf(), own - torch.logaddexp(kept, own), chosen)[:, 0]
 
 
-class GateReport(Record):
+class LogprobReport(Record):
     """How recorded log probabilities compare with replayed ones.
 
     `worst_ratio` is the greatest difference as a share of its bound, 1e-4 / min(temperature, 1). `mean_k3` is the mean
@@ -96,7 +96,7 @@ class GateReport(Record):
         return self.worst_ratio <= 1 if dtype == "float32" else self.mean_k3 <= MEAN_K3_BOUND
 
 
-def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of: MaskOf | None = None) -> GateReport:
+def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of: MaskOf | None = None) -> LogprobReport:
     """Replay each call by one plain forward pass and compare.
 
     Args:
@@ -108,7 +108,7 @@ def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of:
     """
     import torch
 
-    report, k3 = GateReport(), 0.0
+    report, k3 = LogprobReport(), 0.0
     for call in calls:
         if not call.output_ids or len(call.output_ids) != len(call.output_logprobs):
             found = f"{len(call.output_ids)} ids and {len(call.output_logprobs)} log probabilities"
@@ -131,16 +131,16 @@ def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of:
     return msgspec.structs.replace(report, mean_k3=k3 / max(report.tokens, 1))
 
 
-def report_of(replayed: Sequence[float], recorded: Sequence[float]) -> GateReport:
+def report_of(replayed: Sequence[float], recorded: Sequence[float]) -> LogprobReport:
     """Compare log probabilities, both at temperature 1, token by token."""
     import torch
 
     difference = torch.tensor(replayed, dtype=torch.float64) - torch.tensor(recorded, dtype=torch.float64)
     if not len(difference):
-        return GateReport()
+        return LogprobReport()
     worst = _largest(difference.abs())
     k3 = float((difference.exp() - 1 - difference).mean())
-    return GateReport(len(difference), worst, worst / BOUND, k3)
+    return LogprobReport(len(difference), worst, worst / BOUND, k3)
 
 
 def _differences(call: SampledCall, logits: Tensor, masks: Tensor | None) -> Tensor:
@@ -158,7 +158,7 @@ def _differences(call: SampledCall, logits: Tensor, masks: Tensor | None) -> Ten
     return differences.gather(0, differences.abs().argmin(0, keepdim=True))[0]
 
 
-def _greedy(report: GateReport, call: SampledCall, logits: Tensor, masks: Tensor | None) -> GateReport:
+def _greedy(report: LogprobReport, call: SampledCall, logits: Tensor, masks: Tensor | None) -> LogprobReport:
     """Add a call at temperature 0; what is recorded must be 0."""
     import torch
 

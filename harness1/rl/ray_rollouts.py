@@ -18,14 +18,14 @@ from harness1.config import Fleet
 from harness1.errors import HarnessError, InfrastructureFault, MissingExtra
 from harness1.records import Episode, Hashes
 from harness1.rl.rollouts import Rollouts
-from harness1.rollout.jobs import Job, broken_episode
-from harness1.rollout.stages import Finished, Limits, Pipeline, StageFailure
+from harness1.rollout.jobs import EpisodeJob, broken_episode
+from harness1.rollout.stages import Finished, Pipeline, StageFailure, StageLimits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Player:
+class RolloutActor:
     """What runs in a worker: `Rollouts` in its process. A plain class, so that only its caller needs Ray.
 
     Args:
@@ -42,7 +42,7 @@ class Player:
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
         await self._rollouts.publish(state, version)
 
-    async def play(self, job: Job) -> Episode:
+    async def play(self, job: EpisodeJob) -> Episode:
         """Play one job; several are played at a time."""
         episodes: list[Episode] = []
         await self._rollouts.run([job], episodes.append)
@@ -110,7 +110,9 @@ class RayRollouts:
         if self._is_mine:
             self._ray.shutdown()
 
-    async def run(self, jobs: Iterable[Job] | AsyncIterable[Job], on_episode: Callable[[Episode], None]) -> None:
+    async def run(
+        self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
+    ) -> None:
         """As `Rollouts.run`. An episode is handed over once, however many workers were lost over it.
 
         Raises:
@@ -120,16 +122,16 @@ class RayRollouts:
         async def same(value: Any) -> Any:
             return value
 
-        async def play(job: Job, keep: Callable[[Episode], None]) -> Episode:
+        async def play(job: EpisodeJob, keep: Callable[[Episode], None]) -> Episode:
             return await self._play(job)
 
-        def hand_over(job: Job, outcome: Finished[Episode] | StageFailure) -> None:
+        def hand_over(job: EpisodeJob, outcome: Finished[Episode] | StageFailure) -> None:
             if isinstance(outcome, StageFailure):
                 raise outcome.cause or HarnessError(outcome.error)
             on_episode(outcome.result)
 
         places = self._fleet.workers * self._fleet.places
-        limits = Limits(init=1, ready=1, run=places, post=places)
+        limits = StageLimits(init=1, ready=1, run=places, post=places)
         await Pipeline(limits, same, play, same, hand_over).process(jobs)
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
@@ -141,7 +143,7 @@ class RayRollouts:
     async def _keep_one(self) -> None:
         """One worker after another, for ever."""
         needs = {"num_cpus": self._fleet.cpus, "num_gpus": self._fleet.gpus}
-        actor_class: Any = self._ray.remote(Player)
+        actor_class: Any = self._ray.remote(RolloutActor)
         actor_class = actor_class.options(max_concurrency=self._fleet.places + 3, scheduling_strategy="SPREAD", **needs)
         stillborn = 0
         while True:
@@ -178,7 +180,7 @@ class RayRollouts:
                 worker.weights = weights
                 self._changed.set()
 
-    async def _play(self, job: Job) -> Episode:
+    async def _play(self, job: EpisodeJob) -> Episode:
         error = ""
         for _ in range(self._fleet.attempts):
             worker = await self._free_worker()

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from harness1.records import Episode, Record
-from harness1.rollout.jobs import Job
+from harness1.rollout.jobs import EpisodeJob
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,9 @@ class EpisodeGroup(Record):
 class Rollouts(Protocol):
     """Plays episodes with the weights that were published last. Implementations serve several `run` at a time."""
 
-    async def run(self, jobs: Iterable[Job] | AsyncIterable[Job], on_episode: Callable[[Episode], None]) -> None:
+    async def run(
+        self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
+    ) -> None:
         """Play all jobs; a job is taken from the source when there is room for it. `on_episode` is called once for
         each, in no fixed order, in the event loop: scored episodes, and those that the infrastructure broke
         (`Status.INFRA_ERROR`).

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness1.errors import UsageError
-from harness1.rl.logprobs import BOUND, MEAN_K3_BOUND, GateReport, report_of
+from harness1.rl.logprobs import BOUND, MEAN_K3_BOUND, LogprobReport, report_of
 from harness1.rl.reference import row_logprobs
 from harness1.rows.row import TrainRow
 from harness1.train.trainer import Trainer
 
 
-def check_start(trainer: Trainer, rows: Sequence[TrainRow]) -> GateReport:
+def check_start(trainer: Trainer, rows: Sequence[TrainRow]) -> LogprobReport:
     """Compare the log probabilities recorded in rows with those of the model that is to be trained on them, which is
     still the one that sampled.
 

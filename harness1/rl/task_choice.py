@@ -38,9 +38,9 @@ def choose_tasks(
     Raises:
         UsageError: there is no such split, it is the one that is tested on, or it is empty; or a task lacks its gold.
     """
-    learned, watched = [], []
+    learned, validation = [], []
     wanted = config.train.watch.tasks
-    for bench, (source, ids) in enumerate(zip(sources, admitted, strict=True)):
+    for setup, (source, ids) in enumerate(zip(sources, admitted, strict=True)):
         check_taught_split(split, source.name)
         tasks = source.tasks(split)
         if DEV in source.splits and split != DEV:
@@ -55,10 +55,10 @@ def choose_tasks(
             raise UsageError(f"{source.name} has no tasks in split {split}" + " that were admitted" * (ids is not None))
         for task in (*tasks, *held_out):
             targets(task.task_id, task.gold, config.index.unit)
-        learned.append(_placed(tasks, bench))
-        watched.append(_placed(held_out, bench))
-    return TaskChoice([task for tasks in learned for task in tasks], in_turn(watched, wanted))
+        learned.append(_placed(tasks, setup))
+        validation.append(_placed(held_out, setup))
+    return TaskChoice([task for tasks in learned for task in tasks], in_turn(validation, wanted))
 
 
-def _placed(tasks: Sequence[Task], bench: int) -> list[PlacedTask]:
-    return [PlacedTask(task, bench) for task in tasks]
+def _placed(tasks: Sequence[Task], setup: int) -> list[PlacedTask]:
+    return [PlacedTask(task, setup) for task in tasks]

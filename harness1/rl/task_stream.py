@@ -8,14 +8,14 @@ from random import Random
 
 from harness1.hashing import digest
 from harness1.records import Record, Task
-from harness1.rollout.jobs import Job
+from harness1.rollout.jobs import EpisodeJob
 
 
 class PlacedTask(Record):
     """A task, and the bench that it is played on."""
 
     task: Task
-    bench: int = 0
+    setup: int = 0
 
 
 class TaskStream:
@@ -35,16 +35,16 @@ class TaskStream:
         epoch, place = divmod(index, len(self._tasks))
         return self._tasks[self._order(epoch)[place]]
 
-    def jobs(self, index: int) -> list[Job]:
+    def jobs(self, index: int) -> list[EpisodeJob]:
         """The episodes of a group, each with a number and a seed of its own in the whole training."""
         placed = self.task(index)
         return [
-            Job(
+            EpisodeJob(
                 task=placed.task,
                 sample_idx=index * self.samples + sample,
                 seed=int(digest([self._seed, index, sample])[:8], 16) >> 1,
                 group_id=str(index),
-                bench=placed.bench,
+                setup=placed.setup,
             )
             for sample in range(self.samples)
         ]

@@ -20,34 +20,34 @@ from harness1.models.formats.chat_format import ChatFormat
 from harness1.models.open import format_at
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.registry import make_policy, needs_gold
-from harness1.policy.wrappers import ReasonedPolicy, speaking
+from harness1.policy.wrappers import ReasonedPolicy, in_student_format
 from harness1.records import Episode, Gold, Hashes, Record, Status, StopReason, Task
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
 from harness1.reward.composite import score
 from harness1.rollout.rollout import rollout
-from harness1.rollout.stages import Finished, Limits, Pipeline, StageFailure, StageName
+from harness1.rollout.stages import Finished, Pipeline, StageFailure, StageLimits, StageName
 
-Scorable = tuple["Job", Episode]
+Scorable = tuple["EpisodeJob", Episode]
 Depths = Callable[[], Mapping[str, int]]
 """How much there is in each queue at the moment of the call, which any thread may make."""
 OnDepths = Callable[[Depths], None]
 """Called once, when there are queues."""
 
 
-class Job(Record):
+class EpisodeJob(Record):
     """One episode to run; the task carries its gold, which only scoring and the oracle see."""
 
     task: Task
     sample_idx: int = 0
     seed: int = 0
     group_id: str | None = None
-    bench: int = 0
+    setup: int = 0
     """Which of several benches it is for."""
 
 
 @dataclass(frozen=True)
-class Bench:
+class EpisodeSetup:
     """What a worker process needs to run episodes: all of it plain, so that it can be sent there."""
 
     config: Config
@@ -63,65 +63,68 @@ class Bench:
         """An environment that counts tokens as the policy does."""
         return SearchEnv(self.config.env, retriever, _verifier(self.config), counter_of(policy), self.config.run)
 
-    def shared_by(self, workers: int) -> Bench:
+    def shared_by(self, workers: int) -> EpisodeSetup:
         """The same, with the cores shared among worker processes, each of which may load a model."""
         run = self.config.run
         threads = run.threads or max(1, (os.cpu_count() or 1) // workers)
         config = msgspec.structs.replace(self.config, run=msgspec.structs.replace(run, threads=threads))
         return replace(self, config=config)
 
-    def policy_for(self, jobs: Sequence[Job]) -> Policy:
+    def policy_for(self, jobs: Sequence[EpisodeJob]) -> Policy:
         policy = self._asked_policy(jobs)
         if self.reasoned:
             policy = ReasonedPolicy(policy)
-        return speaking(policy, _student(self.student, self.config)) if self.student else policy
+        return in_student_format(policy, _student(self.student, self.config)) if self.student else policy
 
-    def _asked_policy(self, jobs: Sequence[Job]) -> Policy:
+    def _asked_policy(self, jobs: Sequence[EpisodeJob]) -> Policy:
         if not needs_gold(self.policy):
             return _policy(self.policy, self.config)
         golds: dict[str, Gold] = {job.task.task_id: job.task.gold for job in jobs if job.task.gold is not None}
         return make_policy(self.policy, golds, self.config)
 
 
-def unwatched(_: Depths) -> None:
+def ignore_depths(_: Depths) -> None:
     """What is called where nobody looks at the queues."""
 
 
-def run_chunk(bench: Bench, jobs: Sequence[Job]) -> list[Episode]:
+def run_chunk(setup: EpisodeSetup, jobs: Sequence[EpisodeJob]) -> list[Episode]:
     """Run a few jobs concurrently in this process and score them."""
-    return asyncio.run(_gather(bench, jobs))
+    return asyncio.run(_gather(setup, jobs))
 
 
-async def _gather(bench: Bench, jobs: Sequence[Job]) -> list[Episode]:
-    retriever = _retriever(bench.retriever, bench.config)
-    policy = bench.policy_for(jobs)
+async def _gather(setup: EpisodeSetup, jobs: Sequence[EpisodeJob]) -> list[Episode]:
+    retriever = _retriever(setup.retriever, setup.config)
+    policy = setup.policy_for(jobs)
 
-    async def one(job: Job) -> Episode:
-        env = bench.environment(retriever, policy)
+    async def one(job: EpisodeJob) -> Episode:
+        env = setup.environment(retriever, policy)
         episode = await played(env, policy, job)
-        return score(episode, job.task.gold, bench.config) if job.task.gold is not None else episode
+        return score(episode, job.task.gold, setup.config) if job.task.gold is not None else episode
 
     return list(await asyncio.gather(*(one(job) for job in jobs)))
 
 
-async def played(env: SearchEnv, policy: Policy, job: Job) -> Episode:
+async def played(env: SearchEnv, policy: Policy, job: EpisodeJob) -> Episode:
     """The episode of a job, not yet scored."""
     return await rollout(env, policy, job.task, seed=job.seed, sample_idx=job.sample_idx, group_id=job.group_id)
 
 
 async def run_staged(
-    bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episode], None], on_depths: OnDepths = unwatched
+    setup: EpisodeSetup,
+    jobs: Sequence[EpisodeJob],
+    on_episode: Callable[[Episode], None],
+    on_depths: OnDepths = ignore_depths,
 ) -> None:
     """Run the jobs of one bench with its own policy, as `play_staged`."""
-    await play_staged([bench], bench.policy_for(jobs), jobs, on_episode, on_depths)
+    await play_staged([setup], setup.policy_for(jobs), jobs, on_episode, on_depths)
 
 
 async def play_staged(
-    benches: Sequence[Bench],
+    setups: Sequence[EpisodeSetup],
     policy: Policy,
-    jobs: Iterable[Job] | AsyncIterable[Job],
+    jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob],
     on_episode: Callable[[Episode], None],
-    on_depths: OnDepths = unwatched,
+    on_depths: OnDepths = ignore_depths,
 ) -> None:
     """Run jobs in one loop, which a language model shares with its episodes: environments are made ready while others
     run, and an episode that waits for its score holds no place of those that run.
@@ -129,20 +132,20 @@ async def play_staged(
     A fault in one stage ends that episode, which says so; what is nobody's fault but the user's or ours ends the run.
 
     Args:
-        benches: what `Job.bench` names; limits are those of the first.
+        benches: what `EpisodeJob.setup` names; limits are those of the first.
 
     Raises:
         HarnessError: what a policy, an environment or a score raised that is no fault of the infrastructure.
     """
-    retrievers = [_retriever(bench.retriever, bench.config) for bench in benches]
+    retrievers = [_retriever(setup.retriever, setup.config) for setup in setups]
 
-    def environment(job: Job) -> SearchEnv:
-        return benches[job.bench].environment(retrievers[job.bench], policy)
+    def environment(job: EpisodeJob) -> SearchEnv:
+        return setups[job.setup].environment(retrievers[job.setup], policy)
 
-    async def init(job: Job) -> tuple[Job, SearchEnv]:
+    async def init(job: EpisodeJob) -> tuple[EpisodeJob, SearchEnv]:
         return job, environment(job)
 
-    async def run(prepared: tuple[Job, SearchEnv], keep: Callable[[Scorable], None]) -> Scorable:
+    async def run(prepared: tuple[EpisodeJob, SearchEnv], keep: Callable[[Scorable], None]) -> Scorable:
         job, env = prepared
         return job, await played(env, policy, job)
 
@@ -152,23 +155,23 @@ async def play_staged(
             return episode
         try:
             # In a thread: decoding goes on meanwhile.
-            return await asyncio.to_thread(score, episode, job.task.gold, benches[job.bench].config)
+            return await asyncio.to_thread(score, episode, job.task.gold, setups[job.setup].config)
         except InfrastructureFault as fault:
             broken = {"stop_reason": StopReason.FAULT, "status": Status.INFRA_ERROR, "error": f"scoring: {fault}"}
             return msgspec.structs.replace(episode, **broken)
 
-    def hand_over(job: Job, outcome: Finished[Episode] | StageFailure) -> None:
+    def hand_over(job: EpisodeJob, outcome: Finished[Episode] | StageFailure) -> None:
         if isinstance(outcome, Finished):
             on_episode(msgspec.structs.replace(outcome.result, stage_ms=outcome.result.stage_ms | _waits(outcome.ms)))
         elif outcome.kind == "fault" and not isinstance(outcome.cause, InfrastructureFault):
             raise outcome.cause or HarnessError(outcome.error)
         else:
-            index = retrievers[job.bench].info.index_hash
-            hashes = Hashes(env_hash(benches[job.bench].config.env), policy.hash, index)
+            index = retrievers[job.setup].info.index_hash
+            hashes = Hashes(env_hash(setups[job.setup].config.env), policy.hash, index)
             on_episode(broken_episode(job, hashes, f"{outcome.stage}: {outcome.error}"))
 
-    places = benches[0].config.run.concurrency
-    limits = Limits(init=places, ready=places, run=places, post=places)
+    places = setups[0].config.run.concurrency
+    limits = StageLimits(init=places, ready=places, run=places, post=places)
     pipeline = Pipeline(limits, init, run, post, hand_over)
     on_depths(lambda: pipeline.depths)
     await pipeline.process(jobs)
@@ -178,7 +181,7 @@ def _waits(ms: Mapping[StageName, float]) -> dict[str, float]:
     return {stage: round(ms[stage], 3) for stage in ms if stage in ("ready", "post_wait", "post")}
 
 
-def broken_episode(job: Job, hashes: Hashes, error: str) -> Episode:
+def broken_episode(job: EpisodeJob, hashes: Hashes, error: str) -> Episode:
     """The record of an episode that a fault ended outside of its turns."""
     return Episode(
         episode_id=digest([job.task.public(), job.sample_idx, job.seed, hashes])[:16],

@@ -21,9 +21,9 @@ from harness1.errors import InfrastructureFault
 from harness1.models.open import is_model
 from harness1.records import Episode, decode_episode, encode_episode
 from harness1.retrieval.open import is_exclusive
-from harness1.rollout.jobs import Bench, Job, OnDepths, run_chunk, run_staged, unwatched
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths, run_chunk, run_staged
 
-WATCH_S = 2.0
+POLL_S = 2.0
 """Seconds without a result after which somebody looks whether all workers are there."""
 
 FEW = 4
@@ -31,7 +31,10 @@ FEW = 4
 
 
 def run_episodes(
-    bench: Bench, jobs: Sequence[Job], on_episode: Callable[[Episode], None], on_depths: OnDepths = unwatched
+    setup: EpisodeSetup,
+    jobs: Sequence[EpisodeJob],
+    on_episode: Callable[[Episode], None],
+    on_depths: OnDepths = ignore_depths,
 ) -> None:
     """Run all jobs; `on_episode` receives each scored episode as it finishes, in no fixed order.
 
@@ -39,33 +42,33 @@ def run_episodes(
         InfrastructureFault: a worker process died; what had finished was handed over, and a resumed run goes on.
         KeyboardInterrupt: passed on after the running chunks were handed over.
     """
-    if is_model(bench.policy):
-        asyncio.run(run_staged(bench, jobs, on_episode, on_depths))
+    if is_model(setup.policy):
+        asyncio.run(run_staged(setup, jobs, on_episode, on_depths))
         return
-    workers = _workers(bench, len(jobs))
-    chunks = deque(batched_jobs(jobs, min(bench.config.run.concurrency, -(-len(jobs) // workers) or 1)))
+    workers = _workers(setup, len(jobs))
+    chunks = deque(batched_jobs(jobs, min(setup.config.run.concurrency, -(-len(jobs) // workers) or 1)))
     if workers == 1:
         for chunk in chunks:
-            for episode in run_chunk(bench, chunk):
+            for episode in run_chunk(setup, chunk):
                 on_episode(episode)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
         try:
-            _drain(pool, bench.shared_by(workers), chunks, workers, on_episode, on_depths)
+            _drain(pool, setup.shared_by(workers), chunks, workers, on_episode, on_depths)
         except BrokenProcessPool as error:
             raise InfrastructureFault("a worker process died; run the same command again to go on") from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _workers(bench: Bench, jobs: int) -> int:
-    if is_exclusive(bench.retriever):
+def _workers(setup: EpisodeSetup, jobs: int) -> int:
+    if is_exclusive(setup.retriever):
         return 1
-    return min(bench.config.run.workers or os.cpu_count() or 1, max(1, jobs // FEW))
+    return min(setup.config.run.workers or os.cpu_count() or 1, max(1, jobs // FEW))
 
 
-def batched_jobs(jobs: Sequence[Job], size: int) -> Iterator[tuple[Job, ...]]:
+def batched_jobs(jobs: Sequence[EpisodeJob], size: int) -> Iterator[tuple[EpisodeJob, ...]]:
     """The jobs in chunks: what a worker takes at a time, and has in flight."""
     for start in range(0, len(jobs), size):
         yield tuple(jobs[start : start + size])
@@ -73,8 +76,8 @@ def batched_jobs(jobs: Sequence[Job], size: int) -> Iterator[tuple[Job, ...]]:
 
 def _drain(
     pool: ProcessPoolExecutor,
-    bench: Bench,
-    chunks: deque[tuple[Job, ...]],
+    setup: EpisodeSetup,
+    chunks: deque[tuple[EpisodeJob, ...]],
     workers: int,
     on_episode: Callable[[Episode], None],
     on_depths: OnDepths,
@@ -83,13 +86,13 @@ def _drain(
 
     def begin(count: int) -> set[Future[list[bytes]]]:
         taken = [chunks.popleft() for _ in range(min(count, len(chunks)))]
-        return {pool.submit(_encoded_chunk, bench, chunk) for chunk in taken}
+        return {pool.submit(_encoded_chunk, setup, chunk) for chunk in taken}
 
     running = begin(2 * workers)
     on_depths(lambda: {"chunks waiting": len(chunks), "in flight": len(running)})
     try:
         while running:
-            done, running = wait(running, WATCH_S, return_when=FIRST_COMPLETED)
+            done, running = wait(running, POLL_S, return_when=FIRST_COMPLETED)
             if not done and len(multiprocessing.active_children()) < workers:
                 _break(pool)
             _hand_over(done, on_episode)
@@ -115,8 +118,8 @@ def _hand_over(done: set[Future[list[bytes]]], on_episode: Callable[[Episode], N
             on_episode(decode_episode(line))
 
 
-def _encoded_chunk(bench: Bench, jobs: Sequence[Job]) -> list[bytes]:
-    return [encode_episode(episode) for episode in run_chunk(bench, jobs)]
+def _encoded_chunk(setup: EpisodeSetup, jobs: Sequence[EpisodeJob]) -> list[bytes]:
+    return [encode_episode(episode) for episode in run_chunk(setup, jobs)]
 
 
 def _begin_worker() -> None:

@@ -11,11 +11,11 @@ from harness1.env.render.pieces import ApproximateCounter
 from harness1.env.render.renderer import Context
 from harness1.errors import InfrastructureFault
 from harness1.hashing import digest
-from harness1.plain import plain_text
+from harness1.plain import utf8_safe
 from harness1.policy.policy import Decision, Policy, Session
 from harness1.records import STATUS_OF, Episode, Hashes, ModelCall, StopReason, Task, Turn
 
-Watcher = Callable[[Step], None]
+OnStep = Callable[[Step], None]
 
 
 async def rollout(
@@ -26,12 +26,12 @@ async def rollout(
     seed: int = 0,
     sample_idx: int = 0,
     group_id: str | None = None,
-    watch: Watcher | None = None,
+    on_step: OnStep | None = None,
 ) -> Episode:
     """Run one episode to its end.
 
     An infrastructure fault does not raise: it makes the episode invalid (`Status.INFRA_ERROR`), with what was recorded
-    until then. `watch` is called after every step.
+    until then. `on_step` is called after every step.
     """
     public = task.public()
     hashes = Hashes(env.hash, policy.hash, env.retriever.info.index_hash, env.counter.hash)
@@ -40,16 +40,16 @@ async def rollout(
     session: Session | None = None
     clock = _Clock()
     error = None
-    deadline = asyncio.timeout(env.edge.run.episode_deadline_s)
+    deadline = asyncio.timeout(env.world.run.episode_deadline_s)
     try:
         async with deadline:
             context = await env.reset(public)
             session = policy.open(public, seed)
-            stop = await _play(env, session, context, turns, segments, clock, watch)
+            stop = await _play(env, session, context, turns, segments, clock, on_step)
     except TimeoutError:
         if not deadline.expired():
             raise
-        stop, error = StopReason.FAULT, f"the episode took more than {env.edge.run.episode_deadline_s:g} s"
+        stop, error = StopReason.FAULT, f"the episode took more than {env.world.run.episode_deadline_s:g} s"
     except InfrastructureFault as fault:
         stop, error = StopReason.FAULT, str(fault)
     if stop is StopReason.FAULT and (cut := getattr(session, "pending", None)) is not None:
@@ -87,7 +87,7 @@ async def _play(
     turns: list[Turn],
     segments: dict[str, tuple[int, ...]],
     clock: _Clock,
-    watch: Watcher | None,
+    on_step: OnStep | None,
 ) -> StopReason:
     """Act and step until something ends the episode; finished turns are appended as they come."""
     while context is not None:
@@ -100,8 +100,8 @@ async def _play(
         step = await env.step(decision.actions, decision.reasoning, decision.calls)
         clock.lap("environment")
         turns.append(step.turn)
-        if watch is not None:
-            watch(step)
+        if on_step is not None:
+            on_step(step)
         if step.done is not None:
             return step.done
         context = step.context
@@ -114,8 +114,8 @@ def _failed_turn(env: SearchEnv, decision: Decision) -> Turn:
     return Turn(
         index=env.state.memory.turn + 1,
         calls=decision.calls,
-        reasoning=plain_text(decision.reasoning),
-        parse_error=plain_text(decision.parse_error or "no action"),
+        reasoning=utf8_safe(decision.reasoning),
+        parse_error=utf8_safe(decision.parse_error or "no action"),
         memory_hash=env.state.memory.hash(),
         context_hash=context.hash if context is not None else "",
         prompt_tokens=context.budget.used if context is not None else 0,
@@ -127,7 +127,7 @@ def _counts(env: SearchEnv, segments: Mapping[str, tuple[int, ...]]) -> dict[str
     """What a replay needs in place of a tokenizer, beside the segments; nothing, where it was an approximation."""
     if isinstance(env.counter, ApproximateCounter):
         return {}
-    return {key: count for key, count in env.renderer.measure.known.items() if key not in segments}
+    return {key: count for key, count in env.renderer.counts.known.items() if key not in segments}
 
 
 def _untrainable(turns: Sequence[Turn]) -> str | None:

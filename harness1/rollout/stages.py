@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 from harness1.errors import ConfigError
 from harness1.records import Record
 
-Job = TypeVar("Job")
+Item = TypeVar("Item")
 Prepared = TypeVar("Prepared")
 Ran = TypeVar("Ran")
 Result = TypeVar("Result")
@@ -30,7 +30,7 @@ StageName = Literal["init", "ready", "run", "post_wait", "post"]
 Cut = Literal["deadline", "cancelled"]
 
 
-class Limits(Record):
+class StageLimits(Record):
     """Bounds of the stages in jobs, and deadlines of their work in seconds (None: no deadline); waits do not count."""
 
     init: int = 8
@@ -72,7 +72,7 @@ class StageFailure:
     """What was raised."""
 
 
-class Pipeline(Generic[Job, Prepared, Ran, Result]):
+class Pipeline(Generic[Item, Prepared, Ran, Result]):
     """Takes jobs through `init(job)`, `run(prepared, keep)` and `post(ran)`; for one source of jobs, then done.
 
     A stage that raises ends its job and nothing else. `run` may call `keep` with what it would return if it had to end
@@ -82,23 +82,23 @@ class Pipeline(Generic[Job, Prepared, Ran, Result]):
 
     def __init__(
         self,
-        limits: Limits,
-        init: Callable[[Job], Awaitable[Prepared]],
+        limits: StageLimits,
+        init: Callable[[Item], Awaitable[Prepared]],
         run: Callable[[Prepared, Callable[[Ran], None]], Awaitable[Ran]],
         post: Callable[[Ran], Awaitable[Result]],
-        on_result: Callable[[Job, Finished[Result] | StageFailure], Awaitable[None] | None],
+        on_result: Callable[[Item, Finished[Result] | StageFailure], Awaitable[None] | None],
     ) -> None:
         self._limits, self._stages, self._on_result = limits, (init, run, post), on_result
         bounds = (limits.init, limits.ready, limits.run, limits.post, limits.post)
         self._init, self._ready, self._run, self._post_wait, self._post = map(asyncio.Semaphore, bounds)
-        self._live: set[_Live[Job, Ran]] = set()
+        self._live: set[_Live[Item, Ran]] = set()
         self._carriers: set[asyncio.Task[None]] = set()
         self._feeding: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
         self._stopping = False
         self._busy_ms = 0.0
 
-    async def process(self, jobs: Iterable[Job] | AsyncIterable[Job]) -> float:
+    async def process(self, jobs: Iterable[Item] | AsyncIterable[Item]) -> float:
         """Carry all jobs to their end; the share of the RUN slots' time that was spent in `run`.
 
         A job is taken from the source when INIT has room for it. `on_result` is called once for each job that was
@@ -132,18 +132,18 @@ class Pipeline(Generic[Job, Prepared, Ran, Result]):
         counts = Counter(live.stage for live in self._live.copy())
         return {stage: counts[stage] for stage in get_args(StageName)}
 
-    def cancel(self, which: Callable[[Job], bool]) -> int:
+    def cancel(self, which: Callable[[Item], bool]) -> int:
         """Cancel the jobs at work that `which` chooses, and return their number; one being handed over is done."""
         chosen = [live for live in self._live if not live.through and which(live.job)]
         for live in chosen:
             live.cancel()
         return len(chosen)
 
-    async def _feed(self, jobs: Iterable[Job] | AsyncIterable[Job]) -> None:
+    async def _feed(self, jobs: Iterable[Item] | AsyncIterable[Item]) -> None:
         async with aclosing(_each(jobs)) as source:
             await self._init.acquire()
             async for job in source:
-                live = _Live[Job, Ran](job, self._init)
+                live = _Live[Item, Ran](job, self._init)
                 carrier = asyncio.create_task(self._carry(live))
                 self._live.add(live)
                 self._carriers.add(carrier)
@@ -163,7 +163,7 @@ class Pipeline(Generic[Job, Prepared, Ran, Result]):
             self._feeding.cancel()
         self.cancel(lambda job: True)
 
-    async def _carry(self, live: _Live[Job, Ran]) -> None:
+    async def _carry(self, live: _Live[Item, Ran]) -> None:
         """One job from its INIT slot to its result."""
         outcome: Finished[Result] | StageFailure
         try:
@@ -182,7 +182,7 @@ class Pipeline(Generic[Job, Prepared, Ran, Result]):
             if live.slot:
                 live.slot.release()
 
-    async def _staged(self, live: _Live[Job, Ran]) -> Finished[Result]:
+    async def _staged(self, live: _Live[Item, Ran]) -> Finished[Result]:
         limits, (init, run, post) = self._limits, self._stages
         prepared: Prepared = await self._work(live, "init", limits.init_s, init, live.job)
         await self._move(live, "ready", self._ready)
@@ -201,7 +201,7 @@ class Pipeline(Generic[Job, Prepared, Ran, Result]):
 
     async def _work(
         self,
-        live: _Live[Job, Ran],
+        live: _Live[Item, Ran],
         stage: StageName,
         deadline: float | None,
         function: Callable[..., Awaitable[Value]],
@@ -229,7 +229,7 @@ class Pipeline(Generic[Job, Prepared, Ran, Result]):
             raise _Ended(stage, "deadline", f"it took longer than {deadline:g} s") from error
         raise _Ended(stage, "fault", f"{type(error).__name__}: {error}") from error
 
-    async def _move(self, live: _Live[Job, Ran], stage: StageName, slot: asyncio.Semaphore) -> None:
+    async def _move(self, live: _Live[Item, Ran], stage: StageName, slot: asyncio.Semaphore) -> None:
         """Leave the slot that a job holds for another, as soon as that is free."""
         await self._work(live, stage, None, slot.acquire)
         if live.slot:
@@ -238,10 +238,10 @@ class Pipeline(Generic[Job, Prepared, Ran, Result]):
 
 
 @dataclass(eq=False)
-class _Live(Generic[Job, Ran]):
+class _Live(Generic[Item, Ran]):
     """A job on its way: the slot that it holds, and the task that it waits for."""
 
-    job: Job
+    job: Item
     slot: asyncio.Semaphore | None
     stage: StageName = "init"
     task: asyncio.Task[Any] | None = None
@@ -275,7 +275,7 @@ async def _awaited(function: Callable[..., Awaitable[Value]], *arguments: Any) -
     return await function(*arguments)
 
 
-async def _each(jobs: Iterable[Job] | AsyncIterable[Job]) -> AsyncGenerator[Job, None]:
+async def _each(jobs: Iterable[Item] | AsyncIterable[Item]) -> AsyncGenerator[Item, None]:
     if isinstance(jobs, AsyncIterable):
         async for job in jobs:
             yield job

@@ -38,7 +38,7 @@ def run_stage(
     inputs: dict[str, Any],
     index: str,
     hashes: dict[str, str],
-    spoken: Mapping[str, str] = MappingProxyType({}),
+    chat: Mapping[str, str] = MappingProxyType({}),
 ) -> Stage:
     """The card of a run folder: enough to replay it, offline by its configuration and live by its index.
 
@@ -46,7 +46,7 @@ def run_stage(
         index: an engine as it is named, or a folder by its whole path (`retrieval.open.absolute_index`).
         spoken: where its policy has one, its chat `format`, and where the `tokenizer` of its student lies.
     """
-    outputs = {"policy": policy, "config": shown_config(config), "index": index, **spoken}
+    outputs = {"policy": policy, "config": shown_config(config), "index": index, **chat}
     return Stage("run", inputs, hashes=hashes, outputs=outputs)
 
 

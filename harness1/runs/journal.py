@@ -92,7 +92,7 @@ def read_lines(path: Path, on_torn: Callable[[int], None] | None = None) -> Iter
             yield number, line
 
 
-def packed(arrays: Sequence[np.ndarray], offset: int) -> tuple[bytes, TokenBlob | None]:
+def to_bytes(arrays: Sequence[np.ndarray], offset: int) -> tuple[bytes, TokenBlob | None]:
     """Arrays of four-byte numbers as they lie in the file, and how they are found there again; None for no numbers."""
     blob = b"".join(array.tobytes() for array in arrays)
     if not blob:

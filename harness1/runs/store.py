@@ -11,7 +11,7 @@ import numpy as np
 
 from harness1.errors import SchemaError
 from harness1.records import Episode, EpisodeKey, ModelCall, Turn, decode_episode, encode_episode
-from harness1.runs.journal import Journal, packed, read_lines, unpacked
+from harness1.runs.journal import Journal, read_lines, to_bytes, unpacked
 
 EPISODES = "episodes.jsonl"
 TOKENS = "tokens.bin"
@@ -86,7 +86,7 @@ def _arrays(episode: Episode) -> Iterator[np.ndarray]:
 
 def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
     """The episode as it stands in its line, token arrays replaced by a reference to the side file; and these arrays."""
-    blob, place = packed(tuple(_arrays(episode)), offset)
+    blob, place = to_bytes(tuple(_arrays(episode)), offset)
     if place is None:
         return episode, blob
     turns = tuple(_with_calls(turn, [_bare(call) for call in turn.calls]) for turn in episode.turns)

@@ -37,8 +37,8 @@ from harness1.serve.service import (
     RETRY_AFTER,
     Endpoint,
     Gate,
-    Limits,
     Refused,
+    ServiceLimits,
     application,
     health,
     json_response,
@@ -61,8 +61,8 @@ Found = TypeVar("Found")
 class RetrievalService:
     """Answer the calls of all connections over one retriever, concurrently, so that it can gather them."""
 
-    def __init__(self, retriever: Retriever, config: Config, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, retriever: Retriever, config: Config, limits: ServiceLimits | None = None) -> None:
+        self.limits = limits or ServiceLimits()
         self._retriever, self._ranking, self._run = retriever, config.env.retrieval, config.run
         self._gate = Gate(self.limits)
         posts = {

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 
 from harness1.errors import MissingExtra, UsageError
 from harness1.serve.connection import IDLE_S, Connection
-from harness1.serve.service import Limits
+from harness1.serve.service import ServiceLimits
 
 try:
     import uvicorn
@@ -96,7 +96,7 @@ class Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def answering(app: ASGIApp, limits: Limits, host: str, port: int) -> AsyncIterator[int]:
+async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -> AsyncIterator[int]:
     """Serve an application while the context is open, and give the port.
 
     Raises:
@@ -140,7 +140,7 @@ def run(service: Coroutine[None, None, None]) -> None:
         runner.run(service)
 
 
-def most_connections(limits: Limits) -> int:
+def most_connections(limits: ServiceLimits) -> int:
     """Return how many connections may be open at once: `limits.connections`, or fewer for want of files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:

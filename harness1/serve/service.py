@@ -30,7 +30,7 @@ Shape = Callable[[str, int, str], object]
 """Make the body of a failure from the path, the status and the message."""
 
 
-class Limits(Record):
+class ServiceLimits(Record):
     """The work that one server accepts. Times are in seconds."""
 
     body_bytes: int = 4 << 20
@@ -58,7 +58,7 @@ class Refused(HarnessError):
 class Gate:
     """Let a bounded number of calls run and a bounded number wait for a bounded time; refuse the rest (503)."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServiceLimits) -> None:
         self._places = asyncio.Semaphore(limits.running)
         self._free = limits.running + limits.waiting
         self._wait_s = limits.wait_s
@@ -130,7 +130,7 @@ async def health(_: Request) -> Response:
     return json_response({"status": "ok"})
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
+async def read_body(request: Request, limits: ServiceLimits) -> bytes:
     """Return the whole body of a request, inflated if it came compressed.
 
     Starlette's own limit answers in plain text, so the size is watched here.
@@ -149,7 +149,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     return _inflated(body, limits) if request.headers.get("content-encoding") in ("gzip", "deflate") else bytes(body)
 
 
-def _inflated(body: bytearray, limits: Limits) -> bytes:
+def _inflated(body: bytearray, limits: ServiceLimits) -> bytes:
     inflater = zlib.decompressobj(GZIP_OR_ZLIB)
     try:
         found = inflater.decompress(body, limits.body_bytes + 1)
@@ -161,6 +161,6 @@ def _inflated(body: bytearray, limits: Limits) -> bytes:
     return found
 
 
-def _bound(body: bytes | bytearray, limits: Limits) -> None:
+def _bound(body: bytes | bytearray, limits: ServiceLimits) -> None:
     if len(body) > limits.body_bytes:
         raise Refused(413, f"the body is larger than {limits.body_bytes} bytes")

@@ -34,7 +34,7 @@ from harness1.sft.data_card import (
     tasks_by_dataset,
     write_card,
 )
-from harness1.sft.gates import Candidate, candidate, check_any_left, check_tool_mix, gated, held_out_tasks
+from harness1.sft.gates import TeacherEpisode, candidate, check_any_left, check_tool_mix, gated, held_out_tasks
 from harness1.sft.rows import row_tokens, sft_rows
 from harness1.sft.teacher_run import TeacherRun, open_runs
 from harness1.tools.registry import Toolbox
@@ -83,7 +83,7 @@ class Listener:
 class _Found:
     """What is known of an episode before its rows are made."""
 
-    candidate: Candidate
+    candidate: TeacherEpisode
     tokens: int
     """Of its rows, about."""
     tokenizer: str
@@ -125,13 +125,13 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
     check_tool_mix(kept, sft.gates, Toolbox.of(runs[0].config.env).tools)
     check_room(out, sum(found[each.place].tokens for each in kept))
     held = held_out_tasks(kept, sft.held_out, sft.seed)
-    learned, watched = ([each for each in kept if (each.task in held) is part] for part in (False, True))
+    learned, validation = ([each for each in kept if (each.task in held) is part] for part in (False, True))
     with under_way(stage, out):
         train = _write(job, runs, learned, out / TRAIN, listener)
         if not train.rows:
             took = ", ".join(f"{count} {name}" for name, count in train.dropped.items() if count)
             raise UsageError(f"no row is left of {len(kept)} kept episodes; turns dropped: {took or 'none'}")
-        held_out = _write(job, runs, watched, out / HELD_OUT, listener)
+        held_out = _write(job, runs, validation, out / HELD_OUT, listener)
         card = DataCard(
             **_provenance(job, runs, found),
             compared={name: len(each) for name, each in queries.items()},
@@ -204,7 +204,7 @@ def _find(run: TeacherRun, episode: Episode, place: Place, sft: Sft) -> _Found:
 
 
 def _write(
-    job: Build, runs: Sequence[TeacherRun], kept: Collection[Candidate], path: Path, listener: Listener
+    job: Build, runs: Sequence[TeacherRun], kept: Collection[TeacherEpisode], path: Path, listener: Listener
 ) -> _Written:
     """Make the rows of some episodes and write them, in the order of runs, episodes and turns."""
     facts: list[RowFacts] = []
@@ -243,13 +243,13 @@ def _rerendered(episode: Episode, env: Env, student: ChatFormat) -> Episode:
 def _provenance(job: Build, runs: Sequence[TeacherRun], found: dict[Place, _Found]) -> dict[str, Any]:
     """The part of the data card that no episode has a say in."""
     hashes, student = runs[0].stage.hashes, job.student
-    spoken = runs[0].spoken if student is None else {"format": student.name, "tokenizer": job.tokenizer}
+    chat = runs[0].chat if student is None else {"format": student.name, "tokenizer": job.tokenizer}
     return {
         "runs": tuple(
             run.described([each.candidate.task_id for place, each in found.items() if place[0] == number])
             for number, run in enumerate(runs)
         ),
-        **spoken,
+        **chat,
         "tokenizer_hash": next((each.tokenizer for each in found.values() if each.tokenizer), "")
         if student is None
         else student.tokenizer.hash,

@@ -14,7 +14,7 @@ from harness1.errors import UsageError
 from harness1.models.files.fetch import resolve_model
 from harness1.models.open import HARMONY, format_at
 from harness1.models.tokenizer import Tokenizer
-from harness1.plain import plain_text
+from harness1.plain import utf8_safe
 from harness1.policy.registry import check_policy
 from harness1.records import Task
 from harness1.reward.outcome import targets
@@ -112,7 +112,7 @@ def check_round_trip(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
         UsageError: it names the first text that does not come back.
     """
     for text in texts:
-        given = unicodedata.normalize("NFC", plain_text(text))
+        given = unicodedata.normalize("NFC", utf8_safe(text))
         back = unicodedata.normalize("NFC", tokenizer.decode(tokenizer.encode(text)))
         if given != back:
             at = next((place for place, (a, b) in enumerate(zip(given, back, strict=False)) if a != b), len(back))

@@ -15,7 +15,7 @@ from harness1.errors import SchemaError, UsageError
 from harness1.records import Record
 from harness1.rows.row import TrainRow
 from harness1.runs.files import write_atomically, write_json
-from harness1.sft.gates import GateReport
+from harness1.sft.gates import GateCounts
 
 CARD, README = "card.json", "README.md"
 TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"
@@ -155,7 +155,7 @@ class DataCard(Record, kw_only=True):
     sft: dict[str, Any]
     compared: dict[str, int]
     """The sets of evaluation queries that episodes were kept apart from, with their sizes."""
-    gates: tuple[GateReport, ...]
+    gates: tuple[GateCounts, ...]
     dropped_turns: dict[str, int]
     """Turns of kept episodes that are in no row, by reason."""
     train: RowCounts

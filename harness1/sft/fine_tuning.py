@@ -22,11 +22,11 @@ from harness1.runs.files import refuse_full_disk
 from harness1.runs.stage import Stage, read_stage, refuse_foreign, refuse_other, under_way
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.student import Student
-from harness1.sft.validation import HeldOutWatch, spread
+from harness1.sft.validation import HeldOutValidation, evenly_spaced
 from harness1.train.algorithm import make_algorithm
-from harness1.train.log import LOOK, StepListener, TrainLog
+from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
 from harness1.train.micro_batch import shuffled_steps
-from harness1.train.process_group import ALONE, Group
+from harness1.train.process_group import ALONE, ProcessGroup
 from harness1.train.saving import parameters_of, read_state, write_card, write_model, write_state
 from harness1.train.schedule import is_due
 from harness1.train.trainable import load_trainable
@@ -101,7 +101,7 @@ class FineTuning:
         return (self.out / CHECKPOINT).is_file() and self.stage().is_done(self.out)
 
 
-def fine_tune(work: FineTuning, on_step: StepListener, group: Group = ALONE) -> Checkpoint:
+def fine_tune(work: FineTuning, on_step: StepListener, group: ProcessGroup = ALONE) -> Checkpoint:
     """Train, and write the best checkpoint by `train.watch.metric` into `work.out`; go on where an earlier run stopped.
 
     Raises:
@@ -141,7 +141,7 @@ def clear_training(out: Path) -> None:
 
 
 def _train_with_trl(
-    work: FineTuning, student: Student, card: Checkpoint, group: Group, on_step: StepListener
+    work: FineTuning, student: Student, card: Checkpoint, group: ProcessGroup, on_step: StepListener
 ) -> Checkpoint:
     """The same rows through TRL's trainer, which writes the weights of its last step."""
     train, out = work.config.train, work.out
@@ -158,8 +158,8 @@ def _train_with_trl(
             log.write(step, told)
             on_step(step, steps, told)
 
-        watched = spread(held_out, train.watch.rows)
-        train_with_trl(rows, watched, work.model, out, train, note, packing=work.packing, cpu=work.device == "cpu")
+        validation = evenly_spaced(held_out, train.watch.rows)
+        train_with_trl(rows, validation, work.model, out, train, note, packing=work.packing, cpu=work.device == "cpu")
     metrics = {name: seen[name] for name in ("eval_loss",) if name in seen}
     done = msgspec.structs.replace(card, step=int(seen["step"]), metrics=metrics)
     if group.leads:
@@ -173,7 +173,9 @@ def _copy_data_card(work: FineTuning) -> None:
         shutil.copyfile(work.dataset / name, work.out / f"data_{name}")
 
 
-def _train(work: FineTuning, student: Student, card: Checkpoint, group: Group, on_step: StepListener) -> Checkpoint:
+def _train(
+    work: FineTuning, student: Student, card: Checkpoint, group: ProcessGroup, on_step: StepListener
+) -> Checkpoint:
     run = _Run(work, student, card, group)
     run.run(on_step)
     return run.card
@@ -182,13 +184,13 @@ def _train(work: FineTuning, student: Student, card: Checkpoint, group: Group, o
 class _Run:
     """The loop, with what it carries from step to step."""
 
-    def __init__(self, work: FineTuning, student: Student, card: Checkpoint, group: Group) -> None:
+    def __init__(self, work: FineTuning, student: Student, card: Checkpoint, group: ProcessGroup) -> None:
         train = work.config.train
         self.work, self.card, self.group, self.train = work, card, group, train
         self.rows = RowFile(work.dataset / TRAIN)
         held_out = RowFile(work.dataset / HELD_OUT)
         self.order = list(shuffled_steps(len(self.rows), train.batch_rows, train.epochs, train.seed))
-        self.watch = HeldOutWatch(student, held_out, work.config, work.device, group.leads)
+        self.watch = HeldOutValidation(student, held_out, work.config, work.device, group.leads)
         model = load_trainable(work.model, train, work.device, work.config.run.model.threads)
         self.trainer = Trainer(model, make_algorithm("nll"), train, len(self.order), group)
         self.best = Best(train.watch.metric)
@@ -202,7 +204,7 @@ class _Run:
         on_step(begun, steps, {})
         with self._log(begun) as log:
             if not begun:
-                self._look(log, on_step)
+                self._validate(log, on_step)
             for places in () if self._stops() else islice(self.order, begun, None):
                 started = time.perf_counter()
                 values = self.trainer.step([self.rows[place] for place in places])
@@ -213,7 +215,7 @@ class _Run:
                 on_step(step, steps, values)
                 ends = step == steps
                 if ends or is_due(step, self.train.watch.every):
-                    self._look(log, on_step)
+                    self._validate(log, on_step)
                 if ends or self._stops() or is_due(step, self.train.save_every):
                     self._save()
                 if self._stops():
@@ -226,12 +228,12 @@ class _Run:
         out = work.out if self.group.leads else None
         return TrainLog(out, begun, tensorboard=work.tensorboard, wandb=work.wandb)
 
-    def _look(self, log: TrainLog, on_step: StepListener) -> None:
+    def _validate(self, log: TrainLog, on_step: StepListener) -> None:
         """Watch, and write a checkpoint if there was none better."""
-        found = self.group.told(self.watch.look(self.trainer))
+        found = self.group.told(self.watch.validate(self.trainer))
         if not found:
             return
-        named = {f"{LOOK}{name}": value for name, value in found.items()}
+        named = {f"{VALIDATION_PREFIX}{name}": value for name, value in found.items()}
         log.write(self.trainer.step_count, named)
         on_step(self.trainer.step_count, len(self.order), named)
         # What was there before the first step is written down, and is no checkpoint.

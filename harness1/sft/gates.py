@@ -19,7 +19,7 @@ SHOWN = 5
 """Dropped episodes that a report names."""
 
 
-class Candidate(Record):
+class TeacherEpisode(Record):
     """What the gates know of an episode."""
 
     place: tuple[int, int]
@@ -51,7 +51,7 @@ class Candidate(Record):
         return len(self.calls.keys() - {END_SEARCH})
 
 
-class GateReport(Record):
+class GateCounts(Record):
     """How many episodes came to a gate and passed it."""
 
     name: str
@@ -61,11 +61,11 @@ class GateReport(Record):
     """The first few that did not, each with the reason."""
 
 
-Reason = Callable[[Candidate], str | None]
+Reason = Callable[[TeacherEpisode], str | None]
 """Why a candidate does not pass; None if it does."""
 
 
-def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[int, int]) -> Candidate:
+def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[int, int]) -> TeacherEpisode:
     """What the gates need of an episode.
 
     Raises:
@@ -74,7 +74,7 @@ def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[in
     scored = outcome(episode, gold)
     acted = [turn for turn in episode.turns if turn.action is not None]
     ended = sum(turn.action is not None and turn.action.name == END_SEARCH for turn in acted)
-    return Candidate(
+    return TeacherEpisode(
         place=place,
         episode_id=episode.episode_id,
         task_id=episode.task.task_id,
@@ -92,15 +92,15 @@ def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[in
 
 
 def gated(
-    candidates: Sequence[Candidate], gates: Gates, evaluation: KnownQueries, seed: int
-) -> tuple[tuple[Candidate, ...], tuple[GateReport, ...]]:
+    candidates: Sequence[TeacherEpisode], gates: Gates, evaluation: KnownQueries, seed: int
+) -> tuple[tuple[TeacherEpisode, ...], tuple[GateCounts, ...]]:
     """The candidates that pass all gates, in the order given, and what each gate let through.
 
     Args:
         evaluation: the queries that nothing may be learned of.
         seed: decides which episodes fill a quota.
     """
-    makers: dict[str, Callable[[Sequence[Candidate]], Reason]] = {
+    makers: dict[str, Callable[[Sequence[TeacherEpisode]], Reason]] = {
         "fault": lambda _: _fault,
         "format": lambda _: _format,
         "documents": lambda _: _documents(gates),
@@ -117,7 +117,7 @@ def gated(
     return kept, tuple(reports)
 
 
-def check_any_left(kept: Sequence[Candidate], reports: Sequence[GateReport]) -> None:
+def check_any_left(kept: Sequence[TeacherEpisode], reports: Sequence[GateCounts]) -> None:
     """
     Raises:
         UsageError: nothing passed the gates; the message says which took how many.
@@ -131,7 +131,7 @@ def check_any_left(kept: Sequence[Candidate], reports: Sequence[GateReport]) -> 
         )
 
 
-def check_tool_mix(kept: Iterable[Candidate], gates: Gates, offered: Iterable[str]) -> None:
+def check_tool_mix(kept: Iterable[TeacherEpisode], gates: Gates, offered: Iterable[str]) -> None:
     """The floor of the tool mix.
 
     Args:
@@ -152,7 +152,7 @@ def check_tool_mix(kept: Iterable[Candidate], gates: Gates, offered: Iterable[st
         )
 
 
-def held_out_tasks(kept: Iterable[Candidate], share: float, seed: int) -> frozenset[tuple[str, str]]:
+def held_out_tasks(kept: Iterable[TeacherEpisode], share: float, seed: int) -> frozenset[tuple[str, str]]:
     """The tasks, as (dataset, id), that are never trained on: of each dataset a share, but at least one where the share
     is above 0 and there are two, and never all."""
     tasks: dict[str, set[str]] = {}
@@ -165,18 +165,20 @@ def held_out_tasks(kept: Iterable[Candidate], share: float, seed: int) -> frozen
     return frozenset(chosen)
 
 
-def _passed(name: str, candidates: tuple[Candidate, ...], reason: Reason) -> tuple[tuple[Candidate, ...], GateReport]:
+def _passed(
+    name: str, candidates: tuple[TeacherEpisode, ...], reason: Reason
+) -> tuple[tuple[TeacherEpisode, ...], GateCounts]:
     reasons = [(each, reason(each)) for each in candidates]
     kept = tuple(each for each, why in reasons if why is None)
     dropped = [f"{each.dataset}/{each.task_id} ({each.episode_id}): {why}" for each, why in reasons if why is not None]
-    return kept, GateReport(name, len(candidates), len(kept), tuple(dropped[:SHOWN]))
+    return kept, GateCounts(name, len(candidates), len(kept), tuple(dropped[:SHOWN]))
 
 
-def _fault(each: Candidate) -> str | None:
+def _fault(each: TeacherEpisode) -> str | None:
     return "the infrastructure failed" if each.status is Status.INFRA_ERROR else None
 
 
-def _format(each: Candidate) -> str | None:
+def _format(each: TeacherEpisode) -> str | None:
     if each.status is Status.POLICY_ERROR:
         return "it ended in a policy error"
     return f"{each.format_errors} outputs without a readable call" if each.format_errors else None
@@ -195,14 +197,14 @@ def _tools(gates: Gates) -> Reason:
 
 
 def _leak(evaluation: KnownQueries) -> Reason:
-    def reason(each: Candidate) -> str | None:
+    def reason(each: TeacherEpisode) -> str | None:
         same = evaluation.match(each.query)
         return None if same is None else f"asks the same as {same}"
 
     return reason
 
 
-def _duplicate(candidates: Sequence[Candidate], near: float) -> Reason:
+def _duplicate(candidates: Sequence[TeacherEpisode], near: float) -> Reason:
     """Of episodes that ask the same, the one with the best recall stays, then the one with fewest turns. Samples of one
     task are duplicates only if they did the same."""
     asked = KnownQueries(near)
@@ -221,7 +223,7 @@ def _duplicate(candidates: Sequence[Candidate], near: float) -> Reason:
     return lambda each: found.get(each.place)
 
 
-def _quota(candidates: Sequence[Candidate], quotas: dict[str, int], seed: int) -> Reason:
+def _quota(candidates: Sequence[TeacherEpisode], quotas: dict[str, int], seed: int) -> Reason:
     over: set[tuple[int, int]] = set()
     for dataset, quota in quotas.items():
         own = [each for each in candidates if each.dataset == dataset]

@@ -13,14 +13,14 @@ from harness1.env.render.renderer import Context
 from harness1.errors import ConfigError, InfrastructureFault, SchemaError
 from harness1.models.formats.chat_format import ChatFormat
 from harness1.policy.policy import Decision
-from harness1.policy.wrappers import SpokenPolicy
+from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, ModelCall, Task, ToolCall
 from harness1.rollout.replay import Nowhere
 from harness1.rollout.rollout import rollout
 
 
 def rerendered(episode: Episode, env: Env, chat: ChatFormat) -> Episode:
-    """The episode as a `SpokenPolicy` of its policy would have recorded it, if it had decided the same.
+    """The episode as a `StudentFormatPolicy` of its policy would have recorded it, if it had decided the same.
 
     That it would have is assumed: where the student's context is the smaller one, a decision may rest on a piece that
     it does not show. What the student has no room for is cut off (`StopReason.CONTEXT_LIMIT`), and with it the reward.
@@ -40,7 +40,7 @@ def rerendered(episode: Episode, env: Env, chat: ChatFormat) -> Episode:
         again = asyncio.run(
             rollout(
                 twin,
-                SpokenPolicy(_Again(episode), chat),
+                StudentFormatPolicy(_Again(episode), chat),
                 episode.task,
                 seed=episode.seed,
                 sample_idx=episode.sample_idx,

@@ -55,7 +55,7 @@ class TeacherRun:
         return str(self.source.root or self.stage.inputs["dataset"])
 
     @property
-    def spoken(self) -> dict[str, str]:
+    def chat(self) -> dict[str, str]:
         """The format of its episodes and where their tokenizer lies; empty where a run has none."""
         return {name: str(self.stage.outputs.get(name, "")) for name in ("format", "tokenizer")}
 
@@ -167,7 +167,7 @@ def _refuse_mixture(first: TeacherRun, other: TeacherRun, *, rerendered: bool) -
     names = ("env",) if rerendered else ("env", "counter")
     if all(first.stage.hashes[name] == other.stage.hashes[name] for name in names):
         return
-    one, another = ({"env": msgspec.to_builtins(run.config.env)} | run.spoken for run in (first, other))
+    one, another = ({"env": msgspec.to_builtins(run.config.env)} | run.chat for run in (first, other))
     what = (
         "; ".join(f"{name}: {a} != {b}" for name, a, b in differences(one, another))
         or "prompts or tokenizers of different editions"

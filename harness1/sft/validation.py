@@ -19,7 +19,7 @@ from harness1.train.trainer import Trainer
 from harness1.train.validation import episode_results, held_out_turns, means, turn_metrics
 
 
-class HeldOutWatch:
+class HeldOutValidation:
     """Looks at a student between steps. It samples by a model of its own, to which the trained weights are copied: the
     one that a user will sample by.
 
@@ -34,8 +34,8 @@ class HeldOutWatch:
     def __init__(self, student: Student, rows: RowFile, config: Config, device: str, leads: bool = True) -> None:
         watch = config.train.watch
         self._student, self._config = student, config
-        self._rows = spread(rows, watch.rows)
-        self._turns = held_out_turns(spread(rows, watch.turns), watch.turns)
+        self._rows = evenly_spaced(rows, watch.rows)
+        self._turns = held_out_turns(evenly_spaced(rows, watch.turns), watch.turns)
         self._tasks: dict[str, list[Task]] = {}
         self._environments: dict[str, Callable[[], SearchEnv]] = {}
         for run, task in student.held_out_tasks(watch.tasks) if watch.tasks and leads else []:
@@ -54,7 +54,7 @@ class HeldOutWatch:
                 cache_tokens=model.cache_tokens,
             )
 
-    def look(self, trainer: Trainer) -> dict[str, float]:
+    def validate(self, trainer: Trainer) -> dict[str, float]:
         """The metrics of the present weights; of processes that train together, all take part and the first knows all.
 
         Raises:
@@ -77,7 +77,7 @@ class HeldOutWatch:
         return found | means(episodes)
 
 
-def spread(rows: Sequence[TrainRow], limit: int) -> list[TrainRow]:
+def evenly_spaced(rows: Sequence[TrainRow], limit: int) -> list[TrainRow]:
     """At most so many rows, evenly over all."""
     count = min(limit, len(rows))
     return [rows[at * len(rows) // count] for at in range(count)]

@@ -26,10 +26,10 @@ def fan_out_search(
 ) -> Steps:
     """Run several different queries at once and fuse their results: a document found by several queries comes first,
     and each hit says which queries found it."""
-    spoken = spelled(memory, env, queries)
-    if not spoken.queries:
-        return Observation("fan_out_search", error=spoken.refusal)
-    kept, left = spoken.queries[: env.fan_out.queries], spoken.queries[env.fan_out.queries :]
+    in_words = spelled(memory, env, queries)
+    if not in_words.queries:
+        return Observation("fan_out_search", error=in_words.refusal)
+    kept, left = in_words.queries[: env.fan_out.queries], in_words.queries[env.fan_out.queries :]
     answer = yield SearchFor(kept, env.search.hits)
     notes = (Note("queries_left_out", {"count": len(left), "limit": env.fan_out.queries}),) if left else ()
-    return discover(fan_out_search, memory, env, answer, (*spoken.notes, *notes), resolved=spoken.resolved)
+    return discover(fan_out_search, memory, env, answer, (*in_words.notes, *notes), resolved=in_words.resolved)

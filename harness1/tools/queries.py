@@ -29,10 +29,10 @@ def spelled(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Queries:
     lines = [line for line in (" ".join(query.split()) for query in queries) if line]
     if not env.evidence.handles:
         return Queries(tuple(dict.fromkeys(lines)), refusal=None if lines else Note("empty_query"))
-    spoken = [memory.entities.spelled(line) for line in lines]
-    unknown = list(dict.fromkeys(handle for query in spoken for handle in query.unknown))
+    in_words = [memory.entities.spelled(line) for line in lines]
+    unknown = list(dict.fromkeys(handle for query in in_words for handle in query.unknown))
     notes = (Note("unknown_entities", named(unknown)),) if unknown else ()
-    words = tuple(dict.fromkeys(query.text for query in spoken if not query.empty))
-    resolved = {handle: name for query in spoken for handle, name in query.resolved.items()}
+    words = tuple(dict.fromkeys(query.text for query in in_words if not query.empty))
+    resolved = {handle: name for query in in_words for handle, name in query.resolved.items()}
     refusal = None if words else next(iter(notes), Note("empty_query"))
     return Queries(words, resolved, notes, refusal)

@@ -26,8 +26,8 @@ Query = Annotated[
 @traits("query", discovers=True)
 def search_corpus(memory: WorkingMemory, env: Env, query: Query) -> Steps:
     """Search the corpus with one query. Returns the best documents that you have not seen yet."""
-    spoken = spelled(memory, env, [query])
-    if not spoken.queries:
-        return Observation("search_corpus", error=spoken.refusal)
-    answer = yield SearchFor(spoken.queries, env.search.hits)
-    return discover(search_corpus, memory, env, answer, spoken.notes, resolved=spoken.resolved)
+    in_words = spelled(memory, env, [query])
+    if not in_words.queries:
+        return Observation("search_corpus", error=in_words.refusal)
+    answer = yield SearchFor(in_words.queries, env.search.hits)
+    return discover(search_corpus, memory, env, answer, in_words.notes, resolved=in_words.resolved)

@@ -15,7 +15,7 @@ from harness1.hashing import text_digest
 from harness1.runs.files import write_atomically
 
 LOG = "log.jsonl"
-LOOK = "held_out/"
+VALIDATION_PREFIX = "held_out/"
 """What the names of what a look at held-out rows or tasks measures begin with, in a log and before a listener."""
 StepListener = Callable[[int, int, Mapping[str, float]], None]
 """Called with the step, how many there are, and what was measured; first with the one that training begins behind."""
@@ -76,9 +76,13 @@ class TrainLog:
         self.close()
 
 
-def looked(values: Mapping[str, float]) -> dict[str, float]:
+def validation_values(values: Mapping[str, float]) -> dict[str, float]:
     """What a look at held-out rows or tasks measured; empty where the values are of a step."""
-    return {name.removeprefix(LOOK): value for name, value in values.items() if name.startswith(LOOK)}
+    return {
+        name.removeprefix(VALIDATION_PREFIX): value
+        for name, value in values.items()
+        if name.startswith(VALIDATION_PREFIX)
+    }
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from harness1.train.algorithm import Algorithm
 from harness1.train.cispo import log_ratios
-from harness1.train.process_group import Group
+from harness1.train.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ PIECE = 256
 """Tokens whose entropy is taken at once: the distributions of all of them are large."""
 
 
-class Drift:
+class OffPolicyMetrics:
     """Adds up over the forward passes of a step, in all processes.
 
     Args:
@@ -63,7 +63,7 @@ class Drift:
         self._sums += torch.stack([values.sum() for values in of_tokens])
         self._largest = torch.maximum(self._largest, logs.abs().max())
 
-    def values(self, group: Group) -> dict[str, float]:
+    def values(self, group: ProcessGroup) -> dict[str, float]:
         """The means, and the maximum, over all tokens of all processes."""
         of_processes = self._sums.new_zeros(group.size)
         of_processes[group.rank] = self._largest

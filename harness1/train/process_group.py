@@ -15,7 +15,7 @@ LONGEST_LOOK_H = 6
 """Hours that processes wait for the one that looks at held-out episodes."""
 
 
-class Group(NamedTuple):
+class ProcessGroup(NamedTuple):
     """The place of this process among those that train together; alone by default."""
 
     rank: int = 0
@@ -51,11 +51,11 @@ class Group(NamedTuple):
             torch.distributed.barrier()
 
 
-ALONE = Group()
+ALONE = ProcessGroup()
 
 
 @contextmanager
-def joined_group(size: int, device: str, alone: Group = ALONE) -> Iterator[Group]:
+def joined_group(size: int, device: str, alone: ProcessGroup = ALONE) -> Iterator[ProcessGroup]:
     """The group that a launcher (`accelerate launch`, `torchrun`) started; it told torch where its members meet.
 
     Args:
@@ -75,6 +75,6 @@ def joined_group(size: int, device: str, alone: Group = ALONE) -> Iterator[Group
         device_id=place if place.type == "cuda" else None,
     )
     try:
-        yield Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        yield ProcessGroup(torch.distributed.get_rank(), torch.distributed.get_world_size())
     finally:
         torch.distributed.destroy_process_group()

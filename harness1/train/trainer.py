@@ -21,8 +21,8 @@ from harness1.train.micro_batch import (
     trained_distributions,
     trained_tokens,
 )
-from harness1.train.off_policy_metrics import Drift
-from harness1.train.process_group import ALONE, Group
+from harness1.train.off_policy_metrics import OffPolicyMetrics
+from harness1.train.process_group import ALONE, ProcessGroup
 from harness1.train.schedule import rate_at
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Trainer:
     """
 
     def __init__(
-        self, model: PreTrainedModel, algorithm: Algorithm, train: Train, steps: int, group: Group = ALONE
+        self, model: PreTrainedModel, algorithm: Algorithm, train: Train, steps: int, group: ProcessGroup = ALONE
     ) -> None:
         import torch
 
@@ -65,19 +65,17 @@ class Trainer:
             _forget_activations(model)
 
     def step(self, rows: Sequence[TrainRow]) -> dict[str, float]:
-        """Take one optimizer step; returns its loss, gradient norm (before clipping), rate and trained tokens, and of
-        rows that all have log probabilities of the rollout how far the weights before the step are from it (`Drift`).
+        """Take one optimizer step and return its loss, gradient norm (before clipping), rate and trained tokens.
 
-        Raises:
-            Diverged: loss or gradient is not finite; the weights are as before.
-            UsageError: a micro-batch does not fit into the memory of the GPU.
+        Rows that all have log probabilities of the rollout add `OffPolicyMetrics`: how far the weights before the step
+        are from those that sampled the rows.
         """
         import torch
 
         normaliser = self.algorithm.normaliser(rows) or 1.0  # where no token has any weight, every loss is 0
         total = torch.zeros((), device=self.model.device)
         known = all(row.rollout_logprobs is not None for row in rows)
-        drift = Drift(self.algorithm, self.model.device) if known else None
+        drift = OffPolicyMetrics(self.algorithm, self.model.device) if known else None
         for batch in self._passes(rows):
             with _within_memory(self.train.micro_tokens):
                 loss = self._loss(batch, drift) / normaliser
@@ -137,7 +135,7 @@ class Trainer:
         for places in groups[self.group.rank :: self.group.size]:
             yield collate([rows[place] for place in places], self.model.device)
 
-    def _loss(self, batch: MicroBatch, drift: Drift | None = None) -> Tensor:
+    def _loss(self, batch: MicroBatch, drift: OffPolicyMetrics | None = None) -> Tensor:
         """The summed loss of a micro-batch."""
         with precision(self.model, self.train.dtype):
             distributions = trained_distributions(self.model, batch)

@@ -111,7 +111,7 @@ class EpisodeView:
     def _context(self, turn: Turn, context: Context | None) -> Viewed:
         if context is None or self._twin is None:
             return {"context": None, "tokens": turn.prompt_tokens, "prefill": turn.prefill_tokens}
-        measure = self._twin.renderer.measure
+        measure = self._twin.renderer.counts
         return {
             "context": [self.tables.segment(each, measure.piece(each)) for each in context.pieces],
             "tokens": context.budget.used,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from harness1.errors import SchemaError
-from harness1.train.log import LOG, LOOK, read_log
+from harness1.train.log import LOG, VALIDATION_PREFIX, read_log
 
 
 def is_training(folder: Path) -> bool:
@@ -31,7 +31,11 @@ def training_card(folder: Path) -> dict[str, Any]:
             for name, value in line.items():
                 if name == "step" or not isinstance(value, int | float):
                     continue
-                kind, key = (looks, name.removeprefix(LOOK)) if name.startswith(LOOK) else (curves, name)
+                kind, key = (
+                    (looks, name.removeprefix(VALIDATION_PREFIX))
+                    if name.startswith(VALIDATION_PREFIX)
+                    else (curves, name)
+                )
                 steps, values = kind.setdefault(key, [[], []])
                 steps.append(step)
                 values.append(value)

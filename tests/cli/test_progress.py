@@ -165,12 +165,12 @@ def test_a_look_is_kept_apart_and_its_time_counts() -> None:
     progress = StepProgress()
     progress.add(0, 10, {}, -4.0)
     progress.add(0, 10, {"held_out/nll": 3.5}, 0.0)
-    assert (progress.numbers().look, progress.numbers().seconds_left) == ({"nll": 3.5}, None)
+    assert (progress.numbers().validation, progress.numbers().seconds_left) == ({"nll": 3.5}, None)
     progress.add(1, 10, {"loss": 2.0}, 1.0)
     progress.add(1, 10, {"held_out/nll": 1.5}, 9.0)
     progress.add(2, 10, {"loss": 1.0}, 10.0)
     now = progress.numbers()
-    assert (now.look, now.look_step, now.values) == ({"nll": 1.5}, 1, {"loss": 1.0})
+    assert (now.validation, now.validation_step, now.values) == ({"nll": 1.5}, 1, {"loss": 1.0})
     assert now.seconds_left == pytest.approx(8 * 14 / 2)
 
 

@@ -12,7 +12,7 @@ import pytest
 from harness1.cli import main
 from harness1.models.checkpoint import read_checkpoint
 from harness1.runs.store import read_episodes
-from harness1.train.log import looked, read_log
+from harness1.train.log import read_log, validation_values
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, SMALL, WORLD, save_student
 
@@ -92,7 +92,7 @@ def test_a_finished_training_prints_its_checkpoint_and_loads_no_model_again(
     found, card = json.loads(ended.out), read_checkpoint(home / "student")
     assert card is not None
     assert found == {"checkpoint": "student", "step": card.step, "metrics": card.metrics, "start": found["start"]}
-    assert found["start"] == looked(read_log(home / "student")[0])
+    assert found["start"] == validation_values(read_log(home / "student")[0])
     assert found["metrics"].keys() == {"nll", "valid", "tool_agreement", "action_agreement"}
     assert (home / "student" / "model.safetensors").stat().st_mtime_ns == written
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness1.data.source import Source
-from harness1.data.stdlib import DEMO, Library, read_documents, stdlib_source
+from harness1.data.stdlib import DEMO, ModuleLibrary, read_documents, stdlib_source
 from harness1.errors import UsageError
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
@@ -24,11 +24,11 @@ def documents(source: Source) -> dict[str, Document]:
     return {document.doc_id: document for document in source.documents()}
 
 
-def write(root: Path, files: dict[str, str]) -> Library:
+def write(root: Path, files: dict[str, str]) -> ModuleLibrary:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
-    return Library(root)
+    return ModuleLibrary(root)
 
 
 def test_the_running_library_has_thousands_of_documents(documents: dict[str, Document]) -> None:

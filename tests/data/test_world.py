@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness1.data.world.facts import Entity
-from harness1.data.world.generate import World, build_world, world_source
+from harness1.data.world.generate import SyntheticWorld, build_world, world_source
 from harness1.data.world.names import fold
 from harness1.data.world.prose import STATEMENTS, SWAPS
 from harness1.data.world.questions import WORDINGS
@@ -24,16 +24,16 @@ NEGATIONS = {"not", "no", "never", "without", "none", "nor"}
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world() -> SyntheticWorld:
     return build_world(500, seed=1)
 
 
-def all_tasks(world: World) -> Iterator[Task]:
+def all_tasks(world: SyntheticWorld) -> Iterator[Task]:
     for split in ("train", "dev", "test"):
         yield from world.tasks[split]
 
 
-def outcomes(world: World, task: Task) -> tuple[set[int | str], set[int]]:
+def outcomes(world: SyntheticWorld, task: Task) -> tuple[set[int | str], set[int]]:
     """Brute force over the whole fact table: everything that a chain leads to, and whose documents state it."""
     at: set[int | str] = {e.index for e in world.entities if e.name == task.metadata["start"]}
     assert len(at) == 1
@@ -53,7 +53,7 @@ def outcomes(world: World, task: Task) -> tuple[set[int | str], set[int]]:
     return at, documents
 
 
-def check_tasks(world: World) -> None:
+def check_tasks(world: SyntheticWorld) -> None:
     texts = {document.doc_id: document.text for document in world.documents()}
     for task in all_tasks(world):
         found, stated = outcomes(world, task)
@@ -80,7 +80,7 @@ def test_documents_can_be_read_twice_and_seeds_differ() -> None:
     assert {d.title for d in source.documents()}.isdisjoint({d.title for d in other.documents()})
 
 
-def test_every_question_has_exactly_one_chain_and_one_answer(world: World) -> None:
+def test_every_question_has_exactly_one_chain_and_one_answer(world: SyntheticWorld) -> None:
     check_tasks(world)
     assert {task.metadata["hops"] for task in world.tasks["test"]} == {1, 2, 3, 4}
 
@@ -104,7 +104,7 @@ def test_an_unknown_split_is_refused() -> None:
         world_source(20).tasks("validation")
 
 
-def test_splits_share_no_question(world: World) -> None:
+def test_splits_share_no_question(world: SyntheticWorld) -> None:
     splits = list(world.tasks.values())
     assert [len(world.tasks[split]) for split in ("train", "dev", "test")] == [500, 125, 125]
     for one, other in combinations(splits, 2):
@@ -112,11 +112,11 @@ def test_splits_share_no_question(world: World) -> None:
     assert len({task.task_id for task in all_tasks(world)}) == 750
 
 
-def test_names_are_unique_even_without_case_and_accents(world: World) -> None:
+def test_names_are_unique_even_without_case_and_accents(world: SyntheticWorld) -> None:
     assert len({fold(entity.name) for entity in world.entities}) == len(world.entities)
 
 
-def test_names_have_the_forms_that_break_careless_code(world: World) -> None:
+def test_names_have_the_forms_that_break_careless_code(world: SyntheticWorld) -> None:
     everyone = [entity.name for entity in world.entities]
     for form in (r"[é-öšŁ]", r"\w-\w", r"^[A-Z]{4} ", r" (van|de|von) ", r" [A-Z]\. ", r"&"):
         assert any(re.search(form, name) for name in everyone), form
@@ -129,7 +129,7 @@ def test_a_question_is_worded_unlike_the_documents() -> None:
         assert not any(part in statement for part in plain for statement in STATEMENTS[relation])
 
 
-def test_documents_have_between_40_and_200_words(world: World) -> None:
+def test_documents_have_between_40_and_200_words(world: SyntheticWorld) -> None:
     assert all(40 <= len(document.text.split()) <= 200 for document in world.documents())
     assert not any(re.search(r"[{}]|\bNone\b", document.text) for document in world.documents())
 
@@ -155,7 +155,7 @@ def substance(text: str) -> tuple[Counter[str], Counter[str], Counter[str]]:
     )
 
 
-def test_near_duplicates_repeat_a_document_that_is_no_evidence(world: World) -> None:
+def test_near_duplicates_repeat_a_document_that_is_no_evidence(world: SyntheticWorld) -> None:
     documents = {document.doc_id: document for document in world.documents()}
     gold = {doc_id for task in all_tasks(world) if task.gold for doc_id in task.gold.relevant}
     assert len(world.near_duplicates) == 20
@@ -170,7 +170,7 @@ def test_near_duplicates_repeat_a_document_that_is_no_evidence(world: World) -> 
         assert 0.01 <= len(changed) / len(other.text.split()) <= 0.02
 
 
-def test_what_resembles_evidence_differs_in_a_number_name_or_negation(world: World) -> None:
+def test_what_resembles_evidence_differs_in_a_number_name_or_negation(world: SyntheticWorld) -> None:
     texts = {document.doc_id: document.text for document in world.documents()}
     gold = {doc_id for task in all_tasks(world) if task.gold for doc_id in task.gold.relevant}
     holders: dict[tuple[str, ...], list[str]] = {}
@@ -184,7 +184,7 @@ def test_what_resembles_evidence_differs_in_a_number_name_or_negation(world: Wor
     assert all(substance(texts[one]) != substance(texts[other]) for one, other in of_gold)
 
 
-def test_look_alikes_of_evidence_exist_with_the_same_title_and_a_negation_turned(world: World) -> None:
+def test_look_alikes_of_evidence_exist_with_the_same_title_and_a_negation_turned(world: SyntheticWorld) -> None:
     documents = {document.doc_id: document for document in world.documents()}
     pairs = [(documents[one], documents[other]) for one, other in world.look_alikes.items()]
     assert all(substance(one.text) != substance(other.text) for one, other in pairs)
@@ -192,7 +192,7 @@ def test_look_alikes_of_evidence_exist_with_the_same_title_and_a_negation_turned
     assert any(substance(one.text)[1] != substance(other.text)[1] for one, other in pairs)
 
 
-def test_distractors_share_surnames_town_names_amounts_and_company_roots(world: World) -> None:
+def test_distractors_share_surnames_town_names_amounts_and_company_roots(world: SyntheticWorld) -> None:
     def repeated(kind: str, part: int, among: list[Entity]) -> int:
         counts = Counter(entity.name.split()[part] for entity in among if entity.kind == kind)
         return max(counts.values())
@@ -204,13 +204,13 @@ def test_distractors_share_surnames_town_names_amounts_and_company_roots(world: 
     assert max(amounts.values()) > 1
 
 
-def test_ids_say_nothing_about_the_kind_of_document(world: World) -> None:
+def test_ids_say_nothing_about_the_kind_of_document(world: SyntheticWorld) -> None:
     people = sorted(world.doc_id(entity.index) for entity in world.entities if entity.kind == "person")
     assert int(people[0][1:]) < 50
     assert int(people[-1][1:]) > 450
 
 
-def test_a_full_name_finds_its_document_and_one_search_does_not_find_a_whole_chain(world: World) -> None:
+def test_a_full_name_finds_its_document_and_one_search_does_not_find_a_whole_chain(world: SyntheticWorld) -> None:
     documents = list(world.documents())
     engine = bm25s.BM25()
     engine.index(bm25s.tokenize([d.text for d in documents], stopwords="en", show_progress=False), show_progress=False)

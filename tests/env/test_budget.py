@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.config import BudgetMarker, Dedup, Env, Rendering
-from harness1.env.render.budget import Block, Drop, Measure, fit, marker
+from harness1.env.render.budget import Block, CachedCounter, Drop, fit, marker
 from harness1.env.render.pieces import ApproximateCounter, Piece, Role, piece
 from harness1.env.render.view import BudgetView
 from harness1.records import StopReason, Task, ToolCall
@@ -115,7 +115,7 @@ def test_fitting_drops_whole_blocks_in_order(drawn: list[tuple[list[tuple[Role, 
         Block(tuple(piece(f"p{at}/{n}", role, "x" * size) for n, (role, size) in enumerate(parts)), drop, at)
         for at, (parts, drop) in enumerate(drawn)
     ]
-    measure = Measure(ApproximateCounter())
+    measure = CachedCounter(ApproximateCounter())
     everything = [each for block in blocks for each in block.pieces]
     fitted = fit(blocks, limit, measure)
     if fitted is None:
@@ -140,7 +140,7 @@ def test_a_total_counts_each_message_once(parts: list[tuple[Role, int]]) -> None
     pieces = [piece(f"p{at}", role, "x" * size) for at, (role, size) in enumerate(parts)]
     messages = sum(1 for at, each in enumerate(pieces) if at == 0 or pieces[at - 1].role != each.role)
     counter = ApproximateCounter()
-    assert Measure(counter).total(pieces) == 4 * messages + sum(counter.piece(each) for each in pieces)
+    assert CachedCounter(counter).total(pieces) == 4 * messages + sum(counter.piece(each) for each in pieces)
 
 
 def test_a_piece_is_counted_once() -> None:
@@ -152,7 +152,7 @@ def test_a_piece_is_counted_once() -> None:
             return super().piece(piece)
 
     counter = Counting()
-    measure = Measure(counter)
+    measure = CachedCounter(counter)
     shared = piece("p", "user", "text")
     assert measure.total([shared, shared]) == measure.total([shared, shared])
     assert counter.calls == 1

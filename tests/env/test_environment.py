@@ -319,7 +319,7 @@ def test_a_step_that_fails_leaves_the_state_as_it_was(name: str, failure: type[B
         async def answer(self, request: object, memory: object) -> None:
             raise failure
 
-    env.edge = Broken()  # type: ignore[assignment]
+    env.world = Broken()  # type: ignore[assignment]
     outside = name not in ("review_docs", "curate", "end_search")
     with pytest.raises(failure) if outside else nullcontext():
         run(env.step([ToolCall(name, calls[name])]))
@@ -383,7 +383,7 @@ def test_a_turn_says_what_its_prompt_held_and_what_of_it_no_cache_of_the_one_bef
     for step, before, seen in zip(later[1:], contexts, contexts[1:], strict=False):
         equal = [now == old for now, old in zip(seen.pieces, before.pieces, strict=False)]
         common = seen.pieces[: equal.index(False) if False in equal else len(equal)]
-        held = env.counter.tools(seen.tools) + env.renderer.measure.total(common)
+        held = env.counter.tools(seen.tools) + env.renderer.counts.total(common)
         assert step.turn.prompt_tokens == seen.budget.used
         assert step.turn.prefill_tokens == seen.budget.used - held
         assert 0 < step.turn.prefill_tokens < step.turn.prompt_tokens

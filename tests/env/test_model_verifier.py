@@ -21,7 +21,7 @@ from harness1.env.verifiers.protocol import Judgement, VerifierFault
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import UnitId
-from harness1.rollout.jobs import Bench
+from harness1.rollout.jobs import EpisodeSetup
 from tests.retrieval.test_cross_encoder import save_pair_model
 from tests.support import CORPUS, QUICK, WordRetriever, call, play, search
 
@@ -142,7 +142,7 @@ def test_the_configuration_chooses_the_verifier(tmp_path: Path) -> None:
     assert isinstance(verifier, CrossEncoderVerifier)
     assert verifier.characters == 77
     assert isinstance(
-        Bench(chosen, "", "scripted").environment(WordRetriever(CORPUS), ScriptedPolicy()).verifier,
+        EpisodeSetup(chosen, "", "scripted").environment(WordRetriever(CORPUS), ScriptedPolicy()).verifier,
         CrossEncoderVerifier,
     )
     lexical = open_verifier(Env(verification=Verification(characters=78)), Run())

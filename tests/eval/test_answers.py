@@ -15,16 +15,16 @@ import pytest
 
 from harness1.config import Run
 from harness1.errors import HarnessError, InfrastructureFault, SchemaError, UsageError
-from harness1.eval.answers.asking import ANSWERS, Answered, Answering, Model, Question, ReplyStore, answer_all
-from harness1.eval.answers.prompts import Library
+from harness1.eval.answers.asking import ANSWERS, Answered, Answering, AnswerItem, NamedModel, ReplyStore, answer_all
+from harness1.eval.answers.prompts import DocumentReader
 from harness1.eval.answers.summary import as_csv, summarised
 from harness1.http.completions import Completer
 from harness1.records import UnitId
 from tests.support import CORPUS, WordRetriever
 
-WHERE = Question("where", 0, "Where did poet Lord Byron die?", ("Missolonghi",), (UnitId("byron"), UnitId("noise")))
+WHERE = AnswerItem("where", 0, "Where did poet Lord Byron die?", ("Missolonghi",), (UnitId("byron"), UnitId("noise")))
 AGAIN = msgspec.structs.replace(WHERE, sample_idx=1, delivered=(UnitId("noise"),))
-WHO = Question("who", 0, "Who designed the Analytical Engine?", ("Charles Babbage", "Babbage"), (UnitId("babbage"),))
+WHO = AnswerItem("who", 0, "Who designed the Analytical Engine?", ("Charles Babbage", "Babbage"), (UnitId("babbage"),))
 QUESTIONS = (WHERE, AGAIN, WHO)
 Says = Callable[[str, str], str | HarnessError]
 
@@ -61,12 +61,12 @@ def judges(system: str, user: str) -> str:
 
 
 def working(server: Server, judge: Server | None = None, **options: Any) -> Answering:
-    library = Library(WordRetriever(CORPUS), Run(attempts=1, backoff_s=0.0))
+    library = DocumentReader(WordRetriever(CORPUS), Run(attempts=1, backoff_s=0.0))
     return Answering(
         options.pop("questions", QUESTIONS),
         library,
-        Model("openai:reader@http://there/v1", Completer(server, "reader", 50)),
-        Model("openai:judge@http://there/v1", Completer(judge, "judge", 50)) if judge else None,
+        NamedModel("openai:reader@http://there/v1", Completer(server, "reader", 50)),
+        NamedModel("openai:judge@http://there/v1", Completer(judge, "judge", 50)) if judge else None,
         **options,
     )
 

@@ -13,7 +13,7 @@ import pytest
 
 from harness1.errors import InfrastructureFault, Refusal, UsageError
 from harness1.http.model_endpoint import ModelEndpoint
-from harness1.models.backend import Generation, Grammar
+from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.servers.sglang import SglangServer
 from harness1.models.servers.token_server import server_root
 from harness1.models.servers.vllm import VllmServer
@@ -91,13 +91,13 @@ def sglang(reply: Reply) -> tuple[SglangServer, FakeEndpoint]:
     return SglangServer(endpoint, "smol", "sha256 of it"), endpoint  # type: ignore[arg-type]
 
 
-def sample(server: VllmServer | SglangServer, sampling: Sampling = SAMPLING) -> Generation:
+def sample(server: VllmServer | SglangServer, sampling: Sampling = SAMPLING) -> SampledOutput:
     return run(server.generate(PROMPT, sampling))
 
 
 def test_vllm_is_asked_for_token_ids_under_exactly_the_sampling_of_the_record() -> None:
     server, endpoint = vllm(lambda path, body: completion())
-    assert sample(server) == Generation(tuple(IDS), tuple(LOGPROBS), "stop")
+    assert sample(server) == SampledOutput(tuple(IDS), tuple(LOGPROBS), "stop")
     path, body = endpoint.asked[0]
     assert path == "/v1/completions"
     assert body == {
@@ -121,7 +121,7 @@ def test_vllm_is_asked_for_token_ids_under_exactly_the_sampling_of_the_record() 
 
 def test_sglang_is_asked_for_token_ids_under_exactly_the_sampling_of_the_record() -> None:
     server, endpoint = sglang(lambda path, body: generated())
-    assert sample(server) == Generation(tuple(IDS), tuple(LOGPROBS), "stop")
+    assert sample(server) == SampledOutput(tuple(IDS), tuple(LOGPROBS), "stop")
     path, body = endpoint.asked[0]
     params = {"temperature": 1.0, "max_new_tokens": 4, "stop_token_ids": [STOP], "sampling_seed": 11}
     assert path == "/generate"
@@ -299,7 +299,7 @@ def test_weights_change_when_calls_in_flight_have_ended_and_new_calls_wait(tmp_p
     write_weights(tmp_path, {"a": (2,)})
     server, endpoint = vllm(lambda path, body: completion() if "completions" in path else {"results": [None]})
 
-    async def work() -> tuple[Generation, Generation]:
+    async def work() -> tuple[SampledOutput, SampledOutput]:
         endpoint.gate.clear()
         early = asyncio.create_task(server.generate(PROMPT, SAMPLING))
         await asyncio.sleep(0)
@@ -401,5 +401,5 @@ def test_a_server_is_reached_over_http() -> None:
 
     with imitating(answer) as url:
         server = VllmServer(ModelEndpoint(url), "smol", "weights")
-        assert sample(server) == Generation(tuple(IDS), tuple(LOGPROBS), "stop")
+        assert sample(server) == SampledOutput(tuple(IDS), tuple(LOGPROBS), "stop")
     assert asked == [("POST", "/v1/completions")]

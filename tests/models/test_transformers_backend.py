@@ -17,7 +17,7 @@ import xgrammar
 from safetensors.torch import load_file, save_file
 
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
-from harness1.models.backend import Generation, Grammar
+from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.transformers.backend import TransformersBackend, open_transformers
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.models.transformers.grammar_mask import STOP_SETS, GrammarCompiler
@@ -61,7 +61,7 @@ def drawn(sampling: Sampling, seed: int = 0, max_tokens: int = 12, stop_ids: tup
 def sampled(backend: TransformersBackend, asked: Sequence[tuple[tuple[int, ...], Sampling]]) -> list[SampledCall]:
     """The calls, made at once."""
 
-    async def make() -> list[Generation]:
+    async def make() -> list[SampledOutput]:
         return await asyncio.gather(*[backend.generate(ids, sampling) for ids, sampling in asked])
 
     outputs = zip(asked, asyncio.run(make()), strict=True)
@@ -166,7 +166,7 @@ def test_what_a_seed_draws_does_not_depend_on_the_company(folder: Path) -> None:
 
 
 def test_an_output_ends_with_its_stop_token_or_at_its_length(folder: Path) -> None:
-    async def both() -> list[Generation]:
+    async def both() -> list[SampledOutput]:
         backend = opened(folder)
         cut = await backend.generate(prompt(3, 20), drawn(SETTINGS[6], 4, 30))
         stop = next(token for token in cut.output_ids if token != cut.output_ids[0])
@@ -179,7 +179,7 @@ def test_an_output_ends_with_its_stop_token_or_at_its_length(folder: Path) -> No
 
 
 def test_a_cancelled_call_gives_its_row_up(folder: Path) -> None:
-    async def cancel() -> Generation:
+    async def cancel() -> SampledOutput:
         started = asyncio.Event()
         loop = asyncio.get_running_loop()
         backend = watched(folder, lambda ids: loop.call_soon_threadsafe(started.set), rows=1)
@@ -211,7 +211,7 @@ def test_a_prefill_that_fails_reaches_its_caller_only(folder: Path) -> None:
         return await asyncio.gather(*made, return_exceptions=True)
 
     outcomes = asyncio.run(calls(watched(folder, out_of_memory)))
-    assert [type(each) for each in outcomes] == [Generation, InfrastructureFault, Generation]
+    assert [type(each) for each in outcomes] == [SampledOutput, InfrastructureFault, SampledOutput]
     assert "no room" in str(outcomes[1])
 
 
@@ -229,7 +229,7 @@ def test_a_step_that_fails_reaches_the_rows_of_that_step_and_the_backend_lives_o
 
     backend = watched(folder, fail_once, rows=3)
     outcomes = asyncio.run(calls(backend, 5))
-    assert [type(each) for each in outcomes] == [InfrastructureFault] * 3 + [Generation] * 2
+    assert [type(each) for each in outcomes] == [InfrastructureFault] * 3 + [SampledOutput] * 2
     again = asyncio.run(calls(backend, 3))
     made = [
         SampledCall(prompt(at, 9), out.output_ids, out.output_logprobs, drawn(SETTINGS[3], at))
@@ -252,7 +252,7 @@ def test_logits_that_are_not_finite_are_a_fault_that_leaves_no_trace(folder: Pat
         return await asyncio.gather(*made, return_exceptions=True)
 
     outcomes = asyncio.run(calls())
-    assert [type(each) for each in outcomes] == [Generation, InfrastructureFault, Generation]
+    assert [type(each) for each in outcomes] == [SampledOutput, InfrastructureFault, SampledOutput]
     assert "not finite" in str(outcomes[1])
 
 
@@ -274,7 +274,7 @@ def test_it_serves_several_event_loops(folder: Path) -> None:
 def test_other_weights_wait_for_the_rows_at_work_and_are_tagged(folder: Path, tmp_path: Path) -> None:
     other = save_tiny_model(tmp_path, seed=1)
 
-    async def swap() -> list[Generation]:
+    async def swap() -> list[SampledOutput]:
         release, loop, started = Event(), asyncio.get_running_loop(), asyncio.Event()
 
         def hold(ids: list[list[int]]) -> None:
@@ -311,7 +311,7 @@ def test_other_weights_wait_for_the_rows_at_work_and_are_tagged(folder: Path, tm
 def test_a_state_dictionary_is_as_good_as_a_folder(tmp_path: Path, tied: bool) -> None:
     first, second = (save_tiny_model(tmp_path / str(seed), seed=seed, tie_word_embeddings=tied) for seed in (0, 1))
 
-    async def after(load: Callable[[TransformersBackend], Any]) -> Generation:
+    async def after(load: Callable[[TransformersBackend], Any]) -> SampledOutput:
         backend = opened(first)
         await load(backend)
         return await backend.generate(prompt(1, 20), drawn(SETTINGS[3]))
@@ -442,7 +442,7 @@ LIST = Grammar(ebnf='root ::= "[" item ("," item)* "]"\nitem ::= [a-c] [0-9]?', 
 def test_a_grammar_holds_and_its_masked_distribution_is_recorded(folder: Path) -> None:
     backend, letters = opened(folder), _bytes()
 
-    async def constrained() -> list[tuple[Sampling, Generation]]:
+    async def constrained() -> list[tuple[Sampling, SampledOutput]]:
         hows = [drawn(how, seed, 40, (STOP,)) for how in SETTINGS for seed in range(4)]
         made = [backend.generate(prompt(at, 9), how, LIST) for at, how in enumerate(hows)]
         return list(zip(hows, await asyncio.gather(*made), strict=True))
@@ -467,13 +467,13 @@ def test_a_grammar_that_comes_to_a_dead_end_ends_its_own_call_alone(folder: Path
     # Where `a` ends an output it is allowed at its end only: before, no token is left.
     dead = [Grammar(ebnf=f'root ::= "{"b" * length}a"', digest=str(length)) for length in (0, 3)]
 
-    async def made() -> list[Generation | BaseException]:
+    async def made() -> list[SampledOutput | BaseException]:
         free = [backend.generate(prompt(at, 9), drawn(SETTINGS[3], at, 12)) for at in range(3)]
         ended = [backend.generate((1,), drawn(SETTINGS[3], 0, 12, (letter,)), each) for each in dead]
         return await asyncio.gather(*free[:2], *ended, *free[2:], return_exceptions=True)
 
     outputs = asyncio.run(made())
-    assert [len(each.output_ids) for each in outputs if isinstance(each, Generation)] == [12, 12, 12]
+    assert [len(each.output_ids) for each in outputs if isinstance(each, SampledOutput)] == [12, 12, 12]
     faults = [str(each) for each in outputs if isinstance(each, InfrastructureFault)]
     assert faults == ["the grammar allows none of the tokenizer's tokens"] * 2
     assert len(asyncio.run(backend.generate((1,), drawn(SETTINGS[3], 0, 3))).output_ids) == 3

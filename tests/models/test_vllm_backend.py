@@ -22,7 +22,7 @@ import pytest
 
 from harness1.errors import InfrastructureFault, MissingExtra, Refusal, UsageError
 from harness1.http.model_endpoint import ModelEndpoint
-from harness1.models.backend import Backend, Generation, Grammar
+from harness1.models.backend import Backend, Grammar, SampledOutput
 from harness1.models.files.bundled import bundled
 from harness1.models.files.fetch import get_model
 from harness1.models.servers.vllm import VllmBackend, VllmServer, open_vllm
@@ -201,7 +201,7 @@ class TestVllm:
     def test_other_weights_give_other_outputs_of_their_version(
         self, backend: Backend, smollm2: Path, changed: Path
     ) -> None:
-        async def work() -> list[Generation]:
+        async def work() -> list[SampledOutput]:
             early = asyncio.create_task(backend.generate(PROMPT, msgspec.structs.replace(GREEDY, max_tokens=24)))
             await asyncio.sleep(0.2)
             await backend.load_weights(changed, 1)
@@ -248,15 +248,15 @@ def prompt_of(seed: int) -> tuple[int, ...]:
     return PROMPT[: 3 + seed % 4]
 
 
-def sampled_together(backend: Backend, samplings: Sequence[Sampling]) -> list[Generation]:
-    async def work() -> list[Generation]:
+def sampled_together(backend: Backend, samplings: Sequence[Sampling]) -> list[SampledOutput]:
+    async def work() -> list[SampledOutput]:
         calls = [backend.generate(prompt_of(sampling.seed or 0), sampling) for sampling in samplings]
         return await asyncio.gather(*calls)
 
     return run(work())
 
 
-def calls_of(outputs: Sequence[Generation]) -> list[SampledCall]:
+def calls_of(outputs: Sequence[SampledOutput]) -> list[SampledCall]:
     """The outputs of `MANY`, or of its second alone, as records."""
     samplings = MANY if len(outputs) == len(MANY) else MANY[1:2]
     return [

@@ -13,7 +13,7 @@ import pytest
 from harness1.config import ChatPolicy, Env, Rendering
 from harness1.env.environment import SearchEnv
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.models.backend import Generation, Grammar
+from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.formats.chat_format import ChatFormat
 from harness1.policy.language_model import LanguageModelPolicy, call_seed
 from harness1.policy.policy import counter_of
@@ -45,7 +45,7 @@ class Sayer:
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> Generation:
+    ) -> SampledOutput:
         self.prompts.append(tuple(prompt_ids))
         self.samplings.append(sampling)
         self.grammars.append(grammar)
@@ -55,9 +55,9 @@ class Sayer:
         if isinstance(output, str):
             ids = (*self.chat.text(output), self.chat.stop_ids[0])
         else:
-            ids = self.chat.speak("Because.", output)
+            ids = self.chat.format_action("Because.", output)
         logprobs = tuple(-(number + 1) / 7 for number in range(len(ids)))
-        return Generation(ids, logprobs, "stop", self.version, self.version + 1)
+        return SampledOutput(ids, logprobs, "stop", self.version, self.version + 1)
 
     async def load_weights(self, folder: Path, version: int) -> None:
         raise UsageError("it has none")
@@ -174,7 +174,7 @@ def test_there_is_no_retry_where_its_note_would_fill_the_window() -> None:
 
 def test_an_output_that_was_cut_says_so_in_its_error() -> None:
     class Cut(Sayer):
-        async def generate(self, *arguments: Any) -> Generation:
+        async def generate(self, *arguments: Any) -> SampledOutput:
             found = await super().generate(*arguments)
             return msgspec.structs.replace(found, finish_reason="length")
 

@@ -15,7 +15,7 @@ from harness1.errors import UsageError
 from harness1.memory.entities import FUNCTION_WORDS
 from harness1.policy.policy import Decision, Session
 from harness1.policy.registry import make_policy, needs_gold
-from harness1.policy.teacher.evidence import Evidence
+from harness1.policy.teacher.evidence import SeenEvidence
 from harness1.policy.teacher.queries import content_words, facet, parts, subject, topics
 from harness1.policy.teacher.reasons import LINES, line
 from harness1.policy.teacher.teacher import OracleTeacher
@@ -314,5 +314,5 @@ def test_a_line_lists_what_was_shown_and_cuts_long_names() -> None:
 
 
 def test_evidence_tells_seen_gold_from_rivals() -> None:
-    evidence = Evidence(TASK.query, (frozenset({UnitId("ada")}),))
+    evidence = SeenEvidence(TASK.query, (frozenset({UnitId("ada")}),))
     assert (evidence.gold, evidence.rivals(), evidence.complete) == ([], [], False)

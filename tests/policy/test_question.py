@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from harness1.policy.question import head, mentions, plain, relatedness, relation_stems
+from harness1.policy.question import head, mentions, normalised_name, relatedness, relation_stems
 
 
 def test_names_compare_without_case_accents_punctuation_and_possessives() -> None:
-    assert plain("Pál Gábor's Café & O’Brien") == "pal gabor cafe obrien"
+    assert normalised_name("Pál Gábor's Café & O’Brien") == "pal gabor cafe obrien"
 
 
 def test_the_head_of_a_title_is_what_it_names() -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from harness1.config import ChatPolicy, Env, Rendering
 from harness1.errors import InfrastructureFault
-from harness1.models.backend import Generation
+from harness1.models.backend import SampledOutput
 from harness1.policy.baselines import RandomPolicy
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.wrappers import SpokenPolicy, speaking
+from harness1.policy.wrappers import StudentFormatPolicy, in_student_format
 from harness1.records import Episode, Status, Task, ToolCall
 from harness1.rollout.replay import replay_episode
 from harness1.rollout.rollout import rollout
@@ -25,7 +25,7 @@ CORPUS = wide_corpus(30)
 
 
 def spoken(policy: Policy, name: str = "hermes", kind: str = "chatml", order: str = "epoch") -> Episode:
-    taught = SpokenPolicy(policy, chat_format(name, kind))
+    taught = StudentFormatPolicy(policy, chat_format(name, kind))
     config = Env(rendering=Rendering(order=order))  # type: ignore[arg-type]
     env = make_env(config, CORPUS, counter=counter_of(taught))
     return run(rollout(env, taught, TASK, seed=5))
@@ -50,7 +50,7 @@ def test_its_prompts_are_those_of_the_student() -> None:
     chat = chat_format("hermes", "chatml")
     seen: list[tuple[int, ...]] = []
 
-    class Seen(SpokenPolicy):
+    class Seen(StudentFormatPolicy):
         def open(self, task: Task, seed: int) -> Seen:  # type: ignore[override]
             self.session = super().open(task, seed)
             return self
@@ -99,11 +99,11 @@ class Outputs:
     def __init__(self, *outputs: tuple[int, ...]) -> None:
         self.outputs, self.prompts = list(outputs), list[list[int]]()
 
-    async def generate(self, prompt_ids, sampling, grammar=None) -> Generation:  # type: ignore[no-untyped-def]
+    async def generate(self, prompt_ids, sampling, grammar=None) -> SampledOutput:  # type: ignore[no-untyped-def]
         self.prompts.append(list(prompt_ids))
         if not self.outputs:
             raise InfrastructureFault("the model is gone")
-        return Generation(self.outputs.pop(0), (), "stop")
+        return SampledOutput(self.outputs.pop(0), (), "stop")
 
 
 def taught_by(*outputs: tuple[int, ...], retries: int = 3) -> tuple[Episode, Outputs]:
@@ -115,15 +115,15 @@ def taught_by(*outputs: tuple[int, ...], retries: int = 3) -> tuple[Episode, Out
 
 
 TEACHER = chat_format("hermes", "qwen")
-SEARCHED = TEACHER.speak("The river is missing.", search("river"))
+SEARCHED = TEACHER.format_action("The river is missing.", search("river"))
 NONSENSE = (*TEACHER.text("Nothing to call."), *TEACHER.stop_ids)
 
 
 def test_a_model_of_another_vocabulary_never_sees_the_ids_of_its_student() -> None:
-    episode, model = taught_by(SEARCHED, TEACHER.speak("", END))
+    episode, model = taught_by(SEARCHED, TEACHER.format_action("", END))
     student = chat_format("compact", "chatml")
     assert [turn.action for turn in episode.turns] == [search("river"), END]
-    assert episode.turns[0].calls[0].output_ids == student.speak("The river is missing.", search("river"))
+    assert episode.turns[0].calls[0].output_ids == student.format_action("The river is missing.", search("river"))
     shown = TEACHER.tokenizer.decode(model.prompts[1])
     assert "The river is missing." in shown
     assert '"query": "river"' in shown
@@ -147,17 +147,17 @@ def test_a_model_that_fails_within_a_turn_leaves_the_turn_without_its_calls() ->
 
 def test_a_model_of_the_very_format_speaks_for_itself() -> None:
     model = LanguageModelPolicy(Outputs(), TEACHER, 2048)  # type: ignore[arg-type]
-    assert speaking(model, chat_format("hermes", "qwen")) is model
-    assert isinstance(speaking(model, chat_format("compact", "qwen")), SpokenPolicy)
-    assert isinstance(speaking(ScriptedPolicy(), TEACHER), SpokenPolicy)
+    assert in_student_format(model, chat_format("hermes", "qwen")) is model
+    assert isinstance(in_student_format(model, chat_format("compact", "qwen")), StudentFormatPolicy)
+    assert isinstance(in_student_format(ScriptedPolicy(), TEACHER), StudentFormatPolicy)
 
 
 def test_a_session_without_pending_calls_has_none() -> None:
-    assert SpokenPolicy(ScriptedPolicy(), TEACHER).open(TASK, 0).pending is None
+    assert StudentFormatPolicy(ScriptedPolicy(), TEACHER).open(TASK, 0).pending is None
 
 
 def test_forks_go_on_alike() -> None:
-    taught = SpokenPolicy(ScriptedPolicy(), chat_format("compact", "chatml"))
+    taught = StudentFormatPolicy(ScriptedPolicy(), chat_format("compact", "chatml"))
 
     async def play() -> None:
         env = make_env(chunks=CORPUS, counter=taught.counter)
@@ -175,9 +175,9 @@ def test_forks_go_on_alike() -> None:
 
 def test_the_hash_names_policy_and_format() -> None:
     hashes = {
-        SpokenPolicy(policy, chat_format(name, kind)).hash
+        StudentFormatPolicy(policy, chat_format(name, kind)).hash
         for policy in (ScriptedPolicy(), RandomPolicy())
         for name, kind in SPOKEN
     }
     assert len(hashes) == 2 * len(SPOKEN)
-    assert SpokenPolicy(ScriptedPolicy(), chat_format("hermes", "qwen")).name == "scripted"
+    assert StudentFormatPolicy(ScriptedPolicy(), chat_format("hermes", "qwen")).name == "scripted"

@@ -16,7 +16,7 @@ from harness1.errors import CorpusError
 from harness1.records import ChunkId
 from harness1.retrieval.dense import search as dense
 from harness1.retrieval.dense.approximate import GpuScan, build_approximate, open_approximate
-from harness1.retrieval.dense.search import Candidates, DenseIndex, Scan, used_rows
+from harness1.retrieval.dense.search import DenseIndex, RowSearcher, Scan, used_rows
 from harness1.retrieval.ordering import total_order
 
 NONE = np.empty(0, dtype=np.int32)
@@ -36,7 +36,7 @@ def cloud(count: int, dimensions: int = 24, seed: int = 0) -> NDArray[np.float32
     return unit(centres[draw.integers(0, 8, count)] + 0.5 * draw.standard_normal((count, dimensions)))
 
 
-def indexed(vectors: NDArray[np.float32], candidates: Candidates | None = None) -> DenseIndex:
+def indexed(vectors: NDArray[np.float32], candidates: RowSearcher | None = None) -> DenseIndex:
     count = len(vectors)
     return DenseIndex(vectors.astype(np.float16), np.arange(count), np.arange(count, dtype=np.int32), candidates)
 

@@ -24,7 +24,7 @@ from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
 from harness1.policy.baselines import SingleShotPolicy
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import ChunkId, DocId, Episode, Status, Task
-from harness1.retrieval.engines.page_cache import Page, PageCache, Question, allowed, page_url
+from harness1.retrieval.engines.page_cache import Page, PageCache, WebRequest, allowed, page_url
 from harness1.retrieval.engines.web import WebRetriever, open_web
 from harness1.retrieval.ordering import total_order
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
@@ -640,7 +640,7 @@ def test_a_torn_file_is_asked_again_online_and_a_fault_offline(api, tmp_path, da
 
 def test_the_file_of_another_question_is_no_answer(tmp_path) -> None:
     cache = PageCache(tmp_path)
-    one, other = (Question(kind="page", endpoint="e", subject=name) for name in (ADA, BYRON))
+    one, other = (WebRequest(kind="page", endpoint="e", subject=name) for name in (ADA, BYRON))
     cache.put(one, (Page(url=ADA, title="t", text="x"),))
     (file,) = tmp_path.rglob("*.json")
     cache.put(other, ())
@@ -651,7 +651,7 @@ def test_the_file_of_another_question_is_no_answer(tmp_path) -> None:
 
 
 def test_writers_of_one_folder_never_show_a_part_of_an_answer(tmp_path) -> None:
-    question = Question(kind="page", endpoint="e", subject=ADA)
+    question = WebRequest(kind="page", endpoint="e", subject=ADA)
     answers = [(Page(url=ADA, title=str(n), text=str(n) * 200_000),) for n in range(3)]
     PageCache(tmp_path).put(question, answers[0])
 

@@ -11,7 +11,7 @@ import pytrec_eval
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.reward.ranking import DEPTHS, MEASURES, Wanted, graded, judge, measures
+from harness1.reward.ranking import DEPTHS, MEASURES, Wanted, graded, match_targets, measures
 
 UNITS = st.sampled_from([f"d{number}" for number in range(14)])
 RANKINGS = st.lists(UNITS, max_size=40)
@@ -30,7 +30,7 @@ def wanted(*targets: str) -> Wanted:
 
 
 def found(ranked: Any, goal: Wanted) -> dict[str, float]:
-    return measures(judge(ranked, goal))
+    return measures(match_targets(ranked, goal))
 
 
 @given(RANKINGS, GRADES)
@@ -48,21 +48,21 @@ def test_every_measure_of_documents_is_that_of_trec_eval(ranked: Any, grades: An
 @given(RANKINGS, TARGETS)
 def test_measures_of_facts_are_shares_and_a_repeated_chunk_changes_nothing(ranked: Any, targets: Any) -> None:
     goal = Wanted(tuple(targets), (1,) * len(targets))
-    judged = judge(ranked, goal)
+    judged = match_targets(ranked, goal)
     assert all(0.0 <= value <= 1.0 for value in [*measures(judged).values(), judged.recall(), judged.precision()])
-    assert judge([*ranked, *ranked], goal) == judged
+    assert match_targets([*ranked, *ranked], goal) == judged
 
 
 @given(st.lists(st.frozensets(st.sampled_from("abcd"), min_size=1), min_size=1, max_size=5))
 def test_some_order_of_the_chunks_is_ideal_and_none_is_better(targets: Any) -> None:
     goal = Wanted(tuple(targets), (1,) * len(targets))
-    assert max(judge(order, goal).ndcg(10) for order in permutations("abcd")) == 1.0
+    assert max(match_targets(order, goal).ndcg(10) for order in permutations("abcd")) == 1.0
 
 
 def test_the_ideal_of_disjoint_targets_is_their_grades_in_order() -> None:
-    assert judge([], graded({"a": 1, "b": 3, "c": 0, "d": -1})).ideal == (3, 1)
+    assert match_targets([], graded({"a": 1, "b": 3, "c": 0, "d": -1})).ideal == (3, 1)
     # The chunk b states two facts, then c states the other one.
-    assert judge([], wanted("ab", "bc", "cd")).ideal == (2, 1)
+    assert match_targets([], wanted("ab", "bc", "cd")).ideal == (2, 1)
 
 
 def test_a_fact_is_met_at_its_best_placed_chunk_and_only_once() -> None:
@@ -91,12 +91,16 @@ def test_one_chunk_that_states_all_facts_is_a_perfect_ranking() -> None:
 def test_a_ranking_better_than_the_greedy_ideal_is_no_more_than_perfect() -> None:
     # The greedy ideal begins with a, which states two facts, and then needs both others.
     goal = wanted("b", "ab", "ac", "c")
-    assert judge([], goal).ideal == (2, 1, 1)
+    assert match_targets([], goal).ideal == (2, 1, 1)
     assert found("bc", goal)["ndcg@10"] == 1.0
 
 
 def test_nothing_ranked_and_nothing_wanted_are_0() -> None:
-    for judged in (judge([], graded({"a": 1})), judge(["a"], graded({"a": 0})), judge([], graded({}))):
+    for judged in (
+        match_targets([], graded({"a": 1})),
+        match_targets(["a"], graded({"a": 0})),
+        match_targets([], graded({})),
+    ):
         assert set(measures(judged).values()) == {0.0}
         assert (judged.recall(), judged.precision()) == (0.0, 0.0)
     assert set(found(["a"], graded({}))) == MEASURES.keys()

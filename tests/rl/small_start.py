@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.micro import MICRO, TAUGHT, Start, make
-from harness1.config import Watch, load_config
+from harness1.config import Validation, load_config
 
 SHORT = (
     *("run.workers=1", "run.threads=1", "run.model.threads=1", "run.bootstrap=50", "train.rate=1e-3"),
@@ -20,7 +20,7 @@ SETTINGS = ["--config", str(MICRO), *(word for setting in (*SHORT, *FEW) for wor
 
 def small_start(folder: Path) -> Start:
     """A small model that has seen a mediocre teacher for a few hundred episodes, with its world and index."""
-    taught = msgspec.structs.replace(TAUGHT, watch=Watch(every=0, rows=0, turns=8, metric="valid"))
+    taught = msgspec.structs.replace(TAUGHT, watch=Validation(every=0, rows=0, turns=8, metric="valid"))
     config = load_config(MICRO, list(SHORT))
     made = Start(folder, config, size=300, share=0.75, samples=6, words=3000, width=64, layers=2, taught=taught)
     make(made)

@@ -26,14 +26,14 @@ from harness1.rl.admission.judgement import (
     Scoring,
     TaskAdmission,
     Trial,
+    admission_of,
     ideal,
-    judge,
     scoring_of,
     trial,
 )
 from harness1.rl.admission.report import ORDER, REPORT, AdmissionReport, admitted_tasks, read_report, readme
 from harness1.rl.admission.run import Check, check, reported
-from harness1.rollout.jobs import Bench, Job, run_chunk
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, run_chunk
 
 CONFIG = load_config(None, ["reward.recipe=robust", "run.workers=1", "run.bootstrap=20"])
 PAPER = load_config(None, ["run.workers=1"])
@@ -53,7 +53,7 @@ def play(index: str, tasks: list[Task]) -> list[Played]:
     """The episodes of all policies, for each task."""
     played: list[Played] = [{policy: [] for policy in POLICIES} for _ in tasks]
     for policy in (*POLICIES, TWICE):
-        episodes = run_chunk(Bench(CONFIG, index, policy), [Job(task) for task in tasks])
+        episodes = run_chunk(EpisodeSetup(CONFIG, index, policy), [EpisodeJob(task) for task in tasks])
         for by_policy, episode in zip(played, episodes, strict=True):
             by_policy[policy].append(episode)
     return played
@@ -74,7 +74,7 @@ def judged(task: Task, played: Played, scoring: Scoring | None = None) -> TaskAd
     scoring = scoring or scoring_of(CONFIG)
     assert task.gold is not None
     best = scoring(ideal(played[ORACLE][0], task.gold, CONFIG.env.curation.cap), task.gold)
-    return judge(task.task_id, trials(task, played, scoring), best)
+    return admission_of(task.task_id, trials(task, played, scoring), best)
 
 
 def always_true(episode: Episode, gold: Gold) -> RewardRecord:
@@ -144,8 +144,8 @@ def test_a_policy_that_does_otherwise_the_second_time_is_rejected(played: list[P
 def test_nothing_is_known_where_the_infrastructure_failed(played: list[Played]) -> None:
     found = trials(TASKS[0], played[0], scoring_of(CONFIG))
     lost = Trial(found["random"][0].outcome, (), None, None)
-    assert judge("t", found | {"random": [lost]}, RewardRecord(2.5)).rejected == ("fault",)
-    assert judge("t", found | {TWICE: [found[TWICE][0], lost]}, RewardRecord(2.5)).rejected == ("fault",)
+    assert admission_of("t", found | {"random": [lost]}, RewardRecord(2.5)).rejected == ("fault",)
+    assert admission_of("t", found | {TWICE: [found[TWICE][0], lost]}, RewardRecord(2.5)).rejected == ("fault",)
 
 
 def test_an_ideal_delivery_holds_the_answer_first_and_no_more_than_the_set_may(played: list[Played]) -> None:

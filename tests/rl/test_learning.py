@@ -25,7 +25,7 @@ from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Episode
 from harness1.rl.learning import EPISODES, STATE, Learning, learn
 from harness1.rl.training_rows import training_rows
-from harness1.rollout.jobs import Bench, Job
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
 from harness1.rows.row import TrainRow
 from harness1.runs.stage import read_stage
 from harness1.runs.store import read_episodes
@@ -53,14 +53,14 @@ class Deaf(ToyRollouts):
 class Forgetful(ToyRollouts):
     """Records every call under the first version."""
 
-    async def play(self, job: Job) -> Episode:
+    async def play(self, job: EpisodeJob) -> Episode:
         return msgspec.structs.replace(await super().play(job), policy_versions=(0, 0))
 
 
-def interrupting(group: int) -> Callable[[Job], float]:
+def interrupting(group: int) -> Callable[[EpisodeJob], float]:
     """A latency that presses Ctrl-C when a group is begun, once, and lets the group wait."""
 
-    def latency(job: Job) -> float:
+    def latency(job: EpisodeJob) -> float:
         if job.group_id != str(group):
             return 0.0
         if job.sample_idx % 4 == 0:
@@ -107,7 +107,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def work_in(out: Path, base: Path, config: Config, **fields: Any) -> Learning:
     tasks = toy_tasks(12)
-    return Learning(tasks[:8], tasks[8:], [Bench(config, "", "hf:toy")], base, out, config, **fields)
+    return Learning(tasks[:8], tasks[8:], [EpisodeSetup(config, "", "hf:toy")], base, out, config, **fields)
 
 
 def trained(
@@ -267,7 +267,7 @@ def test_a_look_that_was_interrupted_is_taken_again(tmp_path: Path, base: Path) 
 
         looks = 0
 
-        async def play(self, job: Job) -> Episode:
+        async def play(self, job: EpisodeJob) -> Episode:
             if job.group_id is None:
                 self.looks += 1
                 if self.looks == 5:
@@ -284,7 +284,7 @@ def test_a_look_that_was_interrupted_is_taken_again(tmp_path: Path, base: Path) 
 
 
 def test_batches_of_a_training_in_turns_do_not_depend_on_what_finishes_first(tmp_path: Path, base: Path) -> None:
-    def trace(name: str, latency: Callable[[Job], float]) -> tuple[list[TrainRow], bytes]:
+    def trace(name: str, latency: Callable[[EpisodeJob], float]) -> tuple[list[TrainRow], bytes]:
         seen: list[TrainRow] = []
 
         def rows(groups: Any, config: Config) -> list[TrainRow]:
@@ -298,7 +298,7 @@ def test_batches_of_a_training_in_turns_do_not_depend_on_what_finishes_first(tmp
         trained(tmp_path / name, base, ["rl.batches=3"], rollouts=rollouts, make_rows=rows)
         return seen, (tmp_path / name / "model.safetensors").read_bytes()
 
-    def late(job: Job) -> float:
+    def late(job: EpisodeJob) -> float:
         return Random(f"{job.task.task_id}/{job.sample_idx}").uniform(0.0, 0.05)
 
     assert trace("at once", lambda _: 0.0) == trace("shuffled", late)
@@ -329,7 +329,7 @@ def test_groups_without_a_difference_are_replaced_and_counted(tmp_path: Path, ba
 
 
 def test_a_broken_episode_is_left_out_and_a_broken_group_is_replaced(tmp_path: Path, base: Path) -> None:
-    def broken(job: Job) -> bool:
+    def broken(job: EpisodeJob) -> bool:
         group = int(job.group_id or 0)
         return job.group_id is not None and (group == 1 or (group == 2 and job.sample_idx % 4 == 0))
 

@@ -14,7 +14,7 @@ from harness1.errors import UsageError
 from harness1.models.transformers.backend import open_transformers
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Sampling
-from harness1.rl.logprobs import GateReport, compare_calls, token_logprobs
+from harness1.rl.logprobs import LogprobReport, compare_calls, token_logprobs
 from harness1.rows.calls import SampledCall
 from tests.tiny_models import save_tiny_model
 
@@ -40,7 +40,7 @@ def calls(folder: Path) -> list[SampledCall]:
     return asyncio.run(make())
 
 
-def gate(folder: Path, calls: list[SampledCall]) -> GateReport:
+def gate(folder: Path, calls: list[SampledCall]) -> LogprobReport:
     return compare_calls(load_causal_model(folder, "cpu", "float32"), calls)
 
 

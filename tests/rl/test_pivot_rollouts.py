@@ -10,16 +10,16 @@ import pytest
 from harness1.config import Env, Pivots, Run, load_config
 from harness1.env.verifiers.lexical import LexicalVerifier
 from harness1.errors import ConfigError, SchemaError, UsageError
-from harness1.models.backend import Generation, Grammar
+from harness1.models.backend import Grammar, SampledOutput
 from harness1.policy.baselines import RandomPolicy
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.wrappers import SpokenPolicy
+from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import DocId, Episode, Gold, RewardTerm, Sampling, Status, StopReason, Task, ToolCall
 from harness1.rl.pivots import rollouts as pivot_rollouts
 from harness1.rl.pivots.rollouts import PivotRollouts, PivotWorld, Place, Scene
-from harness1.rollout.jobs import Job
+from harness1.rollout.jobs import EpisodeJob
 from harness1.rollout.rollout import rollout
 from harness1.rows.calls import calls_of, captured_calls, prompt_ids
 from harness1.rows.row import per_request
@@ -41,10 +41,12 @@ class Saying:
         self.hash, self.version = "saying", 0
         self.said, self.prompts = list(said), list[tuple[int, ...]]()
 
-    async def generate(self, prompt: Sequence[int], sampling: Sampling, grammar: Grammar | None = None) -> Generation:
+    async def generate(
+        self, prompt: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
+    ) -> SampledOutput:
         self.prompts.append(tuple(prompt))
         ids = tuple(self.said[(len(self.prompts) - 1) % len(self.said)])
-        return Generation(ids, (-0.5,) * len(ids), "stop", self.version, self.version)
+        return SampledOutput(ids, (-0.5,) * len(ids), "stop", self.version, self.version)
 
     async def load_state(self, state: object, version: int) -> None:
         self.version = version
@@ -54,7 +56,7 @@ class Saying:
 
 
 def model(*said: ToolCall | str) -> LanguageModelPolicy:
-    ids = [CHAT.speak("because", each) if isinstance(each, ToolCall) else CHAT.text(each) for each in said]
+    ids = [CHAT.format_action("because", each) if isinstance(each, ToolCall) else CHAT.text(each) for each in said]
     return LanguageModelPolicy(Saying(*ids), CHAT, 384)
 
 
@@ -82,11 +84,13 @@ def rollouts(policy: LanguageModelPolicy, episode: Episode, **options: object) -
     )
 
 
-def job(episode: Episode, turn: int, sample: int = 0) -> Job:
-    return Job(Task(Place(episode.episode_id, turn).name, TASK.query), sample, seed=sample, group_id="g")
+def job(episode: Episode, turn: int, sample: int = 0) -> EpisodeJob:
+    return EpisodeJob(Task(Place(episode.episode_id, turn).name, TASK.query), sample, seed=sample, group_id="g")
 
 
-def played(policy: LanguageModelPolicy, episode: Episode, *jobs: Job, of: PivotRollouts | None = None) -> list[Episode]:
+def played(
+    policy: LanguageModelPolicy, episode: Episode, *jobs: EpisodeJob, of: PivotRollouts | None = None
+) -> list[Episode]:
     found: list[Episode] = []
     run((of or rollouts(policy, episode)).run(jobs, found.append))
     return sorted(found, key=lambda each: each.sample_idx)
@@ -95,7 +99,7 @@ def played(policy: LanguageModelPolicy, episode: Episode, *jobs: Job, of: PivotR
 @pytest.mark.parametrize("order", ["paper", "stable_first", "epoch", "transcript"])
 def test_states_are_those_of_the_record(order: str) -> None:
     env = load_config(None, [f"env.rendering.order={order}"]).env
-    for policy in (RandomPolicy(), ScriptedPolicy(), SpokenPolicy(RandomPolicy(), CHAT)):
+    for policy in (RandomPolicy(), ScriptedPolicy(), StudentFormatPolicy(RandomPolicy(), CHAT)):
         episode = taught(policy, env)
         scenes = world(policy, env).scenes(episode, GOLD)
         assert len(scenes) == len(episode.turns) > 2
@@ -112,7 +116,7 @@ def test_states_are_those_of_the_record(order: str) -> None:
 def test_the_policy_gets_the_prompt_that_the_teacher_had(order: str, recorded_in_format: bool) -> None:
     env = load_config(None, [f"env.rendering.order={order}"]).env
     policy = model(search("bridge"))
-    episode = taught(SpokenPolicy(TAUGHT, CHAT) if recorded_in_format else TAUGHT, env)
+    episode = taught(StudentFormatPolicy(TAUGHT, CHAT) if recorded_in_format else TAUGHT, env)
     told = episode if recorded_in_format else rerendered(episode, env, CHAT)
     service = rollouts(policy, episode, world=world(policy, env))
     for turn, known in enumerate(calls_of(told), start=1):
@@ -123,7 +127,7 @@ def test_the_policy_gets_the_prompt_that_the_teacher_had(order: str, recorded_in
 
 
 def test_an_episode_is_one_turn_with_a_reward_under_the_name_of_its_rule() -> None:
-    episode = taught(SpokenPolicy(TAUGHT, CHAT))
+    episode = taught(StudentFormatPolicy(TAUGHT, CHAT))
     policy = model(END)
     (made,) = played(policy, episode, job(episode, 4))
     assert made.task == Task(f"{episode.episode_id}/4", TASK.query)
@@ -135,18 +139,18 @@ def test_an_episode_is_one_turn_with_a_reward_under_the_name_of_its_rule() -> No
     assert early.reward is not None
     assert (early.reward.total, early.reward.terms) == (0.0, {"stop": RewardTerm(0.0, 1.0)})
     (row,) = per_request(captured_calls(made), made.group_id)
-    assert sum(row.loss_mask) == len(CHAT.speak("because", END))
+    assert sum(row.loss_mask) == len(CHAT.format_action("because", END))
 
 
 def test_a_turn_that_goes_on_ends_at_its_limit_and_counts_as_completed() -> None:
-    episode = taught(SpokenPolicy(TAUGHT, CHAT))
+    episode = taught(StudentFormatPolicy(TAUGHT, CHAT))
     (made,) = played(model(search("bridge")), episode, job(episode, 1))
     assert (made.stop_reason, made.status) == (StopReason.TURN_LIMIT, Status.COMPLETED)
     assert made.turns[0].observation is not None
 
 
 def test_an_output_without_an_action_is_wrong_and_trained_with_all_its_attempts() -> None:
-    episode = taught(SpokenPolicy(TAUGHT, CHAT))
+    episode = taught(StudentFormatPolicy(TAUGHT, CHAT))
     (made,) = played(model("nothing to call"), episode, job(episode, 2))
     assert (made.status, made.turns[0].action) == (Status.POLICY_ERROR, None)
     assert made.reward is not None
@@ -155,7 +159,7 @@ def test_an_output_without_an_action_is_wrong_and_trained_with_all_its_attempts(
 
 
 def test_what_is_played_leaves_the_scene_as_it_was() -> None:
-    episode = taught(SpokenPolicy(TAUGHT, CHAT))
+    episode = taught(StudentFormatPolicy(TAUGHT, CHAT))
     policy = model(search("bridge"), curate(add_ids=["D1"]), call("read_document", doc_id="D1"))
     service = rollouts(policy, episode)
     scene = service.scene(Place(episode.episode_id, 3))
@@ -168,7 +172,7 @@ def test_what_is_played_leaves_the_scene_as_it_was() -> None:
 
 
 def test_a_fault_makes_an_episode_without_reward() -> None:
-    episode = taught(SpokenPolicy(TAUGHT, CHAT))
+    episode = taught(StudentFormatPolicy(TAUGHT, CHAT))
     policy = model(search("bridge"))
     (made,) = played(
         policy,
@@ -181,13 +185,13 @@ def test_a_fault_makes_an_episode_without_reward() -> None:
 
 
 def test_jobs_may_come_one_by_one_and_no_more_are_at_work_than_there_is_room_for() -> None:
-    episode = taught(SpokenPolicy(TAUGHT, CHAT))
+    episode = taught(StudentFormatPolicy(TAUGHT, CHAT))
     policy = model(search("bridge"))
     runs = msgspec.structs.replace(QUICK, concurrency=2)
     found: list[Episode] = []
     ahead: list[int] = []
 
-    async def jobs() -> AsyncIterator[Job]:
+    async def jobs() -> AsyncIterator[EpisodeJob]:
         for sample in range(12):
             ahead.append(sample - len(found))
             yield job(episode, 1 + sample % 4, sample)
@@ -236,7 +240,7 @@ def test_a_turn_that_is_not_there_is_refused() -> None:
         ("river", "names no turn"),
     ):
         with pytest.raises(UsageError, match=message):
-            played(policy, episode, Job(Task(name, TASK.query)))
+            played(policy, episode, EpisodeJob(Task(name, TASK.query)))
 
 
 def test_an_episode_of_another_environment_index_or_memory_is_refused() -> None:

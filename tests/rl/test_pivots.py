@@ -22,7 +22,7 @@ from harness1.records import DocId, Episode, RewardRecord, RewardTerm, Task, Too
 from harness1.retrieval.index.build import build_index
 from harness1.rl.pivots.profile import PIVOTS, README, Pivot, Profile, keep, open_training, profile, read_pivots
 from harness1.rl.pivots.rollouts import PivotWorld, Place, Scene
-from harness1.rollout.jobs import Job
+from harness1.rollout.jobs import EpisodeJob
 from harness1.runs.stage import read_stage
 from harness1.runs.store import latest_episodes
 from harness1.sft.teacher_run import TeacherRun, open_runs
@@ -110,7 +110,7 @@ def test_the_kept_set_equals_enumeration_of_injected_rewards(
     rng = random.Random(5)
     table: dict[Place, list[float]] = {}
 
-    async def injected(self: PivotWorld, scene: Scene, policy: object, job: Job) -> Episode:
+    async def injected(self: PivotWorld, scene: Scene, policy: object, job: EpisodeJob) -> Episode:
         place = Place.read(job.task.task_id)
         rates = table.setdefault(place, [float(rng.random() < rng.choice((0.0, 0.3, 0.6, 1.0))) for _ in range(4)])
         value = 1.0 if isinstance(policy, RecordedPolicy) else rates[job.sample_idx]
@@ -148,7 +148,7 @@ def test_the_experts_own_action_is_right_at_every_turn_that_was_sampled(taught: 
         episode = episodes[each.episode_id]
         scene = world.scenes(episode, taught.golds[each.task_id])[each.turn - 1]
         expert = RecordedPolicy([msgspec.structs.replace(episode, turns=(scene.turn,))])
-        made = run(world.played(scene, expert, Job(Task(each.place.name, episode.task.query))))
+        made = run(world.played(scene, expert, EpisodeJob(Task(each.place.name, episode.task.query))))
         assert made.reward is not None
         assert (made.reward.total > 0.0) == (each.fate != "expert_fails") == (each.samples > 0)
         checked += each.samples > 0
@@ -232,7 +232,7 @@ def test_kept_turns_are_trained_as_tasks(taught: TeacherRun, finished: Path) -> 
     assert {task.task_id for task in (*training.train, *training.held_out)} == kept.keys()
     assert all(kept[task.task_id].split == "held_out" for task in training.held_out)
     found: list[Episode] = []
-    run(training.rollouts.run([Job(task, 0, 9) for task in training.train], found.append))
+    run(training.rollouts.run([EpisodeJob(task, 0, 9) for task in training.train], found.append))
     assert {each.task.task_id for each in found} == {task.task_id for task in training.train}
     assert all(each.reward is not None and len(each.turns) == 1 for each in found)
     every = open_training(finished, Dice(), CONFIG, load, every=True)

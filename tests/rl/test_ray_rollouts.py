@@ -19,7 +19,7 @@ from harness1.config import Fleet
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.records import Episode, Hashes, Status, StopReason, Task
 from harness1.rl.ray_rollouts import RayRollouts
-from harness1.rollout.jobs import Job
+from harness1.rollout.jobs import EpisodeJob
 
 pytestmark = pytest.mark.ray
 STORE = 80 * 2**20
@@ -46,7 +46,7 @@ class Fake:
     def __init__(self, folder: Path) -> None:
         self.folder, self.version, self.playing = folder, 0, 0
 
-    async def run(self, jobs: Iterable[Job], on_episode: Callable[[Episode], None]) -> None:
+    async def run(self, jobs: Iterable[EpisodeJob], on_episode: Callable[[Episode], None]) -> None:
         for job in jobs:
             begun = self.version
             self.playing += 1
@@ -77,7 +77,7 @@ def first(marker: Path) -> bool:
     return True
 
 
-def played(job: Job, begun: int, ended: int, where: str) -> Episode:
+def played(job: EpisodeJob, begun: int, ended: int, where: str) -> Episode:
     return Episode(
         episode_id=f"{os.getpid()}",
         task=job.task,
@@ -104,12 +104,12 @@ def cluster() -> Iterator[Cluster]:
         made.shutdown()
 
 
-def jobs(count: int, *queries: str) -> list[Job]:
+def jobs(count: int, *queries: str) -> list[EpisodeJob]:
     asked = [*queries, *["plain"] * (count - len(queries))]
-    return [Job(Task(task_id=str(number), query=query), sample_idx=number) for number, query in enumerate(asked)]
+    return [EpisodeJob(Task(task_id=str(number), query=query), sample_idx=number) for number, query in enumerate(asked)]
 
 
-def play(folder: Path, asked: list[Job], fleet: Fleet = FLEET) -> tuple[list[Episode], int]:
+def play(folder: Path, asked: list[EpisodeJob], fleet: Fleet = FLEET) -> tuple[list[Episode], int]:
     """The episodes, in order, and how many workers were lost."""
     found: list[Episode] = []
 
@@ -185,7 +185,7 @@ def test_no_job_is_played_with_weights_older_than_those_published_before(cluster
         nonlocal version
         async with RayRollouts(partial(Fake, tmp_path), FLEET) as rollouts:
 
-            async def source(begin: int) -> AsyncIterator[Job]:
+            async def source(begin: int) -> AsyncIterator[EpisodeJob]:
                 for job in jobs(begin + 60, *[f"fatal {n}" if n % 50 == 20 else "plain" for n in range(100)])[begin:]:
                     asked[job.sample_idx] = version
                     yield job
@@ -232,7 +232,7 @@ def test_a_node_that_is_lost_is_survived(cluster: Cluster, tmp_path: Path) -> No
         async with RayRollouts(partial(Fake, tmp_path), Fleet(workers=4, places=PLACES, patience_s=60.0)) as rollouts:
             await rollouts.publish({"w": Weight(1)}, 1)  # type: ignore[dict-item]
 
-            async def source() -> AsyncIterator[Job]:
+            async def source() -> AsyncIterator[EpisodeJob]:
                 for job in jobs(400):
                     if job.sample_idx == 150:
                         assert len({each.hashes.index for each in found}) == 2

@@ -24,8 +24,8 @@ from harness1.records import Episode
 from harness1.retrieval.index.build import build_index
 from harness1.retrieval.open import open_retriever
 from harness1.rl.grammar_masks import grammar_masks
-from harness1.rl.logprobs import GateReport, compare_calls
-from harness1.rollout.jobs import Bench, Job, run_staged
+from harness1.rl.logprobs import LogprobReport, compare_calls
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, run_staged
 from harness1.rollout.rollout import rollout
 from harness1.rows.calls import SampledCall, calls_of, prompt_ids, sampled_calls
 from harness1.tools.registry import Toolbox
@@ -71,12 +71,12 @@ class Brief(Compact):
         return Grammar(ebnf, digest(ebnf))
 
 
-class Given(Bench):
+class Given(EpisodeSetup):
     """A bench whose policy is given, not opened by its name."""
 
     policy_given: LanguageModelPolicy
 
-    def policy_for(self, jobs: Sequence[Job]) -> LanguageModelPolicy:
+    def policy_for(self, jobs: Sequence[EpisodeJob]) -> LanguageModelPolicy:
         return self.policy_given
 
 
@@ -86,12 +86,12 @@ def played(
     """Episodes at once, one batch of rows, with kept prefixes."""
     backend = open_transformers(folder, device="cpu", dtype=config.policy.dtype, threads=0, rows=4, cache_tokens=20_000)
     policy = LanguageModelPolicy(backend, Brief(tokenizer("chatml")), config.env.generation_reserve, config.policy)
-    bench = Given(config, index, "hf:given")
-    object.__setattr__(bench, "policy_given", policy)
+    setup = Given(config, index, "hf:given")
+    object.__setattr__(setup, "policy_given", policy)
     episodes: list[Episode] = []
     tasks = SOURCE.tasks("train")
-    jobs = [Job(tasks[at % len(tasks)], at, at) for at in range(count)]
-    run(run_staged(bench, jobs, episodes.append))
+    jobs = [EpisodeJob(tasks[at % len(tasks)], at, at) for at in range(count)]
+    run(run_staged(setup, jobs, episodes.append))
     return episodes, backend, policy
 
 
@@ -100,7 +100,7 @@ def masks(folder: Path, model: Any, config: Config) -> Any:
     return grammar_masks(folder, model.config.vocab_size, [grammar])
 
 
-def gate(folder: Path, config: Config, calls: Sequence[SampledCall]) -> GateReport:
+def gate(folder: Path, config: Config, calls: Sequence[SampledCall]) -> LogprobReport:
     model = load_causal_model(folder, "cpu", config.policy.dtype)
     return compare_calls(model, calls, masks(folder, model, config))
 
@@ -207,8 +207,8 @@ def test_calls_from_before_and_after_a_change_of_weights_carry_their_versions(fo
     state = {name: value * 1.05 for name, value in load_causal_model(folder, "cpu", "float32").state_dict().items()}
     run(backend.load_state(state, 7))
     task = SOURCE.tasks("train")[0]
-    bench = Bench(config, index, "hf:given")
-    episode = run(rollout(bench.environment(open_retriever(index, config), policy), policy, task))
+    setup = EpisodeSetup(config, index, "hf:given")
+    episode = run(rollout(setup.environment(open_retriever(index, config), policy), policy, task))
     assert episode.policy_versions == (7, 7)
     assert not gate(folder, config, calls_in([episode])).passes("float32"), "the folder has the weights of version 0"
 

@@ -37,7 +37,7 @@ def test_a_split_dev_is_watched_and_all_of_train_is_learned() -> None:
 def test_without_a_split_dev_some_tasks_are_held_out_and_never_learned() -> None:
     choice = choose_tasks([source("a", train=30), source("b", train=30)], "train", [None, None], CONFIG)
     assert len(choice.held_out) == 6
-    assert {each.bench for each in choice.held_out} == {0, 1}
+    assert {each.setup for each in choice.held_out} == {0, 1}
     assert not ids(choice.tasks) & ids(choice.held_out)
     assert choice == choose_tasks([source("a", train=30), source("b", train=30)], "train", [None, None], CONFIG)
 

@@ -27,7 +27,7 @@ def test_no_two_episodes_of_a_training_share_number_or_seed() -> None:
     assert [job.sample_idx for job in jobs] == list(range(200))
     assert len({job.seed for job in jobs}) == 200
     assert {job.group_id for job in jobs} == {str(index) for index in range(50)}
-    assert all(job.bench == int(job.task.task_id[1:]) % 2 for job in jobs)
+    assert all(job.setup == int(job.task.task_id[1:]) % 2 for job in jobs)
 
 
 def test_held_out_tasks_are_taken_of_each_dataset_in_turn() -> None:

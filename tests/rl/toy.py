@@ -35,7 +35,7 @@ from harness1.records import (
     Turn,
 )
 from harness1.rl.task_stream import PlacedTask
-from harness1.rollout.jobs import Job
+from harness1.rollout.jobs import EpisodeJob
 
 TURNS, LENGTH = 2, 4
 GOOD = 128
@@ -59,18 +59,20 @@ class ToyRollouts:
     def __init__(
         self,
         backend: TransformersBackend,
-        latency: Callable[[Job], float] = lambda job: 0.0,
-        broken: Callable[[Job], bool] = lambda job: False,
+        latency: Callable[[EpisodeJob], float] = lambda job: 0.0,
+        broken: Callable[[EpisodeJob], bool] = lambda job: False,
         price: Callable[[Episode], float] | None = None,
     ) -> None:
         self.backend, self.latency, self.broken, self.price = backend, latency, broken, price or share_of_good
         self.published: list[int] = []
 
-    async def run(self, jobs: Iterable[Job] | AsyncIterable[Job], on_episode: Callable[[Episode], None]) -> None:
+    async def run(
+        self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
+    ) -> None:
         places = asyncio.Semaphore(ALL_AT_ONCE)
         async with asyncio.TaskGroup() as group:
 
-            async def one(job: Job) -> None:
+            async def one(job: EpisodeJob) -> None:
                 try:
                     on_episode(await self.play(job))
                 finally:
@@ -84,7 +86,7 @@ class ToyRollouts:
         await self.backend.load_state(state, version)
         self.published.append(version)
 
-    async def play(self, job: Job) -> Episode:
+    async def play(self, job: EpisodeJob) -> Episode:
         await asyncio.sleep(self.latency(job))
         turns, segments = [], {}
         for at in range(TURNS):
@@ -129,7 +131,7 @@ class Mortal(ToyRollouts):
         super().__init__(open_toy(base))
         self.deaths = deaths
 
-    async def play(self, job: Job) -> Episode:
+    async def play(self, job: EpisodeJob) -> Episode:
         if job.group_id == "9":
             try:
                 (self.deaths / "died").touch(exist_ok=False)
@@ -144,7 +146,7 @@ def share_of_good(episode: Episode) -> float:
     return sum(token < GOOD for token in ids) / len(ids)
 
 
-async def _each(jobs: Iterable[Job] | AsyncIterable[Job]) -> AsyncIterator[Job]:
+async def _each(jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob]) -> AsyncIterator[EpisodeJob]:
     if inspect.isasyncgen(jobs) or isinstance(jobs, AsyncIterable):
         async for job in jobs:
             yield job

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from benchmarks import stages
 from harness1.errors import ConfigError, InfrastructureFault
-from harness1.rollout.stages import Finished, Limits, Pipeline, StageFailure
+from harness1.rollout.stages import Finished, Pipeline, StageFailure, StageLimits
 
 Value = TypeVar("Value")
 WORK = ("init", "run", "post")
-ONE = Limits(init=1, ready=1, run=1, post=1)
+ONE = StageLimits(init=1, ready=1, run=1, post=1)
 
 
 class VirtualSelector(selectors.DefaultSelector):
@@ -67,7 +67,7 @@ class Plan:
 class World:
     """Stage functions that do as planned and count; `ended` holds every result."""
 
-    limits: Limits = ONE
+    limits: StageLimits = ONE
     hand_over_s: float = 0.0
     within: Counter[str] = field(default_factory=Counter)
     begun: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -158,13 +158,13 @@ plans = st.lists(
     ),
     max_size=14,
 ).map(lambda drawn: [Plan(**{**vars(plan), "number": number}) for number, plan in enumerate(drawn)])
-bounds = st.builds(Limits, *[st.integers(1, 3)] * 4)
+bounds = st.builds(StageLimits, *[st.integers(1, 3)] * 4)
 
 
 @settings(max_examples=60)
 @given(plans, bounds, durations)
 def test_every_job_ends_once_as_planned_and_no_bound_is_exceeded(
-    drawn: list[Plan], limits: Limits, hand_over_s: float
+    drawn: list[Plan], limits: StageLimits, hand_over_s: float
 ) -> None:
     world = World(limits, hand_over_s)
     use = run(world.process(drawn))
@@ -183,7 +183,7 @@ def test_every_job_ends_once_as_planned_and_no_bound_is_exceeded(
 @settings(max_examples=60)
 @given(plans, bounds, durations, st.floats(0, 12))
 def test_cancelling_the_pipeline_ends_all_stages_and_hands_over_what_was_through(
-    drawn: list[Plan], limits: Limits, hand_over_s: float, at: float
+    drawn: list[Plan], limits: StageLimits, hand_over_s: float, at: float
 ) -> None:
     world = World(limits, hand_over_s)
 
@@ -207,7 +207,7 @@ def test_cancelling_the_pipeline_ends_all_stages_and_hands_over_what_was_through
 @settings(max_examples=60)
 @given(plans, bounds, st.floats(0, 12), st.integers(0, 13))
 def test_cancelling_a_job_anywhere_leaves_the_others_alone(
-    drawn: list[Plan], limits: Limits, at: float, number: int
+    drawn: list[Plan], limits: StageLimits, at: float, number: int
 ) -> None:
     world = World(limits)
     run(world.process_and_cancel(drawn, at, number))
@@ -231,7 +231,7 @@ def test_a_fault_ends_its_job_in_its_stage(stage: str) -> None:
 
 @pytest.mark.parametrize("stage", WORK)
 def test_a_deadline_ends_its_job_in_its_stage(stage: str) -> None:
-    world = World(Limits(**{f"{stage}_s": 3.0}))
+    world = World(StageLimits(**{f"{stage}_s": 3.0}))
     run(world.process([Plan(0, **{stage: 5.0}), Plan(1, **{stage: 2.5})]))
     failure = world.outcome(0)
     assert isinstance(failure, StageFailure)
@@ -241,14 +241,14 @@ def test_a_deadline_ends_its_job_in_its_stage(stage: str) -> None:
 
 
 def test_a_deadline_counts_no_wait() -> None:
-    world = World(Limits(init=1, ready=2, run=1, post=1, init_s=3, run_s=3, post_s=3))
+    world = World(StageLimits(init=1, ready=2, run=1, post=1, init_s=3, run_s=3, post_s=3))
     run(world.process([Plan(number, run=2.5, post=2.9) for number in range(5)]))
     assert all(isinstance(outcome, Finished) for _, outcome in world.ended)
     assert max(outcome.ms["ready"] for _, outcome in world.ended) > 3000
 
 
 def test_what_run_kept_enters_post_once_when_its_deadline_passes() -> None:
-    world = World(Limits(run_s=3))
+    world = World(StageLimits(run_s=3))
     run(world.process([Plan(0, run=9, keeps=True)]))
     outcome = world.outcome()
     assert isinstance(outcome, Finished)
@@ -261,7 +261,7 @@ def test_what_run_kept_enters_post_once_when_its_deadline_passes() -> None:
 )
 def test_a_job_cancelled_in_any_stage_ends_there(at: float, stage: str, entered: int) -> None:
     # Job 1 is prepared at 1, waits for job 0 until 5, runs until 11, waits for POST until 13.
-    world = World(Limits(init=2, ready=1, run=1, post=1))
+    world = World(StageLimits(init=2, ready=1, run=1, post=1))
     run(world.process_and_cancel([Plan(0, run=4, post=8), Plan(1, run=6, post=2)], at, 1))
     failure = world.outcome(1)
     assert isinstance(failure, StageFailure)
@@ -332,7 +332,7 @@ def test_a_cancellation_just_after_a_stage_is_not_lost(stage: str, ticks: int, w
 
 
 def test_cancel_says_how_many_jobs_it_chose() -> None:
-    world = World(Limits(init=4, ready=4, run=4, post=4), hand_over_s=5)
+    world = World(StageLimits(init=4, ready=4, run=4, post=4), hand_over_s=5)
 
     async def counted() -> list[int]:
         work = asyncio.create_task(world.process([Plan(number) for number in range(4)]))
@@ -348,7 +348,7 @@ def test_cancel_says_how_many_jobs_it_chose() -> None:
 
 
 def test_a_slow_consumer_slows_the_source_down() -> None:
-    world = World(Limits(init=1, ready=2, run=3, post=1), hand_over_s=100)
+    world = World(StageLimits(init=1, ready=2, run=3, post=1), hand_over_s=100)
 
     async def watched() -> None:
         work = asyncio.create_task(world.process([Plan(number) for number in range(40)]))
@@ -362,7 +362,7 @@ def test_a_slow_consumer_slows_the_source_down() -> None:
 
 
 def test_a_source_is_read_no_further_than_there_is_room() -> None:
-    world = World(Limits(init=2, ready=1, run=1, post=1))
+    world = World(StageLimits(init=2, ready=1, run=1, post=1))
 
     async def watched() -> list[int]:
         work = asyncio.create_task(world.process([Plan(number, run=10) for number in range(9)]))
@@ -394,7 +394,7 @@ def test_an_error_of_the_source_is_raised_when_what_it_gave_is_through() -> None
         yield Plan(0)
         raise ValueError("no more")
 
-    world = World(Limits())
+    world = World(StageLimits())
     with pytest.raises(ValueError, match="no more"):
         run(world.pipeline.process(source()))
     assert isinstance(world.outcome(0), Finished)
@@ -432,7 +432,7 @@ def test_a_stage_that_cancels_itself_has_failed() -> None:
 
 
 def test_times_are_told_for_work_and_waits_apart() -> None:
-    world = World(Limits(init=2, ready=2, run=1, post=1))
+    world = World(StageLimits(init=2, ready=2, run=1, post=1))
     use = run(world.process([Plan(0, init=1, run=2, post=4), Plan(1, init=1, run=3, post=1)]))
     first, second = world.outcome(0), world.outcome(1)
     assert first.ms == pytest.approx({"init": 1000, "ready": 0, "run": 2000, "post_wait": 0, "post": 4000})
@@ -441,7 +441,7 @@ def test_times_are_told_for_work_and_waits_apart() -> None:
 
 
 def test_the_wait_for_run_counts_from_the_end_of_init() -> None:
-    world = World(Limits(init=3, ready=1, run=1, post=1))
+    world = World(StageLimits(init=3, ready=1, run=1, post=1))
     run(world.process([Plan(number, init=1, run=2, post=0) for number in range(3)]))
     assert [world.outcome(number).ms["ready"] for number in range(3)] == pytest.approx([0, 2000, 4000])
 
@@ -481,7 +481,7 @@ def test_the_benchmark_of_stages_prints_use_and_ratio(capsys: pytest.CaptureFixt
 
 
 def test_it_tells_how_many_jobs_are_in_each_stage() -> None:
-    world = World(Limits(init=2, ready=1, run=2, post=1))
+    world = World(StageLimits(init=2, ready=1, run=2, post=1))
     names = ("init", "ready", "run", "post_wait", "post")
 
     async def watched() -> list[tuple[int, ...]]:

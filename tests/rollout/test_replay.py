@@ -125,7 +125,7 @@ async def rollout_texts(env: object) -> list[list[str]]:
         env,  # type: ignore[arg-type]
         Script(*PLAN),
         TASK,
-        watch=lambda step: texts.append([piece.text for piece in step.context.pieces]) if step.context else None,
+        on_step=lambda step: texts.append([piece.text for piece in step.context.pieces]) if step.context else None,
     )
     return texts
 

@@ -79,7 +79,7 @@ def test_a_fault_that_stays_breaks_the_episode_and_is_never_an_empty_result() ->
         seen.append(step)
         retriever.faults = 3
 
-    episode = play_script(search("Ada"), search("Byron"), END, env=make_env(retriever=retriever), watch=watch)
+    episode = play_script(search("Ada"), search("Byron"), END, env=make_env(retriever=retriever), on_step=watch)
     assert ended(episode) == (StopReason.FAULT, Status.INFRA_ERROR)
     assert episode.error == "down (3 attempts)"
     assert episode.reward is None

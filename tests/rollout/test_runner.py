@@ -21,7 +21,7 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.policy.policy import Decision, Policy
 from harness1.records import Episode, Status, Task
 from harness1.retrieval.index.build import build_index
-from harness1.rollout.jobs import Bench, Depths, Job, run_staged
+from harness1.rollout.jobs import Depths, EpisodeJob, EpisodeSetup, run_staged
 from harness1.rollout.processes import run_episodes
 from tests.support import Script
 
@@ -35,15 +35,15 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def jobs(count: int) -> list[Job]:
+def jobs(count: int) -> list[EpisodeJob]:
     tasks = SOURCE.tasks("train")
-    return [Job(tasks[number % len(tasks)], number // len(tasks)) for number in range(count)]
+    return [EpisodeJob(tasks[number % len(tasks)], number // len(tasks)) for number in range(count)]
 
 
 def episodes(index: str, workers: int, count: int, policy: str = "scripted") -> list[Episode]:
     found: list[Episode] = []
     config = load_config(None, [f"run.workers={workers}"])
-    run_episodes(Bench(config, index, policy), jobs(count), found.append)
+    run_episodes(EpisodeSetup(config, index, policy), jobs(count), found.append)
     return sorted(found, key=lambda episode: episode.key)
 
 
@@ -64,7 +64,7 @@ def test_the_chunks_that_wait_for_workers_are_known(index: str) -> None:
     def look(_: Episode) -> None:
         seen.append(dict(told[0]()))
 
-    run_episodes(Bench(config, index, "scripted"), jobs(16), look, told.append)
+    run_episodes(EpisodeSetup(config, index, "scripted"), jobs(16), look, told.append)
     assert len(told) == 1
     assert seen[0]["chunks waiting"] == 4  # of eight; two for each worker are in flight
     assert dict(told[0]()) == {"chunks waiting": 0, "in flight": 0}
@@ -90,25 +90,25 @@ def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: py
 
     monkeypatch.setattr(runner, "rollout", counted)
     config = load_config(None, ["run.workers=1", "run.concurrency=2"])
-    run_episodes(Bench(config, index, "scripted"), jobs(8), lambda _: None)
+    run_episodes(EpisodeSetup(config, index, "scripted"), jobs(8), lambda _: None)
     assert most == 2
 
 
 def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from harness1.rollout import processes as runner
 
-    begun: list[Bench] = []
+    begun: list[EpisodeSetup] = []
     original = runner._drain
 
-    def drain(pool: Any, bench: Bench, *rest: Any) -> None:
-        begun.append(bench)
-        original(pool, bench, *rest)
+    def drain(pool: Any, setup: EpisodeSetup, *rest: Any) -> None:
+        begun.append(setup)
+        original(pool, setup, *rest)
 
     monkeypatch.setattr(runner, "_drain", drain)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert len(episodes(index, 2, 8)) == 8
-    assert [bench.config.run.threads for bench in begun] == [3]
-    assert Bench(load_config(None, ["run.threads=5"]), index, "scripted").shared_by(2).config.run.threads == 5
+    assert [setup.config.run.threads for setup in begun] == [3]
+    assert EpisodeSetup(load_config(None, ["run.threads=5"]), index, "scripted").shared_by(2).config.run.threads == 5
 
 
 def test_a_file_that_one_process_can_open_is_left_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +116,8 @@ def test_a_file_that_one_process_can_open_is_left_to_one(monkeypatch: pytest.Mon
 
     ran: list[int] = []
     monkeypatch.setattr(runner, "run_chunk", lambda _, chunk: ran.append(len(chunk)) or [])
-    bench = Bench(load_config(None, ["run.workers=2", "run.concurrency=5"]), "milvus:wiki.db#one", "scripted")
-    run_episodes(bench, jobs(12), lambda _: None)
+    setup = EpisodeSetup(load_config(None, ["run.workers=2", "run.concurrency=5"]), "milvus:wiki.db#one", "scripted")
+    run_episodes(setup, jobs(12), lambda _: None)
     assert ran == [5, 5, 2]
 
 
@@ -132,16 +132,16 @@ def test_a_killed_worker_is_an_infrastructure_fault_and_not_a_hang(index: str) -
         os.kill(workers[-1], signal.SIGKILL)
 
     threading.Thread(target=kill_a_worker, daemon=True).start()
-    bench = Bench(load_config(None, ["run.workers=2"]), index, "scripted")
+    setup = EpisodeSetup(load_config(None, ["run.workers=2"]), index, "scripted")
     with pytest.raises(InfrastructureFault, match="worker process died"):
-        run_episodes(bench, jobs(400), found.append)
+        run_episodes(setup, jobs(400), found.append)
     assert found
 
 
-class Staged(Bench):
+class Staged(EpisodeSetup):
     """A bench whose policy is given: a script in place of a language model."""
 
-    def policy_for(self, jobs: Sequence[Job]) -> Policy:
+    def policy_for(self, jobs: Sequence[EpisodeJob]) -> Policy:
         return Failing()
 
 

@@ -28,7 +28,7 @@ from harness1.rows.merging import prefix_merging
 from harness1.runs.stage import read_stage
 from harness1.serve.proxy.chat_upstream import ChatUpstream
 from harness1.serve.proxy.record import ABANDONED, RecordedCall, read_calls, read_records
-from harness1.serve.service import Limits
+from harness1.serve.service import ServiceLimits
 from tests.http.test_http_client import replying
 from tests.proxying import (
     ANTHROPIC_PATH,
@@ -171,7 +171,9 @@ def test_an_append_only_agent_leaves_one_row(tmp_path: Path) -> None:
 WORDS = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20}
 
 
-def failing(tmp_path: Path, upstream: Any, limits: Limits = LIMITS) -> tuple[list[int], list[str], list[RecordedCall]]:
+def failing(
+    tmp_path: Path, upstream: Any, limits: ServiceLimits = LIMITS
+) -> tuple[list[int], list[str], list[RecordedCall]]:
     """Statuses and messages that both official clients report, and the records."""
     from anthropic import Anthropic
     from anthropic import APIStatusError as AnthropicError

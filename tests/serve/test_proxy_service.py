@@ -20,9 +20,9 @@ from harness1.records import ModelCall, Sampling, ToolCall
 from harness1.serve.proxy.chat import Called, ChatMessage
 from harness1.serve.proxy.openai_dialect import OPENAI
 from harness1.serve.proxy.record import ABANDONED, RecordedCall, Recorder, read_records
-from harness1.serve.proxy.rendering import plain_text, prompt_of
+from harness1.serve.proxy.rendering import prompt_of, text_of_output
 from harness1.serve.proxy.service import ProxyService
-from harness1.serve.service import Limits
+from harness1.serve.service import ServiceLimits
 from harness1.tools.registry import Toolbox
 from tests.proxying import ANTHROPIC_PATH, LIMITS, OPENAI_PATH, Dice, ask, hermes, recorded, upstream_of
 from tests.support import make_env, play, search
@@ -47,7 +47,7 @@ def rendered(chat: ChatFormat, *messages: ChatMessage, recall: Any = lambda *_: 
 def test_the_messages_of_a_context_have_the_ids_of_its_pieces(chat: ChatFormat) -> None:
     (step,) = play(make_env(counter=chat), search("poet"))[-1:]
     assert step.context is not None
-    spoken = ModelCall("1.0", output_ids=(*chat.text("Thi"), *chat.text("nk"), *chat.speak("", search("poet"))))
+    spoken = ModelCall("1.0", output_ids=(*chat.text("Thi"), *chat.text("nk"), *chat.format_action("", search("poet"))))
     pieces = [voiced(each, spoken) if each.turn_ref is not None else each for each in step.context.pieces]
     asked = OPENAI.read({"messages": json.loads(json.dumps(messages_of(pieces, {})))})
     found = rendered(chat, *asked.messages, recall=lambda *_: spoken.output_ids)
@@ -95,7 +95,7 @@ def test_words_come_out_as_they_went_in(chat: ChatFormat) -> None:
     starts = [at for at in range(len(ids)) if ids[at : at + len(begun)] == begun]
     output = ids[starts[-2] + len(begun) : starts[-1]]
     end = next(place for place, token in enumerate(output) if token in chat.stop_ids)
-    assert plain_text(chat, output[: end + 1]) == "Just words."
+    assert text_of_output(chat, output[: end + 1]) == "Just words."
 
 
 def test_system_messages_at_the_beginning_are_one_and_later_ones_speak_as_the_user() -> None:
@@ -172,7 +172,7 @@ def test_a_record_says_what_came_of_a_call(tmp_path: Path) -> None:
 
 def test_an_agent_that_wants_one_call_gets_one_and_the_record_has_all(tmp_path: Path) -> None:
     model = Dice(hermes())
-    both = [*model.chat.speak("", search("a"))[:-1], *model.chat.speak("", search("b"))[:-1]]
+    both = [*model.chat.format_action("", search("a"))[:-1], *model.chat.format_action("", search("b"))[:-1]]
     model._said = lambda *_: both
     tools = [{"type": "function", "function": msgspec.to_builtins(spec)} for spec in SPECS]
     counts = []
@@ -250,7 +250,7 @@ def test_schemas_that_a_format_cannot_write_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_the_line_is_refused_and_recorded(tmp_path: Path) -> None:
-    model, limits = Dice(hermes()), Limits(running=1, waiting=1, wait_s=0.05, deadline_s=5.0)
+    model, limits = Dice(hermes()), ServiceLimits(running=1, waiting=1, wait_s=0.05, deadline_s=5.0)
     model.wait_s = 0.3
 
     async def main() -> list[int]:

@@ -17,11 +17,11 @@ from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchRes
 from harness1.retrieval.result_cache import CachingRetriever
 from harness1.serve import retrieve
 from harness1.serve.retrieve import RetrievalService
-from harness1.serve.service import Limits, Refused, application
+from harness1.serve.service import Refused, ServiceLimits, application
 from tests.serving import asking
 from tests.support import CORPUS, WordRetriever, chunk, run
 
-SMALL = Limits(body_bytes=2000, queries=3, hits=40, running=2, waiting=2, wait_s=5.0, deadline_s=5.0)
+SMALL = ServiceLimits(body_bytes=2000, queries=3, hits=40, running=2, waiting=2, wait_s=5.0, deadline_s=5.0)
 
 
 class Held(WordRetriever):
@@ -65,7 +65,7 @@ def ask(service: RetrievalService, path: str, value: Any = None, method: str = "
     return reply.status, json.loads(reply.body)
 
 
-def service(retriever: WordRetriever | None = None, limits: Limits = SMALL, config: Config | None = None):
+def service(retriever: WordRetriever | None = None, limits: ServiceLimits = SMALL, config: Config | None = None):
     return RetrievalService(retriever or WordRetriever(CORPUS), config or Config(), limits)
 
 

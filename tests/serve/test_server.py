@@ -26,11 +26,11 @@ from harness1.errors import UsageError
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
 from harness1.serve.retrieve import RetrievalService, serve
 from harness1.serve.server import OWN_FILES, answering, most_connections
-from harness1.serve.service import Limits
+from harness1.serve.service import ServiceLimits
 from tests.serving import HOST, process_serving, serving
 from tests.support import CORPUS, WordRetriever, run
 
-SMALL = Limits(body_bytes=2000, body_s=0.2)
+SMALL = ServiceLimits(body_bytes=2000, body_s=0.2)
 
 
 def fetch(url: str, method: str, path: str, data: bytes | None = None) -> tuple[int, Any]:
@@ -132,10 +132,10 @@ def test_a_connection_stays_open_between_requests_while_there_is_room() -> None:
 
 def test_connections_leave_files_to_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    assert most_connections(Limits()) == 1024 - OWN_FILES
-    assert most_connections(Limits(connections=10)) == 10
+    assert most_connections(ServiceLimits()) == 1024 - OWN_FILES
+    assert most_connections(ServiceLimits(connections=10)) == 10
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
-    assert most_connections(Limits()) == Limits().connections
+    assert most_connections(ServiceLimits()) == ServiceLimits().connections
 
 
 def test_a_server_may_open_all_files_that_the_system_allows() -> None:
@@ -156,7 +156,7 @@ def test_a_server_may_open_all_files_that_the_system_allows() -> None:
 
 def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
     async def scene(port: int) -> None:
-        async with answering(RetrievalService(WordRetriever(CORPUS), Config()).app, Limits(), HOST, port):
+        async with answering(RetrievalService(WordRetriever(CORPUS), Config()).app, ServiceLimits(), HOST, port):
             pass
 
     with socket.create_server((HOST, 0)) as taken, pytest.raises(UsageError, match="cannot listen"):
@@ -166,7 +166,7 @@ def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
 
 
 async def _listen_nowhere() -> None:
-    async with answering(RetrievalService(WordRetriever(CORPUS), Config()).app, Limits(), "nowhere.invalid", 0):
+    async with answering(RetrievalService(WordRetriever(CORPUS), Config()).app, ServiceLimits(), "nowhere.invalid", 0):
         pass
 
 

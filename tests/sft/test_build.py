@@ -26,7 +26,7 @@ from harness1.models.formats.registry import open_format
 from harness1.models.tokenizer import open_tokenizer
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.wrappers import SpokenPolicy
+from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Status, Turn
 from harness1.retrieval.index.build import build_index
 from harness1.retrieval.open import open_retriever
@@ -62,7 +62,7 @@ def collect(
     folder: Path, index: str, config: Config = CONFIG, chat: ChatFormat | None = CHAT, tasks: int = TASKS
 ) -> Path:
     """A run folder of the scripted policy, as a collection leaves it."""
-    policy: Policy = ScriptedPolicy() if chat is None else SpokenPolicy(ScriptedPolicy(), chat)
+    policy: Policy = ScriptedPolicy() if chat is None else StudentFormatPolicy(ScriptedPolicy(), chat)
     env = SearchEnv(config.env, open_retriever(index, config), counter=counter_of(policy))
     hashes = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
     spoken = {} if chat is None else {"format": chat.name, "tokenizer": "/models/student"}

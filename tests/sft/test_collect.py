@@ -22,7 +22,7 @@ from harness1.models.formats.registry import open_format
 from harness1.models.tokenizer import FastTokenizer
 from harness1.records import Episode, Status
 from harness1.retrieval.index.build import build_index
-from harness1.rollout.jobs import Bench, Job
+from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
 from harness1.rollout.processes import FEW, run_episodes
 from harness1.rollout.replay import replay_env, replay_episode
 from harness1.rows.calls import prompt_ids
@@ -88,7 +88,7 @@ def test_prompts_are_what_the_student_would_be_given(index: str, tmp_path: Path)
             (said,) = turn.calls
             assert prompt_ids(episode, said) == tuple(token for _, ids in prompt for token in ids)
             assert len(prompt_ids(episode, said)) <= config.env.prompt_limit
-            assert said.output_ids == chat.speak(turn.reasoning, turn.action)
+            assert said.output_ids == chat.format_action(turn.reasoning, turn.action)
             twin.replay(turn)
 
 
@@ -148,8 +148,8 @@ def test_worker_processes_speak_like_one_process(index: str, tmp_path: Path) -> 
     def episodes(workers: int) -> list[bytes]:
         found: list[Episode] = []
         config = load_config(None, [f"run.workers={workers}", "policy.format=compact", "env.max_turns=3"])
-        jobs = [Job(task) for task in SOURCE.tasks("train")[: 2 * FEW]]
-        run_episodes(Bench(config, index, "scripted", student=student), jobs, found.append)
+        jobs = [EpisodeJob(task) for task in SOURCE.tasks("train")[: 2 * FEW]]
+        run_episodes(EpisodeSetup(config, index, "scripted", student=student), jobs, found.append)
         plain = [msgspec.structs.replace(episode, stage_ms={}) for episode in found]
         return [msgspec.json.encode(episode) for episode in sorted(plain, key=lambda each: each.key)]
 
@@ -268,5 +268,5 @@ def test_a_hosted_teacher_is_asked_for_reasons_and_speaks_the_format_of_its_stud
     for turn in episode.turns:
         (spoken,) = turn.calls
         assert turn.action is not None
-        assert spoken.output_ids == chat.speak(turn.reasoning, turn.action)
+        assert spoken.output_ids == chat.format_action(turn.reasoning, turn.action)
     assert replay_episode(episode, run_config(out)[0].env).difference is None

@@ -23,7 +23,7 @@ from harness1.sft.data_card import (
     tasks_by_dataset,
     write_card,
 )
-from harness1.sft.gates import GateReport
+from harness1.sft.gates import GateCounts
 
 FACTS = [
     RowFacts(256, 10, ("search_corpus",), ("d", "t0", "a")),
@@ -53,7 +53,7 @@ CARD_OF_THREE = DataCard(
     env_hash="e" * 64,
     sft={"rows": "turn"},
     compared={"d:test": 7},
-    gates=(GateReport("recall", 5, 3, ("d/t9 (x): curated recall 0.000",)),),
+    gates=(GateCounts("recall", 5, 3, ("d/t9 (x): curated recall 0.000",)),),
     dropped_turns={"too_long": 2},
     train=RowCounts.of(FACTS),
     held_out=RowCounts.of([]),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness1.config import Gates, Lora, Sft, Train, Watch, load_config
+from harness1.config import Gates, Lora, Sft, Train, Validation, load_config
 from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
@@ -26,7 +26,7 @@ from harness1.runs.stage import STAGE, read_stage
 from harness1.sft.build import Build, build
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.fine_tuning import STATE, FineTuning, clear_training, fine_tune
-from harness1.sft.validation import spread
+from harness1.sft.validation import evenly_spaced
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.log import LOG, read_log
 from harness1.train.trainable import load_trainable
@@ -52,7 +52,7 @@ QUICK = Train(
     lora=Lora(rank=0),
     dtype="float32",
     save_every=2,
-    watch=Watch(every=2, rows=2, turns=2),
+    watch=Validation(every=2, rows=2, turns=2),
 )
 NLL = "held_out/nll"
 
@@ -123,7 +123,7 @@ def looks(out: Path) -> dict[int, float]:
 def held_out_loss(model: Path, place: Place) -> float:
     """The loss of the watched rows under the weights of a folder."""
     trainer = Trainer(load_trainable(model, QUICK, "cpu"), NegativeLogLikelihood(), QUICK, 1)
-    return trainer.loss(spread(RowFile(place.rows / HELD_OUT), QUICK.watch.rows))
+    return trainer.loss(evenly_spaced(RowFile(place.rows / HELD_OUT), QUICK.watch.rows))
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,9 @@ def test_a_folder_with_something_else_is_never_touched(place: Place, tmp_path: P
 
 def test_the_best_checkpoint_is_kept_and_not_the_last(place: Place, tmp_path: Path) -> None:
     """A rate far too high: the rows are soon known by heart, and others get worse."""
-    train = msgspec.structs.replace(QUICK, rate=3e-2, epochs=5, watch=Watch(every=1, rows=2, turns=0), save_every=0)
+    train = msgspec.structs.replace(
+        QUICK, rate=3e-2, epochs=5, watch=Validation(every=1, rows=2, turns=0), save_every=0
+    )
     done = fine_tune(tuning(place, tmp_path, train), silent)
     seen = {step: loss for step, loss in looks(tmp_path).items() if step}
     best = min(seen, key=lambda step: seen[step])
@@ -256,7 +258,7 @@ def test_the_best_checkpoint_is_kept_and_not_the_last(place: Place, tmp_path: Pa
 
 def test_weights_before_the_first_step_are_no_checkpoint(place: Place, tmp_path: Path) -> None:
     """Even where every later look is worse."""
-    train = msgspec.structs.replace(QUICK, rate=10.0, epochs=1, watch=Watch(every=1, rows=2, turns=0), clip=0.0)
+    train = msgspec.structs.replace(QUICK, rate=10.0, epochs=1, watch=Validation(every=1, rows=2, turns=0), clip=0.0)
     seen: dict[int, bool] = {}
 
     def listen(step: int, steps: int, values: Mapping[str, float]) -> None:
@@ -271,7 +273,7 @@ def test_weights_before_the_first_step_are_no_checkpoint(place: Place, tmp_path:
 
 def test_training_stops_when_looks_get_no_better_and_does_not_go_on(place: Place, tmp_path: Path) -> None:
     """A rate that changes no float32: the first look is the best."""
-    train = msgspec.structs.replace(QUICK, rate=1e-30, watch=Watch(every=1, rows=2, turns=0, patience=2))
+    train = msgspec.structs.replace(QUICK, rate=1e-30, watch=Validation(every=1, rows=2, turns=0, patience=2))
     done = fine_tune(tuning(place, tmp_path, train), silent)
     assert done.step == 1
     assert list(looks(tmp_path)) == [0, 1, 2, 3]
@@ -325,7 +327,7 @@ def test_a_checkpoint_can_be_trained_further_and_gets_its_own_cards(
 
 
 def test_trl_trains_a_checkpoint_that_loads(place: Place, tmp_path: Path) -> None:
-    train = msgspec.structs.replace(QUICK, epochs=1, watch=Watch(every=1, rows=2, turns=0))
+    train = msgspec.structs.replace(QUICK, epochs=1, watch=Validation(every=1, rows=2, turns=0))
     heard: list[tuple[int, int]] = []
     work = tuning(place, tmp_path, train, trainer="trl")
     done = fine_tune(work, lambda step, steps, _values: heard.append((step, steps)))

@@ -12,7 +12,15 @@ from harness1.data.query_overlap import KnownQueries
 from harness1.errors import UsageError
 from harness1.records import DocId, Episode, Gold, ModelCall, Status, Task
 from harness1.rollout.rollout import rollout
-from harness1.sft.gates import Candidate, GateReport, candidate, check_any_left, check_tool_mix, gated, held_out_tasks
+from harness1.sft.gates import (
+    GateCounts,
+    TeacherEpisode,
+    candidate,
+    check_any_left,
+    check_tool_mix,
+    gated,
+    held_out_tasks,
+)
 from tests.support import END, Script, WordRetriever, curate, make_env, run, search
 
 QUERY = "Where did the father of Ada Lovelace die?"
@@ -21,9 +29,9 @@ LOOSE = Gates(near=0.9)
 EVALUATION = [("d:test/q", "Which river flows past the castle of the king in Rome?")]
 
 
-def one(number: int = 0, **changes: Any) -> Candidate:
+def one(number: int = 0, **changes: Any) -> TeacherEpisode:
     """A candidate that passes everything."""
-    base = Candidate(
+    base = TeacherEpisode(
         place=(0, number),
         episode_id=f"e{number}",
         task_id=f"t{number}",
@@ -41,7 +49,7 @@ def one(number: int = 0, **changes: Any) -> Candidate:
     return msgspec.structs.replace(base, **changes)
 
 
-def passed(*candidates: Candidate, gates: Gates = LOOSE, seed: int = 0) -> tuple[list[str], dict[str, GateReport]]:
+def passed(*candidates: TeacherEpisode, gates: Gates = LOOSE, seed: int = 0) -> tuple[list[str], dict[str, GateCounts]]:
     kept, reports = gated(candidates, gates, KnownQueries(gates.near, EVALUATION), seed)
     assert tuple(report.name for report in reports) == GATES
     assert [report.entered for report in reports[1:]] == [report.passed for report in reports[:-1]]

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import torch
 
-from harness1.config import Config, Lora, Watch
-from harness1.models.backend import Generation
+from harness1.config import Config, Lora, Validation
+from harness1.models.backend import SampledOutput
 from harness1.models.transformers.backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
 from harness1.rows.file import RowFile
@@ -20,7 +20,7 @@ from harness1.rows.row import TrainRow
 from harness1.sft import validation as held_out
 from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
 from harness1.sft.student import Student
-from harness1.sft.validation import HeldOutWatch, spread
+from harness1.sft.validation import HeldOutValidation, evenly_spaced
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
@@ -39,9 +39,9 @@ def student(place: Place) -> Student:
     return Student.of(place.model, read_card(place.rows))
 
 
-def watching(student: Student, place: Place, watch: Watch, leads: bool = True) -> HeldOutWatch:
+def watching(student: Student, place: Place, watch: Validation, leads: bool = True) -> HeldOutValidation:
     config: Config = msgspec.structs.replace(CONFIG, train=msgspec.structs.replace(QUICK, watch=watch))
-    return HeldOutWatch(student, RowFile(place.rows / HELD_OUT), config, "cpu", leads)
+    return HeldOutValidation(student, RowFile(place.rows / HELD_OUT), config, "cpu", leads)
 
 
 def training(place: Place, rank: int = 0) -> Trainer:
@@ -65,16 +65,16 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[TransformersBackend]:
 
 def test_rows_are_taken_evenly_over_all() -> None:
     rows = [TrainRow((at, 1), (0, 1)) for at in range(10)]
-    assert [row.token_ids[0] for row in spread(rows, 4)] == [0, 2, 5, 7]
-    assert spread(rows, 20) == rows
-    assert spread(rows, 0) == spread([], 3) == []
+    assert [row.token_ids[0] for row in evenly_spaced(rows, 4)] == [0, 2, 5, 7]
+    assert evenly_spaced(rows, 20) == rows
+    assert evenly_spaced(rows, 0) == evenly_spaced([], 3) == []
 
 
 def test_a_look_at_rows_alone_needs_no_second_model(
     place: Place, student: Student, opened: list[TransformersBackend]
 ) -> None:
     trainer = training(place)
-    found = watching(student, place, Watch(rows=1, turns=0)).look(trainer)
+    found = watching(student, place, Validation(rows=1, turns=0)).validate(trainer)
     assert found == {"nll": pytest.approx(trainer.loss([RowFile(place.rows / HELD_OUT)[0]]))}
     assert opened == []
 
@@ -82,8 +82,8 @@ def test_a_look_at_rows_alone_needs_no_second_model(
 def test_a_process_that_does_not_lead_takes_its_share_of_the_rows_and_samples_nothing(
     place: Place, student: Student, opened: list[TransformersBackend]
 ) -> None:
-    watch = Watch(rows=2, turns=2, tasks=1)
-    assert watching(student, place, watch, leads=False).look(training(place)).keys() == {"nll"}
+    watch = Validation(rows=2, turns=2, tasks=1)
+    assert watching(student, place, watch, leads=False).validate(training(place)).keys() == {"nll"}
     assert opened == []
 
 
@@ -91,13 +91,15 @@ def test_without_held_out_rows_nothing_is_seen(
     place: Place, student: Student, tmp_path: Path, opened: list[TransformersBackend]
 ) -> None:
     (tmp_path / HELD_OUT).write_bytes(b"")
-    watch = HeldOutWatch(student, RowFile(tmp_path / HELD_OUT), msgspec.structs.replace(CONFIG, train=QUICK), "cpu")
-    assert watch.look(training(place)) == {}
+    watch = HeldOutValidation(
+        student, RowFile(tmp_path / HELD_OUT), msgspec.structs.replace(CONFIG, train=QUICK), "cpu"
+    )
+    assert watch.validate(training(place)) == {}
     assert opened == []
 
 
 def test_a_look_measures_rows_turns_and_episodes(place: Place, student: Student) -> None:
-    found = watching(student, place, Watch(rows=2, turns=1, tasks=1)).look(training(place))
+    found = watching(student, place, Validation(rows=2, turns=1, tasks=1)).validate(training(place))
     turns = {"valid", "tool_agreement", "action_agreement"}
     episodes = {"curated_recall", "set_size", "turns", "format_failures"}
     assert found.keys() == {"nll", *turns, *episodes}
@@ -110,12 +112,12 @@ def test_each_look_samples_from_the_weights_of_that_step_and_changes_none(
 ) -> None:
     rows = list(RowFile(place.rows / TRAIN))
     (turn,) = held_out_turns(rows, 1)
-    watch, trainer = watching(student, place, Watch(rows=1, turns=1)), training(place, rank)
+    watch, trainer = watching(student, place, Validation(rows=1, turns=1)), training(place, rank)
     before = [parameter.detach().clone() for parameter in trainer.parameters]
-    watch.look(trainer)
+    watch.validate(trainer)
     assert all(map(torch.equal, before, trainer.parameters))
     trainer.step(rows)
-    watch.look(trainer)
+    watch.validate(trainer)
     (backend,) = opened
     said = asyncio.run(backend.generate(turn.prompt_ids, Sampling(max_tokens=1, seed=1)))
     now, begun = (_logprob(model, turn, said) for model in (trainer.model, load_trainable(place.model, QUICK, "cpu")))
@@ -124,7 +126,7 @@ def test_each_look_samples_from_the_weights_of_that_step_and_changes_none(
     assert (said.version_start, said.version_end) == (1, 1)
 
 
-def _logprob(model: Any, turn: HeldOutTurn, said: Generation) -> float:
+def _logprob(model: Any, turn: HeldOutTurn, said: SampledOutput) -> float:
     """Of the first token that was said, under a model as it is."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([turn.prompt_ids]), use_cache=False).logits[0, -1]

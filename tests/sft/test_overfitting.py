@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from harness1.config import Config, Gates, Lora, Sft, Train, Watch, load_config
+from harness1.config import Config, Gates, Lora, Sft, Train, Validation, load_config
 from harness1.data.open import open_source
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.models.tokenizer import FastTokenizer
@@ -54,7 +54,7 @@ BY_HEART = Train(
     lora=Lora(rank=0),
     dtype="float32",
     save_every=0,
-    watch=Watch(every=0, rows=4, turns=8, tasks=WATCHED),
+    watch=Validation(every=0, rows=4, turns=8, tasks=WATCHED),
 )
 SEEN = ("valid", "tool_agreement", "action_agreement", "format_failures", "curated_recall", "set_size")
 GOLDS = {task.task_id: task.gold for task in SOURCE.tasks("train")}

@@ -12,7 +12,7 @@ from harness1.errors import ConfigError, SchemaError
 from harness1.policy.baselines import RandomPolicy
 from harness1.policy.policy import Policy
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.wrappers import SpokenPolicy
+from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, RewardRecord, Status, StopReason, Task
 from harness1.rollout.replay import replay_episode
 from harness1.rollout.rollout import rollout
@@ -32,7 +32,7 @@ def recorded(policy: Policy, env: Env, **options: object) -> Episode:
 
 
 def spoken(policy: Policy, env: Env, name: str, kind: str) -> Episode:
-    taught = SpokenPolicy(policy, chat_format(name, kind))
+    taught = StudentFormatPolicy(policy, chat_format(name, kind))
     return run(rollout(make_env(env, CORPUS, counter=taught.counter), taught, TASK, seed=5, sample_idx=2, group_id="g"))
 
 
@@ -78,7 +78,7 @@ def test_what_was_scored_stays_scored() -> None:
     again = rerendered(episode, Env(), CHAT)
     assert (again.reward, again.hashes.reward, again.stage_ms) == (RewardRecord(0.5), "how", {"policy": 3.0})
     assert again.curated == episode.curated
-    assert again.hashes.policy == SpokenPolicy(Script(search("river"), curate(add_ids=["D1"])), CHAT).hash
+    assert again.hashes.policy == StudentFormatPolicy(Script(search("river"), curate(add_ids=["D1"])), CHAT).hash
 
 
 def test_actions_that_were_ignored_are_not_spoken_of() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from harness1.config import Env, Sft, load_config
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.wrappers import SpokenPolicy
+from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, ModelCall, Sampling, Task, Turn
 from harness1.rollout.replay import replay_env
 from harness1.rollout.rollout import rollout
@@ -27,7 +27,7 @@ CHAT = chat_format("hermes", "chatml")
 
 
 def spoken(name: str = "hermes", kind: str = "chatml", env: Env = EPOCH, policy: object = None) -> Episode:
-    taught = SpokenPolicy(policy or ScriptedPolicy(), chat_format(name, kind))  # type: ignore[arg-type]
+    taught = StudentFormatPolicy(policy or ScriptedPolicy(), chat_format(name, kind))  # type: ignore[arg-type]
     return run(rollout(make_env(env, wide_corpus(30), counter=taught.counter), taught, TASK, seed=5))
 
 

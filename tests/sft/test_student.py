@@ -15,7 +15,7 @@ from harness1.config import Config, Lora, load_config
 from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.wrappers import SpokenPolicy
+from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Status, Task
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
@@ -131,7 +131,7 @@ def test_episodes_are_run_as_the_teachers_were(student: Student, monkeypatch: py
     assert [config.env for config in asked] == [student.env]
     assert (env.hash, env.counter.hash) == (student.card.env_hash, student.card.format_hash)
     assert env.retriever.info.index_hash == collected.hashes["index"]
-    episode = run(rollout(env, SpokenPolicy(ScriptedPolicy(), student.chat), task))
+    episode = run(rollout(env, StudentFormatPolicy(ScriptedPolicy(), student.chat), task))
     assert (episode.status, episode.hashes.counter) == (Status.COMPLETED, student.chat.hash)
 
 

@@ -14,8 +14,8 @@ from harness1.rows.row import TrainRow
 from harness1.train import trainer as trainer_module
 from harness1.train.cispo import Cispo, Reinforce
 from harness1.train.micro_batch import collate
-from harness1.train.off_policy_metrics import Drift, entropies
-from harness1.train.process_group import ALONE, Group
+from harness1.train.off_policy_metrics import OffPolicyMetrics, entropies
+from harness1.train.process_group import ALONE, ProcessGroup
 from tests.tiny_models import save_tiny_model
 from tests.train.test_cispo import sampled_rows
 from tests.train.test_micro_batch import made_rows, plain_logprobs
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"), **SMALL)
 
 
-def add(drift: Drift, ratios: tuple[float, ...]) -> None:
+def add(drift: OffPolicyMetrics, ratios: tuple[float, ...]) -> None:
     """One pass over tokens of such ratios."""
     trained = len(ratios)
     recorded = (0.0, *(math.log(0.5 / ratio) for ratio in ratios))
@@ -49,21 +49,21 @@ def add(drift: Drift, ratios: tuple[float, ...]) -> None:
 
 
 def test_a_step_of_four_tokens_by_hand() -> None:
-    drift = Drift(Cispo(0.5, 1.4), torch.device("cpu"))
+    drift = OffPolicyMetrics(Cispo(0.5, 1.4), torch.device("cpu"))
     add(drift, RATIOS[:1])
     add(drift, RATIOS[1:])
     assert drift.values(ALONE) == pytest.approx(BY_HAND | {"clipped": 0.75})
 
 
 def test_processes_add_up_what_each_has_seen() -> None:
-    first, second = (Drift(Cispo(0.5, 2.0), torch.device("cpu")) for _ in range(2))
+    first, second = (OffPolicyMetrics(Cispo(0.5, 2.0), torch.device("cpu")) for _ in range(2))
     add(first, RATIOS[2:])
     add(second, RATIOS[:2])
     seen = second.values(ALONE)
     largest = seen.pop("log_ratio_max")
     of_second = [torch.tensor([2.0, *(2 * mean for mean in seen.values())]), torch.tensor([0.0, largest + 1])]
 
-    class Two(Group):
+    class Two(ProcessGroup):
         def add_up(self, values: Tensor) -> None:
             values += of_second.pop(0)
 
@@ -71,7 +71,7 @@ def test_processes_add_up_what_each_has_seen() -> None:
 
 
 def test_nothing_is_clipped_where_there_are_no_bounds() -> None:
-    drift = Drift(Reinforce(), torch.device("cpu"))
+    drift = OffPolicyMetrics(Reinforce(), torch.device("cpu"))
     add(drift, RATIOS)
     assert drift.values(ALONE)["clipped"] == 0.0
 

@@ -12,7 +12,7 @@ import torch
 from harness1.config import Lora, Train
 from harness1.rows.row import TrainRow
 from harness1.train.algorithm import NegativeLogLikelihood
-from harness1.train.process_group import ALONE, Group, joined_group
+from harness1.train.process_group import ALONE, ProcessGroup, joined_group
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
 from tests.tiny_models import save_tiny_model
@@ -36,7 +36,7 @@ TRAIN = Train(
 )
 
 
-def train_in(group: Group, folder: Path) -> dict[str, object]:
+def train_in(group: ProcessGroup, folder: Path) -> dict[str, object]:
     """What a process comes to."""
     trainer = Trainer(load_trainable(folder, TRAIN, "cpu"), NegativeLogLikelihood(), TRAIN, len(STEPS), group)
     values = [trainer.step(rows) for rows in STEPS]

@@ -18,7 +18,7 @@ from harness1.config import Sft, load_config
 from harness1.data.world.generate import world_source
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.wrappers import SpokenPolicy
+from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode
 from harness1.rollout.rollout import rollout
 from harness1.rows.row import TrainRow
@@ -52,7 +52,7 @@ def world_episode() -> Episode:
     """A small episode of the synthetic world, in the words of a student."""
     source = world_source(20, seed=3)
     chunks = [chunk(made.doc_id, made.text, made.title) for made in source.documents()]
-    policy = SpokenPolicy(ScriptedPolicy(), CHAT)
+    policy = StudentFormatPolicy(ScriptedPolicy(), CHAT)
     return run(rollout(make_env(ENV, chunks, counter=CHAT), policy, source.tasks("train")[0]))
 
 

@@ -12,7 +12,7 @@ import torch
 import trl.trainer.base_trainer
 from transformers import AutoModelForCausalLM
 
-from harness1.config import Lora, Train, Watch
+from harness1.config import Lora, Train, Validation
 from harness1.errors import MissingExtra, UsageError
 from harness1.rows.row import TrainRow
 from harness1.train.schedule import rate_at
@@ -53,7 +53,7 @@ def plain_settings(**changes: object) -> Train:
         "lora": Lora(rank=0),
         "dtype": "float32",
         "save_every": 0,
-        "watch": Watch(every=0),
+        "watch": Validation(every=0),
     }
     return Train(**{**settings, **changes})  # type: ignore[arg-type]
 
@@ -122,7 +122,7 @@ def test_adapters_are_merged_into_a_plain_model_and_nothing_is_sent(
     monkeypatch.delenv("CI", raising=False)  # TRL is silent there anyway
     monkeypatch.setattr(trl.trainer.base_trainer, "send_telemetry", lambda *_, **named: reached.append(named))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: reached.append(given))
-    settings = plain_settings(lora=Lora(rank=4, alpha=8.0), save_every=1, checkpointing=True, watch=Watch(every=1))
+    settings = plain_settings(lora=Lora(rank=4, alpha=8.0), save_every=1, checkpointing=True, watch=Validation(every=1))
     log = trained(folder, tmp_path, settings, made_rows(), made_rows(seed=1))
     before, after = loaded(folder).state_dict(), loaded(tmp_path).state_dict()
     assert reached == []
@@ -177,7 +177,7 @@ def test_rates_are_those_of_our_schedule(folder: Path, tmp_path: Path) -> None:
 
 
 def test_only_so_many_held_out_rows_are_looked_at(folder: Path, tmp_path: Path) -> None:
-    settings = plain_settings(watch=Watch(every=1, rows=1))
+    settings = plain_settings(watch=Validation(every=1, rows=1))
     held_out = made_rows(seed=1)
     log = trained(folder, tmp_path, settings, made_rows(), held_out)
     looks = [line["eval_loss"] for line in log if "eval_loss" in line]
@@ -240,8 +240,8 @@ def weighted(rows: list[TrainRow]) -> list[TrainRow]:
     [
         (lambda rows: [], plain_settings(), "no rows"),
         (weighted, plain_settings(), "trainer trl"),
-        (lambda rows: rows, plain_settings(watch=Watch(metric="valid")), "trainer trl"),
-        (lambda rows: rows, plain_settings(watch=Watch(patience=2)), "trainer trl"),
+        (lambda rows: rows, plain_settings(watch=Validation(metric="valid")), "trainer trl"),
+        (lambda rows: rows, plain_settings(watch=Validation(patience=2)), "trainer trl"),
     ],
 )
 def test_what_trl_cannot_do_is_refused(

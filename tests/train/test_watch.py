@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from harness1.config import Env, Watch, load_config
+from harness1.config import Env, Validation, load_config
 from harness1.data.world.generate import world_source
 from harness1.env.environment import SearchEnv
 from harness1.env.render.renderer import Context
 from harness1.errors import InfrastructureFault
-from harness1.models.backend import Generation, Grammar
+from harness1.models.backend import Grammar, SampledOutput
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import Sampling, Task, ToolCall
@@ -85,9 +85,9 @@ class Sayer:
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> Generation:
+    ) -> SampledOutput:
         self.asked.append(sampling)
-        return Generation(self.outputs[tuple(prompt_ids)], (), "stop")
+        return SampledOutput(self.outputs[tuple(prompt_ids)], (), "stop")
 
     async def load_weights(self, folder: object, version: int) -> None:
         raise NotImplementedError
@@ -97,14 +97,14 @@ def said(*actions: ToolCall) -> tuple[int, ...]:
     """An output of several calls, or of none."""
     if not actions:
         return (*CHAT.text("I do not know."), *CHAT.stop_ids)
-    spoken = [CHAT.speak("", action) for action in actions]
+    spoken = [CHAT.format_action("", action) for action in actions]
     return (*(token for each in spoken[:-1] for token in each if token not in CHAT.stop_ids), *spoken[-1])
 
 
 def metrics_of(*pairs: tuple[tuple[int, ...], ToolCall]) -> tuple[dict[str, float], Sayer]:
     """Of outputs, each beside the teacher's action."""
     backend = Sayer({(at,): output for at, (output, _) in enumerate(pairs)})
-    turns = [HeldOutTurn((at,), CHAT.speak("So.", meant)) for at, (_, meant) in enumerate(pairs)]
+    turns = [HeldOutTurn((at,), CHAT.format_action("So.", meant)) for at, (_, meant) in enumerate(pairs)]
     return run(turn_metrics(backend, CHAT, TOOLBOX, turns, 99)), backend  # type: ignore[arg-type]
 
 
@@ -232,6 +232,6 @@ def test_a_look_without_the_metric_is_not_the_best(metrics: dict[str, float]) ->
 
 
 def test_it_is_known_which_way_every_metric_of_the_settings_is_better() -> None:
-    names: Any = Watch.__annotations__["metric"]
+    names: Any = Validation.__annotations__["metric"]
     assert all(name in str(names) for name in HIGHER)
     assert {name for name, higher in HIGHER.items() if not higher} == {"nll"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness1.config import Config
 from harness1.data.open import open_source
 from harness1.policy.policy import Policy
-from harness1.policy.wrappers import SpokenPolicy
+from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Chunk, Episode, Task, ToolCall
 from harness1.reward.composite import score
 from harness1.rollout.rollout import rollout
@@ -91,7 +91,7 @@ def write_spoken_run(folder: Path, student: Path) -> None:
     student.mkdir()
     (student / "tokenizer.json").write_bytes(vocabulary("qwen"))
     stage = Stage("run", {}, hashes={"tokenizer": chat.tokenizer.hash}, outputs={"tokenizer": str(student)})
-    write_run(folder, [SpokenPolicy(script(), chat)], some_tasks(1), None, stage=stage)
+    write_run(folder, [StudentFormatPolicy(script(), chat)], some_tasks(1), None, stage=stage)
 
 
 def write_episodes(folder: Path, episodes: Sequence[Episode]) -> None:

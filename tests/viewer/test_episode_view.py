@@ -6,7 +6,7 @@ import pytest
 from harness1.config import Env
 from harness1.env.render.renderer import Context
 from harness1.policy.policy import Decision, Policy, Session
-from harness1.policy.wrappers import SpokenPolicy
+from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Gold, Task
 from harness1.rollout.rollout import rollout
 from harness1.viewer.episode_view import EpisodeView, Viewed
@@ -133,7 +133,7 @@ def test_an_output_that_was_not_understood_is_shown_with_the_context_before_it()
 
 def test_prompts_are_decoded_as_they_were_sent() -> None:
     chat = chat_format("hermes", "qwen")
-    spoken = SpokenPolicy(script(search(f"Lord Byron {HOSTILE}"), END), chat)
+    spoken = StudentFormatPolicy(script(search(f"Lord Byron {HOSTILE}"), END), chat)
     episode = played(spoken)
     view, data = viewed(episode, tokenizer=chat.tokenizer)
     assert view.problem is None
@@ -152,7 +152,7 @@ def _ids(episode: Episode, key: str) -> tuple[int, ...]:
 
 
 def test_without_the_tokenizer_prompts_are_named_and_not_decoded() -> None:
-    episode = played(SpokenPolicy(script(search("Lord Byron"), END), chat_format("hermes", "qwen")))
+    episode = played(StudentFormatPolicy(script(search("Lord Byron"), END), chat_format("hermes", "qwen")))
     _, data = viewed(episode)
     assert data["turns"][0]["context"]
     assert all(text is None for _, text, _, _ in data["sent"])

@@ -24,7 +24,7 @@ CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
 QRELS_HEADER = "query-id\tcorpus-id\tscore"
 
 
-class _Evidence(msgspec.Struct, omit_defaults=True):
+class _GoldMetadata(msgspec.Struct, omit_defaults=True):
     """The part of a query's metadata that is gold."""
 
     answer: str | list[str] | None = None
@@ -129,7 +129,7 @@ def _task(where: str, row: dict[str, Any], task_id: str, split: str, relevant: d
     if not isinstance(query, str) or not query.strip():
         raise CorpusError(f"{where}: query {task_id!r} needs a text")
     try:
-        evidence = msgspec.convert(metadata, _Evidence)
+        evidence = msgspec.convert(metadata, _GoldMetadata)
     except msgspec.ValidationError as error:
         raise CorpusError(f"{where}: metadata of query {task_id!r}: {error}") from error
     answers = [evidence.answer] if isinstance(evidence.answer, str) else evidence.answer or []
@@ -140,13 +140,13 @@ def _task(where: str, row: dict[str, Any], task_id: str, split: str, relevant: d
         answer_facts=tuple(evidence.answer_facts),
         answers=(*answers, *evidence.answer_aliases),
     )
-    others = {key: value for key, value in metadata.items() if key not in _Evidence.__struct_fields__}
+    others = {key: value for key, value in metadata.items() if key not in _GoldMetadata.__struct_fields__}
     return Task(task_id=task_id, query=query, split=split, gold=gold, metadata=others)
 
 
 def _metadata(gold: Gold) -> dict[str, Any]:
     """The reverse of what `_task` takes out of the metadata."""
-    evidence = _Evidence(
+    evidence = _GoldMetadata(
         answer=gold.answers[0] if gold.answers else None,
         answer_aliases=list(gold.answers[1:]),
         answer_docs=list(gold.answer_docs),

@@ -81,7 +81,7 @@ def read_qrels(path: Path) -> dict[str, dict[UnitId, int]]:
     return qrels
 
 
-class Judgement(NamedTuple):
+class Qrel(NamedTuple):
     """One line of a relevance file, with its place as `file:line`."""
 
     where: str
@@ -90,7 +90,7 @@ class Judgement(NamedTuple):
     grade: int
 
 
-def judgements(path: Path, fault: Fault = refuse) -> Iterator[Judgement]:
+def judgements(path: Path, fault: Fault = refuse) -> Iterator[Qrel]:
     """The lines of a relevance file, in order. A unit that is judged twice must be given the same grade.
 
     Raises:
@@ -107,7 +107,7 @@ def judgements(path: Path, fault: Fault = refuse) -> Iterator[Judgement]:
         if grades.setdefault((task_id, unit_id), grade) != grade:
             fault(DuplicateId(f"{where}: {unit_id!r} was given another grade for query {task_id!r} before"))
             continue
-        yield Judgement(where, task_id, UnitId(unit_id), grade)
+        yield Qrel(where, task_id, UnitId(unit_id), grade)
 
 
 def _columns(path: Path, count: int, fault: Fault = refuse) -> Iterator[tuple[str, list[str]]]:

@@ -1,5 +1,5 @@
 """Synthetic worlds: corpora with known evidence at any size, without any data."""
 
-from harness1.data.world.generate import World, build_world, world_source
+from harness1.data.world.generate import SyntheticWorld, build_world, world_source
 
-__all__ = ["World", "build_world", "world_source"]
+__all__ = ["SyntheticWorld", "build_world", "world_source"]

@@ -13,7 +13,7 @@ from harness1.data.world.facts import Entity, coprime, kind_ranges
 from harness1.data.world.links import link_entities
 from harness1.data.world.names import below
 from harness1.data.world.prose import compose, republish
-from harness1.data.world.questions import Question, Walker, questions
+from harness1.data.world.questions import Walker, WorldQuestion, questions
 from harness1.errors import UsageError
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
@@ -31,7 +31,7 @@ the five-word shingles of the two documents are shared."""
 
 
 @dataclass(frozen=True)
-class World:
+class SyntheticWorld:
     """`size` documents about invented entities. Build one with `build_world`.
 
     `copied` holds the entities whose document appears twice; they are never evidence of a question.
@@ -84,7 +84,7 @@ class World:
         drawn = iter(found)
         return {split: [self._task(split, n, next(drawn)) for n in range(wanted[split])] for split in wanted}
 
-    def _task(self, split: str, number: int, question: Question) -> Task:
+    def _task(self, split: str, number: int, question: WorldQuestion) -> Task:
         evidence = [self.doc_id(index) for index in question.documents]
         gold = Gold(relevant=dict.fromkeys(evidence, 1), answer_docs=(evidence[-1],), answers=(question.answer,))
         chain = [[step.relation, "inverse" if step.inverse else "forward", step.period] for step in question.steps]
@@ -108,7 +108,7 @@ class World:
         return below(random.Random(f"world/{self.seed}/shift"), self.size)
 
 
-def build_world(size: int, seed: int = 0) -> World:
+def build_world(size: int, seed: int = 0) -> SyntheticWorld:
     """A world of exactly `size` documents, about 4 % of them near duplicates.
 
     Raises:
@@ -121,7 +121,7 @@ def build_world(size: int, seed: int = 0) -> World:
     entities = cast_entities(ranges, seed)
     link_entities(entities, ranges, seed)
     copied = _choose_copied(entities, ranges["town"], copies, random.Random(f"world/{seed}/copies"))
-    return World(size=len(entities) + len(copied), seed=seed, entities=entities, copied=tuple(copied))
+    return SyntheticWorld(size=len(entities) + len(copied), seed=seed, entities=entities, copied=tuple(copied))
 
 
 def _choose_copied(entities: list[Entity], towns: range, copies: int, rng: random.Random) -> list[int]:

@@ -93,7 +93,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class WorldQuestion:
     """A chain of facts to find. `documents` are the indices of the entities whose documents state them, in order."""
 
     start: int
@@ -114,7 +114,7 @@ class Walker:
                 if isinstance(target, int):
                     self.pointing.setdefault(target, {}).setdefault(relation, []).append(entity.index)
 
-    def draw(self, rng: random.Random, start: int, hops: int) -> Question | None:
+    def draw(self, rng: random.Random, start: int, hops: int) -> WorldQuestion | None:
         """A random question from one entity that takes `hops` documents to answer, or None where the walk failed."""
         at, visited = start, [start]
         documents: list[int] = []
@@ -158,7 +158,7 @@ class Walker:
 
     def finish(
         self, start: int, steps: Sequence[Step], documents: Sequence[int], answer: str, known: Sequence[int]
-    ) -> Question | None:
+    ) -> WorldQuestion | None:
         """The question in words; None where its own words give away the answer or an entity on the way."""
         entity, last = self.entities[start], steps[-1]
         phrase = MENTIONS.get(entity.kind, "{}").format(entity.name)
@@ -170,17 +170,17 @@ class Walker:
         hidden = [self.entities[index].name for index in known if index != start]
         if not ask or any(name in text for name in [answer, *hidden]):
             return None
-        return Question(start, tuple(steps), tuple(documents), answer, text)
+        return WorldQuestion(start, tuple(steps), tuple(documents), answer, text)
 
 
-def questions(walker: Walker, rng: random.Random, wanted: int) -> list[Question]:
+def questions(walker: Walker, rng: random.Random, wanted: int) -> list[WorldQuestion]:
     """Up to `wanted` different questions, as evenly over 1 to 4 hops and over the kinds of starting entities as the
     world allows; a small world gives fewer."""
     by_kind: dict[Kind, list[int]] = {}
     for entity in walker.entities:
         by_kind.setdefault(entity.kind, []).append(entity.index)
     pools = list(by_kind.values())
-    found: dict[tuple[int, tuple[Step, ...]], Question] = {}
+    found: dict[tuple[int, tuple[Step, ...]], WorldQuestion] = {}
     for attempt in range(40 * wanted + 400):
         if len(found) == wanted:
             break

@@ -49,7 +49,7 @@ class Budget:
     dropped: int = 0
 
 
-class Measure:
+class CachedCounter:
     """Counts everything once and remembers, so that a turn costs only its new text.
 
     Attributes:
@@ -84,7 +84,9 @@ class Measure:
         return sum(map(self.piece, pieces)) + sum(self.overhead(group[0]) for group in grouped(pieces))
 
 
-def fit(blocks: Sequence[Block], limit: int, measure: Measure, room: int = 0) -> tuple[list[Piece], int, int] | None:
+def fit(
+    blocks: Sequence[Block], limit: int, counts: CachedCounter, room: int = 0
+) -> tuple[list[Piece], int, int] | None:
     """Drop whole blocks by class and order until the rest fits.
 
     Args:
@@ -94,7 +96,7 @@ def fit(blocks: Sequence[Block], limit: int, measure: Measure, room: int = 0) ->
         The kept pieces, their tokens and the number of dropped pieces; None if what must stay is too large.
     """
     kept = [piece for block in blocks for piece in block.pieces]
-    used = measure.total(kept)
+    used = counts.total(kept)
     if used <= limit - room:
         return kept, used, 0
     gone: set[int] = set()
@@ -105,9 +107,9 @@ def fit(blocks: Sequence[Block], limit: int, measure: Measure, room: int = 0) ->
             break
         gone.add(place)
         # What a message adds may stay behind with its neighbours, so only the pieces themselves count as saved.
-        excess -= sum(measure.piece(each) for each in blocks[place].pieces)
+        excess -= sum(counts.piece(each) for each in blocks[place].pieces)
     kept = [piece for at, block in enumerate(blocks) if at not in gone for piece in block.pieces]
-    used = measure.total(kept)
+    used = counts.total(kept)
     dropped = sum(len(blocks[at].pieces) for at in gone)
     return (kept, used, dropped) if used <= limit else None
 
@@ -138,13 +140,13 @@ class RecordedCounter:
         return self._counts[overhead_key(first)]
 
 
-def marker_room(env: Env, measure: Measure) -> int:
+def marker_room(env: Env, counts: CachedCounter) -> int:
     """Tokens kept free for the budget line, which is written last because it says how large the rest is: its longest
     form, twice, for other digits may need more tokens, and what its message adds."""
     if not env.budget_marker.on:
         return 0
     longest = marker(env, env.prompt_limit, env.max_turns)
-    return 2 * measure.piece(longest) + measure.overhead(longest)
+    return 2 * counts.piece(longest) + counts.overhead(longest)
 
 
 def marker(env: Env, used: int, turn: int) -> Piece:

@@ -26,7 +26,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 class Piece:
     """`key` names kind and content; `shows` is the typed value that the text puts into words.
 
-    A piece with `turn_ref` stands for the policy's own output of that turn. `spoken` is the model call that sampled it:
+    A piece with `turn_ref` stands for the policy's own output of that turn. `call` is the model call that sampled it:
     a chat format puts its ids there, as they are; for policies without tokens, `text` stands there.
     """
 
@@ -35,7 +35,7 @@ class Piece:
     text: str
     turn_ref: int | None = None
     shows: Record | None = field(default=None, compare=False)
-    spoken: ModelCall | None = field(default=None, compare=False)
+    call: ModelCall | None = field(default=None, compare=False)
 
 
 def piece(name: str, role: Role, text: str, shows: Record | None = None) -> Piece:
@@ -44,11 +44,11 @@ def piece(name: str, role: Role, text: str, shows: Record | None = None) -> Piec
     return Piece(f"{name}#{text_digest(body)}", role, body, shows=shows)
 
 
-def action_piece(turn: int, text: str, shows: Record | None, spoken: ModelCall | None) -> Piece:
+def action_piece(turn: int, text: str, shows: Record | None, call: ModelCall | None) -> Piece:
     """The piece of a policy's own output; what was sampled names it, where something was."""
     body = text.strip() + "\n"
-    content = ",".join(map(str, spoken.output_ids)) if spoken else body
-    return Piece(f"action/{turn}#{text_digest(content)}", "assistant", body, turn, shows, spoken)
+    content = ",".join(map(str, call.output_ids)) if call else body
+    return Piece(f"action/{turn}#{text_digest(content)}", "assistant", body, turn, shows, call)
 
 
 def grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:

@@ -16,7 +16,7 @@ from itertools import takewhile
 import msgspec
 
 from harness1.config import Env
-from harness1.env.render.budget import Block, Budget, Drop, Measure, fit, marker, marker_room
+from harness1.env.render.budget import Block, Budget, CachedCounter, Drop, fit, marker, marker_room
 from harness1.env.render.memory_pieces import MemoryPieces, curated_piece
 from harness1.env.render.pieces import Piece, TokenCounter, piece
 from harness1.env.render.prompt import static_piece
@@ -67,17 +67,17 @@ class Renderer:
         self.env, self.toolbox, self.counter = env, toolbox, counter
         self.static = static_piece(env, toolbox)
         self.memory_pieces = MemoryPieces(env)
-        self.measure = Measure(counter)
-        self.declared = self.measure.tools(toolbox.specs)
-        self.limit = env.prompt_limit - self.declared - marker_room(env, self.measure)
+        self.counts = CachedCounter(counter)
+        self.declared = self.counts.tools(toolbox.specs)
+        self.limit = env.prompt_limit - self.declared - marker_room(env, self.counts)
 
     def smallest_window(self) -> int:
         """The smallest context window that holds what every context has, and an observation of `SMALLEST_TURN`."""
-        fixed = self.measure.total([self.static, self._query(WorkingMemory(""))])
+        fixed = self.counts.total([self.static, self._query(WorkingMemory(""))])
         fixed += self.declared + SMALLEST_TURN + self.env.generation_reserve
         window = fixed + 1
         # The budget line names the window, so that its size depends on it.
-        while window < fixed + marker_room(msgspec.structs.replace(self.env, context_window=window), self.measure):
+        while window < fixed + marker_room(msgspec.structs.replace(self.env, context_window=window), self.counts):
             window += 1
         return window
 
@@ -87,7 +87,7 @@ class Renderer:
         common = [now for now, _ in takewhile(lambda pair: pair[0].key == pair[1].key, pairs)]
         if not common:
             return context.budget.used
-        return context.budget.used - self.declared - self.measure.total(common)
+        return context.budget.used - self.declared - self.counts.total(common)
 
     def render(
         self, memory: WorkingMemory, turns: Sequence[TurnPieces], epoch: EpochState | None
@@ -102,7 +102,7 @@ class Renderer:
         head = [Block((self.static,)), Block((self._query(memory),))]
         state = self._memory(memory, shown)
         blocks = head + (recent + state if self.env.rendering.order == "stable_first" else state + recent)
-        fitted = fit(blocks, self.limit, self.measure)
+        fitted = fit(blocks, self.limit, self.counts)
         if fitted is None:
             return None
         pieces, used, dropped = fitted
@@ -114,14 +114,14 @@ class Renderer:
         if epoch is not None and memory.turn - epoch.start < self.env.rendering.epoch_turns:
             last = turns[-1]
             pieces = [*epoch.pieces, last.action, last.head, *last.hits, *self._delta(memory, epoch)]
-            used = self.measure.total(pieces)
+            used = self.counts.total(pieces)
             if used <= self.limit:
                 context = self._context(pieces, used, epoch.dropped, memory.turn)
                 return context, EpochState(epoch.start, context.pieces, epoch.dropped)
         shown = turns[-1:]
         blocks = [Block((self.static,)), Block((self._query(memory),)), *self._memory(memory, shown)]
         blocks += [Block((last.head, *last.hits)) for last in shown]
-        fitted = fit(blocks, self.limit, self.measure, self._turn_room(turns))
+        fitted = fit(blocks, self.limit, self.counts, self._turn_room(turns))
         if fitted is None:
             return None
         kept, used, dropped = fitted
@@ -136,7 +136,7 @@ class Renderer:
         if before is not None:
             last = turns[-1]
             pieces = [*_unpruned(before.pieces, last.head), last.action, last.head, *last.hits]
-        used = self.measure.total(pieces)
+        used = self.counts.total(pieces)
         if used > self.limit:
             return None
         context = self._context(pieces, used, 0, memory.turn)
@@ -145,7 +145,7 @@ class Renderer:
     def _turn_room(self, turns: Sequence[TurnPieces]) -> int:
         """Tokens of a turn as the last ones were: a new epoch keeps so much free, or it would end with the next turn.
         As in the other orders, lines of uncurated documents give way to turns."""
-        sizes = [self.measure.total((turn.action, turn.head, *turn.hits)) for turn in turns]
+        sizes = [self.counts.total((turn.action, turn.head, *turn.hits)) for turn in turns]
         return sum(sizes) // max(1, len(sizes))
 
     def _delta(self, memory: WorkingMemory, epoch: EpochState) -> list[Piece]:

@@ -38,8 +38,8 @@ def turn_pieces(memory: WorkingMemory, env: Env, turn: Turn, traits: Traits) -> 
     """Put a finished turn into pieces; the memory is the one after the turn, the traits are those of its tool."""
     assert turn.observation is not None
     called = ActionView(turn.index, shown_call(turn.action)) if turn.action else None
-    spoken = turn.calls[-1] if turn.calls and turn.calls[-1].output_ids else None
-    action = action_piece(turn.index, action_text(turn.reasoning, turn.action), called, spoken)
+    call = turn.calls[-1] if turn.calls and turn.calls[-1].output_ids else None
+    action = action_piece(turn.index, action_text(turn.reasoning, turn.action), called, call)
     hits = _hits(memory, env, turn.index, turn.observation, traits)
     return TurnPieces(turn.index, action, _head(memory, env, turn.index, turn.observation), hits)
 

@@ -14,7 +14,7 @@ from harness1.env.verifiers.protocol import Judgement, Label, VerifierFault
 from harness1.errors import HarnessError
 from harness1.hashing import digest
 from harness1.http.completions import Completer, Endpoint, Messages, bare, inert, opened
-from harness1.plain import plain_text
+from harness1.plain import utf8_safe
 from harness1.records import UnitId
 
 SYSTEM = """\
@@ -59,7 +59,7 @@ class LanguageModelVerifier:
         return list(await asyncio.gather(*(self._judgement(claim, text) for text in texts)))
 
     async def _judgement(self, claim: str, text: str) -> Judgement | VerifierFault:
-        name = digest([self._model.model, _normal(claim), plain_text(text)])
+        name = digest([self._model.model, _normal(claim), utf8_safe(text)])
         if name in self._judgements:
             self._judgements.move_to_end(name)
             return self._judgements[name]
@@ -124,4 +124,4 @@ def _standing(quote: str, document: str) -> str:
 
 def _normal(claim: str) -> str:
     """Claims that differ in case, white space or final punctuation are the same."""
-    return plain_text(" ".join(claim.casefold().split()).rstrip(" .!?;:"))
+    return utf8_safe(" ".join(claim.casefold().split()).rstrip(" .!?;:"))

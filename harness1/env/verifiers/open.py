@@ -43,7 +43,7 @@ def _language_verifier(env: Env, run: Run) -> LanguageModelVerifier:
     if missing := [name for name, value in needed.items() if not value]:
         raise ConfigError(f"env.verification.judge=language_model needs {' and '.join(missing)}")
     verifier = run.verifier
-    # One try each: the edge of the environment tries again.
+    # One try each: the environment itself tries again.
     endpoint = ModelEndpoint(verifier.url, verifier.key, verifier.timeout_s, 1, concurrency=verifier.concurrency)
     return LanguageModelVerifier(endpoint, env.verification.model, env.verification.characters)
 

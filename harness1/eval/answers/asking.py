@@ -14,13 +14,13 @@ import msgspec
 
 from harness1.errors import InfrastructureFault, SchemaError, UsageError
 from harness1.eval.answers.prompts import (
-    Library,
+    DocumentReader,
     closed_question,
     judge_question,
     open_question,
-    packed,
     prompt_hash,
     read_answer,
+    within_budget,
 )
 from harness1.eval.run_view import RunView
 from harness1.http.completions import Completer, Completion, Messages
@@ -129,7 +129,7 @@ def _read(path: Path) -> dict[ReplyKey, Reply]:
     return kept
 
 
-class Question(Record):
+class AnswerItem(Record):
     """One episode as an answerer meets it: the question of its task, the right answers, and what it delivered."""
 
     task_id: str
@@ -142,7 +142,7 @@ class Question(Record):
 class Questions(Record):
     """What is asked of a run, and what of it cannot be."""
 
-    asked: tuple[Question, ...]
+    asked: tuple[AnswerItem, ...]
     tasks: int
     """Those that have a right answer."""
     without_answers: int
@@ -151,17 +151,17 @@ class Questions(Record):
     """Episodes that the infrastructure broke: they have delivered nothing that could be judged."""
 
 
-class Job(NamedTuple):
+class AnswerJob(NamedTuple):
     """A question under one condition."""
 
-    question: Question
+    question: AnswerItem
     condition: Condition
 
 
 class Answered(Record):
     """What came of a job: the answer and, where it was judged, the verdict; or why one of the two is missing."""
 
-    question: Question
+    question: AnswerItem
     condition: Condition
     answer: Reply | None = None
     verdict: Reply | None = None
@@ -174,7 +174,7 @@ class Answered(Record):
 
 
 @dataclass(frozen=True)
-class Model:
+class NamedModel:
     """A model under the name that the user gave it."""
 
     name: str
@@ -187,28 +187,28 @@ class Answering:
 
     Args:
         single_size: documents of the single search; 0: as many as the episode delivered.
-        documents, tokens: the most that a prompt holds (see `packed`).
+        documents, tokens: the most that a prompt holds (see `within_budget`).
     """
 
-    questions: Sequence[Question]
-    texts: Library
-    answerer: Model
-    judge: Model | None = None
+    questions: Sequence[AnswerItem]
+    texts: DocumentReader
+    answerer: NamedModel
+    judge: NamedModel | None = None
     conditions: Sequence[Condition] = CONDITIONS
     single_size: int = 0
     documents: int = 30
     tokens: int = 24000
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[AnswerJob]:
         """Every question under every condition; closed book is the same for all samples of a task, and asked once."""
         met: set[str] = set()
         for question in self.questions:
             for condition in self.conditions:
                 if condition != "closed" or question.task_id not in met:
-                    yield Job(question, condition)
+                    yield AnswerJob(question, condition)
             met.add(question.task_id)
 
-    async def answer(self, job: Job, store: ReplyStore) -> Answered:
+    async def answer(self, job: AnswerJob, store: ReplyStore) -> Answered:
         """Ask what is not in the store yet, and keep it there.
 
         Raises:
@@ -218,7 +218,7 @@ class Answering:
         answer = verdict = None
         try:
             units = await self._units(job)
-            shown = packed(await self.texts.sources(units[: self.documents]), self.documents, self.tokens)
+            shown = within_budget(await self.texts.sources(units[: self.documents]), self.documents, self.tokens)
             messages = (
                 open_question(question.query, shown) if condition != "closed" else closed_question(question.query)
             )
@@ -231,7 +231,7 @@ class Answering:
             return Answered(question, condition, answer, verdict, str(fault))
         return Answered(question, condition, answer, verdict)
 
-    async def _units(self, job: Job) -> Sequence[UnitId]:
+    async def _units(self, job: AnswerJob) -> Sequence[UnitId]:
         question, condition = job
         if condition == "single":
             return await self.texts.single_shot(question.query, self.single_size or len(question.delivered))
@@ -240,8 +240,8 @@ class Answering:
 
 async def _asked(
     role: Role,
-    job: Job,
-    model: Model,
+    job: AnswerJob,
+    model: NamedModel,
     messages: Messages,
     store: ReplyStore,
     documents: tuple[UnitId, ...] = (),
@@ -284,7 +284,7 @@ def questions_of(run: RunView, limit: int = 0) -> Questions:
     golds = {task.task_id: task.gold.answers for task in tasks if task.gold and task.gold.answers}
     whole = [episode for task in golds for episode in run.samples(task)]
     asked = tuple(
-        Question(each.task.task_id, each.sample_idx, each.task.query, golds[each.task.task_id], delivered(each))
+        AnswerItem(each.task.task_id, each.sample_idx, each.task.query, golds[each.task.task_id], delivered(each))
         for each in whole
         if each.status is not Status.INFRA_ERROR
     )

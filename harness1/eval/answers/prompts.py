@@ -51,7 +51,7 @@ PROMPTS: Mapping[str, str] = MappingProxyType({"closed": CLOSED, "open": OPEN, "
 """The system message of each kind of question, as it is recorded."""
 
 
-class Source(Record):
+class QuotedDocument(Record):
     """A document as an answerer gets it: its title and its whole text."""
 
     unit_id: UnitId
@@ -64,7 +64,7 @@ def closed_question(query: str) -> Messages:
     return _messages(CLOSED, _tagged("question", query))
 
 
-def open_question(query: str, sources: Sequence[Source]) -> Messages:
+def open_question(query: str, sources: Sequence[QuotedDocument]) -> Messages:
     """The conversation that asks a question about documents, in their order. Their ids and tags are not in it."""
     documents = [
         _tagged("document", f"{source.title}\n{source.text}" if source.title else source.text) for source in sources
@@ -110,7 +110,7 @@ def _tagged(name: str, text: str) -> str:
 Found = TypeVar("Found")
 
 
-def packed(sources: Sequence[Source], documents: int, tokens: int) -> tuple[Source, ...]:
+def within_budget(sources: Sequence[QuotedDocument], documents: int, tokens: int) -> tuple[QuotedDocument, ...]:
     """As many whole documents as fit, in their order: the lowest rank is dropped first. One that is larger than the
     whole budget is left out before that, for nothing that is dropped behind it would make room.
 
@@ -122,11 +122,11 @@ def packed(sources: Sequence[Source], documents: int, tokens: int) -> tuple[Sour
     return tuple(source for source, size in zip(fitting, sizes, strict=True) if size <= tokens)
 
 
-def _tokens(source: Source) -> int:
+def _tokens(source: QuotedDocument) -> int:
     return approximate_tokens(source.title) + approximate_tokens(source.text)
 
 
-class Library:
+class DocumentReader:
     """Whole texts out of a retriever, which is asked again as often as `run.attempts` says.
 
     Args:
@@ -140,7 +140,7 @@ class Library:
     def index_hash(self) -> str:
         return self._retriever.info.index_hash
 
-    async def sources(self, units: Sequence[UnitId]) -> list[Source]:
+    async def sources(self, units: Sequence[UnitId]) -> list[QuotedDocument]:
         """The documents, or the chunks where the corpus is scored by chunks, in the order asked.
 
         Raises:
@@ -172,7 +172,7 @@ class Library:
     def _unit(self, chunk: Chunk) -> UnitId:
         return UnitId(chunk.chunk_id if self._retriever.info.unit == "chunk" else chunk.doc_id)
 
-    async def _source(self, unit: UnitId) -> Source:
+    async def _source(self, unit: UnitId) -> QuotedDocument:
         def ask() -> Awaitable[tuple[Chunk, ...] | RetrievalFault]:
             if self._retriever.info.unit == "chunk":
                 return self._retriever.get([ChunkId(unit)])
@@ -182,7 +182,7 @@ class Library:
         if not chunks:
             raise InfrastructureFault(f"the index has lost {unit!r}")
         # Chunks are cut at white space, which is lost: a line break stands in its place.
-        return Source(unit, chunks[0].title, "\n".join(chunk.text for chunk in chunks))
+        return QuotedDocument(unit, chunks[0].title, "\n".join(chunk.text for chunk in chunks))
 
     async def _retried(self, call: Callable[[], Awaitable[Found | RetrievalFault]]) -> Found:
         """Call until it succeeds; between tries wait `backoff_s` times 2, 4, ... with jitter."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from harness1.errors import UsageError
-from harness1.eval.answers.asking import ANSWERS, Answered, Answering, Model, Questions, ReplyStore, answer_all
+from harness1.eval.answers.asking import ANSWERS, Answered, Answering, NamedModel, Questions, ReplyStore, answer_all
 from harness1.eval.answers.prompts import PROMPTS
 from harness1.eval.answers.summary import as_csv, summarised
 from harness1.eval.run_view import RunView
@@ -131,6 +131,6 @@ def clear_answers(out: Path) -> None:
         (out / name).unlink(missing_ok=True)
 
 
-def _described(model: Model) -> dict[str, Any]:
+def _described(model: NamedModel) -> dict[str, Any]:
     """A model and how it is asked: what it is sent beside the messages, as far as its server takes it."""
     return {"model": model.name, "settings": {"temperature": 0, "max_tokens": model.completer.most_tokens}}

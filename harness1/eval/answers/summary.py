@@ -16,7 +16,14 @@ from typing import Any
 
 from harness1.eval.answers.asking import CONDITIONS, Answered, Condition, Reply
 from harness1.eval.answers.prompts import read_verdict
-from harness1.eval.statistics import bootstrap_mean, holm, paired_difference, plain, randomisation_test, task_means
+from harness1.eval.statistics import (
+    bootstrap_mean,
+    finite_or_null,
+    holm,
+    paired_difference,
+    randomisation_test,
+    task_means,
+)
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -150,7 +157,7 @@ def _score(each: Answered, metric: str) -> float | None:
 
 
 def _intervals(scores: Mapping[str, Mapping[str, float]], resamples: int, seed: int) -> dict[str, Any]:
-    return {metric: plain(bootstrap_mean(list(of.values()), resamples, seed)) for metric, of in scores.items()}
+    return {metric: finite_or_null(bootstrap_mean(list(of.values()), resamples, seed)) for metric, of in scores.items()}
 
 
 def _counts(rows: Sequence[Answered]) -> dict[str, Any]:
@@ -184,7 +191,7 @@ def _pairs(scores: Scores, metric: str, resamples: int, seed: int) -> list[dict[
         if not common:
             continue
         a, b = ({task: scores[side][metric][task] for task in sorted(common)} for side in (later, earlier))
-        difference = plain(paired_difference(a, b, resamples, seed))
+        difference = finite_or_null(paired_difference(a, b, resamples, seed))
         p = randomisation_test(a, b, resamples, seed)
         pair = {"a": later, "b": earlier, "metric": metric, "tasks": len(common), "difference": difference, "p": p}
         found.append(pair)

@@ -33,7 +33,7 @@ class Parsed(Record):
     error: str | None = None
 
 
-class Segment(NamedTuple):
+class PromptSpan(NamedTuple):
     """A named stretch of a prompt: an episode stores the ids of a name once. The output of an earlier call is named
     `call/ID` and not stored again."""
 
@@ -66,7 +66,12 @@ class ChatFormat(ABC):
         roles: tuple[Role, ...] = ("system", "user", "assistant", "tool")
         pieces = [Piece("", role, "x\n") for role in roles]
         frame = [(self.opening(each), self.closing(each)) for each in pieces]
-        said = (self.generation_prompt(), self.instruction, self.declarations([_PROBE]), self.speak("a", _PROBED))
+        said = (
+            self.generation_prompt(),
+            self.instruction,
+            self.declarations([_PROBE]),
+            self.format_action("a", _PROBED),
+        )
         return digest([self.name, self.tokenizer.hash, frame, said])
 
     @property
@@ -96,7 +101,7 @@ class ChatFormat(ABC):
         """Read an output. Total: whatever the ids are, the result says what they mean or that they mean no action."""
 
     @abstractmethod
-    def speak(self, reasoning: str, action: ToolCall) -> Ids:
+    def format_action(self, reasoning: str, action: ToolCall) -> Ids:
         """An output that means this, stop token included."""
 
     @abstractmethod
@@ -119,8 +124,8 @@ class ChatFormat(ABC):
 
     def ids(self, piece: Piece) -> Ids:
         """The ids of a piece: of an output those that were sampled, with a stop token where it was cut."""
-        if piece.spoken is not None:
-            output = piece.spoken.output_ids
+        if piece.call is not None:
+            output = piece.call.output_ids
             return output if output and output[-1] in self.stop_ids else (*output, self.stop_ids[0])
         if (ids := self._pieces.get(piece.key)) is None:
             ids = tuple(self.tokenizer.encode(self.written(piece)))
@@ -131,23 +136,23 @@ class ChatFormat(ABC):
             self._pieces[piece.key] = ids
         return ids
 
-    def segments(self, context: Context) -> list[Segment]:
+    def segments(self, context: Context) -> list[PromptSpan]:
         """A prompt up to the generation prompt, in named stretches."""
         return self.messages(grouped(context.pieces), context.tools)
 
-    def messages(self, groups: Sequence[Sequence[Piece]], specs: Sequence[ToolSpec]) -> list[Segment]:
+    def messages(self, groups: Sequence[Sequence[Piece]], specs: Sequence[ToolSpec]) -> list[PromptSpan]:
         """Groups of pieces as messages, in named stretches; the first, if its role is `system`, declares the tools."""
-        found: list[Segment] = []
+        found: list[PromptSpan] = []
         for place, group in enumerate(groups):
             found.append(self._structure(self.opening(group[0])))
             for each in group:
-                found += self._spoken(each) if each.spoken is not None else [Segment(each.key, self.ids(each))]
+                found += self._call_spans(each) if each.call is not None else [PromptSpan(each.key, self.ids(each))]
             if place == 0 and group[0].role == "system" and specs:
                 found.append(self._declared(specs))
             found.append(self._structure(self.closing(group[0])))
         return [segment for segment in found if segment.ids]
 
-    def prompt_end(self) -> Segment:
+    def prompt_end(self) -> PromptSpan:
         """The generation prompt."""
         return self._structure(self.generation_prompt())
 
@@ -167,15 +172,15 @@ class ChatFormat(ABC):
         """The ids of a text of anybody's, in which nothing stands for a control token."""
         return tuple(self.tokenizer.encode(text))
 
-    def _declared(self, specs: Sequence[ToolSpec]) -> Segment:
+    def _declared(self, specs: Sequence[ToolSpec]) -> PromptSpan:
         ids = self.declarations(specs)
-        return Segment(f"=tools/{text_digest(str(ids))}", ids)
+        return PromptSpan(f"=tools/{text_digest(str(ids))}", ids)
 
-    def _structure(self, text: str) -> Segment:
-        return Segment(f"={text_digest(text)}", self.write(text))
+    def _structure(self, text: str) -> PromptSpan:
+        return PromptSpan(f"={text_digest(text)}", self.write(text))
 
-    def _spoken(self, piece: Piece) -> list[Segment]:
-        assert piece.spoken is not None
-        output, whole = piece.spoken.output_ids, self.ids(piece)
-        found = [Segment(f"call/{piece.spoken.call_id}", output)]
-        return found if len(whole) == len(output) else [*found, Segment("=stop", whole[len(output) :])]
+    def _call_spans(self, piece: Piece) -> list[PromptSpan]:
+        assert piece.call is not None
+        output, whole = piece.call.output_ids, self.ids(piece)
+        found = [PromptSpan(f"call/{piece.call.call_id}", output)]
+        return found if len(whole) == len(output) else [*found, PromptSpan("=stop", whole[len(output) :])]

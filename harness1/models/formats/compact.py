@@ -36,7 +36,7 @@ class Compact(ChatML):
             'search_corpus {"query": "..."}\n'
         )
 
-    def speak(self, reasoning: str, action: ToolCall) -> Ids:
+    def format_action(self, reasoning: str, action: ToolCall) -> Ids:
         call = f"{action.name} {json.dumps(action.arguments, ensure_ascii=False)}"
         return (*self.text(as_words(reasoning) + call), *self.write(END))
 

@@ -92,7 +92,7 @@ class Harmony(ChatFormat):
         types = "\n".join(f"{_comment(spec.description)}type {spec.name} = {_signature(spec)};\n" for spec in specs)
         return self.text(f"# Tools\n\n## functions\n\nnamespace functions {{\n\n{types}\n}} // namespace functions")
 
-    def speak(self, reasoning: str, action: ToolCall) -> Ids:
+    def format_action(self, reasoning: str, action: ToolCall) -> Ids:
         thought: Ids = ()
         if reasoning.strip():
             thought = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness1.errors import MissingExtra, UsageError
 from harness1.hashing import digest
-from harness1.plain import plain_text
+from harness1.plain import utf8_safe
 
 
 class HarmonyVocabulary:
@@ -36,7 +36,7 @@ class HarmonyVocabulary:
         self._size = max(self.control.values()) + 1
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._encoding.encode(plain_text(text), disallowed_special=())
+        ids: list[int] = self._encoding.encode(utf8_safe(text), disallowed_special=())
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

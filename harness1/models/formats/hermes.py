@@ -52,7 +52,7 @@ class Hermes(ChatML):
             ),
         )
 
-    def speak(self, reasoning: str, action: ToolCall) -> Ids:
+    def format_action(self, reasoning: str, action: ToolCall) -> Ids:
         call = json.dumps({"name": action.name, "arguments": action.arguments}, ensure_ascii=False)
         return (
             *self.text(as_words(reasoning)),

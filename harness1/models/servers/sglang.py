@@ -16,7 +16,7 @@ import msgspec
 
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.backend import Grammar
-from harness1.models.sampled import Sampled
+from harness1.models.sampled import EngineOutput
 from harness1.models.servers.token_server import TokenServer
 from harness1.records import Sampling
 
@@ -55,7 +55,7 @@ class SglangServer(TokenServer):
         if sampling.temperature and (sampling.top_p < 1.0 or sampling.top_k > 0):
             raise UsageError("SGLang gives no log probabilities after top_p and top_k: set top_p to 1 and top_k to 0")
 
-    async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None) -> Sampled:
+    async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None) -> EngineOutput:
         params: dict[str, Any] = {
             "temperature": sampling.temperature,
             "max_new_tokens": sampling.max_tokens,
@@ -73,7 +73,7 @@ class SglangServer(TokenServer):
         drawn, finish = meta.output_token_logprobs or [], meta.finish_reason or _Finish("")
         ids, logprobs = [token for _, token, _ in drawn], [logprob for logprob, _, _ in drawn]
         tag = meta.weight_version or ""
-        return Sampled(ids, logprobs, finish.type, finish.matched, int(tag) if tag.isdecimal() else None)
+        return EngineOutput(ids, logprobs, finish.type, finish.matched, int(tag) if tag.isdecimal() else None)
 
     async def _best_logprob(self, prompt_ids: Sequence[int], temperature: float) -> float:
         params = {"temperature": temperature, "max_new_tokens": 1}

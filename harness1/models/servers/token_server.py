@@ -10,9 +10,9 @@ from typing import ClassVar
 from harness1.errors import Refusal, UsageError
 from harness1.hashing import digest
 from harness1.http.model_endpoint import ModelEndpoint
-from harness1.models.backend import Generation, Grammar
+from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.files.weight_shapes import weight_shapes
-from harness1.models.sampled import Sampled, checked
+from harness1.models.sampled import EngineOutput, checked
 from harness1.models.weight_gate import WeightGate
 from harness1.records import Sampling
 
@@ -46,7 +46,7 @@ class TokenServer(ABC):
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> Generation:
+    ) -> SampledOutput:
         """As `Backend.generate`. The first call that needs them finds out whether log probabilities are processed."""
         self._check(sampling)
         async with self._gate.call():
@@ -86,7 +86,7 @@ class TokenServer(ABC):
         """Raises UsageError where the server cannot sample in this way."""
 
     @abstractmethod
-    async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None) -> Sampled:
+    async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None) -> EngineOutput:
         """One output, unchecked."""
 
     @abstractmethod

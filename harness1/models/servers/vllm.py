@@ -17,9 +17,9 @@ import msgspec
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
 from harness1.hashing import digest
 from harness1.model_folder import folder_hash
-from harness1.models.backend import Generation, Grammar
+from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.files.weight_shapes import Shapes, check_same_shapes, weight_shapes
-from harness1.models.sampled import Sampled, checked
+from harness1.models.sampled import EngineOutput, checked
 from harness1.models.servers.token_server import TokenServer
 from harness1.models.transformers.causal_model import Dtype
 from harness1.models.weight_gate import WeightGate
@@ -59,7 +59,7 @@ class VllmServer(TokenServer):
     def _check(self, sampling: Sampling) -> None:
         check_temperature(sampling)
 
-    async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None) -> Sampled:
+    async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None) -> EngineOutput:
         body: dict[str, Any] = self._body(prompt_ids, sampling.temperature) | {
             "max_tokens": sampling.max_tokens,
             "top_p": sampling.top_p,
@@ -75,7 +75,7 @@ class VllmServer(TokenServer):
         if choice.prompt_token_ids != list(prompt_ids):
             raise InfrastructureFault(f"{self._endpoint.url} gave no prompt ids, or others than it was sent")
         logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
-        return Sampled(choice.token_ids, logprobs, choice.finish_reason, choice.stop_reason)
+        return EngineOutput(choice.token_ids, logprobs, choice.finish_reason, choice.stop_reason)
 
     async def _best_logprob(self, prompt_ids: Sequence[int], temperature: float) -> float:
         choice = await self._ask(self._body(prompt_ids, temperature) | {"max_tokens": 1, "logprobs": 1})
@@ -206,7 +206,7 @@ class VllmBackend:
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> Generation:
+    ) -> SampledOutput:
         """As `Backend.generate`, from any event loop."""
         check_temperature(sampling)
         if (tokens := len(prompt_ids) + sampling.max_tokens) > self._window:
@@ -226,7 +226,9 @@ class VllmBackend:
             del self._engine
             gc.collect()  # what the engine does when it is collected fails while the interpreter ends
 
-    async def _generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, grammar: Grammar | None) -> Generation:
+    async def _generate(
+        self, prompt_ids: tuple[int, ...], sampling: Sampling, grammar: Grammar | None
+    ) -> SampledOutput:
         from vllm.exceptions import VLLMClientError, VLLMError
         from vllm.inputs import tokens_input
 
@@ -241,7 +243,7 @@ class VllmBackend:
                 raise InfrastructureFault(f"vLLM failed: {error}") from error
             ids, chosen = output.token_ids, output.logprobs or []
             logprobs = [step[token].logprob for token, step in zip(ids, chosen, strict=False) if token in step]
-            sampled = Sampled(ids, logprobs, output.finish_reason, output.stop_reason)
+            sampled = EngineOutput(ids, logprobs, output.finish_reason, output.stop_reason)
             return checked(sampled, sampling, self._gate.version)
 
     async def _load(self, folder: Path, version: int) -> None:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from harness1.errors import HarnessError, InfrastructureFault, MissingExtra, UsageError
 from harness1.hashing import digest
 from harness1.model_folder import folder_hash
-from harness1.models.backend import Generation, Grammar
+from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.sampler import check_sampling
 from harness1.models.transformers.causal_model import Dtype, check_weights, load_causal_model, replace_weights
-from harness1.models.transformers.decoding import Decoder, DecodingStats, Row
+from harness1.models.transformers.decoding import Decoder, DecodingRow, DecodingStats
 from harness1.models.transformers.grammar_mask import GrammarCompiler, GrammarState
 from harness1.models.transformers.slot_model import SlotModel
 from harness1.records import Sampling
@@ -78,7 +78,7 @@ class TransformersBackend:
         self._grammars: GrammarCompiler | None = None
         self._waiting: deque[_Call] = deque()
         self._swaps: deque[_Swap] = deque()
-        self._running: dict[Row, _Call] = {}
+        self._running: dict[DecodingRow, _Call] = {}
         self._changed = Condition()
         self._thread: Thread | None = None
         self._closed = False
@@ -97,7 +97,7 @@ class TransformersBackend:
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
-    ) -> Generation:
+    ) -> SampledOutput:
         self._check(prompt_ids, sampling)
         call = _Call(prompt_ids, sampling, grammar)
         self._submit(self._waiting, call)
@@ -189,7 +189,7 @@ class TransformersBackend:
                     _fail(call.future, row.fault)
                 elif row.finish_reason is not None:
                     tags = row.finish_reason, self._version, self._version
-                    _answer(call.future, Generation(row.output_ids, tuple(row.logprobs), *tags))
+                    _answer(call.future, SampledOutput(row.output_ids, tuple(row.logprobs), *tags))
 
     def _swap(self) -> None:
         """Once no row is at work: the weights that were handed in, in order."""
@@ -211,7 +211,7 @@ class TransformersBackend:
             with _Failing([call.future]):
                 if not self._usable:
                     raise InfrastructureFault("the last change of weights failed half-way; load them again")
-                row = Row(call.prompt_ids, call.sampling, self._grammar(call))
+                row = DecodingRow(call.prompt_ids, call.sampling, self._grammar(call))
                 self._decoder.admit(row)
                 self._running[row] = call
 
@@ -250,7 +250,7 @@ class _Call:
     prompt_ids: Sequence[int]
     sampling: Sampling
     grammar: Grammar | None
-    future: Future[Generation] = field(default_factory=Future)
+    future: Future[SampledOutput] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, eq=False)

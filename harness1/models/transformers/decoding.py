@@ -42,7 +42,7 @@ class DecodingStats(Record):
     decode_seconds: float = 0.0
 
 
-class Row:
+class DecodingRow:
     """One output on its way: its ids (prompt and output), log probabilities, generator and state of its grammar.
 
     `fault` is what ended it alone: its grammar allows no token, or not the one that was drawn.
@@ -96,11 +96,11 @@ class Decoder:
     def __init__(self, model: SlotModel, rows: int, cache_tokens: int) -> None:
         self._model, self._most = model, rows
         self._slots, self._kept = KvSlots(rows), KeptPrefixes(cache_tokens)
-        self._rows: list[Row] = []
+        self._rows: list[DecodingRow] = []
         self._stats = DecodingStats()
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[DecodingRow, ...]:
         """The rows at work."""
         return tuple(self._rows)
 
@@ -112,7 +112,7 @@ class Decoder:
     def stats(self) -> DecodingStats:
         return self._stats
 
-    def admit(self, row: Row) -> None:
+    def admit(self, row: DecodingRow) -> None:
         """Compute what is new of a row's prompt, draw its first token, and let it join. If it raises, it did not join.
 
         Raises:
@@ -139,7 +139,7 @@ class Decoder:
         self._draw(self._rows, self._model.logits([[row.ids[-1]] for row in self._rows], slot_pass))
         self._count(decoded_tokens=len(starts), decode_seconds=time.perf_counter() - begin)
 
-    def release(self, row: Row) -> None:
+    def release(self, row: DecodingRow) -> None:
         """Let a row leave; what was computed for it is kept for others, and the last row moves into its slot."""
         slot, last = self._rows.index(row), len(self._rows) - 1
         computed = len(row.ids) - 1
@@ -169,7 +169,7 @@ class Decoder:
             self._slots.copy(shared.index(length), slot, length)
         return length
 
-    def _draw(self, rows: list[Row], logits: Tensor) -> None:
+    def _draw(self, rows: list[DecodingRow], logits: Tensor) -> None:
         """Draw a token for each row from its own generator; rows that are sampled alike are computed together."""
         import torch
 
@@ -242,7 +242,7 @@ def _common_prefix(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
     return int(differing[0]) if len(differing) else size
 
 
-def _mask(rows: list[Row], logits: Tensor) -> Tensor | None:
+def _mask(rows: list[DecodingRow], logits: Tensor) -> Tensor | None:
     """[rows, vocabulary], bool: what the grammars allow; None where no row has one."""
     import torch
 

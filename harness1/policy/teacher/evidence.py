@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from harness1.env.render.view import DocumentView, View
-from harness1.policy.evidence_score import Candidate, EvidenceScore
+from harness1.policy.evidence_score import EvidenceScore, ScoredDocument
 from harness1.policy.question import is_whole
 from harness1.records import UnitId
 
 
-class Evidence:
+class SeenEvidence:
     """Collects documents view by view. Texts and handles come from the views alone; the gold only sorts them.
 
     Args:
@@ -47,7 +47,7 @@ class Evidence:
         seen = {document.unit_id for document in self.documents.values()}
         return not any(need.isdisjoint(seen) for need in self._needs)
 
-    def rivals(self) -> list[Candidate]:
+    def rivals(self) -> list[ScoredDocument]:
         """The hits that are not gold, the most plausible first."""
         gold = {document.handle for document in self.gold}
         return [candidate for candidate in self.score.update() if candidate.handle not in gold]

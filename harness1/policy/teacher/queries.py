@@ -11,9 +11,9 @@ from itertools import chain, pairwise
 from harness1.env.render.view import DocumentView
 from harness1.memory.entities import FUNCTION_WORDS, extract
 from harness1.policy.evidence_score import EvidenceScore
-from harness1.policy.question import SCANNED_CHARACTERS, head, mentions, plain, relatedness
+from harness1.policy.question import SCANNED_CHARACTERS, head, mentions, normalised_name, relatedness
 from harness1.policy.scripted import QUESTION_WORDS
-from harness1.policy.teacher.evidence import Evidence
+from harness1.policy.teacher.evidence import SeenEvidence
 
 LEAD = 0.08
 """A name in a document that is not gold is searched only if it is worth so much."""
@@ -39,7 +39,7 @@ class Lead:
     detailed: bool = False
 
 
-def leads(question: str, evidence: Evidence) -> Iterator[list[Lead]]:
+def leads(question: str, evidence: SeenEvidence) -> Iterator[list[Lead]]:
     """Groups of queries about names, the most promising group first.
 
     1. Names in the question, and names beside its relation words in gold documents, that have no document yet.
@@ -65,7 +65,7 @@ def leads(question: str, evidence: Evidence) -> Iterator[list[Lead]]:
 
 def topics(question: str) -> list[str]:
     """The names in a question, those of several words first, without years and parts of longer names."""
-    names = {f" {plain(name)} ": name for name in mentions(question) if not plain(name).isdecimal()}
+    names = {f" {normalised_name(name)} ": name for name in mentions(question) if not normalised_name(name).isdecimal()}
     inner = [key for key, name in names.items() if not _runs_on(name, question)] or list(names)
     whole = [names[key] for key in inner if not any(key != other and key in other for other in inner)]
     return sorted(whole, key=lambda name: " " not in name)
@@ -87,15 +87,15 @@ def subject(question: str) -> tuple[str, ...]:
 
 def facet(question: str, name: str) -> str:
     """The first few words of the question that say what is asked about a name."""
-    named = set(plain(" ".join([name, *mentions(question)])).split())
-    return " ".join([word for word in content_words(question) if plain(word) not in named][:FACET])
+    named = set(normalised_name(" ".join([name, *mentions(question)])).split())
+    return " ".join([word for word in content_words(question) if normalised_name(word) not in named][:FACET])
 
 
 def beside(question: str, name: str) -> str:
     """The last few words that carry meaning before a name in the question: which of its things are meant."""
     before, _, behind = question.partition(name)
-    named = set(plain(" ".join(mentions(question))).split())
-    told = [word for word in content_words(before) if plain(word) not in named] if behind or before else []
+    named = set(normalised_name(" ".join(mentions(question))).split())
+    told = [word for word in content_words(before) if normalised_name(word) not in named] if behind or before else []
     return " ".join(told[-FACET:])
 
 
@@ -111,25 +111,27 @@ def parts(question: str) -> list[str]:
     return list(dict.fromkeys(" ".join(part) for part in cut))
 
 
-def patterns(question: str, evidence: Evidence) -> Iterator[str]:
+def patterns(question: str, evidence: SeenEvidence) -> Iterator[str]:
     """What to look for letter by letter: names without a document, then the question's words that no document has."""
     known = evidence.heads()
     near, _ = _named(evidence, known)
     names = [name for name in topics(question) if head(name) not in known]
     yield from (name for name in (*names, *(lead.name for lead in near)) if _LITERAL.fullmatch(name))
-    shown = set(chain.from_iterable(plain(_whole(document)).split() for document in evidence.documents.values()))
+    shown = set(
+        chain.from_iterable(normalised_name(_whole(document)).split() for document in evidence.documents.values())
+    )
     words = sorted(content_words(question), key=lambda word: -len(word))
-    unseen = [word for word in words if len(word) > 3 and not shown.issuperset(plain(word).split())]
+    unseen = [word for word in words if len(word) > 3 and not shown.issuperset(normalised_name(word).split())]
     yield from (f"(?i){word}" for word in unseen if _LITERAL.fullmatch(word))
 
 
 def content_words(question: str) -> list[str]:
     """The distinct words that carry meaning, as the question spells them."""
-    words = {plain(word): word for word in reversed(_WORD.findall(question))}
+    words = {normalised_name(word): word for word in reversed(_WORD.findall(question))}
     return [word for key, word in reversed(words.items()) if key and key not in FUNCTION_WORDS | QUESTION_WORDS]
 
 
-def _named(evidence: Evidence, known: set[str]) -> tuple[list[Lead], list[Lead]]:
+def _named(evidence: SeenEvidence, known: set[str]) -> tuple[list[Lead], list[Lead]]:
     """Names in gold documents that have no document of their own, the latest document first: those beside relation
     words, most telling first, and the others."""
     near: dict[str, tuple[float, Lead]] = {}
@@ -160,7 +162,7 @@ def _tells(name: str, known: set[str], counts: Mapping[str, int]) -> bool:
     return not any(len(word) > LOUD and word.isupper() for word in name.split())
 
 
-def _counts(evidence: Evidence) -> Counter[str]:
+def _counts(evidence: SeenEvidence) -> Counter[str]:
     """In how many hits each name stands."""
     return Counter(key for candidate in evidence.score.candidates.values() for key in candidate.names)
 

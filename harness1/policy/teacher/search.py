@@ -8,8 +8,8 @@ from itertools import islice
 
 from harness1.env.render.view import View
 from harness1.memory.sentences import split
-from harness1.policy.question import plain
-from harness1.policy.teacher.evidence import Evidence
+from harness1.policy.question import normalised_name
+from harness1.policy.teacher.evidence import SeenEvidence
 from harness1.policy.teacher.queries import Lead, beside, leads, parts, patterns, subject
 from harness1.records import ToolCall
 
@@ -52,11 +52,11 @@ class TeacherSearch:
         self._fruitless = 0
         self._moves = 0
 
-    def next(self, view: View, evidence: Evidence, tools: Set[str]) -> Move | None:
+    def next(self, view: View, evidence: SeenEvidence, tools: Set[str]) -> Move | None:
         """The next move; None when all is found or the search is given up."""
         if not self._asked:
             query = opening(view)
-            self._asked |= {plain(query), plain(view.query)}
+            self._asked |= {normalised_name(query), normalised_name(view.query)}
             return Move(_search(query), "open", topic=subject(view.query))
         found = len(evidence.gold)
         self._fruitless = 0 if found > self._found else self._fruitless + 1
@@ -75,7 +75,7 @@ class TeacherSearch:
                 return move
         return None
 
-    def read(self, evidence: Evidence, kind: str = "read") -> Move | None:
+    def read(self, evidence: SeenEvidence, kind: str = "read") -> Move | None:
         """Read a gold document of which maybe not all is shown, the latest first."""
         most = max((len(split(document.text)) for document in evidence.documents.values()), default=0)
         for document in reversed(evidence.gold):
@@ -89,7 +89,7 @@ class TeacherSearch:
                 )
         return None
 
-    def _move(self, kind: str, view: View, evidence: Evidence, tools: Set[str]) -> Move | None:
+    def _move(self, kind: str, view: View, evidence: SeenEvidence, tools: Set[str]) -> Move | None:
         match kind:
             case "read" if "read_document" in tools:
                 return self.read(evidence)
@@ -103,7 +103,7 @@ class TeacherSearch:
                 return Move(_search(view.query), "page", topic=subject(view.query))
         return None
 
-    def _names(self, view: View, evidence: Evidence, fan: int) -> Move | None:
+    def _names(self, view: View, evidence: SeenEvidence, fan: int) -> Move | None:
         for group in leads(view.query, evidence):
             chosen: list[Lead] = []
             for lead in group:
@@ -121,7 +121,7 @@ class TeacherSearch:
         chosen = list(islice((part for part in parts(view.query) if self._is_new(part)), fan))
         return Move(_search(*chosen), "part", topic=tuple(chosen)) if chosen else None
 
-    def _grep(self, view: View, evidence: Evidence, words: bool = True) -> Move | None:
+    def _grep(self, view: View, evidence: SeenEvidence, words: bool = True) -> Move | None:
         for pattern in patterns(view.query, evidence):
             if (words or " " in pattern) and self._is_new(f"grep {pattern}"):
                 return Move(
@@ -131,7 +131,7 @@ class TeacherSearch:
 
     def _is_new(self, query: str) -> bool:
         """Whether a query was not asked before; it is now."""
-        key = plain(query)
+        key = normalised_name(query)
         if not key or key in self._asked:
             return False
         self._asked.add(key)

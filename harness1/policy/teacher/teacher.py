@@ -16,7 +16,7 @@ from harness1.policy.actions import SPARE_TURNS, curate_call
 from harness1.policy.oracle import wanted
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import claim
-from harness1.policy.teacher.evidence import Evidence
+from harness1.policy.teacher.evidence import SeenEvidence
 from harness1.policy.teacher.queries import subject
 from harness1.policy.teacher.reasons import line
 from harness1.policy.teacher.search import Move, TeacherSearch, shortened
@@ -71,7 +71,7 @@ class TeacherSession:
         self._near = style.randint(*NEAR)
         self._inspects, self._reviews = style.random() < LOOK, style.random() < LOOK
         self._search = TeacherSearch(greps=style.random() < GREPS)
-        self._evidence: Evidence | None = None
+        self._evidence: SeenEvidence | None = None
         self._searches = True
         self._verified = False
         self._chosen: dict[str, Tag] = {}
@@ -79,7 +79,7 @@ class TeacherSession:
 
     async def act(self, context: Context) -> Decision:
         if self._evidence is None:
-            self._evidence = Evidence(context.view.query, self._needs)
+            self._evidence = SeenEvidence(context.view.query, self._needs)
         self._evidence.read(context.view)
         move = self._next(context.view, self._evidence, context.tools)
         call = _in_handles(move.call, context.view)
@@ -88,7 +88,7 @@ class TeacherSession:
     def fork(self) -> TeacherSession:
         return copy.deepcopy(self)
 
-    def _next(self, view: View, evidence: Evidence, tools: Sequence[ToolSpec]) -> Move:
+    def _next(self, view: View, evidence: SeenEvidence, tools: Sequence[ToolSpec]) -> Move:
         names = {spec.name for spec in tools}
         left = view.budget.turns_left()
         if self._searches and (not evidence.documents or left is None or left > SPARE_TURNS - ("verify" not in names)):
@@ -101,7 +101,7 @@ class TeacherSession:
             return self._check(view, evidence, names) or self._curate(view, evidence, tools) or _end(view, evidence)
         return self._prune(view, tools) or _end(view, evidence)
 
-    def _keep(self, view: View, evidence: Evidence, tools: Sequence[ToolSpec]) -> Move | None:
+    def _keep(self, view: View, evidence: SeenEvidence, tools: Sequence[ToolSpec]) -> Move | None:
         """Curate at once what was found: where the turns that are left are not shown, each may be the last."""
         held = {entry.handle for entry in view.curated}
         new = [document.handle for document in evidence.gold if document.handle not in held]
@@ -109,7 +109,7 @@ class TeacherSession:
             return None
         return Move(curate_call(tools, dict.fromkeys(new, "high")), "keep", tuple(new))
 
-    def _check(self, view: View, evidence: Evidence, names: set[str]) -> Move | None:
+    def _check(self, view: View, evidence: SeenEvidence, names: set[str]) -> Move | None:
         """Read a found document in full, now and then; verify the question's statement against what was found."""
         left = view.budget.turns_left()
         if self._inspects and "read_document" in names and (left is None or left > SPARE_TURNS):
@@ -127,7 +127,7 @@ class TeacherSession:
         call = ToolCall("verify", {"doc_ids": handles, "claim": statement})
         return Move(call, "verify", tuple(found or handles), subject(view.query))
 
-    def _curate(self, view: View, evidence: Evidence, tools: Sequence[ToolSpec]) -> Move | None:
+    def _curate(self, view: View, evidence: SeenEvidence, tools: Sequence[ToolSpec]) -> Move | None:
         """Decide what is delivered. Where the set is reviewed next, nothing is removed before."""
         self._chosen = self._choice(view, evidence)
         if not self._chosen:
@@ -142,7 +142,7 @@ class TeacherSession:
         source = sure if kind == "confirmed" else found
         return self._edit(view, tools, Move(ToolCall("curate"), kind, source, subject(view.query)))
 
-    def _choice(self, view: View, evidence: Evidence) -> dict[str, Tag]:
+    def _choice(self, view: View, evidence: SeenEvidence) -> dict[str, Tag]:
         """The tags of what is delivered, the most important first: gold, then a few near misses."""
         supported = _supported(view)
         scores = evidence.score.candidates
@@ -201,7 +201,7 @@ def _supported(view: View) -> set[str]:
     return {verdict.handle for verdict in view.verdicts if verdict.label == "yes"}
 
 
-def _end(view: View, evidence: Evidence) -> Move:
+def _end(view: View, evidence: SeenEvidence) -> Move:
     topic = subject(view.query)
     kind = "end" if evidence.complete else "give_up"
     return Move(ToolCall(END_SEARCH, {"reasoning": line(f"{kind}_argument", 0, topic=topic)}), kind, topic=topic)

@@ -26,7 +26,7 @@ NO_SLOTS, NO_SCORES = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
 Integers = NDArray[np.integer[Any]]
 
 
-class Candidates(Protocol):
+class RowSearcher(Protocol):
     """Finds where the best rows may be. A slot is the place of a row among those in use (`used_rows`)."""
 
     @property
@@ -69,7 +69,7 @@ class DenseIndex:
         vectors: NDArray[np.float16],
         rows: Integers,
         ranks: NDArray[np.int32],
-        candidates: Candidates | None = None,
+        candidates: RowSearcher | None = None,
     ) -> None:
         self._vectors, self._ranks = vectors, ranks
         self._used = used_rows(rows)

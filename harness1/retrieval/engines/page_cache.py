@@ -19,7 +19,7 @@ import msgspec
 
 from harness1.config import Web
 from harness1.hashing import digest, text_digest
-from harness1.plain import plain_text
+from harness1.plain import utf8_safe
 from harness1.records import Record
 
 HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f.]*:[0-9a-f:.]*")
@@ -69,7 +69,7 @@ def allowed(url: str, hosts: Sequence[str]) -> bool:
     return not listed or any(host == name or host.endswith(f".{name}") for name in listed)
 
 
-class Question(Record):
+class WebRequest(Record):
     """All that decides an answer, and no key: two equal questions have one answer.
 
     `search`: a query and the number of results asked for. `page`: an address and the most bytes that are read of it.
@@ -84,7 +84,7 @@ class Question(Record):
     limit: int = 0
 
 
-def search_question(query: str, seen: int, web: Web) -> Question:
+def search_question(query: str, seen: int, web: Web) -> WebRequest:
     """What a search asks for: among pages of the listed hosts, as many results more as pages were seen.
 
     Their number is rounded up to whole multiples of `web.results`, so that sibling episodes share more answers.
@@ -92,17 +92,17 @@ def search_question(query: str, seen: int, web: Web) -> Question:
     sites = " OR ".join(f"site:{host}" for host in sorted({host.lower() for host in web.hosts}))
     asked = f"{query.strip()} ({sites})" if sites else query.strip()
     number = min(web.results * (1 + -(-seen // web.results)), MOST_RESULTS)
-    return Question(kind="search", endpoint=_endpoint(web.search_url), subject=plain_text(asked), limit=number)
+    return WebRequest(kind="search", endpoint=_endpoint(web.search_url), subject=utf8_safe(asked), limit=number)
 
 
-def page_question(url: str, web: Web) -> Question:
+def page_question(url: str, web: Web) -> WebRequest:
     """What reading the page at a normalised address asks for."""
-    return Question(kind="page", endpoint=_endpoint(web.read_url), subject=url, limit=web.page_bytes)
+    return WebRequest(kind="page", endpoint=_endpoint(web.read_url), subject=url, limit=web.page_bytes)
 
 
-def snippet_question(url: str, web: Web) -> Question:
+def snippet_question(url: str, web: Web) -> WebRequest:
     """Where the cache keeps how a search first showed the page at a normalised address."""
-    return Question(kind="snippet", endpoint=_endpoint(web.search_url), subject=url)
+    return WebRequest(kind="snippet", endpoint=_endpoint(web.search_url), subject=url)
 
 
 def _endpoint(url: str) -> str:
@@ -120,7 +120,7 @@ class Page(Record):
 
 
 class _Entry(Record):
-    question: Question
+    question: WebRequest
     pages: tuple[Page, ...]
 
 
@@ -130,7 +130,7 @@ class PageCache:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, question: Question) -> tuple[Page, ...] | None:
+    def get(self, question: WebRequest) -> tuple[Page, ...] | None:
         """The answer, or None where there is none that can be read."""
         try:
             entry = msgspec.json.decode(self._path(question).read_bytes(), type=_Entry)
@@ -138,7 +138,7 @@ class PageCache:
             return None
         return entry.pages if entry.question == question else None
 
-    def put(self, question: Question, pages: tuple[Page, ...]) -> None:
+    def put(self, question: WebRequest, pages: tuple[Page, ...]) -> None:
         """Keep an answer in place of an earlier one.
 
         Raises:
@@ -153,6 +153,6 @@ class PageCache:
         finally:
             work.unlink(missing_ok=True)
 
-    def _path(self, question: Question) -> Path:
+    def _path(self, question: WebRequest) -> Path:
         name = digest(question)
         return self._folder / name[:2] / f"{name}.json"

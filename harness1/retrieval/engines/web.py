@@ -28,7 +28,7 @@ from harness1.retrieval.engines.page_cache import (
     PORTS,
     Page,
     PageCache,
-    Question,
+    WebRequest,
     allowed,
     page_question,
     page_url,
@@ -101,7 +101,7 @@ class WebRetriever:
 
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...]:
         """Chunks that the cache holds, a snippet as a search first showed it. Nothing is asked of the web."""
-        known: dict[Question, dict[ChunkId, Chunk]] = {}
+        known: dict[WebRequest, dict[ChunkId, Chunk]] = {}
         found = []
         for chunk_id in chunk_ids:
             url = page_url(chunk_id)

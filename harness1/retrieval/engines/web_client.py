@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness1.config import Web
-from harness1.retrieval.engines.page_cache import MOST_RESULTS, Page, PageCache, Question, page_url, snippet_question
+from harness1.retrieval.engines.page_cache import MOST_RESULTS, Page, PageCache, WebRequest, page_url, snippet_question
 from harness1.retrieval.protocol import RetrievalFault
 
 if TYPE_CHECKING:
@@ -37,10 +37,12 @@ class WebClient:
     def __init__(self, cache: PageCache, web: Web) -> None:
         self._cache, self._web = cache, web
         self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
-        self._flights: dict[tuple[asyncio.AbstractEventLoop, Question], asyncio.Task[tuple[Page, ...] | RetrievalFault]]
+        self._flights: dict[
+            tuple[asyncio.AbstractEventLoop, WebRequest], asyncio.Task[tuple[Page, ...] | RetrievalFault]
+        ]
         self._flights = {}
 
-    async def answer(self, question: Question) -> tuple[Page, ...] | RetrievalFault:
+    async def answer(self, question: WebRequest) -> tuple[Page, ...] | RetrievalFault:
         """The pages that answer a search or page question.
 
         A caller that is cancelled leaves the request in flight: its answer is kept for whoever asks again.
@@ -57,7 +59,7 @@ class WebClient:
             flight.add_done_callback(lambda _: self._flights.pop(key, None))
         return await asyncio.shield(flight)
 
-    async def _ask(self, question: Question) -> tuple[Page, ...] | RetrievalFault:
+    async def _ask(self, question: WebRequest) -> tuple[Page, ...] | RetrievalFault:
         """Ask the endpoint and keep its answer; a fault is not kept."""
         import aiohttp
 
@@ -96,7 +98,7 @@ class WebClient:
                 del self._lines[loop]
                 await line.session.close()
 
-    async def _find(self, session: aiohttp.ClientSession, question: Question) -> tuple[Page, ...] | RetrievalFault:
+    async def _find(self, session: aiohttp.ClientSession, question: WebRequest) -> tuple[Page, ...] | RetrievalFault:
         headers = {"X-API-KEY": self._web.search_key} if self._web.search_key else {}
         asked = {"q": question.subject, "num": question.limit}
         async with session.post(self._web.search_url, json=asked, headers=headers, allow_redirects=False) as response:
@@ -110,7 +112,7 @@ class WebClient:
         except (ValueError, RecursionError):
             return _fault(question, "gave an answer that is not of its form")
 
-    async def _fetch(self, session: aiohttp.ClientSession, question: Question) -> tuple[Page, ...] | RetrievalFault:
+    async def _fetch(self, session: aiohttp.ClientSession, question: WebRequest) -> tuple[Page, ...] | RetrievalFault:
         from yarl import URL
 
         headers = {"Accept": "text/plain"}
@@ -128,7 +130,7 @@ class WebClient:
         text = decoder.decode(body[: question.limit], final=len(body) <= question.limit)
         return _page(question, text)
 
-    def _keep(self, question: Question, answer: tuple[Page, ...] | RetrievalFault) -> None:
+    def _keep(self, question: WebRequest, answer: tuple[Page, ...] | RetrievalFault) -> None:
         if isinstance(answer, RetrievalFault):
             return
         for page in answer if question.kind == "search" else ():
@@ -159,7 +161,7 @@ def _found(results: _Results) -> tuple[Page, ...]:
     return tuple(pages.values())
 
 
-def _page(question: Question, text: str) -> tuple[Page, ...] | RetrievalFault:
+def _page(question: WebRequest, text: str) -> tuple[Page, ...] | RetrievalFault:
     """The page of an answer of the reader, which may have a head: `Title: ...`, other lines, `Markdown Content:`.
 
     A warning in the head says that what follows is the error of the site: nothing where it has no such page, else a
@@ -185,11 +187,11 @@ async def _read(content: aiohttp.StreamReader, limit: int) -> bytes:
     return bytes(body)
 
 
-def _refusal(question: Question, status: int) -> RetrievalFault:
+def _refusal(question: WebRequest, status: int) -> RetrievalFault:
     hint = {401: " (is its key right?)", 403: " (is its key right?)", 429: " (too many requests)"}.get(status, "")
     return _fault(question, f"answered {status}{hint}")
 
 
-def _fault(question: Question, what: str) -> RetrievalFault:
+def _fault(question: WebRequest, what: str) -> RetrievalFault:
     name = "search API" if question.kind == "search" else "page reader"
     return RetrievalFault(message=f"the {name} {what}")

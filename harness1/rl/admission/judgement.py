@@ -105,7 +105,7 @@ def ideal(episode: Episode, gold: Gold, cap: int) -> Episode:
     )
 
 
-def judge(task_id: str, trials: Mapping[str, Sequence[Trial]], best: RewardRecord | None) -> TaskAdmission:
+def admission_of(task_id: str, trials: Mapping[str, Sequence[Trial]], best: RewardRecord | None) -> TaskAdmission:
     """Whether a task is worth training on.
 
     Args:

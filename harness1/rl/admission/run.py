@@ -14,7 +14,7 @@ from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.policy.registry import make_policy
 from harness1.records import Episode, Gold, RewardRecord, Task
-from harness1.rl.admission.judgement import ORACLE, POLICIES, TWICE, Trial, ideal, judge, scoring_of, trial
+from harness1.rl.admission.judgement import ORACLE, POLICIES, TWICE, Trial, admission_of, ideal, scoring_of, trial
 from harness1.rl.admission.report import README, REPORT, AdmissionReport, Trials, earnings, ranking, read_report, readme
 from harness1.runs.files import write_atomically, write_json
 from harness1.runs.folder import clear_run
@@ -135,7 +135,7 @@ def _report(job: Check, out: Path) -> AdmissionReport:
 
 def reported(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -> AdmissionReport:
     """Judge every task, and sum up the policies."""
-    tasks = tuple(judge(task_id, trials[task_id], best[task_id]) for task_id in trials)
+    tasks = tuple(admission_of(task_id, trials[task_id], best[task_id]) for task_id in trials)
     pairs, ranked = ranking(trials)
     return AdmissionReport(
         dataset=job.dataset,

@@ -28,12 +28,12 @@ from harness1.records import Episode, EpisodeKey, Record, Status, Task, Turn
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.rl.pivots.rollouts import PivotRollouts, PivotWorld, Place, Publish, Scene
 from harness1.rl.pivots.verifier import REVISION
-from harness1.rollout.jobs import Job
+from harness1.rollout.jobs import EpisodeJob
 from harness1.runs.files import write_atomically
 from harness1.runs.journal import read_lines
 from harness1.runs.stage import STAGE, Stage, read_stage, refuse_foreign, refuse_other, under_way
 from harness1.runs.store import EPISODES, latest_episodes, read_episodes
-from harness1.sft.gates import Candidate, candidate, held_out_tasks
+from harness1.sft.gates import TeacherEpisode, candidate, held_out_tasks
 from harness1.sft.teacher_run import TeacherRun, open_runs
 
 VERB = "rl pivots"
@@ -132,10 +132,10 @@ class Profile:
         }
         return Stage(VERB, inputs, hashes=hashes, outputs=outputs)
 
-    def candidates(self, on_torn: Callable[[int], None]) -> list[Candidate]:
+    def candidates(self, on_torn: Callable[[int], None]) -> list[TeacherEpisode]:
         """The last episode of each key, of those that are an example: not broken, and with the recall that
         `sft.gates.recall` asks for."""
-        latest: dict[EpisodeKey, Candidate] = {}
+        latest: dict[EpisodeKey, TeacherEpisode] = {}
         for line, episode in enumerate(read_episodes(self.run.folder, on_torn)):
             self.run.refuse_stray(episode, needs_ids=False)
             gold = self.run.golds.get(episode.task.task_id)
@@ -291,7 +291,7 @@ class _Candidate:
         )
 
 
-async def _profiled(work: Profile, world: PivotWorld, chosen: list[Candidate], out: Path, on_pivot: Heard) -> None:
+async def _profiled(work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], out: Path, on_pivot: Heard) -> None:
     """Play what is not done, and write a line for each turn as it is.
 
     Raises:
@@ -322,7 +322,9 @@ async def _profiled(work: Profile, world: PivotWorld, chosen: list[Candidate], o
         raise InfrastructureFault(f"{len(faults)} turns were not played ({faults[0]}): run the same command to go on")
 
 
-def _open(work: Profile, world: PivotWorld, chosen: list[Candidate], done: Collection[Place]) -> Iterator[_Candidate]:
+def _open(
+    work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], done: Collection[Place]
+) -> Iterator[_Candidate]:
     """The candidates that are not done. Episodes are read again one by one: all of them may not fit into memory."""
     held = held_out_tasks(chosen, world.pivots.held_out, world.pivots.seed)
     kept = {each.place[1]: each for each in chosen}
@@ -350,7 +352,7 @@ async def _sampled(each: _Candidate, world: PivotWorld, policy: Policy) -> Pivot
     async def play(by: Policy, sample: int) -> tuple[str, bool]:
         assert each.scene is not None
         seed = int(digest([world.pivots.seed, task.task_id, sample])[:8], 16) >> 1
-        episode = await world.played(each.scene, by, Job(task, sample, seed))
+        episode = await world.played(each.scene, by, EpisodeJob(task, sample, seed))
         if episode.reward is None:
             raise InfrastructureFault(episode.error or "the turn was not played")
         return next(iter(episode.reward.terms)), episode.reward.total > 0.0

@@ -35,9 +35,9 @@ from harness1.records import (
 from harness1.retrieval.protocol import Retriever
 from harness1.reward.outcome import targets
 from harness1.rl.pivots.verifier import Effect, Ruling, Situation, Standing, judge, standing
-from harness1.rollout.jobs import Job
+from harness1.rollout.jobs import EpisodeJob
 from harness1.rollout.rollout import rollout
-from harness1.rollout.stages import Finished, Limits, Pipeline, StageFailure
+from harness1.rollout.stages import Finished, Pipeline, StageFailure, StageLimits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,10 +89,10 @@ class Scene:
     end: Standing
 
     @property
-    def spoken(self) -> dict[str, tuple[int, ...]]:
+    def call_outputs(self) -> dict[str, tuple[int, ...]]:
         """The outputs of earlier turns that the context shows, by the names of their segments."""
         pieces = self.state.context.pieces if self.state.context else ()
-        return {f"call/{each.spoken.call_id}": each.spoken.output_ids for each in pieces if each.spoken is not None}
+        return {f"call/{each.call.call_id}": each.call.output_ids for each in pieces if each.call is not None}
 
     def ruling(self, turn: Turn, after: WorkingMemory, settings: Pivots) -> Ruling:
         """How the verifier finds about a turn that was taken here, and left this memory."""
@@ -143,13 +143,13 @@ class PivotWorld:
             done.append(turn.action)
         return tuple(found)
 
-    async def played(self, scene: Scene, policy: Policy, job: Job) -> Episode:
+    async def played(self, scene: Scene, policy: Policy, job: EpisodeJob) -> Episode:
         """The episode of one turn that a policy makes of a scene, with its reward: 1 or 0, under the name of the rule
         that decided. One that the infrastructure broke has none."""
         env = _OneTurn(scene, self)
         episode = await rollout(env, policy, job.task, seed=job.seed, sample_idx=job.sample_idx, group_id=job.group_id)
         if any(turn.calls for turn in episode.turns):
-            episode = msgspec.structs.replace(episode, segments=scene.spoken | episode.segments)
+            episode = msgspec.structs.replace(episode, segments=scene.call_outputs | episode.segments)
         if episode.status is Status.INFRA_ERROR or not episode.turns:
             return episode
         ruling = scene.ruling(episode.turns[0], env.state.memory, self.pivots)
@@ -184,7 +184,9 @@ class PivotRollouts:
         self._episodes, self._golds = episodes, golds
         self._known: OrderedDict[str, tuple[Scene, ...]] = OrderedDict()
 
-    async def run(self, jobs: Iterable[Job] | AsyncIterable[Job], on_episode: Callable[[Episode], None]) -> None:
+    async def run(
+        self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
+    ) -> None:
         """Play one turn for each job, as `Rollouts.run`.
 
         Raises:
@@ -192,23 +194,23 @@ class PivotRollouts:
             HarnessError: as `Rollouts.run`.
         """
 
-        async def init(job: Job) -> tuple[Job, Scene]:
+        async def init(job: EpisodeJob) -> tuple[EpisodeJob, Scene]:
             return job, self.scene(Place.read(job.task.task_id))
 
-        async def play(prepared: tuple[Job, Scene], keep: Callable[[Episode], None]) -> Episode:
+        async def play(prepared: tuple[EpisodeJob, Scene], keep: Callable[[Episode], None]) -> Episode:
             job, scene = prepared
             return await self._world.played(scene, self._policy, job)
 
         async def hand_on(episode: Episode) -> Episode:
             return episode
 
-        def hand_over(job: Job, outcome: Finished[Episode] | StageFailure) -> None:
+        def hand_over(job: EpisodeJob, outcome: Finished[Episode] | StageFailure) -> None:
             if not isinstance(outcome, Finished):
                 raise outcome.cause or HarnessError(outcome.error)
             on_episode(outcome.result)
 
         places = self._world.run.concurrency
-        limits = Limits(init=places, ready=places, run=places, post=places)
+        limits = StageLimits(init=places, ready=places, run=places, post=places)
         await Pipeline(limits, init, play, hand_on, hand_over).process(jobs)
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
@@ -270,5 +272,5 @@ def _worded(turn: Turn, counter: TokenCounter) -> Turn:
     """A turn as another policy would have said it: in its format, or in plain words where it has none."""
     calls: tuple[ModelCall, ...] = ()
     if isinstance(counter, ChatFormat) and turn.action is not None:
-        calls = (ModelCall(f"{turn.index}.0", output_ids=counter.speak(turn.reasoning, turn.action)),)
+        calls = (ModelCall(f"{turn.index}.0", output_ids=counter.format_action(turn.reasoning, turn.action)),)
     return msgspec.structs.replace(turn, calls=calls, ignored=())

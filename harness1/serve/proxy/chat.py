@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from harness1.models.formats.reading import read_object
-from harness1.plain import plain
+from harness1.plain import json_safe
 from harness1.records import Record
 from harness1.serve.service import Refused
 from harness1.tools.tool import ToolSpec
@@ -38,7 +38,7 @@ class Called(Record):
     def meaning(self) -> dict[str, Any]:
         """The arguments as values; what is no JSON object stands under the name `arguments`."""
         found = read_object(self.arguments or "{}")
-        values: dict[str, Any] = plain({"arguments": self.arguments} if found is None else found)
+        values: dict[str, Any] = json_safe({"arguments": self.arguments} if found is None else found)
         return values
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from harness1.errors import SchemaError, UsageError
 from harness1.records import Record, Sampling, TokenBlob, ToolCall
 from harness1.rows.calls import CapturedCall
-from harness1.runs.journal import Journal, packed, read_lines, unpacked
+from harness1.runs.journal import Journal, read_lines, to_bytes, unpacked
 from harness1.runs.stage import Stage, read_stage
 
 CALLS = "calls.jsonl"
@@ -98,7 +98,7 @@ class Recorder:
             np.asarray(call.output_ids, dtype="<i4"),
             np.asarray(logprobs, dtype="<f4"),
         )
-        blob, place = packed(arrays, self._journal.offset)
+        blob, place = to_bytes(arrays, self._journal.offset)
         known = None if call.output_logprobs is None else ()
         bare = msgspec.structs.replace(call, prompt_ids=(), output_ids=(), output_logprobs=known, tokens=place)
         self._journal.append(msgspec.json.encode(bare), blob)

@@ -46,7 +46,7 @@ def prompt_of(chat: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence
     return Prompt(tuple(token for segment in segments for token in segment.ids), past)
 
 
-def plain_text(chat: ChatFormat, output_ids: Sequence[int]) -> str:
+def text_of_output(chat: ChatFormat, output_ids: Sequence[int]) -> str:
     """The words of an output that holds no call; of Harmony those of its last message."""
     ids = list(output_ids)
     while ids and ids[-1] in chat.stop_ids:
@@ -68,9 +68,7 @@ def _pieces(
         case "assistant":
             sampled = recall(past, message)
             for ids in _written(chat, message) if sampled is None else [sampled]:
-                yield Piece(
-                    f"said#{text_digest(message.text)}", "assistant", "", 0, spoken=ModelCall("", output_ids=ids)
-                )
+                yield Piece(f"said#{text_digest(message.text)}", "assistant", "", 0, call=ModelCall("", output_ids=ids))
 
 
 def _piece(role: Role, text: str, shows: Record | None = None) -> Piece:
@@ -89,5 +87,5 @@ def _written(chat: ChatFormat, message: ChatMessage) -> Iterator[Ids]:
         head, tail = (f"{CHANNEL}final{MESSAGE}", RETURN) if final else ("", "")
         yield (*chat.write(head), *chat.text(text), *(chat.write(tail) or chat.stop_ids[:1]))
     for call in message.calls:
-        yield chat.speak(text, ToolCall(call.name, call.meaning()))
+        yield chat.format_action(text, ToolCall(call.name, call.meaning()))
         text = ""

@@ -22,7 +22,7 @@ from harness1.serve.proxy.openai_dialect import OPENAI
 from harness1.serve.proxy.record import ABANDONED, RecordedCall, Recorder
 from harness1.serve.proxy.sessions import clean_name, fresh_session, session_of
 from harness1.serve.proxy.upstream import Answered, Upstream
-from harness1.serve.service import Gate, Limits, Refused, application, health, json_response, read_body, respond
+from harness1.serve.service import Gate, Refused, ServiceLimits, application, health, json_response, read_body, respond
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -33,10 +33,10 @@ MOST_IDS = 1 << 31
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
-def proxy_limits(config: Config) -> Limits:
+def proxy_limits(config: Config) -> ServiceLimits:
     """Return the limits of a proxy: as many calls at a time as its upstream takes, and each for as long."""
     model = config.run.model
-    return Limits(
+    return ServiceLimits(
         body_bytes=32 << 20,
         body_s=30.0,
         running=model.concurrency,
@@ -52,7 +52,9 @@ class ProxyService:
     A record that cannot be written ends the work: from then on every call is refused.
     """
 
-    def __init__(self, upstream: Upstream, recorder: Recorder, limits: Limits, memory: Memory | None = None) -> None:
+    def __init__(
+        self, upstream: Upstream, recorder: Recorder, limits: ServiceLimits, memory: Memory | None = None
+    ) -> None:
         self.limits = limits
         self._upstream, self._recorder, self._memory = upstream, recorder, memory or Memory()
         self._gate = Gate(limits)
@@ -87,10 +89,9 @@ class ProxyService:
             response = await self._carried_out(dialect, request, call)
             call.note(status=200)
         except BaseException as error:
-            told = call.note_failure(error)
-            if told is error:
-                raise
-            raise told from error
+            if (refused := call.note_failure(error)) is not None:
+                raise refused from error
+            raise
         finally:
             self._record(call)
         return response
@@ -161,23 +162,20 @@ class _Call:
             reply=answered.message if answered.untrainable else None,
         )
 
-    def note_failure(self, error: BaseException) -> BaseException:
-        """Note why the call failed; return the error that the agent is told."""
+    def note_failure(self, error: BaseException) -> Refused | None:
+        """Note why the call failed; return what the agent is told if the error does not say it itself."""
+        status, why, refused = 500, f"{type(error).__name__}: {error}", None
         match error:
             case asyncio.CancelledError():
-                self.note(status=ABANDONED, error="given up before the answer: the client left, or the proxy ended")
-                return error
+                status, why = ABANDONED, "given up before the answer: the client left, or the proxy ended"
             case Refused():
-                told = error
-            case UsageError() | Refusal():
-                told = Refused(400, without_secrets(str(error)))
-            case InfrastructureFault():
-                told = Refused(502, without_secrets(str(error)))
-            case _:
-                self.note(status=500, error=f"{type(error).__name__}: {error}")
-                return error
-        self.note(status=told.status, error=str(told))
-        return told
+                status, why = error.status, str(error)
+            case UsageError() | InfrastructureFault():
+                status = 400 if isinstance(error, UsageError | Refusal) else 502
+                why = without_secrets(str(error))
+                refused = Refused(status, why)
+        self.note(status=status, error=why)
+        return refused
 
 
 def _with_valid_ids(answered: Answered) -> Answered:

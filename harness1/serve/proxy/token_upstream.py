@@ -9,11 +9,11 @@ from typing import Any
 from harness1.config import Config
 from harness1.models.backend import Backend, Grammar
 from harness1.models.formats.chat_format import ChatFormat
-from harness1.plain import plain_call
+from harness1.plain import json_safe_call
 from harness1.records import Sampling, ToolCall
 from harness1.serve.proxy.chat import Called, ChatReply, ChatRequest, refuse_unsupported
 from harness1.serve.proxy.dialect import Dialect
-from harness1.serve.proxy.rendering import Recall, plain_text, prompt_of
+from harness1.serve.proxy.rendering import Recall, prompt_of, text_of_output
 from harness1.serve.proxy.upstream import Answered, Asked
 from harness1.serve.service import Refused
 from harness1.tools.tool import ToolSpec
@@ -68,11 +68,11 @@ class TokenUpstream:
         """As `Upstream.answer`. An output without a call is words: what they are worth, the agent decides."""
         output = await self._model.generate(asked.prompt_ids, asked.sampling, asked.grammar)
         parsed = self._chat.parse(output.output_ids, asked.tools)
-        actions = tuple(map(plain_call, parsed.actions if asked.tools else ()))
+        actions = tuple(map(json_safe_call, parsed.actions if asked.tools else ()))
         calls = _calls(actions[:1] if asked.one_call else actions, call_id)
         reply = ChatReply(
             call_id=call_id,
-            text=parsed.reasoning if calls else plain_text(self._chat, output.output_ids),
+            text=parsed.reasoning if calls else text_of_output(self._chat, output.output_ids),
             calls=calls,
             finish="tool_calls" if calls else output.finish_reason,
             prompt_tokens=len(asked.prompt_ids),

@@ -116,7 +116,7 @@ def test_what_a_teacher_says_in_short_fits_the_grammar(name: str, reasoning: str
     chat = chat_format(name, "chatml")
     grammar = chat.grammar(TOOLBOX.specs)
     for action in (search(query), call("curate", add_ids=[handle, query], importance={handle: "high"})):
-        text = chat.tokenizer.decode(chat.speak(reasoning, action)[:-1])
+        text = chat.tokenizer.decode(chat.format_action(reasoning, action)[:-1])
         assert accepts(grammar, text), text
 
 

@@ -86,8 +86,8 @@ def conversation_of(context: Context, encoding: library.HarmonyEncoding) -> libr
             messages += system_message(text)
         elif group[0].role == "user":
             messages.append(library.Message.from_role_and_content(library.Role.USER, text))
-        elif group[0].spoken is not None:
-            said = group[0].spoken.output_ids
+        elif group[0].call is not None:
+            said = group[0].call.output_ids
             messages += encoding.parse_messages_from_completion_tokens(said, library.Role.ASSISTANT)
         else:
             name = group[0].shows.tool  # type: ignore[union-attr]
@@ -108,7 +108,7 @@ def test_our_prompts_are_those_of_the_library(chat: Harmony, encoding: library.H
     async def contexts() -> list[Context | None]:
         found = [await env.reset(Task("t", f"Where did {HOSTILE} die?"))]
         for turn, action in enumerate(actions, start=1):
-            spoken = ModelCall(f"{turn}.0", output_ids=chat.speak("Look." if turn > 1 else "", action))
+            spoken = ModelCall(f"{turn}.0", output_ids=chat.format_action("Look." if turn > 1 else "", action))
             found.append((await env.step([action], "", [spoken])).context)
         return found
 
@@ -134,7 +134,7 @@ def test_our_reading_is_that_of_the_library(
     chat: Harmony, encoding: library.HarmonyEncoding, header: str, query: str, reasoning: str
 ) -> None:
     action = search(query)
-    ids = chat.speak(reasoning, action)
+    ids = chat.format_action(reasoning, action)
     if header != "spoken":
         start = {"recipient in the channel": "<|channel|>commentary to=functions.search_corpus <|constrain|>json"}
         body = chat.text(msgspec.json.encode(action.arguments).decode())

@@ -114,7 +114,7 @@ def test_what_is_spoken_is_read_back_as_the_one_call_that_it_is(
     name: str, kind: str, action: ToolCall, reasoning: str
 ) -> None:
     chat = chat_format(name, kind)
-    ids = chat.speak(reasoning, action)
+    ids = chat.format_action(reasoning, action)
     found = chat.parse(ids, SPECS)
     assert found.error is None
     assert [each.name for each in found.actions] == [action.name]
@@ -126,8 +126,10 @@ def test_what_is_spoken_is_read_back_as_the_one_call_that_it_is(
 @pytest.mark.parametrize(("name", "kind"), SPOKEN)
 def test_plain_reasoning_is_read_back_word_for_word(name: str, kind: str) -> None:
     chat = chat_format(name, kind)
-    assert chat.parse(chat.speak("Look for the river.", RIVER), SPECS) == Parsed("Look for the river.", (RIVER,))
-    assert chat.parse(chat.speak("", RIVER), SPECS) == Parsed("", (RIVER,))
+    assert chat.parse(chat.format_action("Look for the river.", RIVER), SPECS) == Parsed(
+        "Look for the river.", (RIVER,)
+    )
+    assert chat.parse(chat.format_action("", RIVER), SPECS) == Parsed("", (RIVER,))
 
 
 @pytest.mark.parametrize("name", parser_fuzz.KINDS)
@@ -299,7 +301,7 @@ def test_compact_reads_an_output_that_is_one_json_object() -> None:
 
 def test_compact_knows_no_tool_that_is_not_shown() -> None:
     chat = chat_format("compact", "chatml")
-    ids = chat.speak("", call("grep_corpus", pattern="x"))
+    ids = chat.format_action("", call("grep_corpus", pattern="x"))
     assert chat.parse(ids, SPECS).actions
     assert chat.parse(ids, [spec for spec in SPECS if spec.name != "grep_corpus"]).actions == ()
 
@@ -365,4 +367,4 @@ def test_a_control_token_inside_of_arguments_stays_a_text() -> None:
 def test_what_follows_the_stop_token_is_not_read() -> None:
     for name in ("hermes", "compact"):
         chat = chat_format(name, "chatml")
-        assert len(chat.parse([*chat.speak("", RIVER), *chat.speak("", END)], SPECS).actions) == 1
+        assert len(chat.parse([*chat.format_action("", RIVER), *chat.format_action("", END)], SPECS).actions) == 1

@@ -115,7 +115,7 @@ async def contexts_of(env: SearchEnv, chat: ChatFormat, dice: random.Random, tur
         if found[-1] is None:
             break
         action = random_action(dice)
-        output = chat.speak(dice.choice(["", *HOSTILE]), action)
+        output = chat.format_action(dice.choice(["", *HOSTILE]), action)
         output = output[: dice.choice([len(output), len(output) - 1, len(output) // 2])]
         spoken = (ModelCall(f"{turn + 1}.0", output_ids=output),) if dice.random() < 0.7 else ()
         found.append((await env.step([action], "reason", spoken)).context)
@@ -129,7 +129,7 @@ def parts_of(chat: ChatFormat, context: Context) -> list[str | int]:
     for place, group in enumerate(grouped(context.pieces)):
         parts += stretches(chat.opening(group[0]), control)
         for each in group:
-            if each.spoken is not None:
+            if each.call is not None:
                 parts += chat.ids(each)
             else:
                 parts += [chat.written(each), *([chat.stop_ids[0]] if each.turn_ref is not None else [])]
@@ -172,7 +172,7 @@ def test_prompts_are_exact_in_every_way(name: str, kind: str, world: World) -> N
             if each.turn_ref is None:
                 assert control.isdisjoint(chat.ids(each))
         spare = context.budget.used - len(ids)
-        assert 0 <= spare <= marker_room(env.config, env.renderer.measure)
+        assert 0 <= spare <= marker_room(env.config, env.renderer.counts)
         assert world.marker or spare == 0
         assert len(ids) <= env.config.prompt_limit == context.budget.limit
 
@@ -187,7 +187,7 @@ def test_compact_without_tools_is_what_the_template_of_a_chatml_model_writes(kin
     async def contexts() -> list[Context | None]:
         found = [await env.reset(Task("t", "Where did Byron die?"))]
         for turn, action in enumerate([search("Byron"), curate(add_ids=["D1"]), search("town")], start=1):
-            output = ModelCall(f"{turn}.0", output_ids=chat.speak("Look.", action))
+            output = ModelCall(f"{turn}.0", output_ids=chat.format_action("Look.", action))
             found.append((await env.step([action], "Look.", [output])).context)
         return found
 
@@ -196,7 +196,7 @@ def test_compact_without_tools_is_what_the_template_of_a_chatml_model_writes(kin
         messages = []
         for group in grouped(context.pieces):
             role = {"tool": "user"}.get(group[0].role, group[0].role)
-            spoken = group[0].spoken
+            spoken = group[0].call
             said = chat.tokenizer.decode(spoken.output_ids[:-1]) if spoken else "".join(each.text for each in group)
             messages.append({"role": role, "content": said})
         rendered = jinja2.Template(JINJA).render(messages=messages, add_generation_prompt=True)
@@ -239,10 +239,10 @@ def test_a_prompt_without_tools_declares_none() -> None:
 
 def test_segments_of_equal_text_have_equal_names_and_outputs_are_named_by_their_call() -> None:
     chat = chat_format("hermes", "chatml")
-    output = chat.speak("", search("x"))
+    output = chat.format_action("", search("x"))
     pieces = [
         Piece("query#1", "user", "Hello.\n"),
-        Piece("action/1#1", "assistant", "", 1, spoken=ModelCall("1.0", output_ids=output[:-1])),
+        Piece("action/1#1", "assistant", "", 1, call=ModelCall("1.0", output_ids=output[:-1])),
         Piece("turn/1#1", "tool", "Turn 1.\n"),
     ]
     keys = [segment.key for segment in chat.messages(grouped(pieces), ())]

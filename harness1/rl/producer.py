@@ -16,13 +16,13 @@ from harness1.rl.buffer import Buffer, DropReason
 from harness1.rl.rollouts import EpisodeGroup, Rollouts
 from harness1.rl.task_stream import TaskStream
 from harness1.rl.training_rows import rewards_of, trainable
-from harness1.rollout.jobs import Job
+from harness1.rollout.jobs import EpisodeJob
 
 BARREN = 10
 """Batches' worth of groups without one to train on after which something is wrong."""
 
 
-class Generation:
+class RolloutProducer:
     """Plays groups and keeps what of them can be trained on. It belongs to one event loop.
 
     Args:
@@ -44,7 +44,7 @@ class Generation:
         self.version = 0
         """Of the weights that groups are begun with."""
 
-    async def __aenter__(self) -> Generation:
+    async def __aenter__(self) -> RolloutProducer:
         self._playing = asyncio.create_task(self._rollouts.run(self._jobs(), self._take_in))
         return self
 
@@ -104,7 +104,7 @@ class Generation:
             " to learn from. Begin with a policy that does better now and then, or with other tasks (harness1 rl check)"
         )
 
-    async def _jobs(self) -> AsyncIterator[Job]:
+    async def _jobs(self) -> AsyncIterator[EpisodeJob]:
         while True:
             index = self.buffer.begin(self.version)
             if index is None:

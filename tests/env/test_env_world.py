@@ -10,7 +10,7 @@ import pytest
 from harness1.config import Run
 from harness1.env.verifiers.lexical import LexicalVerifier
 from harness1.env.verifiers.protocol import Judgement, VerifierFault
-from harness1.env.world import Edge
+from harness1.env.world import World
 from harness1.errors import InfrastructureFault
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Chunk, DocId, Ranking, UnitId
@@ -43,7 +43,7 @@ class Slow(WordRetriever):
 
 
 def answer(request: Request, faults: int = 0, settings: Run = QUICK) -> Answer:
-    edge = Edge(WordRetriever(CORPUS, faults=faults), FailingVerifier(faults), settings)
+    edge = World(WordRetriever(CORPUS, faults=faults), FailingVerifier(faults), settings)
     return run(edge.answer(request, WorkingMemory.empty("q", "document")))
 
 
@@ -61,7 +61,7 @@ def test_a_fault_that_stays_is_raised_and_is_no_empty_result(request_: Request) 
 
 
 def test_no_answer_in_time_is_a_fault() -> None:
-    edge = Edge(Slow(CORPUS), LexicalVerifier(), Run(attempts=2, backoff_s=0.0, call_deadline_s=0.02))
+    edge = World(Slow(CORPUS), LexicalVerifier(), Run(attempts=2, backoff_s=0.0, call_deadline_s=0.02))
     with pytest.raises(InfrastructureFault, match=r"no answer within 0.02 s \(2 attempts\)"):
         run(edge.answer(SearchFor(("Ada",), 5), WorkingMemory.empty("q", "document")))
 
@@ -88,19 +88,19 @@ class Silent(LexicalVerifier):
     [(GrepFor("x", 5), "KeyError"), (SearchFor(("Ada",), 5), "0 results for 1"), (ASKED[3], "0 judgements for 1")],
 )
 def test_what_an_engine_raises_or_leaves_out_is_a_fault(request_: Request, reason: str) -> None:
-    edge = Edge(Raising(CORPUS), Silent(), QUICK)
+    edge = World(Raising(CORPUS), Silent(), QUICK)
     with pytest.raises(InfrastructureFault, match=rf"{reason}.*\(3 attempts\)"):
         run(edge.answer(request_, WorkingMemory.empty("q", "document")))
 
 
 def test_a_cancelled_call_is_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
-        run(Edge(Raising(CORPUS), Silent(), QUICK).answer(ASKED[2], WorkingMemory.empty("q", "document")))
+        run(World(Raising(CORPUS), Silent(), QUICK).answer(ASKED[2], WorkingMemory.empty("q", "document")))
 
 
 def test_only_the_queries_that_failed_are_asked_again() -> None:
     retriever = WordRetriever(CORPUS, faults=1)
-    edge = Edge(retriever, LexicalVerifier(), QUICK)
+    edge = World(retriever, LexicalVerifier(), QUICK)
     found = run(edge.answer(SearchFor(("Ada", "Byron", "town"), 5), WorkingMemory.empty("q", "document")))
     assert retriever.calls == 4
     assert [ranking.query for ranking in found.rankings] == ["Ada", "Byron", "town"]
@@ -119,13 +119,15 @@ def test_each_chunk_comes_once_and_each_query_keeps_its_ranking() -> None:
 def test_what_is_stored_is_not_asked_for_again() -> None:
     memory = WorkingMemory.empty("q", "document")
     memory.store[CORPUS[0].chunk_id] = hit("ada", "text")
-    edge = Edge(WordRetriever(CORPUS), LexicalVerifier(), QUICK)
+    edge = World(WordRetriever(CORPUS), LexicalVerifier(), QUICK)
     found = run(edge.answer(SearchFor(("Ada Byron",), 5), memory))
     assert "ada" not in {each.doc_id for each in found.hits}
 
 
 def test_a_bad_pattern_is_the_policys_mistake_and_is_not_retried() -> None:
     retriever = WordRetriever(CORPUS)
-    found = run(Edge(retriever, LexicalVerifier(), QUICK).answer(GrepFor("(", 5), WorkingMemory.empty("q", "document")))
+    found = run(
+        World(retriever, LexicalVerifier(), QUICK).answer(GrepFor("(", 5), WorkingMemory.empty("q", "document"))
+    )
     assert found.bad_pattern
     assert retriever.calls == 1
