@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from harness1.cli.options import ConfigFile, Overrides, resolve, say_torn
+from harness1.errors import MissingExtra
 from harness1.redaction import without_password
 from harness1.retrieval.open import open_retriever
 
@@ -33,8 +35,9 @@ def retrieve(
 
     Example: harness1 serve retrieve --index wiki.index --port 8000
     """
-    from harness1.serve.retrieve import serve
-    from harness1.serve.server import run
+    _require_extra()
+    from harness1.serve.retrieve import RetrievalService
+    from harness1.serve.server import serve
 
     settings = resolve(config, overrides)
     retriever = open_retriever(index, settings)
@@ -48,7 +51,8 @@ def retrieve(
             flush=True,
         )
 
-    run(serve(retriever, settings, host, port, ready))
+    service = RetrievalService(retriever, settings)
+    serve(service.app, service.limits, host, port, ready)
 
 
 @app.command()
@@ -74,10 +78,11 @@ def proxy(
 
     Example: harness1 serve proxy --upstream hf:models/qwen --record runs/agent --port 8001
     """
+    _require_extra()
     from harness1.serve.proxy.opening import open_upstream
     from harness1.serve.proxy.record import recording
     from harness1.serve.proxy.service import ProxyService, proxy_limits
-    from harness1.serve.server import answering, lift_file_limit, run, until_ended
+    from harness1.serve.server import serve
 
     settings = resolve(config, overrides)
     model = open_upstream(upstream, settings)
@@ -90,8 +95,13 @@ def proxy(
     with recording(record, model.inputs) as recorder:
         say_torn(record, recorder.torn)
         service = ProxyService(model, recorder, proxy_limits(settings))
-        lift_file_limit()
-        run(until_ended(answering(service.app, service.limits, host, port), ready))
+        serve(service.app, service.limits, host, port, ready)
+
+
+def _require_extra() -> None:
+    for package in ("starlette", "uvicorn", "httptools", "uvloop"):
+        if find_spec(package) is None:
+            raise MissingExtra(package, "serve")
 
 
 def _warn(host: str, what: str) -> None:

@@ -6,98 +6,85 @@ import asyncio
 from typing import Any
 
 import msgspec
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
 
-from harness1.errors import MissingExtra
 from harness1.retrieval.wire import Failure
 
-try:
-    import uvicorn
-    from starlette.types import ASGIApp, Receive, Scope, Send
-    from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-    from uvicorn.server import ServerState
-except ImportError as error:
-    raise MissingExtra(error.name or "uvicorn", "serve") from error
-
-FIELD_BYTES = 8190
-"""The longest value of one header."""
-HEAD_BYTES = 65_536
-"""The most that is read of a request line and headers that do not end."""
+HEAD_BYTES = 8190
+"""The longest head of a request: the target, and names and values of headers."""
 IDLE_S = 30.0
-"""A connection is closed if for so long it sends no whole head of a request, or takes nothing of an answer."""
+"""A client that for so long sends no whole head, or takes nothing of its answer, is cut off before twice that time."""
 CROWDED = 0.75
 """From this share of the connections on, a connection is closed once answered, so that others get their turn."""
 
 
 class Connection(HttpToolsProtocol):
-    """One connection of uvicorn, with bounds on time and size.
-
-    Args:
-        most: connections that the server keeps open at once.
-    """
+    """One connection of uvicorn, on a server that keeps at most `most` open at once."""
 
     def __init__(self, config: uvicorn.Config, state: ServerState, most: int) -> None:
         super().__init__(config, state, {})
         self._app, self.app = self.app, self._run
         self._task: asyncio.Task[Any] | None = None
-        self._crowd = most * CROWDED
-        self._heads, self._head_bytes, self._in_head = 0, 0, True
-        self._seen, self._since = (0, 0), self.loop.time()
+        self._crowd, self._heads, self._unparsed = most * CROWDED, 0, 0
 
-    def close_stalled(self, now: float) -> None:
-        """Close the connection if it has long been the client's turn and the client did nothing."""
-        unsent = self.transport.get_write_buffer_size()
-        working = self.cycle is not None and not self.cycle.response_complete
-        if (working and not unsent) or self._seen != (self._heads, unsent):
-            self._seen, self._since = (self._heads, unsent), now
-        elif now - self._since > IDLE_S:
-            self.transport.abort()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watching = self.loop.call_later(IDLE_S, self._watch, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._watching.cancel()
         if self._task is not None:
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data) if self._in_head else 0
+        self._unparsed += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > HEAD_BYTES:
-            self.send_400_response("the head of the request is too long")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if len(value) > FIELD_BYTES:
-            raise ValueError("a header is too long")
-        if name.lower() == b"expect" and value.lower() != b"100-continue":
-            self._refuse(417, "nothing can be expected but 100-continue")
-        super().on_header(name, value)
+        if self._unparsed > HEAD_BYTES:
+            self.send_400_response(f"the head of a request is longer than {HEAD_BYTES} bytes")
 
     def on_headers_complete(self) -> None:
+        self._heads, self._unparsed = self._heads + 1, len(self.url) + sum(len(b"".join(each)) for each in self.headers)
+        if not self.expect_100_continue and any(name == b"expect" for name, _ in self.headers):
+            self.send_400_response("nothing can be expected but 100-continue", 417)
+        if self._unparsed > HEAD_BYTES or self.transport.is_closing():
+            raise ValueError("the request is refused")
         super().on_headers_complete()
-        self._heads, self._head_bytes, self._in_head = self._heads + 1, 0, False
-        if len(self.connections) > self._crowd:
-            self.cycle.keep_alive = False
+        self._unparsed = 0
+        self.cycle.keep_alive &= len(self.connections) <= self._crowd
 
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._in_head = True
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._unparsed = 0
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg)
-
-    def _refuse(self, status: int, message: str) -> None:
+    def send_400_response(self, msg: str, status: int = 400) -> None:
         """Answer in place of the application, and close the connection."""
-        if self.transport.is_closing():
-            return
-        body = msgspec.json.encode(Failure(message))
-        head = f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        self.transport.write(STATUS_LINE[status] + head.encode() + body)
-        self.transport.close()
+        if not self.transport.is_closing():
+            body = msgspec.json.encode(Failure(msg))
+            head = f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            self.transport.write(STATUS_LINE[status] + head.encode() + body)
+            self.transport.close()
+
+    def _watch(self, seen: tuple[int, int] | None) -> None:
+        """Look every `IDLE_S` whose turn it is; cut off a client that did nothing since the last look.
+
+        uvicorn bounds the time between requests alone; for a client to take its answer it would wait without end.
+        """
+        unsent = self.transport.get_write_buffer_size()
+        working = self.cycle is not None and not self.cycle.response_complete and not unsent
+        state = None if working else (self._heads, unsent)
+        self._watching = self.loop.call_later(IDLE_S, self._watch, state)
+        if state is not None and state == seen:
+            self.transport.abort()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request in a task that `connection_lost` cancels: uvicorn itself would let it go on for nobody."""
-        app: ASGIApp = self._app
+        """Answer a request in a task that `connection_lost` cancels: uvicorn would let it go on for nobody."""
         self._task = asyncio.current_task()
         try:
-            await app(scope, receive, send)
+            await self._app(scope, receive, send)
         except asyncio.CancelledError:
             # The client left or the server ends. uvicorn would log either as an error of the application.
             self.cycle.disconnected = True

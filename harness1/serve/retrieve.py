@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
+from starlette.requests import Request
 
 from harness1.config import Config, Retrieval
 from harness1.records import Chunk, Record
@@ -32,22 +33,7 @@ from harness1.retrieval.wire import (
     SearchAnswers,
     SearchCall,
 )
-from harness1.serve.server import answering, lift_file_limit, until_ended
-from harness1.serve.service import (
-    RETRY_AFTER,
-    Endpoint,
-    Gate,
-    Refused,
-    ServiceLimits,
-    application,
-    health,
-    json_response,
-    read_body,
-)
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
+from harness1.serve.service import RETRY_AFTER, Endpoint, Gate, Json, Refused, ServiceLimits, application, read_body
 
 TOPK = 3
 """Passages for each query of Search-R1 that does not say how many; its own server has the same default."""
@@ -72,7 +58,7 @@ class RetrievalService:
             "/read": self._turn(ReadCall, self._read),
             "/get": self._turn(GetCall, self._get),
         }
-        self.app = application(posts, {"/info": self._info, "/health": health})
+        self.app = application(posts, {"/info": self._info})
 
     def _turn(self, kind: type[Call], answer: Callable[[Call, float], Awaitable[Record]]) -> Endpoint:
         """Return the endpoint of calls that wait for their turn; `answer` is told how long one waited, in seconds.
@@ -80,17 +66,17 @@ class RetrievalService:
         The body is read when the turn has come, so that bodies of calls in line take no memory.
         """
 
-        async def endpoint(request: Request) -> Response:
+        async def endpoint(request: Request) -> Json:
             arrived = time.monotonic()
             async with self._gate:
                 call = _decoded(await read_body(request, self.limits), kind)
                 made = await answer(call, time.monotonic() - arrived)
-            return json_response(made)
+            return Json(made)
 
         return endpoint
 
-    async def _info(self, request: Request) -> Response:
-        return json_response(About(self._retriever.info, self._ranking))
+    async def _info(self, request: Request) -> Json:
+        return Json(About(self._retriever.info, self._ranking))
 
     async def _retrieve(self, call: RetrieveCall, waited: float) -> RetrieveAnswer:
         """Answer as Search-R1 does, also to no query at all: its trainer asks that when nobody in a batch searches."""
@@ -194,21 +180,3 @@ def _chunks_answer(found: tuple[Chunk, ...] | BadPattern | RetrievalFault) -> Ch
             return ChunksAnswer(bad_pattern=reason)
         case chunks:
             return ChunksAnswer(chunks=chunks)
-
-
-async def serve(
-    retriever: Retriever, config: Config, host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
-) -> None:
-    """Serve a retriever until SIGTERM, or until cancelled (Ctrl-C under `server.run`), with all files that the system
-    lets this process open.
-
-    Args:
-        port: 0 lets the system choose one.
-        on_ready: called with the port once connections are accepted.
-
-    Raises:
-        UsageError: nothing can listen there.
-    """
-    lift_file_limit()
-    service = RetrievalService(retriever, config)
-    await until_ended(answering(service.app, service.limits, host, port), on_ready)

@@ -6,19 +6,17 @@ import asyncio
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 
-from harness1.errors import MissingExtra, UsageError
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from harness1.errors import UsageError
 from harness1.serve.connection import IDLE_S, Connection
 from harness1.serve.service import ServiceLimits
-
-try:
-    import uvicorn
-    import uvloop
-    from starlette.types import ASGIApp
-except ImportError as error:
-    raise MissingExtra(error.name or "uvicorn", "serve") from error
 
 BACKLOG = 1024
 """Connections that the system holds until they are accepted."""
@@ -31,19 +29,14 @@ PAUSE_S = 0.01
 
 
 class Server(uvicorn.Server):
-    """uvicorn, except that a connection is accepted only while there is room for it.
+    """uvicorn, except that a connection is accepted only while fewer than `most` are open.
 
     uvicorn accepts all and answers 503 beyond `limit_concurrency`: a crowd would take all files of the process.
-
-    Args:
-        listener: the socket to accept from; closed at the end.
-        most: connections that are open at once.
     """
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket, most: int) -> None:
         super().__init__(config)
-        self._listener, self._most = listener, most
-        self.servers = []
+        self._listener, self._most, self.servers = listener, most, []
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,44 +48,28 @@ class Server(uvicorn.Server):
         self._accepting = asyncio.create_task(self._accept())
         self.started = True
 
-    async def on_tick(self, counter: int) -> bool:
-        """Close stalled connections once a second."""
-        if counter % 10 == 0:
-            now = asyncio.get_running_loop().time()
-            for connection in list(self._connections()):
-                connection.close_stalled(now)
-        return await super().on_tick(counter)
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End as uvicorn does; then wait for the calls that it cancelled, and close what is still open."""
         self._accepting.cancel()
         await super().shutdown([self._listener])
         await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
-        for connection in list(self._connections()):
+        for connection in list(self.server_state.connections):
             connection.transport.abort()
 
     async def _accept(self) -> None:
-        """Accept while there is room. Those beyond wait with the system, and need not wait long: while it is crowded,
-        connections close once answered.
-        """
-        loop = asyncio.get_running_loop()
+        """Accept while there is room. The rest wait with the system; `Connection` makes room in a crowd."""
+        loop, connect = asyncio.get_running_loop(), partial(Connection, self.config, self.server_state, self._most)
         while True:
-            if len(self._connections()) >= self._most:
+            if len(self.server_state.connections) >= self._most:
                 await asyncio.sleep(PAUSE_S)
                 continue
             try:
                 client, _ = await loop.sock_accept(self._listener)
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await loop.connect_accepted_socket(self._connect, client)
+                await loop.connect_accepted_socket(connect, client)
             except OSError:
                 # The client left before its turn, or other parts of the process hold all files.
                 await asyncio.sleep(PAUSE_S)
-
-    def _connect(self) -> Connection:
-        return Connection(self.config, self.server_state, self._most)
-
-    def _connections(self) -> set[Connection]:
-        return self.server_state.connections  # type: ignore[return-value]
 
 
 @asynccontextmanager
@@ -125,19 +102,32 @@ async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -
             await serving
 
 
-async def until_ended(bound: AbstractAsyncContextManager[int], on_ready: Callable[[int], None]) -> None:
-    """Keep a port open until SIGTERM, or until cancelled."""
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    async with bound as port:
-        on_ready(port)
-        await ended.wait()
+def serve(
+    app: ASGIApp, limits: ServiceLimits, host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
+) -> None:
+    """Serve an application until SIGTERM or Ctrl-C, with all files that the system lets this process open.
 
+    Args:
+        port: 0 lets the system choose one.
+        on_ready: called with the port once connections are accepted.
 
-def run(service: Coroutine[None, None, None]) -> None:
-    """Run a service to its end on uvloop, on which a request takes less time than on the loop of asyncio."""
+    Raises:
+        UsageError: nothing can listen there.
+    """
+
+    async def until_ended() -> None:
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+        async with answering(app, limits, host, port) as bound:
+            on_ready(bound)
+            await ended.wait()
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # some systems promise more than they give
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # On the loop of asyncio a request takes more time.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(service)
+        runner.run(until_ended())
 
 
 def most_connections(limits: ServiceLimits) -> int:
@@ -146,14 +136,6 @@ def most_connections(limits: ServiceLimits) -> int:
     if files == resource.RLIM_INFINITY:
         return limits.connections
     return max(1, min(limits.connections, files - OWN_FILES))
-
-
-def lift_file_limit() -> None:
-    """Let this process open as many files as the system allows it to."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(ValueError, OSError):  # some systems promise more than they give
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _listener(host: str, port: int) -> socket.socket:

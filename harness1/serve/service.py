@@ -5,29 +5,23 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from harness1.errors import HarnessError, MissingExtra
 from harness1.records import Record
 from harness1.retrieval.wire import Failure
-
-try:
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import Route
-except ImportError as error:
-    raise MissingExtra(error.name or "starlette", "serve") from error
 
 RETRY_AFTER = {"Retry-After": "1"}
 GZIP_OR_ZLIB = 47
 """The window bits with which zlib finds out by itself how a body is compressed."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-Shape = Callable[[str, int, str], object]
-"""Make the body of a failure from the path, the status and the message."""
 
 
 class ServiceLimits(Record):
@@ -47,12 +41,20 @@ class ServiceLimits(Record):
     connections: int = 2048
 
 
-class Refused(HarnessError):
-    """A request is not carried out; the client is told the status and the reason."""
+class Refused(HTTPException):
+    """A request is not carried out; `detail` tells the client why."""
 
-    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.headers = status, headers or {}
+    def __str__(self) -> str:
+        return self.detail
+
+
+class Json(Response):
+    """A response of JSON, encoded by msgspec."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return msgspec.json.encode(content)
 
 
 class Gate:
@@ -81,86 +83,57 @@ class Gate:
         self._places.release()
 
 
-def _plain(path: str, status: int, message: str) -> Failure:
-    return Failure(message)
-
-
-def application(posts: Mapping[str, Endpoint], gets: Mapping[str, Endpoint], shape: Shape = _plain) -> Starlette:
-    """Return an application that answers every failure in JSON: refused, not found, and unforeseen ones alike.
+def application(
+    posts: Mapping[str, Endpoint],
+    gets: Mapping[str, Endpoint],
+    failure: Callable[[str, int, str], object] = lambda path, status, reason: Failure(reason),
+) -> Starlette:
+    """Return an application with endpoints by path, and `/health`.
 
     Args:
-        posts: endpoints by path, and so `gets`.
-        shape: makes the body of a failure.
+        failure: makes the body of an answer that is not a success from the path, the status and the reason.
     """
-    known = ", ".join([*posts, *gets])
+
+    async def health(_: Request) -> Response:
+        return Json({"status": "ok"})
 
     async def failed(request: Request, error: Exception) -> Response:
-        path, headers = request.url.path, dict[str, str]()
-        match error:
-            case Refused():
-                status, message, headers = error.status, str(error), error.headers
-            case HTTPException(status_code=404):
-                status, message = 404, f"there is no {path} here, but {known}"
-            case HTTPException(status_code=405):
-                allowed = "POST" if path in posts else "GET"
-                status, message, headers = 405, f"{path} takes {allowed}, not {request.method}", {"Allow": allowed}
-            case _:
-                status, message = 500, "Internal Server Error"
-        return json_response(shape(path, status, message), status, headers)
+        path, status, reason, headers = request.url.path, 500, "Internal Server Error", None
+        if isinstance(error, HTTPException):
+            status, reason, headers = error.status_code, error.detail, error.headers
+        if type(error) is HTTPException:
+            reason += f": {request.method} {path}; there is POST {', '.join(posts)}, and GET {', '.join(gets)}"
+        return Json(failure(path, status, reason), status, headers)
 
+    gets = {**gets, "/health": health}
     routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
     routes += [Route(path, endpoint) for path, endpoint in gets.items()]
-    app = Starlette(routes=routes, exception_handlers=dict.fromkeys((Refused, HTTPException, Exception), failed))
+    app = Starlette(routes=routes, exception_handlers={HTTPException: failed, Exception: failed})
     app.router.redirect_slashes = False
     return app
-
-
-def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a value as a response of JSON."""
-    return respond(msgspec.json.encode(value), status, headers)
-
-
-def respond(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response, of JSON where the headers do not say otherwise."""
-    return Response(body, status, headers, "application/json")
-
-
-async def health(_: Request) -> Response:
-    """Say that the server is up."""
-    return json_response({"status": "ok"})
 
 
 async def read_body(request: Request, limits: ServiceLimits) -> bytes:
     """Return the whole body of a request, inflated if it came compressed.
 
-    Starlette's own limit answers in plain text, so the size is watched here.
+    Its size is watched here, for Starlette's own limit answers in plain text.
 
     Raises:
         Refused: the body is too large (413), too slow (408), or damaged (400).
     """
-    body = bytearray()
+    body, most = bytearray(), limits.body_bytes
     try:
         async with asyncio.timeout(limits.body_s):
             async for part in request.stream():
                 body += part
-                _bound(body, limits)
+                if len(body) > most:
+                    break
+        if request.headers.get("content-encoding") in ("gzip", "deflate") and len(body) <= most:
+            body[:] = zlib.decompressobj(GZIP_OR_ZLIB).decompress(body, most + 1)
     except TimeoutError as error:
         raise Refused(408, f"the body did not arrive within {limits.body_s:g} s") from error
-    return _inflated(body, limits) if request.headers.get("content-encoding") in ("gzip", "deflate") else bytes(body)
-
-
-def _inflated(body: bytearray, limits: ServiceLimits) -> bytes:
-    inflater = zlib.decompressobj(GZIP_OR_ZLIB)
-    try:
-        found = inflater.decompress(body, limits.body_bytes + 1)
     except zlib.error as error:
         raise Refused(400, f"the body cannot be read: {error}") from error
-    _bound(found, limits)
-    if not inflater.eof:
-        raise Refused(400, "the body cannot be read: it ends too early")
-    return found
-
-
-def _bound(body: bytes | bytearray, limits: ServiceLimits) -> None:
-    if len(body) > limits.body_bytes:
-        raise Refused(413, f"the body is larger than {limits.body_bytes} bytes")
+    if len(body) > most:
+        raise Refused(413, f"the body is larger than {most} bytes")
+    return bytes(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
 import json
 import os
@@ -14,21 +15,25 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from harness1.cli.main import app
 from harness1.config import Config
-from harness1.errors import UsageError
+from harness1.errors import MissingExtra, UsageError
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
-from harness1.serve.retrieve import RetrievalService, serve
-from harness1.serve.server import OWN_FILES, answering, most_connections
+from harness1.serve import connection
+from harness1.serve.retrieve import RetrievalService
+from harness1.serve.server import OWN_FILES, answering, most_connections, serve
 from harness1.serve.service import ServiceLimits
 from tests.serving import HOST, process_serving, serving
-from tests.support import CORPUS, WordRetriever, run
+from tests.support import CORPUS, WordRetriever, chunk, run
 
 SMALL = ServiceLimits(body_bytes=2000, body_s=0.2)
 
@@ -101,6 +106,80 @@ def test_what_is_no_request_is_refused_in_json_too() -> None:
             assert (found, kind, list(answer)) == (status, "application/json", ["error"])
 
 
+def test_a_head_that_does_not_end_is_refused_while_it_comes() -> None:
+    with serving(WordRetriever(CORPUS)) as url:
+        for begun in (b"GET /", b"GET /info HTTP/1.1\r\nX: ", b"GET /info HTTP/1.1\r\nX: y\r\n" * 2):
+            assert raw(url, begun + b"a" * 10_000)[0] == 400
+        assert fetch(url, "GET", "/health")[0] == 200
+
+
+def connected(url: str) -> socket.socket:
+    return socket.create_connection((HOST, int(url.rsplit(":", 1)[1])), timeout=5)
+
+
+def received(client: socket.socket) -> int:
+    """How many bytes come before the server closes the connection."""
+    count = 0
+    with suppress(ConnectionError):
+        while part := client.recv(1 << 20):
+            count += len(part)
+    return count
+
+
+def test_a_client_that_sends_no_whole_head_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drip(client: socket.socket) -> None:
+        for letter in b"GET /info HTTP/1.1\r\n" * 5:
+            client.sendall(bytes([letter]))
+            time.sleep(0.05)
+
+    monkeypatch.setattr(connection, "IDLE_S", 0.3)
+    with serving(WordRetriever(CORPUS)) as url, connected(url) as silent, connected(url) as dripping:
+        assert received(silent) == 0
+        with pytest.raises(ConnectionError):
+            drip(dripping)
+
+
+def test_a_client_that_does_not_take_its_answer_is_cut_off_and_one_that_waits_for_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(WordRetriever):
+        async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+            await asyncio.sleep(1.5)
+            return await super().search(requests)
+
+    monkeypatch.setattr(connection, "IDLE_S", 0.3)
+    big = [chunk(f"d{number}#0", "x" * 100_000) for number in range(200)]
+    call = json.dumps({"chunk_ids": [each.chunk_id for each in big]}).encode()
+    asked = b"POST /get HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(call) + call
+    with serving(Slow(big)) as url, connected(url) as prompt, connected(url) as greedy:
+        prompt.sendall(asked)
+        assert received(prompt) > 20_000_000
+        greedy.sendall(asked)
+        assert fetch(url, "POST", "/retrieve", b'{"queries":["x"]}')[0] == 200
+        assert received(greedy) < 20_000_000
+
+
+def test_a_compressed_body_is_read_within_the_limit_of_its_true_size() -> None:
+    def sent(body: bytes) -> tuple[int, Any]:
+        head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+        packed = gzip.compress(body)
+        status, _, found = raw(url, head % len(packed) + packed)
+        return status, found
+
+    with serving(WordRetriever(CORPUS), limits=SMALL) as url:
+        assert sent(b'{"queries":["poet"],"topk":1}')[0] == 200
+        status, found = sent(b" " * 100_000)
+    assert (status, "2000 bytes" in found["error"]) == (413, True)
+
+
+def test_the_command_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    for verb in (["retrieve", "--index", "x", "--port", "0"], ["proxy", "--upstream", "x", "--record", str(tmp_path)]):
+        told = CliRunner().invoke(app, ["serve", *verb]).exception
+        assert isinstance(told, MissingExtra)
+        assert "uvicorn is not installed; run: pip install 'harness1[serve]'" in str(told)
+
+
 def test_a_connection_too_many_waits_until_another_has_gone() -> None:
     with serving(WordRetriever(CORPUS), limits=msgspec.structs.replace(SMALL, connections=2)) as url:
         address = (HOST, int(url.rsplit(":", 1)[1]))
@@ -148,7 +227,7 @@ def test_a_server_may_open_all_files_that_the_system_allows() -> None:
 
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (900, hard))
-        run(serve(WordRetriever(CORPUS), Config(), HOST, 0, ready))
+        serve(RetrievalService(WordRetriever(CORPUS), Config()).app, ServiceLimits(), HOST, 0, ready)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert seen == [hard]

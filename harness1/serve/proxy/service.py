@@ -7,9 +7,11 @@ import secrets
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, Refusal, UsageError
@@ -22,11 +24,7 @@ from harness1.serve.proxy.openai_dialect import OPENAI
 from harness1.serve.proxy.record import ABANDONED, RecordedCall, Recorder
 from harness1.serve.proxy.sessions import clean_name, fresh_session, session_of
 from harness1.serve.proxy.upstream import Answered, Upstream
-from harness1.serve.service import Gate, Refused, ServiceLimits, application, health, json_response, read_body, respond
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
+from harness1.serve.service import Gate, Json, Refused, ServiceLimits, application, read_body
 
 DIALECTS = {"/v1/chat/completions": OPENAI, "/v1/messages": ANTHROPIC}
 MOST_IDS = 1 << 31
@@ -60,11 +58,11 @@ class ProxyService:
         self._gate = Gate(limits)
         self._broken = ""
         posts = {path: partial(self._called, dialect) for path, dialect in DIALECTS.items()}
-        self.app = application(posts, {"/v1/models": self._models, "/health": health}, _failure)
+        self.app = application(posts, {"/v1/models": self._models}, _failure)
 
     async def _models(self, _: Request) -> Response:
         try:
-            return json_response(_listed(await self._upstream.models()))
+            return Json(_listed(await self._upstream.models()))
         except InfrastructureFault as error:
             raise Refused(502, str(error)) from error
 
@@ -123,8 +121,8 @@ class ProxyService:
         if ready.past is not None and answered.output_ids:
             self._memory.remember(session, ready.past, reply, answered.output_ids)
         if asked.stream:
-            return respond(dialect.stream(reply, asked.stream_usage), headers=EVENTS)
-        return json_response(dialect.whole(reply))
+            return Response(dialect.stream(reply, asked.stream_usage), headers=EVENTS)
+        return Json(dialect.whole(reply))
 
     def _record(self, call: _Call) -> None:
         """
@@ -169,7 +167,7 @@ class _Call:
             case asyncio.CancelledError():
                 status, why = ABANDONED, "given up before the answer: the client left, or the proxy ended"
             case Refused():
-                status, why = error.status, str(error)
+                status, why = error.status_code, error.detail
             case UsageError() | InfrastructureFault():
                 status = 400 if isinstance(error, UsageError | Refusal) else 502
                 why = without_secrets(str(error))
