@@ -49,7 +49,7 @@ class RetrievalService:
 
     def __init__(self, retriever: Retriever, config: Config, limits: ServiceLimits | None = None) -> None:
         self.limits = limits or ServiceLimits()
-        self._retriever, self._ranking, self._run = retriever, config.env.retrieval, config.run
+        self._retriever, self._ranking, self._run = retriever, config.env.retrieval, config.machine
         self._gate = Gate(self.limits)
         posts = {
             "/retrieve": self._turn(RetrieveCall, self._retrieve),

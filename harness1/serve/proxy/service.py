@@ -33,7 +33,7 @@ EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 def proxy_limits(config: Config) -> ServiceLimits:
     """Return the limits of a proxy: as many calls at a time as its upstream takes, and each for as long."""
-    model = config.run.model
+    model = config.machine.model
     return ServiceLimits(
         body_bytes=32 << 20,
         body_s=30.0,
