@@ -47,6 +47,7 @@ class Connection(HttpToolsProtocol):
             self.send_400_response(f"the head of a request is longer than {HEAD_BYTES} bytes")
 
     def on_headers_complete(self) -> None:
+        """Begin a request whose head is fit to be answered."""
         self._heads, self._unparsed = self._heads + 1, len(self.url) + sum(len(b"".join(each)) for each in self.headers)
         if not self.expect_100_continue and any(name == b"expect" for name, _ in self.headers):
             self.send_400_response("nothing can be expected but 100-continue", 417)

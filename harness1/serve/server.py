@@ -51,6 +51,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End as uvicorn does; then wait for the calls that it cancelled, and close what is still open."""
         self._accepting.cancel()
+        await asyncio.wait([self._accepting])
         await super().shutdown([self._listener])
         await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
         for connection in list(self.server_state.connections):
@@ -81,14 +82,12 @@ async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -
     """
     config = uvicorn.Config(
         app,
-        interface="asgi3",
         ws="none",
         lifespan="off",
         log_config=None,
         log_level="error",
         access_log=False,
         proxy_headers=False,
-        server_header=False,
         timeout_keep_alive=int(IDLE_S),
         timeout_graceful_shutdown=SHUTDOWN_S,
     )

@@ -8,19 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness1.serve.proxy.chat import (
-    Called,
-    ChatMessage,
-    ChatReply,
-    ChatRequest,
-    Seed,
-    Temperature,
-    Tokens,
-    TopK,
-    TopP,
-    converted,
-    spec_of,
-)
+from harness1.serve.proxy.chat import Called, ChatMessage, ChatReply, ChatRequest, Parameters, converted, spec_of
 from harness1.serve.proxy.dialect import Dialect, Event
 from harness1.serve.service import Refused
 
@@ -72,19 +60,11 @@ class _Choice(msgspec.Struct, frozen=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class _Request(msgspec.Struct):
+class _Request(Parameters, frozen=True, kw_only=True):
     messages: list[_Message]
-    model: str = ""
     system: str | list[_Block] = ""
     tools: list[_Tool] = []
     tool_choice: _Choice = _Choice()
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    max_tokens: Tokens | None = None
-    seed: Seed | None = None
-    """Not of Anthropic's: a client gives it as `extra_body`."""
-    stream: bool = False
 
 
 def read(body: Mapping[str, Any]) -> ChatRequest:
@@ -111,15 +91,9 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
             for tool in asked.tools
             if asked.tool_choice.type != "none"
         ),
-        model=asked.model,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        max_tokens=asked.max_tokens,
-        seed=asked.seed,
         must_call=asked.tool_choice.type == "any",
         one_call=bool(asked.tool_choice.disable_parallel_tool_use),
-        stream=asked.stream,
+        **asked.shared(),
     )
 
 

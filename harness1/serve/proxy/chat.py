@@ -51,21 +51,31 @@ class ChatMessage(Record):
     answers: str = ""
 
 
-class ChatRequest(Record, kw_only=True):
-    """What is None was not said: the proxy's configuration decides it."""
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters that requests of all providers share. Where one is None, the proxy's configuration decides."""
 
-    messages: tuple[ChatMessage, ...]
-    tools: tuple[ToolSpec, ...] = ()
     model: str = ""
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
     max_tokens: Tokens | None = None
     seed: Seed | None = None
+    """Anthropic has none: its clients give it as `extra_body`."""
+    stream: bool = False
+
+    def shared(self) -> dict[str, Any]:
+        """Return the shared parameters by name."""
+        return {name: getattr(self, name) for name in Parameters.__struct_fields__}
+
+
+class ChatRequest(Parameters, frozen=True, kw_only=True):
+    """A request, whoever's client it came from."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[ToolSpec, ...] = ()
     must_call: bool = False
     """Advice: a chat server may heed it; a model that is asked by ids may answer in words all the same."""
     one_call: bool = False
-    stream: bool = False
     stream_usage: bool = False
     """Whether a stream ends with the usage; Anthropic's always has it."""
     token_ids: bool = False

@@ -12,11 +12,8 @@ from harness1.serve.proxy.chat import (
     ChatMessage,
     ChatReply,
     ChatRequest,
-    Seed,
-    Temperature,
+    Parameters,
     Tokens,
-    TopK,
-    TopP,
     converted,
     spec_of,
 )
@@ -25,34 +22,20 @@ from harness1.serve.service import Refused
 
 ONE_OUTPUT: dict[str, tuple[Any, ...]] = {"n": (1,)}
 """What no upstream is asked for: a call has one output."""
-NEUTRAL: dict[str, tuple[Any, ...]] = ONE_OUTPUT | {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **ONE_OUTPUT,
     "best_of": (1,),
     "stop": ("", []),
-    "stop_token_ids": ([],),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
+    **dict.fromkeys(("stop_token_ids", "bad_words", "functions"), ([],)),
+    **dict.fromkeys(("logit_bias", "structured_outputs"), ({},)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), (0,)),
     "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "ignore_eos": (False,),
     "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "regex": (),
-    "ebnf": (),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "tool_choice": ("auto", "none", "required"),
-    "functions": ([],),
-    "function_call": (),
-    "reasoning_effort": (),
-    "verbosity": (),
     "modalities": (["text"],),
-    "audio": (),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"), ()),
+    **dict.fromkeys(("allowed_token_ids", "function_call", "reasoning_effort", "verbosity", "audio"), ()),
     "web_search_options": (),
 }
 
@@ -94,19 +77,12 @@ class _StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class _Request(msgspec.Struct):
+class _Request(Parameters, frozen=True, kw_only=True):
     messages: list[_Message]
-    model: str = ""
     tools: list[_Tool] = []
     tool_choice: Any = "auto"
     parallel_tool_calls: bool = True
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
-    seed: Seed | None = None
-    stream: bool = False
     stream_options: _StreamOptions = _StreamOptions()
     return_token_ids: bool = False
     """As vLLM has it."""
@@ -128,17 +104,11 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
             for tool in asked.tools
             if asked.tool_choice != "none"
         ),
-        model=asked.model,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        max_tokens=asked.max_completion_tokens or asked.max_tokens,
-        seed=asked.seed,
         must_call=asked.tool_choice == "required",
         one_call=not asked.parallel_tool_calls,
-        stream=asked.stream,
         stream_usage=bool(asked.stream_options.include_usage),
         token_ids=asked.return_token_ids,
+        **asked.shared() | {"max_tokens": asked.max_completion_tokens or asked.max_tokens},
     )
 
 
