@@ -15,6 +15,9 @@ from harness1.errors import MissingExtra
 from harness1.redaction import without_password
 from harness1.retrieval.open import open_retriever
 
+Port = Annotated[int, typer.Option("--port", help="0 lets the system choose one.", min=0, max=65535)]
+Host = Annotated[str, typer.Option("--host", help="The address to listen on.")]
+
 app = typer.Typer(help="Serve over HTTP.", no_args_is_help=True)
 
 
@@ -26,8 +29,8 @@ def _group() -> None:
 @app.command()
 def retrieve(
     index: Annotated[str, typer.Option("--index", help="An index folder, or the URI of an engine.", metavar="SPEC")],
-    port: Annotated[int, typer.Option("--port", help="0 lets the system choose one.", min=0, max=65535)],
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Port,
+    host: Host = "127.0.0.1",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
@@ -66,8 +69,8 @@ def proxy(
         ),
     ],
     record: Annotated[Path, typer.Option("--record", help="The folder that takes the calls.", metavar="RUN")],
-    port: Annotated[int, typer.Option("--port", help="0 lets the system choose one.", min=0, max=65535)] = 0,
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Port = 0,
+    host: Host = "127.0.0.1",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
@@ -115,6 +118,6 @@ def _address(host: str, port: int) -> str:
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ip_address(host).is_loopback
+        return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return False

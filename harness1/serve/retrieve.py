@@ -49,7 +49,8 @@ class RetrievalService:
 
     def __init__(self, retriever: Retriever, config: Config, limits: ServiceLimits | None = None) -> None:
         self.limits = limits or ServiceLimits()
-        self._retriever, self._ranking, self._run = retriever, config.env.retrieval, config.machine
+        self._retriever, self._ranking = retriever, config.env.retrieval
+        self._deadline_s = config.machine.call_deadline_s
         self._gate = Gate(self.limits)
         posts = {
             "/retrieve": self._turn(RetrieveCall, self._retrieve),
@@ -81,7 +82,7 @@ class RetrievalService:
     async def _retrieve(self, call: RetrieveCall, waited: float) -> RetrieveAnswer:
         """Answer as Search-R1 does, also to no query at all: its trainer asks that when nobody in a batch searches."""
         k = call.topk or TOPK
-        requests = [SearchRequest(query, k, deadline=self._run.call_deadline_s - waited) for query in call.queries]
+        requests = [SearchRequest(query, k, deadline=self._deadline_s - waited) for query in call.queries]
         passages = []
         for found in await self._searched(requests):
             if isinstance(found, RetrievalFault):
@@ -96,24 +97,26 @@ class RetrievalService:
             SearchRequest(asked.query, asked.k, asked.exclude, min(asked.deadline, latest) - waited)
             for asked in call.requests
         ]
-        return SearchAnswers(tuple(_search_answer(found) for found in await self._searched(requests)))
+        answers = (
+            SearchAnswer(fault=found.message) if isinstance(found, RetrievalFault) else SearchAnswer(result=found)
+            for found in await self._searched(requests)
+        )
+        return SearchAnswers(tuple(answers))
 
     async def _grep(self, call: GrepCall, waited: float) -> ChunksAnswer:
         self._expect(call.index_hash)
         _bound(call.limit, self.limits.hits, "hits")
         deadline = min(call.deadline, self.limits.deadline_s) - waited
-        return _chunks_answer(await _in_time(self._retriever.grep(call.pattern, call.limit, deadline), deadline))
+        return await _chunks(self._retriever.grep(call.pattern, call.limit, deadline), deadline)
 
     async def _read(self, call: ReadCall, waited: float) -> ChunksAnswer:
         self._expect(call.index_hash)
-        deadline = self._run.call_deadline_s - waited
-        return _chunks_answer(await _in_time(self._retriever.read(call.doc_id), deadline))
+        return await _chunks(self._retriever.read(call.doc_id), self._deadline_s - waited)
 
     async def _get(self, call: GetCall, waited: float) -> ChunksAnswer:
         self._expect(call.index_hash)
         _bound(len(call.chunk_ids), self.limits.hits, "chunks")
-        deadline = self._run.call_deadline_s - waited
-        return _chunks_answer(await _in_time(self._retriever.get(call.chunk_ids), deadline))
+        return await _chunks(self._retriever.get(call.chunk_ids), self._deadline_s - waited)
 
     async def _searched(self, requests: list[SearchRequest]) -> list[SearchResult | RetrievalFault]:
         _bound(len(requests), self.limits.queries, "queries")
@@ -155,25 +158,16 @@ async def _in_time(asked: Awaitable[Found], deadline: float) -> Found | Retrieva
 
 
 def _passages(found: SearchResult, scores: bool) -> tuple[ScoredPassage | Passage, ...]:
-    passages = [Passage(hit.chunk.chunk_id, _contents(hit.chunk)) for hit in found.hits]
-    if not scores:
-        return tuple(passages)
-    return tuple(ScoredPassage(passage, hit.score) for passage, hit in zip(passages, found.hits, strict=True))
-
-
-def _contents(chunk: Chunk) -> str:
     """Return title and text as Search-R1's clients take them apart: the title is the first line."""
-    return f"{' '.join(chunk.title.split())}\n{chunk.text}"
+    passages = []
+    for chunk, score in ((hit.chunk, hit.score) for hit in found.hits):
+        passage = Passage(chunk.chunk_id, f"{' '.join(chunk.title.split())}\n{chunk.text}")
+        passages.append(ScoredPassage(passage, score) if scores else passage)
+    return tuple(passages)
 
 
-def _search_answer(found: SearchResult | RetrievalFault) -> SearchAnswer:
-    if isinstance(found, RetrievalFault):
-        return SearchAnswer(fault=found.message)
-    return SearchAnswer(result=found)
-
-
-def _chunks_answer(found: tuple[Chunk, ...] | BadPattern | RetrievalFault) -> ChunksAnswer:
-    match found:
+async def _chunks(asked: Awaitable[tuple[Chunk, ...] | BadPattern | RetrievalFault], deadline: float) -> ChunksAnswer:
+    match await _in_time(asked, deadline):
         case RetrievalFault(message=message):
             return ChunksAnswer(fault=message)
         case BadPattern(reason=reason):

@@ -1,4 +1,4 @@
-"""Anthropic's messages (https://docs.anthropic.com/en/api/messages), read and written."""
+"""Read and write Anthropic's messages (https://docs.anthropic.com/en/api/messages)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ KINDS = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
-"""The types of errors by status; other statuses below 500 are the request's fault, and the rest ours."""
+"""Error types by status; other statuses below 500 are `invalid_request_error`, the rest `api_error`."""
 THOUGHTS = ("thinking", "redacted_thinking")
-"""Blocks of another model's; they are not shown to this one."""
+"""Blocks in which another model reasoned; they are not shown to this one."""
 
 
 class _Block(msgspec.Struct):
@@ -68,10 +68,10 @@ class _Request(Parameters, frozen=True, kw_only=True):
 
 
 def read(body: Mapping[str, Any]) -> ChatRequest:
-    """A request.
+    """Read a request.
 
     Raises:
-        Refused: it is none, or has blocks, tools or a choice of tools that no text model can do anything with.
+        Refused: the body is not a request, or has blocks, tools or a tool choice that a text model cannot handle.
     """
     asked = converted(body, _Request)
     if not asked.messages:
@@ -79,7 +79,7 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
     if asked.tool_choice.type not in ("auto", "any", "none"):
         raise Refused(400, f"tool_choice {asked.tool_choice.type!r} is not supported here: auto, any or none")
     if other := next((tool.type for tool in asked.tools if tool.type not in (None, "custom")), None):
-        raise Refused(400, f"a tool of type {other!r} is the provider's own, and not here")
+        raise Refused(400, f"a tool of type {other!r} runs at the provider and is not available here")
     system = _text(asked.system)
     messages = [ChatMessage("system", system)] if system else []
     for message in asked.messages:
@@ -98,13 +98,13 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
 
 
 def whole(reply: ChatReply) -> dict[str, Any]:
-    """A reply as one message."""
+    """Return a reply as one message."""
     content = [{**block, **filling} for block, filling in _blocks(reply)]
     return {**_head(reply), "content": content, "stop_reason": STOPS[reply.finish], "usage": _usage(reply)}
 
 
 def events(reply: ChatReply, usage: bool) -> list[Event]:
-    """A reply as a stream: the bare message, each block with one delta, and the reason of the end."""
+    """Return a reply as a stream: the empty message, one delta for each block, and the stop reason."""
     start = {**_head(reply), "usage": {**_usage(reply), "output_tokens": 0}}
     found: list[Event] = [("message_start", {"message": start})]
     for index, (block, filling) in enumerate(_blocks(reply)):
@@ -122,7 +122,7 @@ def events(reply: ChatReply, usage: bool) -> list[Event]:
 
 
 def error(status: int, message: str) -> dict[str, Any]:
-    """What a client finds in the body of a failed call."""
+    """Return the body of a failed call."""
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
@@ -131,7 +131,7 @@ ANTHROPIC = Dialect("anthropic", NEUTRAL, read, whole, events, error)
 
 
 def _messages(message: _Message) -> Iterator[ChatMessage]:
-    """A message of a user holds results of tools and words; each run of words is a message of its own."""
+    """Yield the parts of a message: each tool result and each run of text is a message of its own."""
     blocks = [_Block("text", message.content)] if isinstance(message.content, str) else message.content
     blocks = [block for block in blocks if block.type not in THOUGHTS]
     if message.role == "assistant":
@@ -150,12 +150,12 @@ def _text(content: str | Sequence[_Block]) -> str:
     if isinstance(content, str):
         return content
     if other := next((block.type for block in content if block.type != "text"), None):
-        raise Refused(400, f"a block of type {other!r} is no text, and this model reads nothing else")
+        raise Refused(400, f"a block of type {other!r} cannot be read: this model takes text only")
     return "\n".join(block.text for block in content)
 
 
 def _blocks(reply: ChatReply) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each block of a reply as what it is and what it holds."""
+    """Yield for each block of a reply its head and its content."""
     if reply.text:
         yield {"type": "text"}, {"text": reply.text}
     for call in reply.calls:

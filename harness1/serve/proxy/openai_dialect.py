@@ -1,4 +1,4 @@
-"""OpenAI's chat completions (https://platform.openai.com/docs/api-reference/chat), read and written."""
+"""Read and write OpenAI's chat completions (https://platform.openai.com/docs/api-reference/chat)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness1.serve.proxy.dialect import Dialect, Event
 from harness1.serve.service import Refused
 
 ONE_OUTPUT: dict[str, tuple[Any, ...]] = {"n": (1,)}
-"""What no upstream is asked for: a call has one output."""
+"""A call has one output; more are never asked of an upstream."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **ONE_OUTPUT,
     "best_of": (1,),
@@ -85,14 +85,14 @@ class _Request(Parameters, frozen=True, kw_only=True):
     max_completion_tokens: Tokens | None = None
     stream_options: _StreamOptions = _StreamOptions()
     return_token_ids: bool = False
-    """As vLLM has it."""
+    """An extension of vLLM."""
 
 
 def read(body: Mapping[str, Any]) -> ChatRequest:
-    """A request.
+    """Read a request.
 
     Raises:
-        Refused: it is none, or has parts that are no text.
+        Refused: the body is not a request, or has parts other than text.
     """
     asked = converted(body, _Request)
     if not asked.messages:
@@ -113,7 +113,7 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
 
 
 def body_of(request: ChatRequest) -> dict[str, Any]:
-    """The opposite of `read`: a request as a body, without what it does not say."""
+    """Return the body of a request without the parameters that are None; the inverse of `read`."""
     body: dict[str, Any] = {"model": request.model, "messages": [_written(message) for message in request.messages]}
     if request.tools:
         body["tools"] = [{"type": "function", "function": msgspec.to_builtins(spec)} for spec in request.tools]
@@ -126,7 +126,7 @@ def body_of(request: ChatRequest) -> dict[str, Any]:
 
 
 def whole(reply: ChatReply) -> dict[str, Any]:
-    """A reply as one completion; its tokens, where they were asked for, stand as vLLM's do."""
+    """Return a reply as one completion, with its tokens, if asked for, in the fields that vLLM uses."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.calls else "")}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
@@ -144,7 +144,7 @@ def whole(reply: ChatReply) -> dict[str, Any]:
 
 
 def events(reply: ChatReply, usage: bool) -> list[Event]:
-    """A reply as chunks: the role, the text, each call, the reason of the end and, if asked for, the usage."""
+    """Return a reply as chunks: role, text, each call, finish reason and, if asked for, usage."""
     head = _head(reply, "chat.completion.chunk")
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"reasoning_content": reply.reasoning}] if reply.reasoning else []
@@ -159,7 +159,7 @@ def events(reply: ChatReply, usage: bool) -> list[Event]:
 
 
 def error(status: int, message: str) -> dict[str, Any]:
-    """What a client finds in the body of a failed call."""
+    """Return the body of a failed call."""
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
@@ -180,7 +180,7 @@ def _text(content: str | list[_Part] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if other := next((part.type for part in content if part.type != "text"), None):
-        raise Refused(400, f"a part of type {other!r} is no text, and this model reads nothing else")
+        raise Refused(400, f"a part of type {other!r} cannot be read: this model takes text only")
     return "\n".join(part.text for part in content)
 
 

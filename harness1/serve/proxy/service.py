@@ -112,12 +112,11 @@ class ProxyService:
             except TimeoutError as error:
                 raise Refused(504, f"no answer within {self.limits.deadline_s:g} s") from error
         call.note_answer(answered)
-        reply = msgspec.structs.replace(
-            answered.reply,
-            model=asked.model,
-            created=int(call.record.t_arrived),
-            tokens=_spelled(answered) if asked.token_ids else None,
+        tokens = (
+            Spelled(answered.prompt_ids, answered.output_ids, answered.output_logprobs) if asked.token_ids else None
         )
+        made = {"model": asked.model, "created": int(call.record.t_arrived), "tokens": tokens}
+        reply = msgspec.structs.replace(answered.reply, **made)
         if ready.past is not None and answered.output_ids:
             self._memory.remember(session, ready.past, reply, answered.output_ids)
         if asked.stream:
@@ -183,10 +182,6 @@ def _with_valid_ids(answered: Answered) -> Answered:
         return answered
     reason = "the upstream gives invalid token ids"
     return msgspec.structs.replace(answered, prompt_ids=(), output_ids=(), output_logprobs=None, untrainable=reason)
-
-
-def _spelled(answered: Answered) -> Spelled:
-    return Spelled(answered.prompt_ids, answered.output_ids, answered.output_logprobs)
 
 
 def _failure(path: str, status: int, message: str) -> dict[str, Any]:
