@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import uvicorn
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -55,7 +56,8 @@ class Connection(HttpToolsProtocol):
             raise ValueError("the request is refused")
         super().on_headers_complete()
         self._unparsed = 0
-        self.cycle.keep_alive &= len(self.connections) <= self._crowd
+        if len(self.connections) > self._crowd:
+            self.cycle.default_headers = [*self.cycle.default_headers, CLOSE_HEADER]
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
