@@ -23,6 +23,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import serving as load
 from harness1.cli.main import app
 from harness1.config import Config
 from harness1.errors import MissingExtra, UsageError
@@ -331,6 +332,12 @@ def test_a_thousand_clients_at_once_are_all_answered_within_the_bound_of_files(i
         assert open_files(process.pid) <= before + 2
         process.terminate()
         assert process.communicate(timeout=15)[1] == ""
+
+
+@pytest.mark.service
+def test_the_load_of_a_server_can_be_measured(index: Path) -> None:
+    report = load.main([str(index), "--clients", "2", "--seconds", "0.2", "--passes", "1", "--json"])
+    assert all(report[path]["requests_s"] > 0 < report[path]["cpu_us"] for path in ("/health", "/retrieve"))
 
 
 def open_files(pid: int) -> int:
