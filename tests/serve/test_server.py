@@ -21,17 +21,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks import serving as load
-from harness1.cli.main import app
 from harness1.config import Config
-from harness1.errors import MissingExtra, UsageError
+from harness1.errors import UsageError
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
 from harness1.serve import connection
 from harness1.serve.retrieve import RetrievalService
 from harness1.serve.server import OWN_FILES, answering, most_connections, serve
 from harness1.serve.service import ServiceLimits
+from tests.cli.commands import command_in_process
 from tests.serving import HOST, process_serving, serving
 from tests.support import CORPUS, WordRetriever, chunk, run
 
@@ -172,12 +171,15 @@ def test_a_compressed_body_is_read_within_the_limit_of_its_true_size() -> None:
     assert (status, "2000 bytes" in found["error"]) == (413, True)
 
 
-def test_the_command_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_names_the_extra_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = command_in_process(monkeypatch, capsys)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     for verb in (["retrieve", "--index", "x", "--port", "0"], ["proxy", "--upstream", "x", "--record", str(tmp_path)]):
-        told = CliRunner().invoke(app, ["serve", *verb]).exception
-        assert isinstance(told, MissingExtra)
-        assert "uvicorn is not installed; run: pip install 'harness1[serve]'" in str(told)
+        code, _, told = command("serve", *verb)
+        assert (code, len(told.splitlines())) == (2, 1)
+        assert "uvicorn is not installed; run: pip install 'harness1[serve]'" in told
 
 
 def test_a_connection_too_many_waits_until_another_has_gone() -> None:
