@@ -47,11 +47,10 @@ class HttpFault(Record):
 
 
 class _Line(NamedTuple):
-    """What requests on one event loop share; `held` closes the session when the loop ends."""
+    """What requests on one event loop share."""
 
     session: AsyncClient
     turn: asyncio.Semaphore
-    held: AsyncGenerator[AsyncClient, None]
 
 
 class HttpClient:
@@ -59,8 +58,8 @@ class HttpClient:
 
     A command line calls `asyncio.run` many times with one client, and a session belongs to the loop that made it. So
     each loop gets its own, held by an asynchronous generator: a loop that ends closes its generators first, and thereby
-    the session. Redirects are not followed, so that a key goes where it was meant to go and nowhere else; cookies,
-    proxies and passwords of the environment are not used.
+    the session. Redirects are not followed, so that a key goes where it was meant to go and nowhere else. Cookies are
+    not kept, and nothing is taken from the environment.
 
     Args:
         url: what every path is appended to.
@@ -68,7 +67,7 @@ class HttpClient:
         connections: the most that are open at once, on one loop.
 
     Attributes:
-        errors: what `exchange` raises when a request fails.
+        errors: what `exchange` raises.
 
     Raises:
         MissingExtra: httpx is not installed.
@@ -82,31 +81,23 @@ class HttpClient:
         self.errors = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError)
         self.url, self._headers, self._connections = url, dict(headers or {}), connections
         self._secrets = _secrets(url, self._headers)
-        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
+        self._lines: dict[asyncio.AbstractEventLoop, tuple[_Line, AsyncGenerator[_Line, None]]] = {}
 
     async def post(self, path: str, body: bytes, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
         """Post JSON and read the answer as a `kind`; whatever goes wrong on the way is a fault."""
-        return await self._ask("POST", path, body, kind, timeout_s)
+        return await self._ask(path, body, kind, timeout_s)
 
     async def get(self, path: str, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
         """Read the answer to a GET as a `kind`; whatever goes wrong on the way is a fault."""
-        return await self._ask("GET", path, None, kind, timeout_s)
+        return await self._ask(path, None, kind, timeout_s)
 
     async def exchange(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        limit: int = ANSWER_BYTES,
+        self, path: str, body: bytes | None, limit: int, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Send a request and return status, headers and body, of which little more than `limit` bytes are read.
-
-        Raises:
-            One of `errors`: the response did not come whole.
-        """
-        session, url = (await self._line()).session, self.url + path
-        json = {"Content-Type": "application/json"} if body is not None else {}
+        """Post a body of JSON, or get where there is none; return status, headers, and little more than `limit` bytes
+        of the answer."""
+        (session, _), url = await self._line(), self.url + path
+        method, json = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
         async with session.stream(method, url, content=body, headers=json | dict(headers or {})) as response:
             answer, blocks = bytearray(), cast("AsyncGenerator[bytes]", response.aiter_bytes())
             async with aclosing(blocks):
@@ -121,57 +112,50 @@ class HttpClient:
         wait for a connection."""
         return (await self._line()).turn
 
-    async def _ask(
-        self, method: str, path: str, body: bytes | None, kind: type[Answer], timeout_s: float
-    ) -> Answer | HttpFault:
+    async def _ask(self, path: str, body: bytes | None, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
+        status = wait = None
         try:
             async with asyncio.timeout(timeout_s):
-                status, headers, answer = await self.exchange(method, path, body)
+                status, headers, answer = await self.exchange(path, body, ANSWER_BYTES)
+            if len(answer) > ANSWER_BYTES:
+                reason = f"an answer larger than {ANSWER_BYTES} bytes"
+            elif status != 200:
+                wait, reason = _retry_after(headers.get("Retry-After", "")), error_text(answer, self._secrets)
+                reason = f"{status} {reason}"
+            else:
+                return msgspec.json.decode(answer, type=kind)
         except TimeoutError:
-            return self._fault(path, f"no answer within {timeout_s:g} s")
-        except self.errors as error:
-            return self._fault(path, _reason(error))
-        if len(answer) > ANSWER_BYTES:
-            return self._fault(path, f"an answer larger than {ANSWER_BYTES} bytes")
-        if status != 200:
-            wait = _retry_after(headers.get("Retry-After", ""))
-            return self._fault(path, f"{status} {error_text(answer, self._secrets)}", status, wait)
-        try:
-            return msgspec.json.decode(answer, type=kind)
+            reason = f"no answer within {timeout_s:g} s"
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return self._fault(path, f"not the answer expected: {error}", status)
+            reason = f"not the answer expected: {error}"
+        except self.errors as error:
+            reason = _reason(error)
+        message = f"{without_password(self.url + path)}: {reason}"
+        return HttpFault(without_secrets(message, self._secrets), status, wait)
 
     async def _line(self) -> _Line:
         loop = asyncio.get_running_loop()
         if loop not in self._lines:
-            held = self._open(loop)
-            self._lines[loop] = _Line(await anext(held), asyncio.Semaphore(self._connections), held)
-        return self._lines[loop]
+            opened = self._open(loop)
+            self._lines[loop] = await anext(opened), opened
+        return self._lines[loop][0]
 
-    async def _open(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[AsyncClient, None]:
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[_Line, None]:
         """Nothing in here waits before the session is given out: two first calls cannot both come this way."""
-        import httpx
+        from httpx import AsyncClient, Limits
 
-        limits = httpx.Limits(max_connections=self._connections, max_keepalive_connections=self._connections)
-        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
         try:
-            async with httpx.AsyncClient(
+            async with AsyncClient(
                 headers=self._headers,
-                cookies=no_cookies,
-                limits=limits,
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+                limits=Limits(max_connections=self._connections),
                 timeout=None,
                 trust_env=False,
                 verify=_certificates(),
             ) as session:
-                yield session
+                yield _Line(session, asyncio.Semaphore(self._connections))
         finally:
             self._lines.pop(loop, None)
-
-    def _fault(
-        self, path: str, reason: str, status: int | None = None, retry_after_s: float | None = None
-    ) -> HttpFault:
-        message = f"{without_password(self.url + path)}: {reason}"
-        return HttpFault(without_secrets(message, self._secrets), status, retry_after_s)
 
 
 def is_address(url: str) -> bool:

@@ -15,6 +15,7 @@ from harness1.http.client import HttpClient, HttpFault, is_address
 from harness1.http.retrying import Transient, retried
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.redaction import without_password
+from harness1.retrieval.engines.engine import is_unicode
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
 from harness1.retrieval.wire import (
     About,
@@ -61,7 +62,7 @@ class RemoteRetriever:
         return [_search_answer(answer) for answer in found.answers]
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
-        if not _is_unicode(pattern):
+        if not is_unicode(pattern):
             return BadPattern("not valid Unicode")
         deadline = min(deadline, LATEST_S)
         call = GrepCall(pattern=pattern, limit=limit, deadline=deadline, index_hash=self.info.index_hash)
@@ -71,13 +72,13 @@ class RemoteRetriever:
         return _chunks(found)
 
     async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
-        if not _is_unicode(doc_id):
+        if not is_unicode(doc_id):
             return ()
         call = ReadCall(doc_id=doc_id, index_hash=self.info.index_hash)
         return _chunks(await self._post("/read", call, ChunksAnswer, self._run.call_deadline_s))
 
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
-        ids = tuple(chunk_id for chunk_id in chunk_ids if _is_unicode(chunk_id))
+        ids = tuple(chunk_id for chunk_id in chunk_ids if is_unicode(chunk_id))
         call = GetCall(chunk_ids=ids, index_hash=self.info.index_hash)
         return _chunks(await self._post("/get", call, ChunksAnswer, self._run.call_deadline_s))
 
@@ -148,7 +149,7 @@ def _differences(mine: Settings, theirs: Settings, path: str = "env.retrieval") 
 def _query(request: SearchRequest) -> Query:
     """A request for the wire: what is not Unicode is in no text, so that a mark in its place finds the same."""
     query = request.query.encode("utf-8", "replace").decode()
-    exclude = frozenset(filter(_is_unicode, request.exclude))
+    exclude = frozenset(filter(is_unicode, request.exclude))
     return Query(query, max(request.k, 0), exclude, min(request.deadline, LATEST_S))
 
 
@@ -164,12 +165,3 @@ def _chunks(answer: ChunksAnswer | RetrievalFault) -> tuple[Chunk, ...] | Retrie
     if answer.chunks is None:
         return RetrievalFault(answer.fault or "neither chunks nor a fault")
     return answer.chunks
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether a string has no lone surrogates, which a policy can emit, and JSON cannot carry."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

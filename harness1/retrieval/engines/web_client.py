@@ -69,7 +69,7 @@ class WebClient:
     async def _find(self, client: HttpClient, question: WebRequest) -> Pages:
         headers = {"X-API-KEY": self._web.search_key} if self._web.search_key else {}
         asked, most = json.dumps({"q": question.subject, "num": question.limit}), self._web.page_bytes
-        status, _, body = await client.exchange("POST", self._web.search_url, asked.encode(), headers, most)
+        status, _, body = await client.exchange(self._web.search_url, asked.encode(), most, headers)
         if status != 200:
             return _refusal(question, status)
         if len(body) > most:
@@ -82,7 +82,7 @@ class WebClient:
     async def _fetch(self, client: HttpClient, question: WebRequest) -> Pages:
         key = {"Authorization": f"Bearer {self._web.read_key}"} if self._web.read_key else {}
         headers, url = {"Accept": "text/plain"} | key, self._web.read_url + question.subject
-        status, _, body = await client.exchange("GET", url, None, headers, question.limit)
+        status, _, body = await client.exchange(url, None, question.limit, headers)
         if status != 200:
             return () if status in _GONE else _refusal(question, status)
         # Not final: what the cut leaves of a character is dropped.
