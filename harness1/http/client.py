@@ -11,7 +11,7 @@ from contextlib import aclosing
 from email.utils import mktime_tz, parsedate_tz
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -49,7 +49,7 @@ class HttpFault(Record):
 class _Line(NamedTuple):
     """What requests on one event loop share."""
 
-    session: AsyncClient
+    sender: Any
     turn: asyncio.Semaphore
 
 
@@ -107,6 +107,10 @@ class HttpClient:
                         break
             return response.status_code, response.headers, bytes(answer)
 
+    def sender(self, session: AsyncClient) -> Any:
+        """Return what sends requests on one event loop."""
+        return session
+
     async def turn(self) -> asyncio.Semaphore:
         """Return what bounds the requests in flight on this event loop, for callers whose time must not run while they
         wait for a connection."""
@@ -153,7 +157,7 @@ class HttpClient:
                 trust_env=False,
                 verify=_certificates(),
             ) as session:
-                yield _Line(session, asyncio.Semaphore(self._connections))
+                yield _Line(self.sender(session), asyncio.Semaphore(self._connections))
         finally:
             self._lines.pop(loop, None)
 
@@ -187,7 +191,7 @@ def _reason(error: BaseException) -> str:
 
     if not isinstance(error, httpx.ConnectError):
         return f"{type(error).__name__}: {error}"
-    while cause := error.__cause__ or error.__context__:
+    while cause := error.__cause__ or (not error.__suppress_context__ and error.__context__):
         error = cause
     return f"Cannot connect: {'connection refused' if isinstance(error, ConnectionRefusedError) else error}"
 

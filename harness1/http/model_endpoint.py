@@ -9,6 +9,7 @@ import msgspec
 from harness1.config import Run
 from harness1.errors import ConfigError, Refusal, UsageError
 from harness1.http.client import HttpClient, HttpFault, is_address
+from harness1.http.hosted import HostedClient
 from harness1.http.retrying import Transient, retried
 from harness1.redaction import without_password
 
@@ -30,13 +31,14 @@ class ModelEndpoint:
         attempts: tries before a failure is a fault.
         backoff_s: as `retried` waits between them.
         concurrency: requests in flight, on one event loop.
+        kind: how its routes are asked.
 
     Attributes:
         client: asks the same server once.
 
     Raises:
         ConfigError: the URL cannot be asked, or has a password beside the key.
-        MissingExtra: httpx is not installed.
+        MissingExtra: httpx is not installed, or openai, where that asks.
     """
 
     def __init__(
@@ -47,10 +49,11 @@ class ModelEndpoint:
         attempts: int = 3,
         backoff_s: float = 0.2,
         concurrency: int = 16,
+        kind: type[HttpClient] = HostedClient,
     ) -> None:
         _check(url, key := key.strip())
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.client = HttpClient(url.rstrip("/"), headers, concurrency)
+        self.client = kind(url.rstrip("/"), headers, concurrency)
         self._timeout_s, self._attempts, self._backoff_s = timeout_s, attempts, backoff_s
 
     @property
@@ -97,7 +100,7 @@ def _check(url: str, key: str) -> None:
         raise ConfigError(f"{shown}: the key has characters that no header can carry")
 
 
-def policy_endpoint(url: str, run: Run) -> ModelEndpoint:
+def policy_endpoint(url: str, run: Run, kind: type[HttpClient] = HostedClient) -> ModelEndpoint:
     """Return the endpoint of a policy's model, asked as `run.model` says, and again as often as everything else.
 
     Raises:
@@ -110,4 +113,5 @@ def policy_endpoint(url: str, run: Run) -> ModelEndpoint:
         attempts=run.attempts,
         backoff_s=run.backoff_s,
         concurrency=run.model.concurrency,
+        kind=kind,
     )

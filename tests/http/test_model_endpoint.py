@@ -49,6 +49,36 @@ def test_a_body_is_sent_as_json_with_the_key() -> None:
 
 
 @pytest.mark.service
+def test_nothing_that_the_environment_says_of_other_servers_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {
+        "API_KEY": "k",
+        "ORG_ID": "org-1",
+        "PROJECT_ID": "p",
+        "CUSTOM_HEADERS": "Authorization: Bearer k\nx-key: k",
+    }
+    for name, value in others.items():
+        monkeypatch.setenv(f"OPENAI_{name}", value)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    script = Script([WELL])
+    with replying(script) as url:
+        for key in (KEY, ""):
+            posted(endpoint(url, key=key))
+    keyed, bare = ({name.lower(): value for name, value in ask.headers.items()} for ask in script.asked)
+    assert (keyed.pop("authorization"), "authorization" in bare) == (f"Bearer {KEY}", False)
+    usual = {"host", "user-agent", "accept", "accept-encoding", "connection", "content-type", "content-length"}
+    assert set(keyed) == set(bare) == usual
+
+
+@pytest.mark.service
+def test_a_password_in_the_address_is_sent_as_one() -> None:
+    script = Script([WELL])
+    with replying(script) as url:
+        posted(endpoint(url.replace("//", "//me:secret@"), key=""))
+    assert script.asked[0].headers["Authorization"] == "Basic bWU6c2VjcmV0"
+
+
+@pytest.mark.service
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 529])
 def test_what_may_pass_is_tried_again(status: int) -> None:
     script = Script([(status, {}, b"busy"), (200, {}, b"<html>"), WELL])

@@ -181,6 +181,7 @@ def test_a_bundled_model_that_was_not_fetched_is_named_with_what_fetches_it(
         ("hf", "torch", "train"),
         ("vllm", "vllm", "vllm"),
         ("openai", "httpx", "serve"),
+        ("openai", "openai", "serve"),
         ("sglang", "httpx", "serve"),
     ],
 )
