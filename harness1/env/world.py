@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from harness1.config import Run
+from harness1.config import Machine
 from harness1.env.verifiers.protocol import Verifier, VerifierFault
 from harness1.http.retrying import Transient, retried
 from harness1.memory.working_memory import WorkingMemory
@@ -24,14 +24,14 @@ Outcome = TypeVar("Outcome")
 class World:
     """Answers requests for one environment; safe to share between environments of one loop."""
 
-    def __init__(self, retriever: Retriever, verifier: Verifier, run: Run) -> None:
-        self.retriever, self.verifier, self.run = retriever, verifier, run
+    def __init__(self, retriever: Retriever, verifier: Verifier, machine: Machine) -> None:
+        self.retriever, self.verifier, self.machine = retriever, verifier, machine
 
     async def answer(self, request: Request, memory: WorkingMemory) -> Answer:
         """Carry a request out.
 
         Raises:
-            InfrastructureFault: a call failed or ran past its deadline, `run.attempts` times.
+            InfrastructureFault: a call failed or ran past its deadline, `machine.attempts` times.
         """
         match request:
             case SearchFor():
@@ -46,7 +46,7 @@ class World:
     async def _search(self, request: SearchFor, memory: WorkingMemory) -> Answer:
         """All queries at once; only those that failed are asked again."""
         seen = frozenset(memory.store)
-        asked = [SearchRequest(query, request.k, seen, self.run.call_deadline_s) for query in request.queries]
+        asked = [SearchRequest(query, request.k, seen, self.machine.call_deadline_s) for query in request.queries]
 
         async def one_batch() -> list[SearchResult] | RetrievalFault:
             open_places = [place for place in range(len(asked)) if place not in done]
@@ -62,7 +62,7 @@ class World:
             return fault or [done[place] for place in range(len(asked))]
 
         done: dict[int, SearchResult] = {}
-        results = await patiently(one_batch, self.run)
+        results = await patiently(one_batch, self.machine)
         hits: dict[ChunkId, Hit] = {}
         rankings = []
         for query, result in zip(request.queries, results, strict=True):
@@ -74,9 +74,9 @@ class World:
 
     async def _grep(self, pattern: str, limit: int) -> Answer:
         async def once() -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
-            return await self.retriever.grep(pattern, limit, self.run.call_deadline_s)
+            return await self.retriever.grep(pattern, limit, self.machine.call_deadline_s)
 
-        found: tuple[Chunk, ...] | BadPattern = await patiently(once, self.run)
+        found: tuple[Chunk, ...] | BadPattern = await patiently(once, self.machine)
         if isinstance(found, BadPattern):
             return Answer(bad_pattern=found.reason)
         return Answer(_unranked(found).hits, (Ranking(pattern, tuple(chunk.chunk_id for chunk in found)),))
@@ -85,7 +85,7 @@ class World:
         async def once() -> tuple[Chunk, ...] | RetrievalFault:
             return await self.retriever.read(doc_id)
 
-        chunks: tuple[Chunk, ...] = await patiently(once, self.run)
+        chunks: tuple[Chunk, ...] = await patiently(once, self.machine)
         return _unranked(chunks)
 
     async def _judge(self, request: Judge) -> Answer:
@@ -100,22 +100,24 @@ class World:
                 verdicts.append(Verdict(unit_id, request.claim, judgement.label, judgement.sentence))
             return verdicts
 
-        return Answer(verdicts=tuple(await patiently(once, self.run)))
+        return Answer(verdicts=tuple(await patiently(once, self.machine)))
 
 
-async def patiently(call: Callable[[], Awaitable[Outcome | RetrievalFault | VerifierFault]], run: Run) -> Outcome:
-    """Await a call of an engine, again where it fails or runs past `run.call_deadline_s`.
+async def patiently(
+    call: Callable[[], Awaitable[Outcome | RetrievalFault | VerifierFault]], machine: Machine
+) -> Outcome:
+    """Await a call of an engine, again where it fails or runs past `machine.call_deadline_s`.
 
     Raises:
-        InfrastructureFault: it failed `run.attempts` times.
+        InfrastructureFault: it failed `machine.attempts` times.
     """
 
     async def once() -> Outcome:
         try:
-            async with asyncio.timeout(run.call_deadline_s):
+            async with asyncio.timeout(machine.call_deadline_s):
                 result = await call()
         except TimeoutError as error:
-            raise Transient(f"no answer within {run.call_deadline_s:g} s") from error
+            raise Transient(f"no answer within {machine.call_deadline_s:g} s") from error
         except Exception as error:
             # Whatever an engine raises is its own fault, and must not end the other episodes of a run.
             raise Transient(f"{type(error).__name__}: {error}") from error
@@ -123,7 +125,7 @@ async def patiently(call: Callable[[], Awaitable[Outcome | RetrievalFault | Veri
             raise Transient(result.message)
         return result
 
-    return await retried(once, run.attempts, run.backoff_s)
+    return await retried(once, machine.attempts, machine.backoff_s)
 
 
 def _hit(chunk: Chunk, score: float, rank: int) -> Hit:

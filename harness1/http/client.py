@@ -191,9 +191,12 @@ def _reason(error: BaseException) -> str:
 
     if not isinstance(error, httpx.ConnectError):
         return f"{type(error).__name__}: {error}"
-    while cause := error.__cause__ or (not error.__suppress_context__ and error.__context__):
-        error = cause
-    return f"Cannot connect: {'connection refused' if isinstance(error, ConnectionRefusedError) else error}"
+    chain: list[BaseException] = []
+    while error not in chain:  # a cause that is raised again may stand in a circle
+        chain.append(error)
+        error = error.__cause__ or error.__context__ or error
+    refused = any(isinstance(each, ConnectionRefusedError) for each in chain)
+    return f"Cannot connect: {'connection refused' if refused else chain[-1]}"
 
 
 @cache

@@ -38,7 +38,8 @@ class HostedClient(HttpClient):
 
     def sender(self, session: AsyncClient) -> Any:
         session.event_hooks = {"request": [_only_sent]}
-        return self._openai.AsyncOpenAI(base_url=self.url, api_key="in our session", http_client=session, max_retries=0)
+        ours: Any = session  # openai 2 takes a client of httpx, and openai 3 one of httpx2 or httpx
+        return self._openai.AsyncOpenAI(base_url=self.url, api_key="in our session", http_client=ours, max_retries=0)
 
     async def exchange(
         self, path: str, body: bytes | None, limit: int, headers: Mapping[str, str] | None = None

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from harness1.config import Run
+from harness1.config import Machine
 from harness1.errors import ConfigError, Refusal, UsageError
 from harness1.http.client import HttpClient, HttpFault, is_address
 from harness1.http.hosted import HostedClient
@@ -100,18 +100,18 @@ def _check(url: str, key: str) -> None:
         raise ConfigError(f"{shown}: the key has characters that no header can carry")
 
 
-def policy_endpoint(url: str, run: Run, kind: type[HttpClient] = HostedClient) -> ModelEndpoint:
-    """Return the endpoint of a policy's model, asked as `run.model` says, and again as often as everything else.
+def policy_endpoint(url: str, machine: Machine, kind: type[HttpClient] = HostedClient) -> ModelEndpoint:
+    """Return the endpoint of a policy's model, asked as `machine.model` says, and again as often as everything else.
 
     Raises:
         ConfigError, MissingExtra: as `ModelEndpoint`.
     """
     return ModelEndpoint(
         url,
-        run.model.key,
-        timeout_s=run.model.timeout_s,
-        attempts=run.attempts,
-        backoff_s=run.backoff_s,
-        concurrency=run.model.concurrency,
+        machine.model.key,
+        timeout_s=machine.model.timeout_s,
+        attempts=machine.attempts,
+        backoff_s=machine.backoff_s,
+        concurrency=machine.model.concurrency,
         kind=kind,
     )

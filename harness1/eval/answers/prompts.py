@@ -11,7 +11,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import TypeVar
 
-from harness1.config import Run
+from harness1.config import Machine
 from harness1.env.world import patiently
 from harness1.errors import InfrastructureFault
 from harness1.hashing import digest
@@ -127,14 +127,14 @@ def _tokens(source: QuotedDocument) -> int:
 
 
 class DocumentReader:
-    """Whole texts out of a retriever, which is asked again as often as `run.attempts` says.
+    """Whole texts out of a retriever, which is asked again as often as `machine.attempts` says.
 
     Args:
-        run: attempts, and the seconds that one of them may take.
+        machine: attempts, and the seconds that one of them may take.
     """
 
-    def __init__(self, retriever: Retriever, run: Run) -> None:
-        self._retriever, self._run = retriever, run
+    def __init__(self, retriever: Retriever, machine: Machine) -> None:
+        self._retriever, self._run = retriever, machine
 
     @property
     def index_hash(self) -> str:

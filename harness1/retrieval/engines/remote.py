@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from harness1.config import Config, Run
+from harness1.config import Config, Machine
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.http.client import HttpClient, HttpFault, is_address
 from harness1.http.retrying import Transient, retried
@@ -41,9 +41,9 @@ Answer = TypeVar("Answer")
 class RemoteRetriever:
     """`Retriever` over the native route of a server; `about` is what the server said of itself at opening."""
 
-    def __init__(self, url: str, about: About, run: Run) -> None:
+    def __init__(self, url: str, about: About, machine: Machine) -> None:
         self._client = HttpClient(url)
-        self._about, self._run = about, run
+        self._about, self._run = about, machine
 
     @property
     def info(self) -> IndexInfo:
@@ -104,31 +104,31 @@ def open_http(url: str, config: Config) -> Retriever:
     if not is_address(base):
         raise ConfigError(f"{base} is not the address of a retriever: give http://HOST:PORT")
     with ThreadPoolExecutor(1) as thread:  # whoever opens a retriever may be on an event loop
-        about = thread.submit(asyncio.run, ask_about(base, config.run)).result()
+        about = thread.submit(asyncio.run, ask_about(base, config.machine)).result()
     if about is None:
         return SearchR1Retriever(base, config)
     if wrong := list(_differences(config.env.retrieval, about.retrieval)):
         raise ConfigError(f"{base} ranks with other settings than yours; to use them: {' '.join(wrong)}")
-    return RemoteRetriever(base, about, config.run)
+    return RemoteRetriever(base, about, config.machine)
 
 
-async def ask_about(base: str, run: Run) -> About | None:
+async def ask_about(base: str, machine: Machine) -> About | None:
     """Return what a server says on `/info`; None if it has no such page, or one that is no JSON.
 
     Raises:
-        InfrastructureFault: it cannot be reached or fails, `run.attempts` times, or says something else.
+        InfrastructureFault: it cannot be reached or fails, `machine.attempts` times, or says something else.
     """
     client = HttpClient(base)
 
     async def once() -> msgspec.Raw | None:
-        page = await client.get("/info", msgspec.Raw, run.call_deadline_s)
+        page = await client.get("/info", msgspec.Raw, machine.call_deadline_s)
         if not isinstance(page, HttpFault):
             return page
         if page.status in (200, 404, 405):
             return None
         raise Transient(f"no retriever answers at {page.message}")
 
-    page = await retried(once, run.attempts, run.backoff_s)
+    page = await retried(once, machine.attempts, machine.backoff_s)
     try:
         return msgspec.json.decode(page, type=About) if page else None
     except msgspec.ValidationError as error:

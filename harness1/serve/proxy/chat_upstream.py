@@ -96,16 +96,16 @@ class ChatUpstream:
     Args:
         url: up to and including the `/v1`.
         model: what is asked for whatever the client calls it; "": what the client calls it.
-        config: `policy` and `env.generation_reserve` say what a call does not; `run` how the server is asked.
+        config: `policy` and `env.generation_reserve` say what a call does not; `machine` how the server is asked.
 
     Raises:
         ConfigError, MissingExtra: as `ModelEndpoint`.
     """
 
     def __init__(self, url: str, model: str, config: Config) -> None:
-        run = config.run
-        self._endpoint = policy_endpoint(url, run)
-        self._route, self._timeout_s = ChatRoute(self._endpoint, OPTIONAL), run.call_deadline_s
+        machine = config.machine
+        self._endpoint = policy_endpoint(url, machine)
+        self._route, self._timeout_s = ChatRoute(self._endpoint, OPTIONAL), machine.call_deadline_s
         self._model, self._settings, self._reserve = model, config.policy, config.env.generation_reserve
 
     @property
