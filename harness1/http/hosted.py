@@ -44,6 +44,7 @@ class HostedClient(HttpClient):
     async def exchange(
         self, path: str, body: bytes | None, limit: int, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Mapping[str, str], bytes]:
+        """As `HttpClient.exchange`, but that the whole answer is read before it is cut."""
         from httpx import Response
 
         sender, openai = (await self._line()).sender, self._openai
