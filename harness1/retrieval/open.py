@@ -13,7 +13,7 @@ from harness1.retrieval.result_cache import CachingRetriever
 def open_retriever(spec: str, config: Config = Config()) -> Retriever:
     """Open an engine: the folder of an embedded index, or `PREFIX:REST` for one of `ENGINES`.
 
-    Equal searches are answered from memory, `run.cached_searches` of them.
+    Equal searches are answered from memory, `machine.cached_searches` of them.
 
     Raises:
         CorpusError: the folder is no index.
@@ -24,7 +24,7 @@ def open_retriever(spec: str, config: Config = Config()) -> Retriever:
     """
     prefix, rest = engine_of(spec)
     retriever = _embedded(rest, config) if prefix is None else ENGINES[prefix](rest, config)
-    size = config.run.cached_searches
+    size = config.machine.cached_searches
     return CachingRetriever(retriever, size, config.env.retrieval) if size else retriever
 
 

@@ -40,7 +40,7 @@ async def rollout(
     session: Session | None = None
     clock = _Clock()
     error = None
-    deadline = asyncio.timeout(env.world.run.episode_deadline_s)
+    deadline = asyncio.timeout(env.world.machine.episode_deadline_s)
     try:
         async with deadline:
             context = await env.reset(public)
@@ -49,7 +49,7 @@ async def rollout(
     except TimeoutError:
         if not deadline.expired():
             raise
-        stop, error = StopReason.FAULT, f"the episode took more than {env.world.run.episode_deadline_s:g} s"
+        stop, error = StopReason.FAULT, f"the episode took more than {env.world.machine.episode_deadline_s:g} s"
     except InfrastructureFault as fault:
         stop, error = StopReason.FAULT, str(fault)
     if stop is StopReason.FAULT and (cut := getattr(session, "pending", None)) is not None:

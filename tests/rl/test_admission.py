@@ -35,8 +35,8 @@ from harness1.rl.admission.report import ORDER, REPORT, AdmissionReport, admitte
 from harness1.rl.admission.run import Check, check, reported
 from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, run_chunk
 
-CONFIG = load_config(None, ["reward.recipe=robust", "run.workers=1", "run.bootstrap=20"])
-PAPER = load_config(None, ["run.workers=1"])
+CONFIG = load_config(None, ["reward.recipe=robust", "machine.workers=1", "machine.bootstrap=20"])
+PAPER = load_config(None, ["machine.workers=1"])
 SOURCE = open_source("world:150")
 TASKS = SOURCE.tasks("train")[:18]
 Played = dict[str, list[Episode]]
