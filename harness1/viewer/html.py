@@ -14,7 +14,7 @@ import msgspec
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-THREE_DECIMALS = re.compile(r"recall|precision|_f[12]|ndcg|reciprocal_rank|success|selection_loss|reward|merge_ratio")
+THREE_DECIMALS = re.compile(r"recall|precision|_f[12]|@\d|^AP$|^RR$|selection_loss|reward|merge_ratio")
 """The metrics that are written with three decimals."""
 
 

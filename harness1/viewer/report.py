@@ -44,7 +44,7 @@ TOOK = {
     "cost": "dollars",
 }
 """Parts of the resources that have another name on the page."""
-WORK = "run."
+WORK = "machine."
 """Settings that decide how work is carried out, and change no episode."""
 
 

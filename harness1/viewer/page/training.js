@@ -57,7 +57,7 @@ function controls(names, update) {
   };
   return h("div", { class: "controls" },
     h("label", {}, "smoothing ", h("input", { type: "range", id: "smoothing", min: 0, max: 0.98, step: 0.02, value: chosenCurves.keep, oninput: smooth }), value),
-    h("p", { class: "muted" }, "Lines are of training, points are evaluations on held-out tasks."),
+    h("p", { class: "muted" }, "Lines show training; points show evaluations on held-out tasks."),
     h("details", {}, h("summary", {}, `${plural(names.length, "metric")} to choose from`), h("div", { class: "metric-choice" }, names.map((name) =>
       h("label", {}, h("input", { type: "checkbox", checked: chosenCurves.names.has(name), onchange: pick(name) }), name)))));
 }
