@@ -11,6 +11,8 @@ from playwright.sync_api import sync_playwright
 
 from harness1.eval.ablations.table import COLUMNS
 from harness1.viewer.html import environment
+from harness1.viewer.report import ensure_report
+from tests.eval.run_folders import dataset, episode, run_folder
 
 pytestmark = pytest.mark.browser
 
@@ -45,4 +47,16 @@ def test_a_wide_table_shows_on_which_side_it_goes_on(tmp_path: Path) -> None:
         assert [changed_edges(narrow, left) for left in (0, 200, 9999)] == [(False, True), (True, True), (True, False)]
         narrow.set_viewport_size({"width": 2400, "height": 400})
         assert changed_edges(narrow, 0) == (False, False)
+        browser.close()
+
+
+def test_a_phone_needs_no_scrolling_sideways(tmp_path: Path) -> None:
+    query = {"t1": "Which " + "unbreakably" * 20 + " long name is it?"}
+    folder = run_folder(tmp_path / "run", dataset(tmp_path / "data", query), [episode("t1", "ab", turns=2)])
+    ensure_report(folder)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        narrow = browser.new_page(viewport={"width": 390, "height": 800})
+        narrow.goto(f"file://{folder / 'report.html'}")
+        assert narrow.evaluate("document.documentElement.scrollWidth <= innerWidth")
         browser.close()
