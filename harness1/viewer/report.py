@@ -62,9 +62,12 @@ class Histogram:
     places: int = 0
 
     @property
+    def top(self) -> float:
+        return self.high if self.high > 0.0 else 1.0
+
+    @property
     def bins(self) -> list[tuple[str, int]]:
-        high = self.high if self.high > 0.0 else 1.0
-        counts, edges = np.histogram(np.clip(self.values, 0.0, high), BINS, (0.0, high))
+        counts, edges = np.histogram(np.clip(self.values, 0.0, self.top), BINS, (0.0, self.top))
         return [(f"{low:g} to {top:g}", int(count)) for low, top, count in zip(edges, edges[1:], counts, strict=False)]
 
     @property
@@ -96,12 +99,12 @@ class Report:
 
     @property
     def title(self) -> str:
-        """Return what was run on what."""
+        """Return the policy and the dataset of the run."""
         inputs, policy = self.stage.inputs, self.stage.outputs.get("policy", "run")
         return f"{policy} on {Path(str(inputs.get('dataset', '?'))).name}/{inputs.get('split', '?')}"
 
     def intervals(self, names: Iterable[str]) -> list[tuple[str, Interval]]:
-        """Return those of the metrics that have an interval. A metric has none where no task was scored."""
+        """Return the metrics of these names that have an interval. None has one where no task was scored."""
         found = ((name, self.metrics.get(name)) for name in names)
         return [
             (name, Interval(each["mean"], each["low"], each["high"]))
@@ -116,7 +119,7 @@ class Report:
 
     @property
     def histograms(self) -> list[Histogram]:
-        """Return how tasks are spread over recall, set size and turns."""
+        """Return the distributions of tasks over recall, set size and turns."""
         rows = self.run.per_task.values() if self.run else ()
         found = []
         for name, places in (("curated_recall", 1), ("trajectory_recall", 1), ("set_size", 0), ("turns", 0)):
@@ -126,7 +129,7 @@ class Report:
 
     @cached_property
     def worst_and_best(self) -> tuple[list[str], list[str]]:
-        """Return the ids of the tasks of the lowest and of the highest curated recall; equal ones by what was seen."""
+        """Return the ids of the tasks of lowest and of highest curated recall; ties go by trajectory recall."""
         rows = self.run.per_task if self.run else {}
 
         def key(task: str) -> tuple[float, float]:
@@ -140,7 +143,7 @@ class Report:
         """Return the settings that are not the default, each with its value and the default.
 
         Args:
-            work: those of how work is carried out, or all others.
+            work: return those that decide how work is carried out, or all others.
         """
         pairs = config_difference(shown_config(self.config), shown_config(Config()))
         return [(name, *pair) for name, pair in pairs.items() if name.startswith(WORK) == work]
@@ -168,8 +171,10 @@ class Report:
 
 
 def ensure_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
-    """Write the report of a run folder as `write_report` does, unless it is there: whoever makes anew what a report is
-    made of removes it."""
+    """Write the report of a run folder as `write_report` does, unless it is there.
+
+    A report that is there is up to date: what changes the other files of a run removes it.
+    """
     if not (folder / REPORT).is_file():
         write_report(folder, tasks)
 
@@ -178,7 +183,7 @@ def write_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
     """Write the report of a run folder into it.
 
     Args:
-        tasks: of the run, with gold; None: those of the dataset that its card names.
+        tasks: those of the run, with gold; None: read them from the dataset that its card names.
 
     Raises:
         UsageError: the folder is not a run folder, or has no metrics yet.
@@ -190,7 +195,7 @@ def write_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
 
 
 def read_report(folder: Path, tasks: Iterable[Task] | None = None) -> Report:
-    """Read what the report of a run tells; arguments and errors as of `write_report`."""
+    """Read what the report of a run tells. Arguments and errors are those of `write_report`."""
     config, _ = run_config(folder)
     stage = read_stage(folder)
     assert stage is not None

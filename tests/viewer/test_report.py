@@ -202,7 +202,9 @@ def test_a_histogram_counts_every_task_in_one_bin() -> None:
     drawn = component("histogram", Histogram("recall", [0.0, 0.05, 0.1, 1.0, 1.0, 1.0], 1.0, 1))
     assert re.findall(r"<title>(.*?)</title>", drawn) == ["0 to 0.1: 2", "0.1 to 0.2: 1", "0.9 to 1: 3"]
     assert 'height="66.0"' in drawn  # the fullest bin has all of the height
-    assert "<title>0 to 0.1: 2</title>" in component("histogram", Histogram("turns", [0.0, 0.0], 0.0))
+    empty = component("histogram", Histogram("turns", [0.0, 0.0], 0.0))
+    assert "<title>0 to 0.1: 2</title>" in empty
+    assert text(empty).endswith("0 median 0.0 1")
 
 
 def test_only_templates_are_markup() -> None:
