@@ -4,7 +4,7 @@
 
 Each checkout evaluates the scripted policy on the test split of every benchmark in a process of its own, with this
 interpreter. The script compares every metric and every hash of the run cards, replays the runs of the old checkout
-with the code of the new one, and compares the counts of `benchmarks/prefix_reuse.py` and `benchmarks/env_turn.py`. Times
+with the code of the new one, and compares what `prefix_reuse.py` and `env_turn.py` beside this script count. Times
 are left out. What is in the folder already is not run again. Exit code 1 if anything differs.
 """
 
