@@ -50,7 +50,7 @@ def dataset_row(dataset: str, folder: Path, model: str, scripted: bool) -> Row:
     row |= _beside(*(_single_shot(index, mode, tasks) for mode in ("bm25", "dense", "hybrid")))
     if scripted:
         recalls = [_scripted(index, mode, source, tasks) for mode in ("bm25", "hybrid")]
-        difference = paired_difference(recalls[1], recalls[0], Config().run.bootstrap)
+        difference = paired_difference(recalls[1], recalls[0], Config().machine.bootstrap)
         row |= {"scripted_bm25": _mean(recalls[0]), "scripted_hybrid": _mean(recalls[1])}
         row |= {"scripted_difference": [difference.mean, difference.low, difference.high]}
     return row
@@ -69,7 +69,7 @@ def mean_row(rows: Sequence[Row]) -> Row:
 def _beside(bm25: Recalls, dense: Recalls, hybrid: Recalls) -> Row:
     row: Row = {"bm25": _mean(bm25), "dense": _mean(dense), "hybrid": _mean(hybrid)}
     for name, other in (("difference", hybrid), ("dense_difference", dense)):
-        difference = paired_difference(other, bm25, Config().run.bootstrap)
+        difference = paired_difference(other, bm25, Config().machine.bootstrap)
         row[name] = [difference.mean, difference.low, difference.high]
         row[f"{name}s"] = [other[task] - bm25[task] for task in sorted(bm25)]
     return row
@@ -77,7 +77,7 @@ def _beside(bm25: Recalls, dense: Recalls, hybrid: Recalls) -> Row:
 
 def stratified(samples: Sequence[Sequence[float]]) -> list[float]:
     """Mean of means over datasets, with its 95 % interval: the variance is that of independent datasets."""
-    parts = [bootstrap_mean(values, Config().run.bootstrap) for values in samples]
+    parts = [bootstrap_mean(values, Config().machine.bootstrap) for values in samples]
     mean = sum(part.mean for part in parts) / len(parts)
     half = sum(((part.high - part.low) / 2) ** 2 for part in parts) ** 0.5 / len(parts)
     return [mean, mean - half, mean + half]
@@ -110,7 +110,7 @@ def _scripted(index: Path, mode: str, source: Source, tasks: Sequence[Task]) -> 
     """Curated recall of whole episodes."""
     from harness1.eval.summary import task_metrics
 
-    config = load_config(None, [f"env.retrieval.mode={mode}", "run.concurrency=32", "run.batch_ms=2"])
+    config = load_config(None, [f"env.retrieval.mode={mode}", "machine.concurrency=32", "machine.batch_ms=2"])
     episodes: list[Any] = []
     run_episodes(EpisodeSetup(config, str(index), "scripted"), [EpisodeJob(task) for task in tasks], episodes.append)
     values = task_metrics(episodes, {task.task_id: task for task in tasks}, config)

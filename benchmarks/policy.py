@@ -78,7 +78,9 @@ def speed_table(options: argparse.Namespace, tasks: Sequence[Task]) -> list[Row]
     """One row for each setting; `decode gain` is over the first row, `prefill` the share of prompt tokens computed."""
     rows: list[Row] = []
     for setting, (at_once, kept) in SETTINGS.items():
-        config = _config(options, f"run.concurrency={len(tasks) if at_once else 1}", f"run.model.cache_tokens={kept}")
+        config = _config(
+            options, f"machine.concurrency={len(tasks) if at_once else 1}", f"machine.model.cache_tokens={kept}"
+        )
         began = time.perf_counter()
         episodes, backend = _episodes(options, config, tasks if at_once else tasks[: options.alone])
         stats = backend.stats()
@@ -107,7 +109,7 @@ def gate_table(options: argparse.Namespace, tasks: Sequence[Task]) -> list[Row]:
     folder = resolve_model(options.model)
     rows: list[Row] = []
     for temperature in TEMPERATURES:
-        config = _config(options, f"run.concurrency={len(tasks)}", f"policy.temperature={temperature}")
+        config = _config(options, f"machine.concurrency={len(tasks)}", f"policy.temperature={temperature}")
         episodes, _ = _episodes(options, config, tasks)
         model = load_causal_model(folder, "cpu", config.policy.dtype)
         grammar = open_format(config.policy.format, open_tokenizer(folder)).grammar(Toolbox.of(config.env).specs)
@@ -139,7 +141,7 @@ def merging_table(options: argparse.Namespace, tasks: Sequence[Task]) -> list[Ro
         retriever = open_retriever(options.index, config)
 
         async def run(task: Task, config: Config = config, retriever: Any = retriever) -> Episode:
-            env = SearchEnv(config.env, retriever, counter=chat, run=config.run)
+            env = SearchEnv(config.env, retriever, counter=chat, machine=config.machine)
             return await rollout(env, StudentFormatPolicy(ScriptedPolicy(), chat), task)
 
         merged = [prefix_merging(captured_calls(asyncio.run(run(task)))) for task in tasks]
@@ -170,8 +172,8 @@ def _config(options: argparse.Namespace, *overrides: str) -> Config:
         f"policy.temperature={options.temperature}",
         f"policy.dtype={options.dtype}",
         "policy.constrained=true",
-        "run.model.device=cpu",
-        "run.episode_deadline_s=36000",
+        "machine.model.device=cpu",
+        "machine.episode_deadline_s=36000",
     ]
     return load_config(SMALL, [*chosen, *overrides])
 

@@ -77,7 +77,8 @@ async def played(
     teacher = OracleTeacher({task.task_id: task.gold for task in tasks if task.gold is not None})
     policy = StudentFormatPolicy(teacher, chat)
     return [
-        await rollout(SearchEnv(config.env, retriever, counter=chat, run=config.run), policy, task) for task in tasks
+        await rollout(SearchEnv(config.env, retriever, counter=chat, machine=config.machine), policy, task)
+        for task in tasks
     ]
 
 

@@ -85,7 +85,7 @@ def dataset_rows(dataset: str, indexes: Path, out: Path, limit: int) -> dict[str
 
 def compared(runs: Mapping[str, RunView]) -> dict[str, Row]:
     """Every system beside the base; a single search at equal set size."""
-    resamples = Config().run.bootstrap
+    resamples = Config().machine.bootstrap
     rows: dict[str, Row] = {}
     p: dict[str, float] = {}
     for name, system in systems().items():

@@ -29,11 +29,11 @@ from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, R
 
 TASKS, GROUP, PASSES = 32, 8, 3
 SETTINGS = {
-    "each by itself": ["run.batch_ms=0", "run.batch_size=1", "run.cached_searches=0"],
-    "batched": ["run.cached_searches=0"],
+    "each by itself": ["machine.batch_ms=0", "machine.batch_size=1", "machine.cached_searches=0"],
+    "batched": ["machine.cached_searches=0"],
     "batched and cached": [],
 }
-DEADLINES = ["run.call_deadline_s=600", "run.episode_deadline_s=3600"]
+DEADLINES = ["machine.call_deadline_s=600", "machine.episode_deadline_s=3600"]
 Row = dict[str, Any]
 
 
@@ -75,7 +75,7 @@ async def _run(retriever: Retriever, config: Config, tasks: Sequence[Task]) -> l
     policy = open_policy("scripted", {})
 
     async def one(task: Task, sample: int) -> tuple[SearchEnv, Episode]:
-        env = SearchEnv(config.env, retriever, run=config.run)
+        env = SearchEnv(config.env, retriever, machine=config.machine)
         episode = await rollout(env, policy, task.public(), seed=0, sample_idx=sample)
         assert episode.error is None, episode.error
         return env, episode

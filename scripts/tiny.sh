@@ -26,7 +26,7 @@ step() { # what comes next, and when
   printf '\n[%d min %02d s] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$1"
 }
 # The environment at its smallest: five turns, three tools, prompts of at most 384 tokens. The same for every step.
-same=(--config "$here/configs/micro.toml" --set run.model.threads=1)
+same=(--config "$here/configs/micro.toml" --set machine.model.threads=1)
 
 step 'Documents and tasks: a generated world, and questions about it that one or two documents answer.'
 python "$here/benchmarks/micro.py" "$out" --only world --size "$documents"

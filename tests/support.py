@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from harness1.config import Env, Run
+from harness1.config import Env, Machine
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.renderer import Context
 from harness1.hashing import text_digest
@@ -119,12 +119,12 @@ CORPUS = (
 
 WORDS = "river castle bridge king Paris London Rome Ada Byron engine program poet town war 1824 1900 rain".split()  # noqa: SIM905
 
-QUICK = Run(attempts=3, backoff_s=0.0, workers=1)
+QUICK = Machine(attempts=3, backoff_s=0.0, workers=1)
 
 
 def make_env(config: Env | None = None, chunks: Sequence[Chunk] = CORPUS, **options: Any) -> SearchEnv:
     retriever = options.pop("retriever", None) or WordRetriever(chunks, options.pop("unit", "document"))
-    return SearchEnv(config or Env(), retriever, run=QUICK, **options)
+    return SearchEnv(config or Env(), retriever, machine=QUICK, **options)
 
 
 def play(env: SearchEnv, *actions: ToolCall, query: str = "Where did the father of Ada Lovelace die?") -> list[Step]:

@@ -63,7 +63,7 @@ def test_the_files_of_published_constants_spell_out_every_setting() -> None:
     tree["sft"]["gates"]["quotas"] = {}
     tree["rl"] = msgspec.toml.decode(RL_RECIPE.read_bytes())["rl"]
     full = msgspec.to_builtins(Config())
-    full.pop("run")
+    full.pop("machine")
     assert tree == full
 
 
@@ -83,8 +83,30 @@ def test_every_weight_is_in_the_reward_hash(path: str) -> None:
 
 
 def test_how_work_is_carried_out_is_in_no_hash() -> None:
-    overrides = ["run.workers=3", "run.attempts=9", "run.call_deadline_s=1.5", "run.bootstrap=10", "run.concurrency=1"]
+    overrides = [
+        "machine.workers=3",
+        "machine.attempts=9",
+        "machine.call_deadline_s=1.5",
+        "machine.bootstrap=10",
+        "machine.concurrency=1",
+    ]
     assert config_hashes(load_config(None, overrides)) == config_hashes(Config())
+
+
+def test_the_hash_of_all_decisive_settings_outlives_the_name_of_the_machine() -> None:
+    """Recorded in provenance files since the section was called `run`."""
+    recorded = "49c1cb4654504649ddab6b81962689da9b05acefb0a09c64ecd5ad3d10aec84b"
+    assert load_config(None, ["machine.workers=3"]).hash == Config().hash == recorded
+    assert load_config(None, ["env.max_turns=9"]).hash != recorded
+
+
+def test_the_former_name_of_the_machine_is_refused_with_the_present_one(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text("[run]\nworkers = 2\n")
+    with pytest.raises(ConfigError, match=re.escape(f"[run] is called [machine] now: write [machine] in {path}")):
+        load_config(path)
+    with pytest.raises(ConfigError, match=r"run\.workers is called machine\.workers now: --set machine\.workers=2"):
+        load_config(None, ["run.workers=2"])
 
 
 def test_every_setting_is_read_somewhere() -> None:

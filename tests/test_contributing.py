@@ -61,7 +61,7 @@ def test_the_example_reward_component_is_weighed_and_capped() -> None:
 
 def test_the_example_benchmark_is_evaluated(tmp_path: Path) -> None:
     source = example("Add a benchmark")["capitals_source"]()
-    config = load_config(None, ["run.workers=1"])
+    config = load_config(None, ["machine.workers=1"])
     build_index(source.documents(), tmp_path / "index", config.index)
     tasks = source.tasks("test")
     evaluation = Evaluation("capitals", "test", tasks, str(tmp_path / "index"), "single-shot", config)

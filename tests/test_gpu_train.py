@@ -20,8 +20,8 @@ TASKS = 40
 """Of a teacher: enough to act validly now and then on others."""
 ENV = (
     *("env.max_turns=3", "env.context_window=1024", "env.generation_reserve=160", "env.compression.sentences=1"),
-    *("env.search.hits=2", "env.auto_populate.documents=2", "policy.format_retries=0", "run.workers=1"),
-    *("run.threads=1", "run.model.threads=1", "run.bootstrap=50"),
+    *("env.search.hits=2", "env.auto_populate.documents=2", "policy.format_retries=0", "machine.workers=1"),
+    *("machine.threads=1", "machine.model.threads=1", "machine.bootstrap=50"),
 )
 SFT = ("train.epochs=30", "train.batch_rows=4", "train.rate=4e-3", "train.lora.rank=0", "train.watch.every=0")
 GATES = ("sft.gates.recall=0", "sft.gates.near=1", "sft.held_out=0.2", "train.watch.turns=2", "train.watch.rows=2")

@@ -23,10 +23,10 @@ from harness1.sft.data_card import TRAIN
 
 MICRO = Path(__file__).parent.parent / "configs" / "micro.toml"
 SMALL = (
-    "run.workers=1",
-    "run.threads=1",
-    "run.model.threads=1",
-    "run.bootstrap=50",
+    "machine.workers=1",
+    "machine.threads=1",
+    "machine.model.threads=1",
+    "machine.bootstrap=50",
 )
 PROMPT, CALL = 384, 16
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from harness1.config import Compression, Config, Curation, Env, Index, Rerank, Retrieval, Review, Run, Verification
+from harness1.config import Compression, Config, Curation, Env, Index, Machine, Rerank, Retrieval, Review, Verification
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import rollout
 from harness1.memory.compress import compress
@@ -314,7 +314,7 @@ def test_gold_never_reaches_the_environment() -> None:
     """24: queries of training and test met; here an environment cannot even be given the answer."""
     seen: list[str] = []
     task = Task("t", "Where did Byron die?", gold=Gold({DocId("secret_gold"): 1}), metadata={"answer": "secret_gold"})
-    episode = run(rollout(make_env(), Script(search("Byron"), END), task, watch=lambda step: seen.append(str(step))))
+    episode = run(rollout(make_env(), Script(search("Byron"), END), task, on_step=lambda step: seen.append(str(step))))
     assert "secret_gold" not in str(episode) + "".join(seen)
 
 
@@ -350,7 +350,8 @@ def test_queries_of_a_fan_out_are_asked_at_once() -> None:
     retriever = Together(CORPUS)
     started = time.perf_counter()
     play(
-        SearchEnv(Env(), retriever, run=Run()), call("fan_out_search", queries=["Ada", "Byron", "town", "Rain", "Lord"])
+        SearchEnv(Env(), retriever, machine=Machine()),
+        call("fan_out_search", queries=["Ada", "Byron", "town", "Rain", "Lord"]),
     )  # type: ignore[arg-type]
     assert retriever.batches == [5]
     assert time.perf_counter() - started < 5

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from harness1.cli.evaluate import Limit
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve, say_torn
-from harness1.config import Config, Run
+from harness1.config import Config, Machine
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.eval.answers.asking import CONDITIONS, Answered, Answering, Condition, NamedModel, questions_of
 from harness1.eval.answers.prompts import DocumentReader
@@ -62,12 +62,12 @@ def answer(
 ) -> None:
     """Let a frozen model answer the questions of a run: closed book, from one search, and from the curated sets.
 
-    The answerer's key, deadline and concurrency are those of run.model, the judge's those of run.verifier. Exit code 3
-    if an answer or a verdict is missing; the same command asks for it again.
+    The answerer's key, deadline and concurrency are those of machine.model, the judge's those of machine.verifier. Exit
+    code 3 if an answer or a verdict is missing; the same command asks for it again.
 
     Example: harness1 answer runs/world --answerer openai:gpt-4o-mini@https://api.openai.com/v1
     """
-    settings = resolve(config, overrides).run
+    settings = resolve(config, overrides).machine
     view = read_run(run, dataset)
     work = Answering(
         questions=(questions := questions_of(view, limit)).asked,
@@ -175,21 +175,21 @@ def _conditions(text: str) -> tuple[Condition, ...]:
 
 
 def _model(
-    spec: str, option: str, most_tokens: int, endpoint: Callable[[str, Run], ModelEndpoint], run: Run
+    spec: str, option: str, most_tokens: int, endpoint: Callable[[str, Machine], ModelEndpoint], machine: Machine
 ) -> NamedModel:
     asked = ModelSpec.read(spec)
     if asked.kind != "openai" or asked.url is None:
         raise UsageError(f"{option} takes openai:MODEL@URL, not {spec!r}")
-    return NamedModel(spec, Completer(endpoint(asked.url, run), asked.model, most_tokens))
+    return NamedModel(spec, Completer(endpoint(asked.url, machine), asked.model, most_tokens))
 
 
-def _judge_endpoint(url: str, run: Run) -> ModelEndpoint:
-    judge = run.verifier
-    return ModelEndpoint(url, judge.key, judge.timeout_s, run.attempts, run.backoff_s, judge.concurrency)
+def _judge_endpoint(url: str, machine: Machine) -> ModelEndpoint:
+    judge = machine.verifier
+    return ModelEndpoint(url, judge.key, judge.timeout_s, machine.attempts, machine.backoff_s, judge.concurrency)
 
 
-def _library(index: str, recorded: Config, given: Run) -> DocumentReader:
+def _library(index: str, recorded: Config, given: Machine) -> DocumentReader:
     """The index as the run asked it, with the web services of this command line: a record holds no keys."""
-    web = given.web if given.web != Run().web else recorded.run.web
-    config = msgspec.structs.replace(recorded, run=msgspec.structs.replace(recorded.run, web=web))
-    return DocumentReader(open_retriever(index, config), config.run)
+    web = given.web if given.web != Machine().web else recorded.machine.web
+    config = msgspec.structs.replace(recorded, machine=msgspec.structs.replace(recorded.machine, web=web))
+    return DocumentReader(open_retriever(index, config), config.machine)

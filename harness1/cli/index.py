@@ -78,7 +78,7 @@ def ensure_index(source: Source, out: Path, config: Config, *, force: bool = Fal
     if out.exists() and any(out.iterdir()) and not _is_ours(out):
         raise CorpusError(f"{out} is not empty and holds no index: choose another folder")
     with _changing(stage, out), _shown(source) as (documents, embedded):
-        info = build_index(documents, out, config.index, embedded, config.run)
+        info = build_index(documents, out, config.index, embedded, config.machine)
     _finish(stage, source, out, info)
     return info
 
@@ -103,7 +103,7 @@ def _index_folder(
 def _added(source: Source, out: Path, config: Config) -> IndexInfo:
     stage = Stage("index", {"base": open_index(out).info.index_hash, "added": source.fingerprint})
     with _changing(stage, out), _shown(source) as (documents, embedded):
-        info = add_documents(documents, out, embedded, config.run)
+        info = add_documents(documents, out, embedded, config.machine)
     _finish(stage, source, out, info)
     return info
 
@@ -111,7 +111,7 @@ def _added(source: Source, out: Path, config: Config) -> IndexInfo:
 def _deleted(out: Path, delete: list[str], config: Config) -> IndexInfo:
     stage = Stage("index", {"base": open_index(out).info.index_hash, "deleted": sorted(delete)})
     with _changing(stage, out):
-        info = delete_documents(map(DocId, delete), out, run=config.run)
+        info = delete_documents(map(DocId, delete), out, machine=config.machine)
     stage.write(out, status="finished", hashes={"index": info.index_hash}, outputs=msgspec.to_builtins(info))
     return info
 
@@ -134,7 +134,7 @@ def _changing(stage: Stage, out: Path) -> Iterator[None]:
 
 def _fill_engine(source: Source, spec: str, config: Config) -> IndexInfo:
     with _shown(source) as (documents, _):
-        info = build_engine(spec, documents, config.index, config.run)
+        info = build_engine(spec, documents, config.index, config.machine)
     _say_problems(source)
     return info
 

@@ -63,7 +63,7 @@ def replay(
     def one(episode: Episode) -> ReplayReport:
         if retriever is None:
             return replay_episode(episode, config.env)
-        return asyncio.run(replay_live(episode, config.env, retriever, config.run))
+        return asyncio.run(replay_live(episode, config.env, retriever, config.machine))
 
     console = Console(stderr=True)
     reports = [one(episode) for episode in _tracked(episodes, "replaying", len(episodes), console)]
@@ -105,10 +105,10 @@ def _gate(
     sampled = [call for episode in episodes for call in calls_of(episode) if call.output_logprobs]
     if not sampled:
         raise UsageError("this run holds no sampled tokens with log probabilities: there is nothing to compute again")
-    chat = format_at(HARMONY if config.run.model.tokenizer == HARMONY else folder, config)
+    chat = format_at(HARMONY if config.machine.model.tokenizer == HARMONY else folder, config)
     if any(call.tokenizer_hash != chat.tokenizer.hash for call in sampled):
         return None, f"{folder} has another tokenizer than the model that was sampled from"
-    model = load_causal_model(folder, config.run.model.device or "cpu", config.policy.dtype)
+    model = load_causal_model(folder, config.machine.model.device or "cpu", config.policy.dtype)
     masks = None
     if config.policy.constrained:
         masks = grammar_masks(folder, model.config.vocab_size, [chat.grammar(Toolbox.of(config.env).specs)])

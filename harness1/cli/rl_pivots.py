@@ -28,7 +28,7 @@ def pivots(
             "--policy",
             "--model",
             help="The frozen reference, from which training will begin: hf:PATH, vllm:PATH or any other policy; default"
-            " run.learn.model of the configuration.",
+            " machine.learn.model of the configuration.",
             metavar="SPEC",
         ),
     ] = "",
@@ -44,8 +44,8 @@ def pivots(
     Example: harness1 rl pivots runs/teacher --out pivots --policy hf:student --set rl.pivots.samples=8
     """
     settings = resolve(config, overrides)
-    if not (policy := policy or settings.run.learn.model):
-        raise UsageError("give --policy, or run.learn.model in the configuration")
+    if not (policy := policy or settings.machine.learn.model):
+        raise UsageError("give --policy, or machine.learn.model in the configuration")
     if needs_gold(policy):
         raise UsageError(f"{policy} sees the gold: profile with the policy that is to be trained")
     check_policy(policy)

@@ -80,12 +80,12 @@ def train(
     """
     settings = resolve(config, overrides)
     given = {"data": data, "index": index, "admission": admission}
-    learn = _with(settings.run.learn, {name: tuple(value) for name, value in given.items() if value})
+    learn = _with(settings.machine.learn, {name: tuple(value) for name, value in given.items() if value})
     learn = _with(learn, {name: value for name, value in (("model", model), ("split", split)) if value})
     if pivots is not None and data:
         raise UsageError("give --data or --pivots, not both")
     if not ((pivots or learn.data) and learn.model and (out or learn.out)):
-        raise UsageError("give --data, --model and --out, or run.learn.data, model and out in the configuration")
+        raise UsageError("give --data, --model and --out, or machine.learn.data, model and out in the configuration")
     out = out or Path(learn.out)
     policy = open_policy_to_train(learn.model, settings)
     work, players = (
@@ -150,7 +150,7 @@ def _players(
     setups: Sequence[EpisodeSetup], spec: str, base: Path, versions: Path, policy: LanguageModelPolicy
 ) -> OpenRollouts:
     """Who plays: this process, or workers on a cluster, each with a policy of its own."""
-    fleet = setups[0].config.run.fleet
+    fleet = setups[0].config.machine.fleet
     if fleet.workers:
         if ModelSpec.read(spec).url is not None:
             raise UsageError("workers of a fleet each have a model of their own: hf:PATH or vllm:PATH, and no server")
@@ -165,8 +165,10 @@ def _on_pivots(
     config: Config, learn: Learn, out: Path, pivots: Path, policy: LanguageModelPolicy
 ) -> tuple[Learning, OpenRollouts]:
     """Single turns of a teacher."""
-    if config.rl.anchors or config.run.fleet.workers or learn.admission:
-        raise UsageError("--pivots trains on single turns here: without rl.anchors, run.fleet.workers and --admission")
+    if config.rl.anchors or config.machine.fleet.workers or learn.admission:
+        raise UsageError(
+            "--pivots trains on single turns here: without rl.anchors, machine.fleet.workers and --admission"
+        )
     if config.train.watch.metric != "reward":
         raise UsageError("single turns have no recall of their own: set train.watch.metric=reward")
     base = base_folder(learn.model)
@@ -183,4 +185,4 @@ def _on_pivots(
 
 
 def _device(config: Config) -> str:
-    return config.run.model.device or preferred_device()
+    return config.machine.model.device or preferred_device()

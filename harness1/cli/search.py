@@ -75,9 +75,9 @@ def run_one(
 
     Without a folder, searches under the same configuration, policy and index share one.
     """
-    verifier = open_verifier(config.env, config.run)
+    verifier = open_verifier(config.env, config.machine)
     chosen = open_policy(policy, {}, config)
-    env = SearchEnv(config.env, open_retriever(index, config), verifier, counter_of(chosen), config.run)
+    env = SearchEnv(config.env, open_retriever(index, config), verifier, counter_of(chosen), config.machine)
     hashes = {"env": env.hash, "policy": chosen.hash, "index": env.retriever.info.index_hash}
     stage = run_stage(config, policy, hashes, absolute_index(index), hashes)
     out = out or Path("runs") / f"search-{digest(hashes)[:8]}"

@@ -54,7 +54,7 @@ def train(
     if packing and trainer is TrainerName.OWN:
         raise UsageError("--packing needs --trainer trl")
     launched, local = _launched()
-    device = settings.run.model.device or preferred_device()
+    device = settings.machine.model.device or preferred_device()
     device = f"cuda:{local}" if device == "cuda" and launched.size > 1 else device
     work = FineTuning(dataset, resolve_model(model), out, settings, trainer.value, device, packing, tensorboard, wandb)
     alone = trainer is TrainerName.TRL  # which joins its processes itself

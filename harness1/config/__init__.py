@@ -32,10 +32,10 @@ from harness1.config.index import Index as Index
 from harness1.config.machine import Fleet as Fleet
 from harness1.config.machine import Keyed as Keyed
 from harness1.config.machine import Learn as Learn
+from harness1.config.machine import Machine as Machine
 from harness1.config.machine import Model as Model
 from harness1.config.machine import ModelServer as ModelServer
 from harness1.config.machine import Price as Price
-from harness1.config.machine import Run as Run
 from harness1.config.machine import Web as Web
 from harness1.config.policy import ChatPolicy as ChatPolicy
 from harness1.config.reward import Reward as Reward
@@ -50,6 +50,9 @@ from harness1.config.train import Validation as Validation
 from harness1.errors import ConfigError
 from harness1.hashing import digest
 from harness1.settings import Settings
+
+FORMER = "run"
+"""The name that `[machine]` once had. Cards of runs and hashes on record know the section by it."""
 
 
 class Config(Settings):
@@ -67,7 +70,7 @@ class Config(Settings):
     sft: Sft = Sft()
     rl: Rl = Rl()
     train: Train = Train()
-    run: Run = Run()
+    machine: Machine = Machine()
 
     def __post_init__(self) -> None:
         if self.env.generation_reserve >= self.env.context_window:
@@ -82,6 +85,14 @@ class Config(Settings):
     @property
     def reward_hash(self) -> str:
         return digest(self.reward)
+
+    @property
+    def hash(self) -> str:
+        """Return the hash of every setting but those of `[machine]`, which decide no result."""
+        tree = msgspec.to_builtins(msgspec.structs.replace(self, machine=Machine()))
+        # Hashes that are on record were taken when the section was called `run`.
+        tree[FORMER] = tree.pop("machine")
+        return digest(tree)
 
 
 def load_config(path: Path | None = None, overrides: list[str] | None = None) -> Config:
@@ -105,6 +116,7 @@ def load_config(path: Path | None = None, overrides: list[str] | None = None) ->
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{path} is not TOML: {error}") from error
+    _refuse_former(tree, path, overrides or [])
     if any(override.partition("=")[0].strip() == "reward.recipe" for override in overrides or []):
         tree.pop("reward", None)
     for override in overrides or []:
@@ -115,6 +127,23 @@ def load_config(path: Path | None = None, overrides: list[str] | None = None) ->
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"configuration: {error}") from error
+
+
+def present_tree(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a recorded configuration with its sections under their present names."""
+    return {"machine" if name == FORMER else name: section for name, section in tree.items()}
+
+
+def _refuse_former(tree: dict[str, Any], path: Path | None, overrides: list[str]) -> None:
+    if FORMER in tree:
+        raise ConfigError(f"configuration: [{FORMER}] is called [machine] now: write [machine] in {path}")
+    for override in overrides:
+        section, _, rest = override.strip().partition(".")
+        if section == FORMER:
+            name = rest.partition("=")[0].strip()
+            raise ConfigError(
+                f"configuration: {FORMER}.{name} is called machine.{name} now: --set machine.{rest.strip()}"
+            )
 
 
 def _overlay(tree: dict[str, Any], override: str) -> None:

@@ -28,7 +28,7 @@ class Search(Settings):
 
 
 class Rerank(Settings):
-    """A cross-encoder reads query and chunk together (which one: `run.reranker`)."""
+    """A cross-encoder reads query and chunk together (which one: `machine.reranker`)."""
 
     on: bool = False
     candidates: Positive = 50
@@ -78,7 +78,7 @@ class Review(Settings):
 class Verification(Settings):
     on: bool = True
     judge: Literal["lexical", "cross_encoder", "language_model"] = "lexical"
-    """By shared words, by the cross-encoder at `run.reranker`, or by the language model at `run.verifier`."""
+    """By shared words, by the cross-encoder at `machine.reranker`, or by the language model at `machine.verifier`."""
     model: str = ""
     """The name of the language model that judges, as its server knows it."""
     documents: Positive = 5

@@ -1,4 +1,4 @@
-"""How work is carried out on this machine: `[run]` of the configuration. It is in no hash."""
+"""How work is carried out on this machine: `[machine]` of the configuration. It is in no hash."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Learn(Settings):
     out: str = ""
 
 
-class Run(Settings):
+class Machine(Settings):
     """How work is carried out on this machine. It is in no hash."""
 
     workers: Count = 0

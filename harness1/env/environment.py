@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness1.config import Env, Run
+from harness1.config import Env, Machine
 from harness1.env.render.pieces import ApproximateCounter, TokenCounter
 from harness1.env.render.prompt import static_piece
 from harness1.env.render.renderer import Context, EpochState, Renderer, shown_question
@@ -60,7 +60,7 @@ class SearchEnv:
         retriever: finds documents; `open_retriever` opens one.
         verifier: judges claims; the built-in lexical one by default. `open_verifier` makes the configured one.
         counter: counts tokens as the policy's format does; four characters to a token by default.
-        run: attempts, and deadlines in seconds.
+        machine: attempts, and deadlines in seconds.
 
     Raises:
         ConfigError: the context window cannot hold the static prompt, the tools and one small observation.
@@ -72,14 +72,14 @@ class SearchEnv:
         retriever: Retriever,
         verifier: Verifier | None = None,
         counter: TokenCounter | None = None,
-        run: Run | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self.config = config
         self.retriever = retriever
         self.verifier = verifier or unopened_verifier(config)
         self.toolbox = Toolbox.of(config)
         self.counter = counter or ApproximateCounter()
-        self.world = World(retriever, self.verifier, run or Run())
+        self.world = World(retriever, self.verifier, machine or Machine())
         self.renderer = Renderer(config, self.toolbox, self.counter)
         if config.context_window < (needed := self.renderer.smallest_window()):
             raise ConfigError(
@@ -164,7 +164,7 @@ class SearchEnv:
 
     def fork(self) -> SearchEnv:
         """A second environment in the same state; neither sees what the other does."""
-        twin = SearchEnv(self.config, self.retriever, self.verifier, self.counter, self.world.run)
+        twin = SearchEnv(self.config, self.retriever, self.verifier, self.counter, self.world.machine)
         twin._state = self.state.fork()
         return twin
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from harness1.config import Run
+from harness1.config import Machine
 from harness1.env.verifiers.protocol import Verifier, VerifierFault
 from harness1.errors import InfrastructureFault
 from harness1.memory.working_memory import WorkingMemory
@@ -25,14 +25,14 @@ Outcome = TypeVar("Outcome")
 class World:
     """Answers requests for one environment; safe to share between environments of one loop."""
 
-    def __init__(self, retriever: Retriever, verifier: Verifier, run: Run) -> None:
-        self.retriever, self.verifier, self.run = retriever, verifier, run
+    def __init__(self, retriever: Retriever, verifier: Verifier, machine: Machine) -> None:
+        self.retriever, self.verifier, self.machine = retriever, verifier, machine
 
     async def answer(self, request: Request, memory: WorkingMemory) -> Answer:
         """Carry a request out.
 
         Raises:
-            InfrastructureFault: a call failed or ran past its deadline, `run.attempts` times.
+            InfrastructureFault: a call failed or ran past its deadline, `machine.attempts` times.
         """
         match request:
             case SearchFor():
@@ -47,7 +47,7 @@ class World:
     async def _search(self, request: SearchFor, memory: WorkingMemory) -> Answer:
         """All queries at once; only those that failed are asked again."""
         seen = frozenset(memory.store)
-        asked = [SearchRequest(query, request.k, seen, self.run.call_deadline_s) for query in request.queries]
+        asked = [SearchRequest(query, request.k, seen, self.machine.call_deadline_s) for query in request.queries]
 
         async def one_batch() -> list[SearchResult] | RetrievalFault:
             open_places = [place for place in range(len(asked)) if place not in done]
@@ -75,7 +75,7 @@ class World:
 
     async def _grep(self, pattern: str, limit: int) -> Answer:
         async def once() -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
-            return await self.retriever.grep(pattern, limit, self.run.call_deadline_s)
+            return await self.retriever.grep(pattern, limit, self.machine.call_deadline_s)
 
         found: tuple[Chunk, ...] | BadPattern = await self._retried(once)
         if isinstance(found, BadPattern):
@@ -106,14 +106,14 @@ class World:
     async def _retried(self, call: Callable[[], Awaitable[Outcome | RetrievalFault | VerifierFault]]) -> Outcome:
         """Call until it succeeds; between tries wait `backoff_s` times 2, 4, ... with jitter."""
         reason = ""
-        for attempt in range(self.run.attempts):
+        for attempt in range(self.machine.attempts):
             if attempt:
-                await asyncio.sleep(self.run.backoff_s * 2**attempt * random.uniform(0.5, 1.0))
+                await asyncio.sleep(self.machine.backoff_s * 2**attempt * random.uniform(0.5, 1.0))
             try:
-                async with asyncio.timeout(self.run.call_deadline_s):
+                async with asyncio.timeout(self.machine.call_deadline_s):
                     result = await call()
             except TimeoutError:
-                reason = f"no answer within {self.run.call_deadline_s:g} s"
+                reason = f"no answer within {self.machine.call_deadline_s:g} s"
                 continue
             except Exception as error:  # noqa: BLE001
                 # Whatever an engine raises is its own fault, and must not end the other episodes of a run.
@@ -122,7 +122,7 @@ class World:
             if not isinstance(result, RetrievalFault | VerifierFault):
                 return result
             reason = result.message
-        raise InfrastructureFault(f"{reason} ({self.run.attempts} attempts)")
+        raise InfrastructureFault(f"{reason} ({self.machine.attempts} attempts)")
 
 
 def _hit(chunk: Chunk, score: float, rank: int) -> Hit:

@@ -61,13 +61,13 @@ class EpisodeSetup:
 
     def environment(self, retriever: Retriever, policy: Policy) -> SearchEnv:
         """An environment that counts tokens as the policy does."""
-        return SearchEnv(self.config.env, retriever, _verifier(self.config), counter_of(policy), self.config.run)
+        return SearchEnv(self.config.env, retriever, _verifier(self.config), counter_of(policy), self.config.machine)
 
     def shared_by(self, workers: int) -> EpisodeSetup:
         """The same, with the cores shared among worker processes, each of which may load a model."""
-        run = self.config.run
-        threads = run.threads or max(1, (os.cpu_count() or 1) // workers)
-        config = msgspec.structs.replace(self.config, run=msgspec.structs.replace(run, threads=threads))
+        machine = self.config.machine
+        threads = machine.threads or max(1, (os.cpu_count() or 1) // workers)
+        config = msgspec.structs.replace(self.config, machine=msgspec.structs.replace(machine, threads=threads))
         return replace(self, config=config)
 
     def policy_for(self, jobs: Sequence[EpisodeJob]) -> Policy:
@@ -170,7 +170,7 @@ async def play_staged(
             hashes = Hashes(env_hash(setups[job.setup].config.env), policy.hash, index)
             on_episode(broken_episode(job, hashes, f"{outcome.stage}: {outcome.error}"))
 
-    places = setups[0].config.run.concurrency
+    places = setups[0].config.machine.concurrency
     limits = StageLimits(init=places, ready=places, run=places, post=places)
     pipeline = Pipeline(limits, init, run, post, hand_over)
     on_depths(lambda: pipeline.depths)
@@ -205,7 +205,7 @@ def _retriever(spec: str, config: Config) -> Retriever:
 @lru_cache(maxsize=2)
 def _verifier(config: Config) -> Verifier:
     """A verifier may hold a model, and gathers what the episodes of a process ask."""
-    return open_verifier(config.env, config.run)
+    return open_verifier(config.env, config.machine)
 
 
 @lru_cache(maxsize=2)

@@ -46,7 +46,7 @@ def run_episodes(
         asyncio.run(run_staged(setup, jobs, on_episode, on_depths))
         return
     workers = _workers(setup, len(jobs))
-    chunks = deque(batched_jobs(jobs, min(setup.config.run.concurrency, -(-len(jobs) // workers) or 1)))
+    chunks = deque(batched_jobs(jobs, min(setup.config.machine.concurrency, -(-len(jobs) // workers) or 1)))
     if workers == 1:
         for chunk in chunks:
             for episode in run_chunk(setup, chunk):
@@ -65,7 +65,7 @@ def run_episodes(
 def _workers(setup: EpisodeSetup, jobs: int) -> int:
     if is_exclusive(setup.retriever):
         return 1
-    return min(setup.config.run.workers or os.cpu_count() or 1, max(1, jobs // FEW))
+    return min(setup.config.machine.workers or os.cpu_count() or 1, max(1, jobs // FEW))
 
 
 def batched_jobs(jobs: Sequence[EpisodeJob], size: int) -> Iterator[tuple[EpisodeJob, ...]]:

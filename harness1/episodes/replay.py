@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from harness1.config import Env, Run
+from harness1.config import Env, Machine
 from harness1.env.environment import SearchEnv, Step, env_hash
 from harness1.env.render.budget import RecordedCounter
 from harness1.env.render.pieces import ApproximateCounter, TokenCounter
@@ -86,7 +86,7 @@ def replay_episode(episode: Episode, env: Env, counter: TokenCounter | None = No
     return asyncio.run(_compare(episode, twin, again))
 
 
-async def replay_live(episode: Episode, env: Env, retriever: Retriever, run: Run | None = None) -> ReplayReport:
+async def replay_live(episode: Episode, env: Env, retriever: Retriever, machine: Machine | None = None) -> ReplayReport:
     """Carry out the recorded actions against an index and compare as `replay_episode` does.
 
     Raises:
@@ -96,8 +96,8 @@ async def replay_live(episode: Episode, env: Env, retriever: Retriever, run: Run
     if retriever.info.index_hash != episode.hashes.index:
         raise ConfigError("the index differs from the one that the episode was recorded with")
     _same_environment(env, episode)
-    run = run or Run()
-    twin = SearchEnv(env, retriever, open_verifier(env, run), recorded_counter(episode), run)
+    machine = machine or Machine()
+    twin = SearchEnv(env, retriever, open_verifier(env, machine), recorded_counter(episode), machine)
     await twin.reset(episode.task)
 
     async def again(turn: Turn) -> Step:

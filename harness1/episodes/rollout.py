@@ -88,7 +88,7 @@ async def _run(
 ) -> tuple[StopReason, str | None]:
     """Play within the deadline; return what ended the episode and, if the infrastructure failed, how."""
     session: Session | None = None
-    deadline = asyncio.timeout(env.world.run.episode_deadline_s)
+    deadline = asyncio.timeout(env.world.machine.episode_deadline_s)
     try:
         async with deadline:
             context = await env.reset(task)
@@ -97,7 +97,7 @@ async def _run(
     except TimeoutError:
         if not deadline.expired():
             raise
-        error = f"the episode took more than {env.world.run.episode_deadline_s:g} s"
+        error = f"the episode took more than {env.world.machine.episode_deadline_s:g} s"
     except InfrastructureFault as fault:
         error = str(fault)
     if (cut := getattr(session, "pending", None)) is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.config import Config, Run
+from harness1.config import Config, Machine
 from harness1.data.open import from_anywhere
 from harness1.env.render.prompt import static_piece
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths
@@ -121,14 +121,13 @@ class Evaluation:
 
     def facts(self, stage: Stage) -> dict[str, Any]:
         """What the provenance of the run says of it, whoever runs it: names, sizes, and the hashes of all that decided
-        its episodes. `config` is that of all settings but `run`, which is how work is carried out; `data` that of the
-        tasks with their gold, for the corpus is in `index`."""
+        its episodes. `config` is that of all settings but `machine`, which is how work is carried out; `data` that of
+        the tasks with their gold, for the corpus is in `index`."""
         env = self.config.env
-        decisive = msgspec.structs.replace(self.config, run=Run())
         hashes = {
             **stage.hashes,
             "reward": self.config.reward_hash,
-            "config": digest(decisive),
+            "config": self.config.hash,
             "prompt": digest(static_piece(env, Toolbox.of(env)).text),
             "data": digest(self.tasks),
         }
@@ -207,7 +206,7 @@ def finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] | None
     names = output_names([task.task_id for task in evaluation.tasks], evaluation.samples)
     if not all((out / name).is_file() for name in (EPISODES, *names)) or not evaluation.stage().is_done(out):
         return None
-    if not _is_as_closed(evaluation.config.run, out):
+    if not _is_as_closed(evaluation.config.machine, out):
         return None
     try:
         found = msgspec.json.decode((out / METRICS).read_bytes(), type=dict[str, Any])
@@ -232,12 +231,12 @@ def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, 
     return metrics
 
 
-def _is_as_closed(run: Run, out: Path) -> bool:
+def _is_as_closed(machine: Machine, out: Path) -> bool:
     """Whether no line was lost or added since the card was closed, and what is made of the episodes would be the same
     by the present settings of the work."""
     stage = read_stage(out)
     noted = stage.outputs if stage is not None else {}
-    before = noted.get("config", {}).get("run", {})
-    now = {"price": msgspec.to_builtins(run.price), "bootstrap": run.bootstrap}
+    before = noted.get("config", {}).get("machine", {})
+    now = {"price": msgspec.to_builtins(machine.price), "bootstrap": machine.bootstrap}
     same = {name: before.get(name) for name in now} == now
     return same and noted.get("episode_bytes") == (out / EPISODES).stat().st_size

@@ -248,7 +248,7 @@ def _tell_taken(fusion: Fusion, runs: Sequence[RunView], out: Path) -> dict[str,
     taken: Taken = fusion.stage.outputs["taken"]
     config = runs[0].config
     metrics = msgspec.json.decode((out / METRICS).read_bytes(), type=dict[str, Any])
-    metrics = fused_metrics(metrics) | dict(_intervals(taken, config.run.bootstrap, fusion.stage.inputs["seed"]))
+    metrics = fused_metrics(metrics) | dict(_intervals(taken, config.machine.bootstrap, fusion.stage.inputs["seed"]))
     metrics["tool_mix"] = _tool_mix(taken)
     episodes = (episode for run in runs for episode in run.episodes.values())
     write_json(out / METRICS, metrics)

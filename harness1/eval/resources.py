@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness1.config import Config, Price, Run
+from harness1.config import Config, Machine, Price
 from harness1.eval.model_use import Tokens, tokens_of
 from harness1.eval.statistics import bootstrap_mean, finite_or_null, task_means
 from harness1.records import Episode, Record, Status
@@ -29,8 +29,8 @@ def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float |
     `wall_seconds` are those of a clock on the wall, where they are known. `episode_seconds` are those of each stage of
     an episode and their `total`: episodes run side by side, so that their sum is more. `tokens` are those of
     `model_use.Tokens`, for policies without a model too; `exact` says that none was estimated, and `episodes` of how
-    many they are known. `cost`, in dollars, is there where `run.price` sets one: of the episodes that asked a model,
-    whose prompt tokens cost `cached` where the call before left them and `prompt` where they had to be read.
+    many they are known. `cost`, in dollars, is there where `machine.price` sets one: of the episodes that asked a
+    model, whose prompt tokens cost `cached` where the call before left them and `prompt` where they had to be read.
 
     `per_episode` has the `seconds` and the `cost` of one episode as `{mean, low, high}`, as metrics are: samples of a
     task are averaged, then tasks; what the infrastructure broke, and a cost that is not known, are left out.
@@ -38,7 +38,7 @@ def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float |
     Raises:
         SchemaError: an episode does not hold a stretch of a prompt.
     """
-    taken = [_taken(episode, config.run.price) for episode in episodes]
+    taken = [_taken(episode, config.machine.price) for episode in episodes]
     known = [each.tokens for each in taken if each.tokens is not None]
     stages = sorted({stage for each in taken for stage in each.seconds})
     seconds = {stage: sum(each.seconds.get(stage, 0.0) for each in taken) for stage in stages}
@@ -54,9 +54,9 @@ def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float |
             "exact": all(tokens.exact for tokens in known),
             "episodes": len(known),
         },
-        "per_episode": _per_episode([each for each in taken if each.whole], config.run),
+        "per_episode": _per_episode([each for each in taken if each.whole], config.machine),
     }
-    if config.run.price != Price():
+    if config.machine.price != Price():
         found["cost"] = sum(each.dollars or 0.0 for each in taken)
     return found
 
@@ -72,12 +72,12 @@ def _taken(episode: Episode, price: Price) -> _Taken:
     )
 
 
-def _per_episode(taken: Sequence[_Taken], run: Run) -> dict[str, dict[str, float | None]]:
+def _per_episode(taken: Sequence[_Taken], machine: Machine) -> dict[str, dict[str, float | None]]:
     samples = {"seconds": [(each.task_id, sum(each.seconds.values())) for each in taken]}
-    if run.price != Price():
+    if machine.price != Price():
         samples["cost"] = [(each.task_id, each.dollars) for each in taken if each.dollars is not None]
     means = {name: list(task_means(pairs).values()) for name, pairs in samples.items()}
-    return {name: finite_or_null(bootstrap_mean(values, run.bootstrap)) for name, values in means.items()}
+    return {name: finite_or_null(bootstrap_mean(values, machine.bootstrap)) for name, values in means.items()}
 
 
 def _dollars(tokens: Tokens, price: Price) -> float:

@@ -159,9 +159,9 @@ def _intervals(samples: Samples, scored: int, config: Config, seed: int) -> dict
     means = {name: [_mean(values) for values in of.values()] for name, of in samples.items()}
     everywhere = [name for name, column in means.items() if len(column) == scored]
     table = np.array([means[name] for name in everywhere]).reshape(len(everywhere), scored).T
-    found = dict(zip(everywhere, bootstrap_means(table, config.run.bootstrap, seed), strict=True))
+    found = dict(zip(everywhere, bootstrap_means(table, config.machine.bootstrap, seed), strict=True))
     for name in means.keys() - found.keys():
-        found[name] = bootstrap_mean(means[name], config.run.bootstrap, seed)
+        found[name] = bootstrap_mean(means[name], config.machine.bootstrap, seed)
     return {name: finite_or_null(found[name]) for name in means}
 
 

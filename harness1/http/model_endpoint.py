@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from harness1.config import Run
+from harness1.config import Machine
 from harness1.errors import ConfigError, InfrastructureFault, Refusal, UsageError
 from harness1.http.client import HttpClient, HttpFault
 from harness1.redaction import without_password
@@ -120,17 +120,17 @@ def _check(url: str, key: str) -> None:
         raise ConfigError(f"{shown}: the key has characters that no header can carry")
 
 
-def policy_endpoint(url: str, run: Run) -> ModelEndpoint:
-    """The endpoint of a policy's model: asked as `run.model` says, and again as often as everything is.
+def policy_endpoint(url: str, machine: Machine) -> ModelEndpoint:
+    """The endpoint of a policy's model: asked as `machine.model` says, and again as often as everything is.
 
     Raises:
         ConfigError, MissingExtra: as `ModelEndpoint`.
     """
     return ModelEndpoint(
         url,
-        run.model.key,
-        timeout_s=run.model.timeout_s,
-        attempts=run.attempts,
-        backoff_s=run.backoff_s,
-        concurrency=run.model.concurrency,
+        machine.model.key,
+        timeout_s=machine.model.timeout_s,
+        attempts=machine.attempts,
+        backoff_s=machine.backoff_s,
+        concurrency=machine.model.concurrency,
     )

@@ -58,15 +58,14 @@ def format_of(folder: Path, config: Config) -> str:
     """The chat format that a model is asked in: that which it was trained for, unless another is demanded.
 
     Raises:
-        ConfigError: it was trained for another environment or format, and `run.model.foreign` does not say that this
-            is meant.
+        ConfigError: it was trained for another environment or format, and `machine.model.foreign` is off.
         SchemaError: its card is damaged.
     """
     card, asked = read_checkpoint(folder), config.policy.format
     if card is None:
         return asked
     known = card.format if asked == "auto" else asked
-    if config.run.model.foreign:
+    if config.machine.model.foreign:
         return known
     differing = [] if known == card.format else [f"policy.format={known} (trained: {card.format})"]
     if env_hash(config.env) != card.env_hash:
@@ -78,7 +77,7 @@ def format_of(folder: Path, config: Config) -> str:
         shown = ", ".join(differing[:SHOWN]) + (f" and {len(differing) - SHOWN} more" if differing[SHOWN:] else "")
         raise ConfigError(
             f"{folder} was trained for another environment; it differs in {shown}. Give the configuration that it was "
-            "trained with, or say that you mean it: --set run.model.foreign=true"
+            "trained with, or say that you mean it: --set machine.model.foreign=true"
         )
     return known
 

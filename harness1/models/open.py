@@ -25,7 +25,7 @@ from harness1.models.transformers.causal_model import context_window
 KINDS = ("hf", "vllm", "sglang", "openai")
 NAMES = ("hf:PATH", "vllm:PATH", "vllm:MODEL@URL", "sglang:MODEL@URL", "openai:MODEL@URL")
 HARMONY = "harmony"
-"""As `run.model.tokenizer`: the vocabulary of gpt-oss."""
+"""As `machine.model.tokenizer`: the vocabulary of gpt-oss."""
 _SERVED = re.compile(r"(.*)@(https?://.+)", re.I)
 _PASSWORD = re.compile(r"https?://[^/]*@", re.I)
 
@@ -45,9 +45,9 @@ class ModelSpec(NamedTuple):
         """
         kind, _, rest = spec.partition(":")
         if _PASSWORD.search(rest):
-            raise UsageError("the name of a policy is recorded: give run.model.key, and no password in the address")
+            raise UsageError("the name of a policy is recorded: give machine.model.key, and no password in the address")
         if "@" in rest and re.search(r"https?://[^?#]*[?#]", rest, re.I):
-            raise UsageError("the address of a model's server has no ? or #: give a key as run.model.key")
+            raise UsageError("the address of a model's server has no ? or #: give a key as machine.model.key")
         served = _SERVED.fullmatch(rest)
         model, url = served.groups() if served else (rest, None)
         needs_server = {"hf": False, "sglang": True, "openai": True}.get(kind, bool(url))
@@ -68,13 +68,13 @@ def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]
         UsageError, ConfigError, MissingExtra: as `open_model`.
     """
     if asked.url is not None:
-        chat = format_at(config.run.model.tokenizer or _weights_of(asked), config)
+        chat = format_at(config.machine.model.tokenizer or _weights_of(asked), config)
         server = VllmServer if asked.kind == "vllm" else SglangServer
-        return server(policy_endpoint(server_root(asked.url), config.run), asked.model, weights=asked.model), chat
+        return server(policy_endpoint(server_root(asked.url), config.machine), asked.model, weights=asked.model), chat
     folder = resolve_model(asked.model)
     chat = format_at(folder, config)
     _check_window(folder, config)
-    model = config.run.model
+    model = config.machine.model
     if asked.kind == "vllm":
         window = config.env.context_window
         return open_vllm(folder, dtype=config.policy.dtype, max_model_len=window, memory_share=model.memory_share), chat
@@ -106,7 +106,7 @@ def _weights_of(asked: ModelSpec) -> Path:
     try:
         return resolve_model(asked.model)
     except UsageError as error:
-        raise UsageError(f"{error}; for another name of a server's: --set run.model.tokenizer=FOLDER") from error
+        raise UsageError(f"{error}; for another name of a server's: --set machine.model.tokenizer=FOLDER") from error
 
 
 def preferred_device() -> str:

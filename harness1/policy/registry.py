@@ -35,7 +35,9 @@ def open_model(spec: str, config: Config) -> Policy:
     if asked.kind == "openai":
         if settings.constrained:
             raise ConfigError("policy.constrained needs a model whose tokens are sampled here or by vLLM")
-        return ChatCompletionsPolicy(policy_endpoint(asked.url or "", config.run), asked.model, reserve, settings, spec)
+        return ChatCompletionsPolicy(
+            policy_endpoint(asked.url or "", config.machine), asked.model, reserve, settings, spec
+        )
     model, chat = open_backend(asked, config)
     return LanguageModelPolicy(model, chat, reserve, settings, spec)
 

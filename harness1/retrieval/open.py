@@ -13,8 +13,8 @@ from harness1.retrieval.result_cache import CachingRetriever
 def open_retriever(spec: str, config: Config = Config()) -> Retriever:
     """Open an index folder, or an engine by `PREFIX:REST` for one of `ENGINES`, such as `http://HOST:8000`.
 
-    Equal searches are answered from a cache of `run.cached_searches` results. Deadlines are in seconds; scores are the
-    engine's own.
+    Equal searches are answered from a cache of `machine.cached_searches` results. Deadlines are in seconds; scores are
+    the engine's own.
 
     Raises:
         CorpusError: the folder is no index.
@@ -25,7 +25,7 @@ def open_retriever(spec: str, config: Config = Config()) -> Retriever:
     """
     prefix, rest = engine_of(spec)
     retriever = _embedded(rest, config) if prefix is None else ENGINES[prefix](rest, config)
-    size = config.run.cached_searches
+    size = config.machine.cached_searches
     return CachingRetriever(retriever, size, config.env.retrieval) if size else retriever
 
 

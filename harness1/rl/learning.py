@@ -187,7 +187,7 @@ class _Run:
         self.buffer: Buffer[EpisodeGroup] = Buffer(rl.groups, rl.staleness, rl.window)
         self.stream = TaskStream(work.tasks, rl.samples, rl.seed)
         self.golds = {_key(placed.task): placed.task.gold for placed in (*work.tasks, *work.held_out)}
-        model = load_trainable(work.base, train, work.device, config.run.model.threads)
+        model = load_trainable(work.base, train, work.device, config.machine.model.threads)
         self.trainer = Trainer(model, make_algorithm(rl.algorithm, rl), train, rl.batches * rl.substeps)
         self.reference = load_trainable(work.base, train, work.device) if rl.kl else None
         self.best = Best(train.watch.metric)

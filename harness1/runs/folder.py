@@ -44,7 +44,7 @@ def run_stage(
 
     Args:
         index: an engine as it is named, or a folder by its whole path (`retrieval.open.absolute_index`).
-        spoken: where its policy has one, its chat `format`, and where the `tokenizer` of its student lies.
+        chat: its policy's chat `format` where it has one, and where the `tokenizer` of its student lies.
     """
     outputs = {"policy": policy, "config": shown_config(config), "index": index, **chat}
     return Stage("run", inputs, hashes=hashes, outputs=outputs)
@@ -52,9 +52,11 @@ def run_stage(
 
 def shown_config(config: Config) -> dict[str, Any]:
     """Every setting but the keys of services, which are secrets."""
-    run = config.run
-    run = msgspec.structs.replace(run, web=run.web.public(), model=run.model.public(), verifier=run.verifier.public())
-    tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(config, run=run))
+    machine = config.machine
+    machine = msgspec.structs.replace(
+        machine, web=machine.web.public(), model=machine.model.public(), verifier=machine.verifier.public()
+    )
+    tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(config, machine=machine))
     return tree
 
 

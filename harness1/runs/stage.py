@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from harness1.config import present_tree
 from harness1.errors import SchemaError, UsageError
 from harness1.runs.files import write_json, writing
 
@@ -50,9 +51,13 @@ def read_stage(folder: Path) -> Stage | None:
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Stage)
+        stage = msgspec.json.decode(path.read_bytes(), type=Stage)
     except msgspec.MsgspecError as error:
         raise SchemaError(f"{path} is not a stage card: {error}") from error
+    config = stage.outputs.get("config")
+    if not isinstance(config, dict):
+        return stage
+    return msgspec.structs.replace(stage, outputs={**stage.outputs, "config": present_tree(config)})
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class RetrievalService:
 
     def __init__(self, retriever: Retriever, config: Config, limits: ServiceLimits | None = None) -> None:
         self.limits = limits or ServiceLimits()
-        self._retriever, self._ranking, self._run = retriever, config.env.retrieval, config.run
+        self._retriever, self._ranking, self._run = retriever, config.env.retrieval, config.machine
         self._gate = Gate(self.limits)
         about = msgspec.json.encode(About(retriever.info, self._ranking))
         self._fixed = {"/info": about, "/health": b'{"status":"ok"}'}

@@ -191,7 +191,7 @@ class _Run:
         held_out = RowFile(work.dataset / HELD_OUT)
         self.order = list(shuffled_steps(len(self.rows), train.batch_rows, train.epochs, train.seed))
         self.watch = HeldOutValidation(student, held_out, work.config, work.device, group.leads)
-        model = load_trainable(work.model, train, work.device, work.config.run.model.threads)
+        model = load_trainable(work.model, train, work.device, work.config.machine.model.threads)
         self.trainer = Trainer(model, make_algorithm("nll"), train, len(self.order), group)
         self.best = Best(train.watch.metric)
         if (state := read_state(work.out / STATE)) is not None:

@@ -84,5 +84,5 @@ class Student:
             UsageError: the index is not where it was.
         """
         retriever = open_retriever(run.index, msgspec.structs.replace(config, env=self.env))
-        verifier = open_verifier(self.env, config.run)
-        return lambda: SearchEnv(self.env, retriever, verifier, self.chat, config.run)
+        verifier = open_verifier(self.env, config.machine)
+        return lambda: SearchEnv(self.env, retriever, verifier, self.chat, config.machine)

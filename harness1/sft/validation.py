@@ -44,7 +44,7 @@ class HeldOutValidation:
                 self._environments[run.name] = student.environments(run, config)
         self._backend: TransformersBackend | None = None
         if leads and (self._turns or self._tasks):
-            model = config.run.model
+            model = config.machine.model
             self._backend = open_transformers(
                 student.folder,
                 device=device,
@@ -73,7 +73,7 @@ class HeldOutValidation:
         policy = LanguageModelPolicy(backend, chat, env.generation_reserve, greedy)
         episodes: list[dict[str, float]] = []
         for name, tasks in self._tasks.items():
-            episodes += await episode_results(policy, self._environments[name], tasks, self._config.run.concurrency)
+            episodes += await episode_results(policy, self._environments[name], tasks, self._config.machine.concurrency)
         return found | means(episodes)
 
 

@@ -118,7 +118,7 @@ class RunSource:
     def _tokenizer_place(self) -> str | None:
         if not self._spoken:
             return None
-        named = self.stage.outputs.get("tokenizer") or self.config.run.model.tokenizer
+        named = self.stage.outputs.get("tokenizer") or self.config.machine.model.tokenizer
         policy = str(self.stage.outputs.get("policy", ""))
         if named or not is_model(policy):
             return str(named) if named else None

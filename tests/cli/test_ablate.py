@@ -15,7 +15,7 @@ from harness1.eval.ablations.table import AblationTable, Condition, cells
 from harness1.eval.statistics import Interval
 from tests.cli.commands import Command, command_in_process
 
-QUICK = ("--set", "run.workers=1", "--set", "run.bootstrap=50", "--cache", "cache")
+QUICK = ("--set", "machine.workers=1", "--set", "machine.bootstrap=50", "--cache", "cache")
 
 
 @pytest.fixture

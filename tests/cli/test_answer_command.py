@@ -76,7 +76,7 @@ def model(says: Callable[[str, str], Made]) -> Iterator[Asked]:
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("answered")
-    command = [sys.executable, "-m", "harness1", "eval", WORLD, "--limit", str(TASKS), "--set", "run.workers=1"]
+    command = [sys.executable, "-m", "harness1", "eval", WORLD, "--limit", str(TASKS), "--set", "machine.workers=1"]
     command += ["--out", str(folder / "run"), "--cache", str(folder)]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return folder / "run"
@@ -132,7 +132,7 @@ def test_the_curated_set_goes_out_whole_and_in_delivered_order(
 def test_an_answer_that_does_not_come_is_missing_with_exit_code_3_and_is_asked_again(
     command: Command, run_folder: Path, tmp_path: Path
 ) -> None:
-    quick = ("--conditions", "closed,curated", "--set", "run.attempts=2", "--set", "run.backoff_s=0")
+    quick = ("--conditions", "closed,curated", "--set", "machine.attempts=2", "--set", "machine.backoff_s=0")
     broken = open_source(WORLD).tasks("test")[0].query
 
     def failing(system: str, user: str) -> Made:
@@ -161,7 +161,7 @@ def test_an_answer_that_does_not_come_is_missing_with_exit_code_3_and_is_asked_a
 
 def test_a_wrong_key_is_said_at_once(command: Command, run_folder: Path, tmp_path: Path) -> None:
     with model(lambda *_: (401, "no such key")) as reader:
-        ended = answering(command, run_folder, tmp_path / "out", reader, "--set", "run.model.concurrency=2")
+        ended = answering(command, run_folder, tmp_path / "out", reader, "--set", "machine.model.concurrency=2")
         assert ended.code == 2
         assert "no such key" in ended.err
         assert len(reader.bodies) <= 2
@@ -193,7 +193,7 @@ def test_an_interrupt_loses_no_answer(run_folder: Path, tmp_path: Path) -> None:
         return reading(system, user)
 
     with model(slowly) as reader:
-        answerer = ["--answerer", f"openai:reader@{reader.url}", "--set", "run.model.concurrency=2"]
+        answerer = ["--answerer", f"openai:reader@{reader.url}", "--set", "machine.model.concurrency=2"]
         work = [sys.executable, "-m", "harness1", "answer", str(run_folder), *answerer]
         work += ["--out", str(tmp_path / "out"), "--json"]
         process = subprocess.Popen(

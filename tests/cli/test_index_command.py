@@ -97,7 +97,7 @@ def test_an_index_with_embeddings_is_searched_by_both(folder: Path) -> None:
     wanting = harness1("search", "moon", "--index", "terms", "--set", "env.retrieval.mode=hybrid", cwd=folder)
     assert (wanting.returncode, "needs an index with embeddings" in wanting.stderr) == (2, True)
     unnamed = harness1("search", "moon", "--index", "both", "--set", "env.retrieval.rerank.on=true", cwd=folder)
-    assert (unnamed.returncode, "run.reranker" in unnamed.stderr) == (2, True)
+    assert (unnamed.returncode, "machine.reranker" in unnamed.stderr) == (2, True)
 
 
 def test_ranking_settings_make_another_run(folder: Path) -> None:

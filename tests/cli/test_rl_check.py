@@ -18,7 +18,19 @@ from harness1.runs.stage import read_stage
 from harness1.runs.store import EPISODES
 from tests.cli.commands import Command, command_in_process
 
-CHECK = ["rl", "check", "world:60", "--limit", "2", "--cache", "cache", "--out", "checked", "--set", "run.workers=1"]
+CHECK = [
+    "rl",
+    "check",
+    "world:60",
+    "--limit",
+    "2",
+    "--cache",
+    "cache",
+    "--out",
+    "checked",
+    "--set",
+    "machine.workers=1",
+]
 
 
 @pytest.fixture

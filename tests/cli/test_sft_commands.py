@@ -152,7 +152,7 @@ def test_force_clears_nothing_for_a_training_that_cannot_be(
         (train("wrong", "--set", "train.epoch=1"), "epoch"),
         (train("wrong", "--set", "train.rate=0"), "train.rate"),
         (train("wrong", "--set", "train.watch.metric=curated_recall"), "needs train.watch.tasks"),
-        (train("begun", "--set", "run.model.device=tpu9"), "tpu9"),
+        (train("begun", "--set", "machine.model.device=tpu9"), "tpu9"),
         (train("taught"), "taught is not empty and holds"),
         (build("wrong", "--tokenizer", "model"), "give --rerender, too"),
         (build("wrong", "--set", "sft.gates.tools=9"), "nothing is left of 4 episodes"),
@@ -194,6 +194,6 @@ def test_a_student_is_refused_in_another_environment_unless_that_is_meant(harnes
         assert complaint.startswith("harness1: student was trained for another environment")
         assert "it differs in env.search.hits=3 (trained: 2). Give the configuration" in complaint
         assert not (home / "other").exists()
-    meant = harness1(*evaluation("other", *other, "--set", "run.model.foreign=true"))
+    meant = harness1(*evaluation("other", *other, "--set", "machine.model.foreign=true"))
     assert meant.code == 0, meant.err
     assert json.loads(meant.out)["scored"] == 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness1.config import Run
+from harness1.config import Machine
 from harness1.env.verifiers.lexical import LexicalVerifier
 from harness1.env.verifiers.protocol import Judgement, VerifierFault
 from harness1.env.world import World
@@ -42,7 +42,7 @@ class Slow(WordRetriever):
         return await super().search(requests)
 
 
-def answer(request: Request, faults: int = 0, settings: Run = QUICK) -> Answer:
+def answer(request: Request, faults: int = 0, settings: Machine = QUICK) -> Answer:
     edge = World(WordRetriever(CORPUS, faults=faults), FailingVerifier(faults), settings)
     return run(edge.answer(request, WorkingMemory.empty("q", "document")))
 
@@ -61,7 +61,7 @@ def test_a_fault_that_stays_is_raised_and_is_no_empty_result(request_: Request) 
 
 
 def test_no_answer_in_time_is_a_fault() -> None:
-    edge = World(Slow(CORPUS), LexicalVerifier(), Run(attempts=2, backoff_s=0.0, call_deadline_s=0.02))
+    edge = World(Slow(CORPUS), LexicalVerifier(), Machine(attempts=2, backoff_s=0.0, call_deadline_s=0.02))
     with pytest.raises(InfrastructureFault, match=r"no answer within 0.02 s \(2 attempts\)"):
         run(edge.answer(SearchFor(("Ada",), 5), WorkingMemory.empty("q", "document")))
 

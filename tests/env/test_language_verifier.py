@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.config import Config, Env, ModelServer, Run, Verification
+from harness1.config import Config, Env, Machine, ModelServer, Verification
 from harness1.env.environment import SearchEnv
 from harness1.env.verifiers.language_model import LanguageModelVerifier, messages, parse_judgement
 from harness1.env.verifiers.open import open_verifier
@@ -251,18 +251,18 @@ def test_a_document_cannot_leave_its_tags_nor_speak_in_control_tokens() -> None:
 
 def configured(url: str = "", model: str = "judge-model", **verification: Any) -> Config:
     chosen = Verification(judge="language_model", model=model, **verification)
-    quick = Run(attempts=2, backoff_s=0.0, verifier=ModelServer(url=url, key=KEY, timeout_s=5.0))
-    return Config(Env(verification=chosen), run=quick)
+    quick = Machine(attempts=2, backoff_s=0.0, verifier=ModelServer(url=url, key=KEY, timeout_s=5.0))
+    return Config(Env(verification=chosen), machine=quick)
 
 
 def test_a_verifier_without_an_address_or_a_name_is_refused_where_it_is_opened() -> None:
-    with pytest.raises(ConfigError, match=r"run\.verifier\.url$"):
-        open_verifier(configured().env, Run())
+    with pytest.raises(ConfigError, match=r"machine\.verifier\.url$"):
+        open_verifier(configured().env, Machine())
     with pytest.raises(ConfigError, match=r"env\.verification\.model$"):
         open_verifier(configured(model="").env, configured("http://host/v1").run)
     with pytest.raises(ConfigError, match="no address"):
         open_verifier(configured().env, configured("host").run)
-    env = SearchEnv(configured().env, WordRetriever(CORPUS), run=configured().run)
+    env = SearchEnv(configured().env, WordRetriever(CORPUS), machine=configured().machine)
     with pytest.raises(InfrastructureFault, match="judge=language_model needs a verifier from open_verifier"):
         play(env, search("Ada Lovelace"), call("verify", doc_ids=["D1"], claim="Ada wrote programs."))
 
@@ -284,8 +284,8 @@ def test_an_episode_is_judged_over_the_wire() -> None:
 
     with replying(reply) as url:
         config = configured(f"{url}/v1", characters=40)
-        verifier = open_verifier(config.env, config.run)
-        env = SearchEnv(config.env, WordRetriever(CORPUS), verifier, run=config.run)
+        verifier = open_verifier(config.env, config.machine)
+        env = SearchEnv(config.env, WordRetriever(CORPUS), verifier, machine=config.machine)
         verify = call("verify", doc_ids=["D1"], claim="Ada wrote programs.")
         step = play(env, search("Ada Lovelace"), verify)[-1]
         assert isinstance(verifier, LanguageModelVerifier)

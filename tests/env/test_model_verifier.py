@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from harness1.config import Config, Env, Run, Verification
+from harness1.config import Config, Env, Machine, Verification
 from harness1.env.environment import SearchEnv
 from harness1.env.verifiers.cross_encoder import CrossEncoderVerifier
 from harness1.env.verifiers.lexical import LexicalVerifier
@@ -133,19 +133,19 @@ def test_the_event_loop_goes_on_while_the_model_works() -> None:
 
 
 def configured(reranker: str = "", **options: object) -> Config:
-    return Config(Env(verification=Verification(judge="cross_encoder", **options)), run=Run(reranker=reranker))
+    return Config(Env(verification=Verification(judge="cross_encoder", **options)), machine=Machine(reranker=reranker))
 
 
 def test_the_configuration_chooses_the_verifier(tmp_path: Path) -> None:
     chosen = configured(str(save_pair_model(tmp_path)), characters=77)
-    verifier = open_verifier(chosen.env, chosen.run)
+    verifier = open_verifier(chosen.env, chosen.machine)
     assert isinstance(verifier, CrossEncoderVerifier)
     assert verifier.characters == 77
     assert isinstance(
         EpisodeSetup(chosen, "", "scripted").environment(WordRetriever(CORPUS), ScriptedPolicy()).verifier,
         CrossEncoderVerifier,
     )
-    lexical = open_verifier(Env(verification=Verification(characters=78)), Run())
+    lexical = open_verifier(Env(verification=Verification(characters=78)), Machine())
     assert isinstance(lexical, LexicalVerifier)
     assert lexical.characters == 78
     assert judge(verifier, DOCUMENT) == judge(verifier, DOCUMENT)
@@ -153,13 +153,13 @@ def test_the_configuration_chooses_the_verifier(tmp_path: Path) -> None:
 
 
 def test_a_verifier_without_a_model_is_refused_where_it_is_opened() -> None:
-    with pytest.raises(ConfigError, match=r"run\.reranker"):
-        open_verifier(configured().env, Run())
-    assert isinstance(open_verifier(configured(on=False).env, Run()), NoVerifier)
+    with pytest.raises(ConfigError, match=r"machine\.reranker"):
+        open_verifier(configured().env, Machine())
+    assert isinstance(open_verifier(configured(on=False).env, Machine()), NoVerifier)
 
 
 def test_an_environment_that_was_not_given_the_configured_verifier_does_not_judge_by_another() -> None:
-    env = SearchEnv(configured().env, WordRetriever(CORPUS), run=QUICK)
+    env = SearchEnv(configured().env, WordRetriever(CORPUS), machine=QUICK)
     with pytest.raises(InfrastructureFault, match="open_verifier"):
         play(env, search("Ada Lovelace"), call("verify", doc_ids=["D1"], claim="Ada wrote programs."))
     assert isinstance(SearchEnv(Env(), WordRetriever(CORPUS)).verifier, LexicalVerifier)

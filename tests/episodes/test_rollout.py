@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.config import Env, Run
+from harness1.config import Env, Machine
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.renderer import Context
 from harness1.env.verifiers.lexical import LexicalVerifier
@@ -108,7 +108,7 @@ class Sleeper(Script):
 
 
 def test_an_episode_that_takes_too_long_is_broken() -> None:
-    env = SearchEnv(Env(), WordRetriever(CORPUS), LexicalVerifier(), run=Run(episode_deadline_s=0.05))
+    env = SearchEnv(Env(), WordRetriever(CORPUS), LexicalVerifier(), machine=Machine(episode_deadline_s=0.05))
     episode = run(rollout(env, Sleeper(), TASK))
     assert ended(episode) == (StopReason.FAULT, Status.INFRA_ERROR)
     assert episode.error == "the episode took more than 0.05 s"

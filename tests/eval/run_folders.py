@@ -29,7 +29,7 @@ from harness1.runs.folder import run_stage
 from harness1.runs.stage import marked
 from harness1.runs.store import EpisodeStore
 
-CONFIG = load_config(overrides=["run.bootstrap=200"])
+CONFIG = load_config(overrides=["machine.bootstrap=200"])
 GOLD = "ab"
 """The documents that are relevant for every task, each named by a letter."""
 

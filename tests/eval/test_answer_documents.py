@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from harness1.config import Run
+from harness1.config import Machine
 from harness1.errors import InfrastructureFault
 from harness1.eval.answers.prompts import DocumentReader, QuotedDocument, within_budget
 from harness1.records import UnitId
 from tests.support import CORPUS, WordRetriever, chunk, run
 
-QUICK = Run(attempts=3, backoff_s=0.0)
+QUICK = Machine(attempts=3, backoff_s=0.0)
 CUT = (chunk("ada", "Ada wrote", "Ada", 0), chunk("ada", "the program", "Ada", 1), chunk("rain", "Ada in rain", "", 0))
 
 

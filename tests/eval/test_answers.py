@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.config import Run
+from harness1.config import Machine
 from harness1.errors import HarnessError, InfrastructureFault, SchemaError, UsageError
 from harness1.eval.answers.asking import ANSWERS, Answered, Answering, AnswerItem, NamedModel, ReplyStore, answer_all
 from harness1.eval.answers.prompts import DocumentReader
@@ -61,7 +61,7 @@ def judges(system: str, user: str) -> str:
 
 
 def working(server: Server, judge: Server | None = None, **options: Any) -> Answering:
-    library = DocumentReader(WordRetriever(CORPUS), Run(attempts=1, backoff_s=0.0))
+    library = DocumentReader(WordRetriever(CORPUS), Machine(attempts=1, backoff_s=0.0))
     return Answering(
         options.pop("questions", QUESTIONS),
         library,

@@ -37,7 +37,7 @@ WORDS = {
 HANDLES = Env(evidence=Evidence(handles=True))
 FULL = played(HANDLES)[2]
 SOURCE = open_source("world:100")
-CONFIG = load_config(None, ["run.workers=1", "run.bootstrap=100"])
+CONFIG = load_config(None, ["machine.workers=1", "machine.bootstrap=100"])
 NAMES = ("fan_out", "dedup")
 
 
@@ -62,7 +62,7 @@ def test_without_tags_the_oldest_entry_is_evicted() -> None:
 
 
 def test_a_model_is_played_without_what_it_was_trained_with() -> None:
-    assert ablated(CONFIG, "history").run.model.foreign
+    assert ablated(CONFIG, "history").machine.model.foreign
     with pytest.raises(UsageError, match="'hope' is no ablation; there are: all, importance_tags"):
         ablated(CONFIG, "hope")
 

@@ -29,7 +29,7 @@ from tests.run_folders import repeatable
 from tests.support import die_at_fsync
 
 SOURCE = open_source("world:100")
-CONFIG = load_config(None, ["run.workers=1", "run.bootstrap=100"])
+CONFIG = load_config(None, ["machine.workers=1", "machine.bootstrap=100"])
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_an_index_of_another_corpus_is_refused_before_anything_runs(index: str, 
 
 def test_facts_are_looked_up_by_their_chunks(tmp_path: Path) -> None:
     document = Document(doc_id=DocId("d"), title="D", text="One two.", chunks=(GivenChunk(ChunkId("c"), 0, 8),))
-    settings = load_config(None, ["index.unit=chunk", "run.workers=1"])
+    settings = load_config(None, ["index.unit=chunk", "machine.workers=1"])
     build_index([document], tmp_path / "index", settings.index)
     tasks = [Task("t", "?", gold=Gold({}, facts=((ChunkId("x"), ChunkId("c")),)))]
     found = Evaluation("w", "test", tasks, str(tmp_path / "index"), "random", settings)
@@ -213,11 +213,11 @@ def test_a_finished_run_that_lost_episodes_is_not_finished(index: str, tmp_path:
     assert finished_metrics(job, tmp_path) is None
 
 
-@pytest.mark.parametrize("setting", ["run.price.prompt=2", "run.bootstrap=200"])
+@pytest.mark.parametrize("setting", ["machine.price.prompt=2", "machine.bootstrap=200"])
 def test_what_is_made_of_the_episodes_by_other_settings_is_made_again(index: str, tmp_path: Path, setting: str) -> None:
     job = evaluation(index, 3, "random")
     evaluate(job, tmp_path, ignore, ignore)
-    work = load_config(None, ["run.workers=1", "run.bootstrap=100", setting])
+    work = load_config(None, ["machine.workers=1", "machine.bootstrap=100", setting])
     other = replace(job, config=work)
     assert finished_metrics(other, tmp_path) is None
     ran: list[Episode] = []
@@ -228,7 +228,7 @@ def test_what_is_made_of_the_episodes_by_other_settings_is_made_again(index: str
     found = msgspec.json.decode((tmp_path / RESOURCES).read_bytes())
     assert ("cost" in found) == ("price" in setting)
     assert load_config(tmp_path / "config.toml") == work
-    idle = replace(other, config=load_config(None, ["run.workers=2", "run.bootstrap=100", setting]))
+    idle = replace(other, config=load_config(None, ["machine.workers=2", "machine.bootstrap=100", setting]))
     assert finished_metrics(idle, tmp_path) is not None
 
 

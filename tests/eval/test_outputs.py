@@ -36,7 +36,7 @@ from harness1.records import (
 from harness1.runs.folder import clear_run, drop_leftovers
 from harness1.runs.stage import Stage
 
-CONFIG = load_config(overrides=["run.bootstrap=50"])
+CONFIG = load_config(overrides=["machine.bootstrap=50"])
 GOLD = Gold(relevant={"a": 1, "b": 1, "c": 1})
 NAMES = ("t1", "t2", "t3", "t4")
 
@@ -182,11 +182,11 @@ def test_long_ids_that_begin_alike_have_files_of_their_own() -> None:
 
 
 def test_the_configuration_is_written_without_secrets_and_reads_back(tmp_path: Path) -> None:
-    config = load_config(overrides=["env.max_turns=7", "run.model.key=secret", "run.learn.data=['a', 'b']"])
+    config = load_config(overrides=["env.max_turns=7", "machine.model.key=secret", "machine.learn.data=['a', 'b']"])
     write_outputs(tmp_path, RUN, TASKS, config, {})
     assert "secret" not in (tmp_path / "config.toml").read_text()
-    run = msgspec.structs.replace(config.run, model=config.run.model.public())
-    assert load_config(tmp_path / "config.toml") == msgspec.structs.replace(config, run=run)
+    run = msgspec.structs.replace(config.machine, model=config.machine.model.public())
+    assert load_config(tmp_path / "config.toml") == msgspec.structs.replace(config, machine=run)
 
 
 def test_clearing_removes_all_of_a_run_and_nothing_else(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.eval.test_model_use import END, scripted, without_tokens
 from tests.policy.test_language_model import episode_of, sayer
 from tests.support import search
 
-PRICED = load_config(None, ["run.price.prompt=2", "run.price.cached=0.5", "run.price.output=8"])
+PRICED = load_config(None, ["machine.price.prompt=2", "machine.price.cached=0.5", "machine.price.output=8"])
 
 
 def spoken() -> Episode:

@@ -15,7 +15,7 @@ from harness1.records import STATUS_OF, Curated, Episode, Gold, Hashes, Observat
 from harness1.reward.composite import score
 from harness1.reward.outcome import outcome
 
-CONFIG = load_config(overrides=["run.bootstrap=100"])
+CONFIG = load_config(overrides=["machine.bootstrap=100"])
 TASKS = {name: Task(name, "query", gold=Gold(relevant={"a": 1, "b": 1})) for name in ("t1", "t2", "t3", "t4", "t5")}
 
 
@@ -71,9 +71,9 @@ def test_a_task_that_a_finished_run_dropped_counts_as_one_that_nothing_was_done_
     # t5 has no episode; t3, which the infrastructure broke, is still in no mean.
     assert (summary["tasks"], summary["scored"], summary["missing"]) == (5, 4, 1)
     assert summary["curated_recall"]["mean"] == pytest.approx(open_ended["curated_recall"]["mean"] * 3 / 4)
-    assert summary["ndcg@10"]["mean"] == pytest.approx(open_ended["ndcg@10"]["mean"] * 3 / 4)
+    assert summary["nDCG@10"]["mean"] == pytest.approx(open_ended["nDCG@10"]["mean"] * 3 / 4)
     dropped = task_metrics(RUN, TASKS, CONFIG, finished=True)["t5"]
-    assert {dropped[name] for name in ("curated_recall", "trajectory_recall", "reciprocal_rank", "turns")} == {0.0}
+    assert {dropped[name] for name in ("curated_recall", "trajectory_recall", "RR", "turns")} == {0.0}
     assert dropped["reward"] == CONFIG.reward.empty
     assert {"t1", "t2", "t4", "t5"} == task_metrics(RUN, TASKS, CONFIG, finished=True).keys()
     assert (summary["episodes"], summary["failures"]) == (open_ended["episodes"], open_ended["failures"])
@@ -113,7 +113,7 @@ def test_tools_are_calls_per_episode_and_the_mix_is_their_share() -> None:
 
 
 def test_rewards_are_those_of_the_given_configuration() -> None:
-    dear = load_config(overrides=["run.bootstrap=10", "reward.format_failure=-9"])
+    dear = load_config(overrides=["machine.bootstrap=10", "reward.format_failure=-9"])
     failed = [score(RUN[2], TASKS["t2"].gold, CONFIG)]
     assert summarise(failed, TASKS, CONFIG)["reward"]["mean"] == -0.5
     assert summarise(failed, TASKS, dear)["reward"]["mean"] == -9.0

@@ -62,7 +62,9 @@ def test_a_checkpoint_is_asked_in_the_format_that_it_was_trained_in(folder: Path
 
 
 def test_what_is_no_part_of_the_environment_may_differ(folder: Path) -> None:
-    other = learned("policy.temperature=0.5", "run.concurrency=3", "reward.beta=1.0", "train.epochs=9", "sft.seed=9")
+    other = learned(
+        "policy.temperature=0.5", "machine.concurrency=3", "reward.beta=1.0", "train.epochs=9", "sft.seed=9"
+    )
     assert format_of(folder, other) == "compact"
 
 
@@ -71,7 +73,7 @@ def test_another_environment_is_refused_with_each_setting_and_both_values(folder
         format_of(folder, learned("env.max_turns=9", "env.grep.on=true"))
     assert "env.max_turns=9 (trained: 6), env.grep.on=True (trained: False). Give" in str(refused.value)
     assert "hits" not in str(refused.value)
-    assert "--set run.model.foreign=true" in str(refused.value)
+    assert "--set machine.model.foreign=true" in str(refused.value)
 
 
 def test_another_format_is_refused(folder: Path) -> None:
@@ -107,7 +109,7 @@ def test_a_setting_of_another_version_is_named(folder: Path) -> None:
     [([], "compact"), (["policy.format=hermes"], "hermes"), (["policy.format=compact"], "compact")],
 )
 def test_one_who_means_it_may_use_another_environment(folder: Path, settings: list[str], name: str) -> None:
-    assert format_of(folder, load_config(None, ["run.model.foreign=true", "env.max_turns=30", *settings])) == name
+    assert format_of(folder, load_config(None, ["machine.model.foreign=true", "env.max_turns=30", *settings])) == name
 
 
 def test_a_foreign_checkpoint_is_refused_before_its_weights_are_read(folder: Path) -> None:
@@ -120,7 +122,7 @@ def test_a_foreign_checkpoint_is_refused_before_its_weights_are_read(folder: Pat
 def test_a_damaged_card_is_said_to_be(folder: Path, data: bytes) -> None:
     (folder / CHECKPOINT).write_bytes(data)
     with pytest.raises(SchemaError, match=r"checkpoint\.json is not the card of a checkpoint"):
-        format_of(folder, learned("run.model.foreign=true"))
+        format_of(folder, learned("machine.model.foreign=true"))
 
 
 def test_the_identity_of_a_model_is_that_of_its_weights_and_not_of_its_cards(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_other_kinds_are_no_models(spec: str) -> None:
 def test_a_password_in_an_address_is_refused_unrepeated_because_names_are_recorded(spec: str) -> None:
     said = complaint(spec)
     assert SECRET not in said
-    assert "run.model.key" in said
+    assert "machine.model.key" in said
 
 
 def test_a_local_model_is_opened_whatever_its_folder_is_called(folder: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_local_model_is_opened_whatever_its_folder_is_called(folder: Path) -> 
 def test_a_model_behind_a_server_counts_by_the_tokenizer_that_is_said_to_be_its(
     folder: Path, kind: str, server: type
 ) -> None:
-    config = load_config(None, [f"run.model.tokenizer={folder}", "policy.format=compact"])
+    config = load_config(None, [f"machine.model.tokenizer={folder}", "policy.format=compact"])
     policy = open_model(f"{kind}:some/name@{URL}", config)
     assert isinstance(policy, LanguageModelPolicy)
     assert isinstance(policy.model, server)
@@ -125,7 +125,7 @@ def test_a_model_behind_a_server_counts_by_the_tokenizer_that_is_said_to_be_its(
 
 def test_a_servers_own_name_for_a_model_asks_for_a_tokenizer() -> None:
     for kind in ("vllm", "sglang"):
-        assert "--set run.model.tokenizer=FOLDER" in complaint(f"{kind}:an-alias@{URL}")
+        assert "--set machine.model.tokenizer=FOLDER" in complaint(f"{kind}:an-alias@{URL}")
 
 
 def test_a_hosted_model_is_opened_without_asking_its_server() -> None:
@@ -162,7 +162,7 @@ def test_settings_that_do_not_fit_a_model_are_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match="needs a tokenizer with"):
         open_model(f"hf:{folder}", load_config(None, ["policy.format=harmony"]))
     for key in ("se\ncret", "sécret"):
-        config = load_config(None, [f"run.model.key={json.dumps(key)}"])
+        config = load_config(None, [f"machine.model.key={json.dumps(key)}"])
         assert key not in complaint(f"openai:gpt@{URL}", config)
 
 
@@ -189,7 +189,7 @@ def test_what_is_not_installed_is_named_with_what_installs_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     spec = f"{kind}:{folder}" if kind in ("hf", "vllm") else f"{kind}:m@{URL}"
-    config = load_config(None, [f"run.model.tokenizer={folder}", "env.context_window=4096"])
+    config = load_config(None, [f"machine.model.tokenizer={folder}", "env.context_window=4096"])
     with pytest.raises(MissingExtra) as caught:
         open_model(spec, config)
     assert str(caught.value) == f"{module} is not installed; run: pip install 'harness1[{extra}]'"
@@ -202,14 +202,14 @@ def test_the_vocabulary_of_gpt_oss_needs_an_extra_of_its_own(monkeypatch: pytest
 
 
 def test_keys_are_shown_by_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    keys = ["run.model.key", "run.verifier.key", "run.web.search_key", "run.web.read_key"]
+    keys = ["machine.model.key", "machine.verifier.key", "machine.web.search_key", "machine.web.read_key"]
     overrides = [f"{key}={SECRET}" for key in keys]
     config = load_config(None, overrides)
-    assert config.run.model.key == SECRET
+    assert config.machine.model.key == SECRET
     policy = open_model(f"openai:gpt@{URL}", config)
-    shown = [repr(config), str(config), f"{config.run.model!r}", repr(policy), repr(vars(policy)), policy.name]
+    shown = [repr(config), str(config), f"{config.machine.model!r}", repr(policy), repr(vars(policy)), policy.name]
     written = Console(file=io.StringIO(), width=200)
-    written.print(config, Pretty(config.run), Pretty(policy, expand_all=True))
+    written.print(config, Pretty(config.machine), Pretty(policy, expand_all=True))
     assert isinstance(written.file, io.StringIO)
     show(overrides=overrides)
     show(overrides=overrides, as_json=True)

@@ -406,7 +406,7 @@ def searched(
     with imitating(reply) as url:
         spec = f"openai:gpt:20b@{url}/v1"
         command = ["harness1", "search", "Who founded it?", "--index", index, "--policy", spec, "--out", str(out)]
-        monkeypatch.setattr(sys, "argv", [*command, "--set", "run.backoff_s=0", *options])
+        monkeypatch.setattr(sys, "argv", [*command, "--set", "machine.backoff_s=0", *options])
         with pytest.raises(SystemExit) as ended:
             main.run()
     return int(ended.value.code or 0), asked
@@ -416,7 +416,7 @@ def searched(
 def test_a_search_by_a_hosted_model_is_recorded(
     index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, asked = searched(well, index, tmp_path / "run", monkeypatch, "--json", "--set", "run.model.key=sk-secret")
+    code, asked = searched(well, index, tmp_path / "run", monkeypatch, "--json", "--set", "machine.model.key=sk-secret")
     assert (code, len(asked)) == (0, 3)
     shown = json.loads(capsys.readouterr().out)
     assert (shown["status"], shown["turns"], shown["error"], shown["parse_error"]) == ("completed", 3, None, None)
@@ -449,7 +449,7 @@ def test_a_server_that_answers_something_else_is_one_line_and_an_exit_code(
     code: int,
     says: str,
 ) -> None:
-    options = ("--set", "run.model.key=sk-secret", "--set", "run.attempts=2")
+    options = ("--set", "machine.model.key=sk-secret", "--set", "machine.attempts=2")
     ended, asked = searched(lambda _: (status, body), index, tmp_path / "run", monkeypatch, *options)
     assert (ended, len(asked)) == (code, 1 if code == 2 else 2)
     line = capsys.readouterr().err.strip()

@@ -268,7 +268,7 @@ def test_embeddings_find_what_is_there_and_not_what_was_deleted(tmp_path, search
     dense = config.Dense(model="hash:4096", search=search)
     build_index(named(*WORDS), tmp_path, config.Index(dense=dense))
     delete(tmp_path, "id-word7")
-    index, embedder = open_index(tmp_path), open_embedder(dense, config.Run())
+    index, embedder = open_index(tmp_path), open_embedder(dense, config.Machine())
     assert index.dense is not None
     (found, again) = index.dense.search(
         embedder.embed_queries(["word7", "word8"]), [60, 1], [np.array([], np.int64)] * 2

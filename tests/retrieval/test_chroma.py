@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from harness1 import config
-from harness1.config import Config, Dense, Env, Rerank, Retrieval, Run
+from harness1.config import Config, Dense, Env, Machine, Rerank, Retrieval
 from harness1.errors import ConfigError, CorpusError, InfrastructureFault, UsageError
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.corpus import Document
@@ -44,12 +44,12 @@ def test_an_interrupted_build_leaves_the_earlier_index_and_the_next_one_cleans_u
 
     url = f"{server.url}#interrupted"
     with pytest.raises(KeyboardInterrupt):
-        build_chroma(broken(), url, HASHED, Run())
+        build_chroma(broken(), url, HASHED, Machine())
     with pytest.raises(CorpusError, match="no finished index"):
         open_chroma(url, Config())
-    info = build_chroma(DOCUMENTS, url, HASHED, Run())
+    info = build_chroma(DOCUMENTS, url, HASHED, Machine())
     with pytest.raises(KeyboardInterrupt):
-        build_chroma(broken(), url, HASHED, Run())
+        build_chroma(broken(), url, HASHED, Machine())
     retriever = open_chroma(url, Config())
     assert retriever.info == info
     assert found(retriever, "alpha7 beta7")[0] == "d7"
@@ -68,25 +68,25 @@ def test_a_build_that_ends_before_the_new_index_has_its_name_loses_nothing(serve
         raise KeyboardInterrupt
 
     url, modify = f"{server.url}#unnamed", Collection.modify
-    build_chroma(DOCUMENTS[:30], url, HASHED, Run())
+    build_chroma(DOCUMENTS[:30], url, HASHED, Machine())
     with monkeypatch.context() as patch:
         patch.setattr(Collection, "modify", killed)
         with pytest.raises(KeyboardInterrupt):
-            build_chroma(DOCUMENTS, url, HASHED, Run())
+            build_chroma(DOCUMENTS, url, HASHED, Machine())
     retriever = open_chroma(url, Config())
     assert retriever.info.documents == len(DOCUMENTS)
     with pytest.raises(KeyboardInterrupt):
-        build_chroma(broken(), url, HASHED, Run())
+        build_chroma(broken(), url, HASHED, Machine())
     assert open_chroma(url, Config()).info == retriever.info
     assert found(retriever, "alpha47 beta47")[0] == "d47"
-    assert build_chroma(DOCUMENTS[:30], url, HASHED, Run()) == open_chroma(url, Config()).info
+    assert build_chroma(DOCUMENTS[:30], url, HASHED, Machine()) == open_chroma(url, Config()).info
 
 
 def test_an_open_reader_never_sees_another_index(server) -> None:
     url = f"{server.url}#replaced"
-    build_chroma(DOCUMENTS, url, HASHED, Run())
+    build_chroma(DOCUMENTS, url, HASHED, Machine())
     retriever = open_chroma(url, Config())
-    build_chroma(DOCUMENTS[10:], url, HASHED, Run())
+    build_chroma(DOCUMENTS[10:], url, HASHED, Machine())
     (answer,) = asyncio.run(retriever.search([SearchRequest("alpha7", 5, deadline=5.0)]))
     assert isinstance(answer, RetrievalFault)
     assert found(open_chroma(url, Config()), "alpha17 beta17")[0] == "d17"
@@ -99,14 +99,14 @@ def test_what_chroma_cannot_do_is_refused_before_anything_is_written(server) -> 
     with pytest.raises(ConfigError, match="rerank"):
         open_chroma(server.url, Config(env=Env(retrieval=Retrieval(rerank=Rerank(on=True)))))
     with pytest.raises(ConfigError, match=r"index\.dense\.model"):
-        build_chroma(DOCUMENTS, server.url, config.Index(), Run())
+        build_chroma(DOCUMENTS, server.url, config.Index(), Machine())
     with pytest.raises(ConfigError, match="HNSW, not exact"):
-        build_chroma(DOCUMENTS, server.url, config.Index(dense=Dense(model="hash:64")), Run())
+        build_chroma(DOCUMENTS, server.url, config.Index(dense=Dense(model="hash:64")), Machine())
 
 
 def test_an_index_that_lost_chunks_or_is_none_is_not_opened(server) -> None:
     url = f"{server.url}#damaged"
-    build_chroma(DOCUMENTS, url, HASHED, Run())
+    build_chroma(DOCUMENTS, url, HASHED, Machine())
     client = connect(parse_address(url), 5.0)
     client.get_collection("damaged", embedding_function=None).delete(ids=["d3"])
     with pytest.raises(CorpusError, match="59 chunks instead of 60"):
@@ -115,13 +115,13 @@ def test_an_index_that_lost_chunks_or_is_none_is_not_opened(server) -> None:
     with pytest.raises(CorpusError, match="no index of harness1"):
         open_chroma(f"{server.url}#foreign", Config())
     with pytest.raises(CorpusError, match="name another #COLLECTION"):
-        build_chroma(DOCUMENTS, f"{server.url}#foreign", HASHED, Run())
+        build_chroma(DOCUMENTS, f"{server.url}#foreign", HASHED, Machine())
     assert client.get_collection("foreign", embedding_function=None).count() == 0
 
 
 def test_thousands_of_exclusions_are_answered(server) -> None:
     url = f"{server.url}#many"
-    build_chroma(DOCUMENTS, url, HASHED, Run())
+    build_chroma(DOCUMENTS, url, HASHED, Machine())
     excluded = frozenset(ChunkId(f"d{n}") for n in range(5000) if n != 50)
     (answer,) = asyncio.run(open_chroma(url, Config()).search([SearchRequest("common", 5, excluded)]))
     assert isinstance(answer, SearchResult)
@@ -143,7 +143,7 @@ def test_wrong_addresses_are_told_apart() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with pytest.raises(InfrastructureFault):
-            open_chroma(f"http://127.0.0.1:{free.getsockname()[1]}", Config(run=Run(call_deadline_s=1.0)))
+            open_chroma(f"http://127.0.0.1:{free.getsockname()[1]}", Config(machine=Machine(call_deadline_s=1.0)))
 
 
 SILENCE_S = 3.0
@@ -195,8 +195,8 @@ class Proxy:
 @pytest.mark.parametrize("mode", ["500", "502", "404", "429", "nonsense", "silent"])
 def test_whatever_goes_wrong_on_the_way_is_a_fault(server, mode: str) -> None:
     proxy = Proxy(server.url)
-    build_chroma(DOCUMENTS, f"{server.url}#proxied", HASHED, Run())
-    retriever = open_chroma(f"{proxy.url}#proxied", Config(run=Run(call_deadline_s=1.0)))
+    build_chroma(DOCUMENTS, f"{server.url}#proxied", HASHED, Machine())
+    retriever = open_chroma(f"{proxy.url}#proxied", Config(machine=Machine(call_deadline_s=1.0)))
     assert found(retriever, "alpha7 beta7")[0] == "d7"
     proxy.mode = mode
     begin = time.monotonic()
@@ -208,14 +208,14 @@ def test_whatever_goes_wrong_on_the_way_is_a_fault(server, mode: str) -> None:
     assert [type(answer) for answer in answers] == [RetrievalFault] * 3
     assert time.monotonic() - begin < 3.0
     with pytest.raises(InfrastructureFault):
-        open_chroma(f"{proxy.url}#proxied", Config(run=Run(call_deadline_s=1.0)))
+        open_chroma(f"{proxy.url}#proxied", Config(machine=Machine(call_deadline_s=1.0)))
     proxy.close()
 
 
 def test_a_silent_server_does_not_hold_the_threads(server) -> None:
     proxy = Proxy(server.url)
-    build_chroma(DOCUMENTS, f"{server.url}#silent", HASHED, Run())
-    retriever = open_chroma(f"{proxy.url}#silent", Config(run=Run(call_deadline_s=1.0, concurrency=1)))
+    build_chroma(DOCUMENTS, f"{server.url}#silent", HASHED, Machine())
+    retriever = open_chroma(f"{proxy.url}#silent", Config(machine=Machine(call_deadline_s=1.0, concurrency=1)))
     proxy.mode = "silent"
     assert isinstance(asyncio.run(retriever.read(DocId("d7"))), RetrievalFault)
     proxy.mode = "pass"
@@ -227,7 +227,7 @@ def test_a_silent_server_does_not_hold_the_threads(server) -> None:
 def test_grep_is_narrowed_by_the_server_and_put_in_corpus_order_here(server, monkeypatch) -> None:
     from chromadb import Collection
 
-    build_chroma(DOCUMENTS[::-1], f"{server.url}#grep", HASHED, Run())
+    build_chroma(DOCUMENTS[::-1], f"{server.url}#grep", HASHED, Machine())
     retriever = open_chroma(f"{server.url}#grep", Config())
     get, sent = Collection.get, []
 
@@ -244,5 +244,5 @@ def test_grep_is_narrowed_by_the_server_and_put_in_corpus_order_here(server, mon
 
 
 def test_the_command_line_names_engines_by_a_prefix(server) -> None:
-    info = build_engine(f"chroma:{server.url}#cli", DOCUMENTS, HASHED, Run())
+    info = build_engine(f"chroma:{server.url}#cli", DOCUMENTS, HASHED, Machine())
     assert open_chroma(f"{server.url}#cli", Config()).info == info

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness1 import config
-from harness1.config import Config, Dense, Run
+from harness1.config import Config, Dense, Machine
 from harness1.retrieval.engines.chroma import build_chroma, open_chroma
 from harness1.retrieval.protocol import Retriever
 from tests.retrieval.chroma_server import ChromaServer
@@ -28,7 +28,7 @@ class TestChroma(EngineContract):
 
         def make(documents, settings: config.Index) -> Retriever:
             made.append(f"{server.url}#index{len(made)}")
-            build_chroma(documents, made[-1], settings, Run())
+            build_chroma(documents, made[-1], settings, Machine())
             return open_chroma(made[-1], Config())
 
         yield make
@@ -37,7 +37,7 @@ class TestChroma(EngineContract):
     @pytest.fixture
     def orphan(self, tmp_path) -> Retriever:
         server = ChromaServer(tmp_path)
-        build_chroma(DOCUMENTS[:20], server.url, self.settings, Run())
-        retriever = open_chroma(server.url, Config(run=Run(call_deadline_s=1.0)))
+        build_chroma(DOCUMENTS[:20], server.url, self.settings, Machine())
+        retriever = open_chroma(server.url, Config(machine=Machine(call_deadline_s=1.0)))
         server.stop()
         return retriever

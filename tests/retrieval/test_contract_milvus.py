@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from harness1 import config
-from harness1.config import Config, Dense, Env, Retrieval, Run
+from harness1.config import Config, Dense, Env, Machine, Retrieval
 from harness1.retrieval.engines.milvus import open_milvus
 from harness1.retrieval.engines.milvus_build import build_milvus
 from harness1.retrieval.protocol import Retriever
@@ -31,7 +31,7 @@ class MilvusContract(EngineContract):
 
         def make(documents, settings: config.Index) -> Retriever:
             made.append(f"{path}#index{len(made)}")
-            build_milvus(documents, made[-1], settings, Run())
+            build_milvus(documents, made[-1], settings, Machine())
             return open_milvus(made[-1], Config(env=Env(retrieval=Retrieval(mode=cls.mode))))
 
         yield make
@@ -40,8 +40,8 @@ class MilvusContract(EngineContract):
     @pytest.fixture
     def orphan(self, tmp_path) -> Retriever:
         path = tmp_path / "lite.db"
-        build_milvus(DOCUMENTS[:20], str(path), self.settings, Run())
-        settings = Config(env=Env(retrieval=Retrieval(mode=self.mode)), run=Run(call_deadline_s=1.0))
+        build_milvus(DOCUMENTS[:20], str(path), self.settings, Machine())
+        settings = Config(env=Env(retrieval=Retrieval(mode=self.mode)), machine=Machine(call_deadline_s=1.0))
         retriever = open_milvus(str(path), settings)
         stop(path)
         return retriever

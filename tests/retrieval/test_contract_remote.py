@@ -17,7 +17,7 @@ from tests.serving import serving
 
 pytestmark = pytest.mark.service
 
-UNCACHED = load_config(None, ["run.cached_searches=0", "run.call_deadline_s=5.0"])
+UNCACHED = load_config(None, ["machine.cached_searches=0", "machine.call_deadline_s=5.0"])
 
 
 class TestRemote(EngineContract):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness1.config import Run
+from harness1.config import Machine
 from harness1.errors import ConfigError, MissingExtra, UsageError
 from harness1.retrieval.dense.cross_encoder import Pair, StanceScorer, TransformerScorer, open_cross_encoder
 
@@ -66,7 +66,7 @@ def nli(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path) -> StanceScorer:
-    return open_cross_encoder(Run(reranker=str(folder), device="cpu"))
+    return open_cross_encoder(Machine(reranker=str(folder), device="cpu"))
 
 
 def some_pairs(count: int = 24) -> list[Pair]:
@@ -175,8 +175,8 @@ def test_the_last_one_stays_loaded(folder: Path) -> None:
 
 
 def test_what_cannot_be_opened_is_the_users_mistake(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run\.reranker"):
-        open_cross_encoder(Run())
+    with pytest.raises(ConfigError, match=r"machine\.reranker"):
+        open_cross_encoder(Machine())
     (tmp_path / "empty").mkdir()
     shutil.copytree(folder, tmp_path / "damaged")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"nothing")
@@ -184,7 +184,7 @@ def test_what_cannot_be_opened_is_the_users_mistake(folder: Path, tmp_path: Path
         with pytest.raises(UsageError, match=name):
             opened(tmp_path / name)
     with pytest.raises(UsageError, match="cuda:77"):
-        open_cross_encoder(Run(reranker=str(folder), device="cuda:77"))
+        open_cross_encoder(Machine(reranker=str(folder), device="cuda:77"))
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from harness1 import config
-from harness1.config import Config, Dense, Retrieval, Run, load_config
+from harness1.config import Config, Dense, Machine, Retrieval, load_config
 from harness1.errors import CorpusError
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.corpus import Document
@@ -158,7 +158,7 @@ class Stuck(HashEmbedder):
 
 def test_a_deadline_is_kept_while_a_model_works(tmp_path) -> None:
     embedder = Stuck()
-    retriever = EmbeddedRetriever(open_index(built(tmp_path)), Retrieval(), Run(), embedder)
+    retriever = EmbeddedRetriever(open_index(built(tmp_path)), Retrieval(), Machine(), embedder)
     begin = time.monotonic()
     requests = [SearchRequest("river", 1, deadline=0.05), SearchRequest("castle", 1, deadline=0.1)]
     assert asyncio.run(retriever.search(requests)) == [RetrievalFault(message="deadline")] * 2

@@ -24,7 +24,7 @@ WORDS = [
 
 
 def opened(model: str, embedder: str = "", device: str = "cpu", **settings: str) -> Embedder:
-    return open_embedder(config.Dense(model=model, **settings), config.Run(embedder=embedder, device=device))
+    return open_embedder(config.Dense(model=model, **settings), config.Machine(embedder=embedder, device=device))
 
 
 def lengths(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -109,7 +109,7 @@ def test_a_model_uses_as_many_threads_as_it_is_given() -> None:
 
     before = torch.get_num_threads()
     try:
-        open_embedder(config.Dense(model=MINILM), config.Run(device="cpu", threads=before + 1))
+        open_embedder(config.Dense(model=MINILM), config.Machine(device="cpu", threads=before + 1))
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness1.config import Run
+from harness1.config import Machine
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.engines.engine import FIRST_STRETCH, EngineRetriever, Found
 from harness1.retrieval.protocol import IndexInfo, RetrievalFault, SearchRequest, SearchResult
@@ -65,7 +65,7 @@ def ids(answer: object) -> list[str]:
 def test_queries_that_differ_in_nothing_else_are_one_call() -> None:
     engine = ListEngine()
     requests = [SearchRequest("ab", 3), SearchRequest("abc", 2), SearchRequest("a", 3)]
-    answers = asyncio.run(EngineRetriever(engine, Run()).search(requests))
+    answers = asyncio.run(EngineRetriever(engine, Machine()).search(requests))
     assert sorted(asked[1] for asked in engine.asked) == [("ab", "a"), ("abc",)]
     assert [ids(answer) for answer in answers] == [
         ["c0000", "c0001", "c0002"],
@@ -75,13 +75,13 @@ def test_queries_that_differ_in_nothing_else_are_one_call() -> None:
 
 
 def test_ids_decide_among_equals_although_the_engine_has_another_order() -> None:
-    (answer,) = asyncio.run(EngineRetriever(ListEngine(), Run()).search([SearchRequest("", 2)]))
+    (answer,) = asyncio.run(EngineRetriever(ListEngine(), Machine()).search([SearchRequest("", 2)]))
     assert ids(answer) == ["c0000", "c0001"]
 
 
 def test_half_a_surrogate_pair_never_reaches_the_engine() -> None:
     engine = ListEngine()
-    retriever = EngineRetriever(engine, Run())
+    retriever = EngineRetriever(engine, Machine())
     odd = ChunkId("\ud800")
     asyncio.run(retriever.search([SearchRequest("a\ud800", 1, frozenset({odd}))]))
     assert engine.asked[0][1] == ("a?",)
@@ -93,7 +93,7 @@ def test_half_a_surrogate_pair_never_reaches_the_engine() -> None:
 def test_no_more_calls_are_in_flight_than_threads_and_none_is_lost() -> None:
     engine = ListEngine()
     engine.delay_s = 0.01
-    retriever = EngineRetriever(engine, Run(concurrency=3))
+    retriever = EngineRetriever(engine, Machine(concurrency=3))
 
     async def many() -> list[list[SearchResult | RetrievalFault]]:
         return await asyncio.gather(*(retriever.search([SearchRequest("a", 1)]) for _ in range(20)))
@@ -106,7 +106,7 @@ def test_no_more_calls_are_in_flight_than_threads_and_none_is_lost() -> None:
 def test_a_slow_engine_is_a_fault_in_time_and_waiting_for_a_thread_counts() -> None:
     engine = ListEngine()
     engine.delay_s = 0.3
-    retriever = EngineRetriever(engine, Run(concurrency=1))
+    retriever = EngineRetriever(engine, Machine(concurrency=1))
     begin = time.monotonic()
 
     async def two() -> list[list[SearchResult | RetrievalFault]]:
@@ -120,7 +120,7 @@ def test_a_slow_engine_is_a_fault_in_time_and_waiting_for_a_thread_counts() -> N
 
 def test_errors_of_the_engine_are_faults_and_mistakes_in_the_code_are_not() -> None:
     engine = ListEngine()
-    retriever = EngineRetriever(engine, Run())
+    retriever = EngineRetriever(engine, Machine())
     engine.failure = ConnectionError("gone")
     expected = RetrievalFault("list: ConnectionError: gone")
     assert asyncio.run(retriever.search([SearchRequest("a", 1)] * 2)) == [expected] * 2
@@ -135,7 +135,7 @@ def test_errors_of_the_engine_are_faults_and_mistakes_in_the_code_are_not() -> N
 def test_a_query_that_the_model_fails_on_is_a_fault_and_leaves_the_others() -> None:
     engine = ListEngine()
     requests = [SearchRequest("a", 1), SearchRequest("unembeddable", 1), SearchRequest("ab", 2)]
-    answers = asyncio.run(EngineRetriever(engine, Run()).search(requests))
+    answers = asyncio.run(EngineRetriever(engine, Machine()).search(requests))
     assert answers[1] == RetrievalFault("list: RuntimeError: out of memory")
     assert [ids(answers[0]), ids(answers[2])] == [["c0000"], ["c0000", "c0001"]]
 
@@ -144,12 +144,12 @@ def test_queries_asked_again_one_by_one_keep_their_deadline() -> None:
     engine = ListEngine()
     engine.delay_s = 0.2
     requests = [SearchRequest("a", 1, deadline=0.3), SearchRequest("unembeddable", 1, deadline=0.3)]
-    assert asyncio.run(EngineRetriever(engine, Run()).search(requests)) == [RetrievalFault("deadline")] * 2
+    assert asyncio.run(EngineRetriever(engine, Machine()).search(requests)) == [RetrievalFault("deadline")] * 2
 
 
 def test_grep_asks_for_longer_and_longer_stretches_and_stops_at_its_limit() -> None:
     engine = ListEngine(4 * FIRST_STRETCH)
-    retriever = EngineRetriever(engine, Run())
+    retriever = EngineRetriever(engine, Machine())
     found = asyncio.run(retriever.grep("text .*00$", 3, 5.0))
     assert isinstance(found, tuple)
     assert [chunk.index for chunk in found] == [100, 200, 300]

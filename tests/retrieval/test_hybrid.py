@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from harness1.config import Config, Dense, Env, Index, Rerank, Retrieval, Run, load_config
+from harness1.config import Config, Dense, Env, Index, Machine, Rerank, Retrieval, load_config
 from harness1.errors import ConfigError
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.corpus import Document
@@ -68,9 +68,9 @@ class Scorer:
         return (1 + zlib.crc32(f"{query}|{text}".encode()) % 998) / 1000
 
 
-def reranking(folder: Path, scorer: Scorer, run: Run = Run(), candidates: int = 12) -> EmbeddedRetriever:
+def reranking(folder: Path, scorer: Scorer, machine: Machine = Machine(), candidates: int = 12) -> EmbeddedRetriever:
     settings = Retrieval(rerank=Rerank(on=True, candidates=candidates))
-    return EmbeddedRetriever(open_index(folder), settings, run, HashEmbedder(SIZE), scorer)
+    return EmbeddedRetriever(open_index(folder), settings, machine, HashEmbedder(SIZE), scorer)
 
 
 def requests(count: int) -> list[SearchRequest]:
@@ -190,7 +190,7 @@ def test_vectors_that_are_not_finite_are_a_fault_and_not_an_empty_answer(folder:
         get_embedding_dimension=lambda: SIZE, encode_query=lambda *_, **__: np.full(SIZE, np.nan)
     )
     embedder = EncodingEmbedder(broken, "some/model", "", "", "")
-    retriever = EmbeddedRetriever(open_index(folder), Retrieval(mode="dense"), Run(), embedder)
+    retriever = EmbeddedRetriever(open_index(folder), Retrieval(mode="dense"), Machine(), embedder)
     (answer,) = asyncio.run(retriever.search([SearchRequest("river", 3)]))
     assert isinstance(answer, RetrievalFault)
     assert "some/model" in answer.message
@@ -234,7 +234,7 @@ def test_a_batch_changes_no_answer(folder: Path, on: bool) -> None:
 def test_concurrent_searches_share_one_call_of_the_scorer(folder: Path) -> None:
     scorer = Scorer()
     # The batch starts when all have come; the time only bounds a failure.
-    retriever = reranking(folder, scorer, Run(batch_ms=10_000, batch_size=16))
+    retriever = reranking(folder, scorer, Machine(batch_ms=10_000, batch_size=16))
 
     async def concurrently() -> None:
         await asyncio.gather(*(retriever.search([request]) for request in requests(16)))

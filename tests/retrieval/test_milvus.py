@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness1 import config
-from harness1.config import Config, Dense, Env, Rerank, Retrieval, Run
+from harness1.config import Config, Dense, Env, Machine, Rerank, Retrieval
 from harness1.errors import ConfigError, CorpusError, InfrastructureFault, UsageError
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
@@ -51,42 +51,42 @@ def test_an_interrupted_build_leaves_the_earlier_index_and_the_next_one_cleans_u
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_milvus(broken(), str(path), config.Index(), Run())
+        build_milvus(broken(), str(path), config.Index(), Machine())
     with pytest.raises(CorpusError, match="no finished index"):
         open_milvus(str(path), Config())
-    info = build_milvus(DOCUMENTS[:50], str(path), config.Index(), Run())
+    info = build_milvus(DOCUMENTS[:50], str(path), config.Index(), Machine())
     with pytest.raises(KeyboardInterrupt):
-        build_milvus(broken(), str(path), config.Index(), Run())
+        build_milvus(broken(), str(path), config.Index(), Machine())
     assert len(collections(path)) == 2
     retriever = open_milvus(str(path), Config())
     assert retriever.info == info
     assert found(retriever, "alpha7") == ["d7"]
-    build_milvus(DOCUMENTS[:50], str(path), config.Index(), Run())
+    build_milvus(DOCUMENTS[:50], str(path), config.Index(), Machine())
     assert len(collections(path)) == 1
 
 
 def test_an_open_reader_never_sees_another_index(path) -> None:
-    build_milvus(DOCUMENTS, str(path), config.Index(), Run())
-    retriever = open_milvus(str(path), Config(run=Run(call_deadline_s=2.0)))
+    build_milvus(DOCUMENTS, str(path), config.Index(), Machine())
+    retriever = open_milvus(str(path), Config(machine=Machine(call_deadline_s=2.0)))
     assert found(retriever, "alpha7") == ["d7"]
-    build_milvus(DOCUMENTS[10:], str(path), HASHED, Run())
+    build_milvus(DOCUMENTS[10:], str(path), HASHED, Machine())
     (answer,) = asyncio.run(retriever.search([SearchRequest("alpha7", 5, deadline=2.0)]))
     assert isinstance(answer, RetrievalFault)
     assert found(open_milvus(str(path), settings(mode="bm25")), "alpha17") == ["d17"]
 
 
 def test_two_indexes_share_a_file_and_foreign_collections_are_left_alone(path) -> None:
-    build_milvus(DOCUMENTS[:30], f"{path}#one", config.Index(), Run())
-    build_milvus(DOCUMENTS[30:], f"{path}#two", config.Index(), Run())
+    build_milvus(DOCUMENTS[:30], f"{path}#one", config.Index(), Machine())
+    build_milvus(DOCUMENTS[30:], f"{path}#two", config.Index(), Machine())
     client = connect(parse_address(str(path)), 5.0)
     client.create_collection("one__mine", dimension=4)
     client.create_collection("plain", dimension=4)
-    build_milvus(DOCUMENTS[:20], f"{path}#one", config.Index(), Run())
+    build_milvus(DOCUMENTS[:20], f"{path}#one", config.Index(), Machine())
     assert {"one__mine", "plain"} <= collections(path)
     assert found(open_milvus(f"{path}#two", Config()), "alpha40") == ["d40"]
     assert found(open_milvus(f"{path}#one", Config()), "alpha25") == []
     with pytest.raises(UsageError, match="not made by harness1"):
-        build_milvus(DOCUMENTS, f"{path}#plain", config.Index(), Run())
+        build_milvus(DOCUMENTS, f"{path}#plain", config.Index(), Machine())
     with pytest.raises(CorpusError):
         open_milvus(f"{path}#plain", Config())
 
@@ -94,20 +94,20 @@ def test_two_indexes_share_a_file_and_foreign_collections_are_left_alone(path) -
 @pytest.mark.parametrize("search", ["exact", "hnsw", "ivf"])
 def test_dense_indexes_of_every_kind_find_near_texts(path, search: str) -> None:
     index = config.Index(dense=Dense(model="hash:256", search=search, ivf_lists=4, ivf_probes=4, hnsw_links=48))
-    build_milvus(DOCUMENTS, str(path), index, Run())
+    build_milvus(DOCUMENTS, str(path), index, Machine())
     for mode in ("dense", "hybrid", "auto"):
         assert found(open_milvus(str(path), settings(mode=mode)), "alpha7 beta7")[0] == "d7"
 
 
 def test_the_mode_decides_whether_words_or_neighbours_are_found(path) -> None:
-    build_milvus(DOCUMENTS, str(path), HASHED, Run())
+    build_milvus(DOCUMENTS, str(path), HASHED, Machine())
     assert found(open_milvus(str(path), settings(mode="bm25")), "alpha7") == ["d7"]
     assert len(found(open_milvus(str(path), settings(mode="dense")), "alpha7")) == 5
     assert len(found(open_milvus(str(path), settings()), "alpha7")) == 5
 
 
 def test_the_depth_of_a_list_never_falls_below_k(path) -> None:
-    build_milvus(DOCUMENTS, str(path), HASHED, Run())
+    build_milvus(DOCUMENTS, str(path), HASHED, Machine())
     shallow = open_milvus(str(path), settings(bm25_depth=1, dense_depth=1))
     found_by_both = found(open_milvus(str(path), settings()), "common words alpha7", 40)
     assert len(found_by_both) == 40
@@ -117,7 +117,7 @@ def test_the_depth_of_a_list_never_falls_below_k(path) -> None:
 def test_grep_is_narrowed_by_the_server_and_put_in_corpus_order_here(path, monkeypatch) -> None:
     from pymilvus import MilvusClient
 
-    build_milvus(DOCUMENTS, str(path), config.Index(), Run())
+    build_milvus(DOCUMENTS, str(path), config.Index(), Machine())
     retriever = open_milvus(str(path), Config())
     query, sent = MilvusClient.query, []
 
@@ -134,8 +134,8 @@ def test_grep_is_narrowed_by_the_server_and_put_in_corpus_order_here(path, monke
 
 
 def test_what_milvus_cannot_rank_is_refused(path) -> None:
-    build_milvus(DOCUMENTS, f"{path}#plain", config.Index(), Run())
-    build_milvus(DOCUMENTS, f"{path}#hashed", HASHED, Run())
+    build_milvus(DOCUMENTS, f"{path}#plain", config.Index(), Machine())
+    build_milvus(DOCUMENTS, f"{path}#hashed", HASHED, Machine())
     for mode in ("dense", "hybrid"):
         with pytest.raises(ConfigError, match=r"index\.dense\.model"):
             open_milvus(f"{path}#plain", settings(mode=mode))
@@ -147,7 +147,7 @@ def test_what_milvus_cannot_rank_is_refused(path) -> None:
 
 
 def test_an_index_that_lost_chunks_or_its_description_is_not_opened(path) -> None:
-    build_milvus(DOCUMENTS, str(path), config.Index(), Run())
+    build_milvus(DOCUMENTS, str(path), config.Index(), Machine())
     client = connect(parse_address(str(path)), 5.0)
     (name,) = collections(path)
     client.delete(name, ids=["d3"])
@@ -161,13 +161,13 @@ def test_an_index_that_lost_chunks_or_its_description_is_not_opened(path) -> Non
 def test_a_chunk_too_long_for_milvus_is_named(path) -> None:
     long = Document(DocId("long"), "Title", "word " * 20_000)
     with pytest.raises(CorpusError, match=r"'long'.*index\.chunk_tokens"):
-        build_milvus([long], str(path), config.Index(chunk_tokens=50_000), Run())
+        build_milvus([long], str(path), config.Index(chunk_tokens=50_000), Machine())
 
 
 def test_a_file_that_another_process_has_open_is_refused(path) -> None:
     from milvus_lite.server_manager import server_manager_instance
 
-    build_milvus(DOCUMENTS, str(path), config.Index(), Run())
+    build_milvus(DOCUMENTS, str(path), config.Index(), Machine())
     server_manager_instance.release_server(str(path))
     hold = (
         "import sys\nfrom milvus_lite.db import MilvusLite\ndb = MilvusLite(sys.argv[1])\nprint(1, flush=True)\ninput()"
@@ -193,14 +193,14 @@ def test_wrong_addresses_are_told_apart(tmp_path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with pytest.raises(InfrastructureFault):
-            open_milvus(f"http://127.0.0.1:{free.getsockname()[1]}", Config(run=Run(call_deadline_s=1.0)))
+            open_milvus(f"http://127.0.0.1:{free.getsockname()[1]}", Config(machine=Machine(call_deadline_s=1.0)))
     assert "secret" not in str(parse_address("http://user:my@secret@host:19530#x"))
 
 
 def test_the_command_line_names_engines_by_a_prefix(path) -> None:
-    info = build_engine(f"milvus:{path}#cli", DOCUMENTS, config.Index(), Run())
+    info = build_engine(f"milvus:{path}#cli", DOCUMENTS, config.Index(), Machine())
     assert open_milvus(f"{path}#cli", Config()).info == info
     for spec in ("qdrant:http://user:secret@host", "milvus", str(path)):
         with pytest.raises(UsageError, match="milvus:PATH") as error:
-            build_engine(spec, DOCUMENTS, config.Index(), Run())
+            build_engine(spec, DOCUMENTS, config.Index(), Machine())
         assert "secret" not in str(error.value)

@@ -33,7 +33,7 @@ from harness1.runs.store import read_episodes
 from tests.serving import HOST, imitating, process_serving, serving
 from tests.support import CORPUS, WordRetriever, make_env, run
 
-OPTIONS = ["run.attempts=2", "run.backoff_s=0.0", "run.call_deadline_s=5.0", "run.cached_searches=0"]
+OPTIONS = ["machine.attempts=2", "machine.backoff_s=0.0", "machine.call_deadline_s=5.0", "machine.cached_searches=0"]
 QUICK = load_config(None, OPTIONS)
 NO_GREP = load_config(None, [*OPTIONS, "env.grep.on=false"])
 FOUND = b'{"result":[[{"document":{"id":"7","contents":"Title\\nText"},"score":1.0}]]}'
@@ -84,7 +84,7 @@ def test_an_episode_over_the_wire_is_the_episode_over_the_retriever_itself() -> 
     task = Task("task", "Where did the father of Ada Lovelace die?")
     near = make_env()
     with serving(WordRetriever(CORPUS)) as url:
-        far = SearchEnv(Config().env, open_retriever(url, QUICK), run=QUICK.run)
+        far = SearchEnv(Config().env, open_retriever(url, QUICK), machine=QUICK.machine)
         here, there = (run(rollout(env, open_policy("scripted", {}), task)) for env in (near, far))
     assert there.status is Status.COMPLETED
     assert msgspec.structs.replace(there, stage_ms={}) == msgspec.structs.replace(here, stage_ms={})
@@ -182,7 +182,7 @@ def test_a_server_that_comes_back_with_another_index_or_ranking_is_a_fault() -> 
 )
 def test_an_answer_that_is_none_is_a_fault_and_never_no_result(status: int, answer: bytes, says: str) -> None:
     with imitating(lambda *_: (status, answer)) as url:
-        remote = RemoteRetriever(url, about(), QUICK.run)
+        remote = RemoteRetriever(url, about(), QUICK.machine)
         fault = one(remote, "ada")
         assert isinstance(fault, RetrievalFault)
         assert says in fault.message
@@ -195,13 +195,13 @@ def test_a_redirection_is_not_followed_because_it_would_lose_the_call() -> None:
         return (302, b"") if method == "POST" else (200, b'{"answers":[{"result":{}}]}')
 
     with imitating(elsewhere) as url:
-        assert isinstance(one(RemoteRetriever(url, about(), QUICK.run), "ada"), RetrievalFault)
+        assert isinstance(one(RemoteRetriever(url, about(), QUICK.machine), "ada"), RetrievalFault)
 
 
 def test_a_server_that_does_not_answer_is_a_fault_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness1.retrieval.engines.remote.GRACE_S", 0.2)
     with socket.create_server((HOST, 0)) as silent:
-        remote = RemoteRetriever(f"http://{HOST}:{silent.getsockname()[1]}", about(), QUICK.run)
+        remote = RemoteRetriever(f"http://{HOST}:{silent.getsockname()[1]}", about(), QUICK.machine)
         begin = time.monotonic()
         fault = one(remote, "ada", -1.0)
         assert isinstance(fault, RetrievalFault)
@@ -268,8 +268,8 @@ def test_a_server_that_tells_nothing_about_itself_is_taken_for_one_of_search_r1(
             assert [hit.chunk.chunk_id for hit in found.hits] == ["7"]
 
 
-EVALUATION = ["eval", "world:60", "--json", "--out", "run", "--set", "run.workers=2"]
-EVALUATION += ["--set", "run.attempts=2", "--set", "run.backoff_s=0.01"]
+EVALUATION = ["eval", "world:60", "--json", "--out", "run", "--set", "machine.workers=2"]
+EVALUATION += ["--set", "machine.attempts=2", "--set", "machine.backoff_s=0.01"]
 
 
 @pytest.mark.service

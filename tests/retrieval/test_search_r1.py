@@ -24,7 +24,7 @@ from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchRes
 from tests.serving import imitating, serving
 from tests.support import CORPUS, QUICK, WordRetriever, run
 
-NO_GREP = load_config(None, ["env.grep.on=false", "run.call_deadline_s=5.0"])
+NO_GREP = load_config(None, ["env.grep.on=false", "machine.call_deadline_s=5.0"])
 
 
 def passage(name: Any, contents: str, score: Any = None) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def test_our_own_server_is_a_peer_too_and_an_episode_runs_over_it() -> None:
         found = search(retriever, "lovelace daughter", 2)
         assert isinstance(found, SearchResult)
         assert (found.hits[0].chunk.title, found.hits[0].chunk.text) == (CORPUS[0].title, CORPUS[0].text)
-        env = SearchEnv(NO_GREP.env, retriever, run=QUICK)
+        env = SearchEnv(NO_GREP.env, retriever, machine=QUICK)
         episode = run(rollout(env, open_policy("scripted", {}), Task("t", "Where did the father of Ada Lovelace die?")))
     assert episode.status is Status.COMPLETED
     assert "byron#0" in episode.pool

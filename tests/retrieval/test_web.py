@@ -139,11 +139,11 @@ def api(server: FakeWeb) -> FakeWeb:
 
 def settings(url: str, *more: str) -> Config:
     overrides = [
-        f"run.web.search_url={url}/search",
-        f"run.web.search_key={KEYS[0]}",
-        f"run.web.read_url={url}/read/",
-        f"run.web.read_key={KEYS[1]}",
-        "run.web.timeout_s=5",
+        f"machine.web.search_url={url}/search",
+        f"machine.web.search_key={KEYS[0]}",
+        f"machine.web.read_url={url}/read/",
+        f"machine.web.read_key={KEYS[1]}",
+        "machine.web.timeout_s=5",
         "env.grep.on=false",
         "index.chunk_tokens=20",
     ]
@@ -210,7 +210,7 @@ def test_a_hundred_results_keep_their_order(api, tmp_path) -> None:
 
 
 def test_seen_pages_never_come_back_and_as_many_more_are_asked_for(api, tmp_path) -> None:
-    retriever = opened(tmp_path, api.url, "run.web.results=2")
+    retriever = opened(tmp_path, api.url, "machine.web.results=2")
     assert found(ask(retriever, "ada", 1)) == [f"{ADA}#snippet"]
     assert found(ask(retriever, "ada", 1, f"{ADA}#snippet", f"{ADA}#0")) == [f"{BYRON}#snippet"]
     assert found(ask(retriever, "ada", 9, *(f"{url}#snippet" for url in PAGES))) == []
@@ -220,7 +220,7 @@ def test_seen_pages_never_come_back_and_as_many_more_are_asked_for(api, tmp_path
 
 
 def test_only_pages_of_listed_hosts_are_found_and_read(api, tmp_path) -> None:
-    retriever = opened(tmp_path, api.url, 'run.web.hosts=["Towns.net"]')
+    retriever = opened(tmp_path, api.url, 'machine.web.hosts=["Towns.net"]')
     assert found(ask(retriever)) == [f"{TOWN}#snippet"]
     assert api.searches == [{"q": "ada (site:towns.net)", "num": 10}]
     assert read(retriever, ADA) == ()
@@ -279,7 +279,7 @@ def test_addresses_of_this_machine_and_of_no_web_page_never_reach_the_reader(api
 def test_a_local_host_is_read_where_it_is_listed_itself(api, tmp_path, address, host) -> None:
     api.read_answer = answering(body=b"inside")
     assert read(opened(tmp_path, api.url), address) == ()
-    (chunk,) = read(opened(tmp_path, api.url, f'run.web.hosts=["{host}"]'), address)
+    (chunk,) = read(opened(tmp_path, api.url, f'machine.web.hosts=["{host}"]'), address)
     assert (chunk.doc_id, chunk.text) == (address, "inside")
 
 
@@ -380,7 +380,7 @@ def test_an_endless_page_is_cut_while_it_comes_at_the_border_of_a_character(api,
             return response
 
     api.read_answer = endless
-    chunks = read(opened(tmp_path, api.url, "run.web.page_bytes=100001", "index.chunk_tokens=100000"), ADA)
+    chunks = read(opened(tmp_path, api.url, "machine.web.page_bytes=100001", "index.chunk_tokens=100000"), ADA)
     assert [chunk.text for chunk in chunks] == ["ä" * 50_000]
     assert sum(sent) < 20_000_000
 
@@ -431,7 +431,7 @@ FAULTS = {
 def test_what_fails_is_a_fault_that_is_not_kept(api, tmp_path, kind) -> None:
     answer, message = FAULTS[kind]
     api.search_answer = api.read_answer = answer
-    retriever = opened(tmp_path, api.url, "run.web.timeout_s=0.15")
+    retriever = opened(tmp_path, api.url, "machine.web.timeout_s=0.15")
     assert ask(retriever) == RetrievalFault(message=f"the search API {message}")
     assert read(retriever, ADA) == RetrievalFault(message=f"the page reader {message}")
     assert api.elsewhere == 0
@@ -457,7 +457,7 @@ def test_what_fails_is_a_fault_that_is_not_kept(api, tmp_path, kind) -> None:
 )
 def test_an_answer_of_another_form_is_a_fault_and_never_no_results(api, tmp_path, body) -> None:
     api.search_answer = answering(body=body)
-    answer = ask(opened(tmp_path, api.url, "run.web.page_bytes=250000"))
+    answer = ask(opened(tmp_path, api.url, "machine.web.page_bytes=250000"))
     assert isinstance(answer, RetrievalFault)
     assert answer.message in (
         "the search API gave an answer that is not of its form", "the search API gave more than 250000 bytes"
@@ -548,7 +548,7 @@ def test_equal_questions_at_one_time_are_asked_once(api, tmp_path) -> None:
 
 def test_no_more_requests_are_in_flight_than_are_allowed(api, tmp_path) -> None:
     api.read_answer = after(0.05, b"page")
-    retriever = opened(tmp_path, api.url, "run.web.concurrency=3", "run.web.timeout_s=0.35")
+    retriever = opened(tmp_path, api.url, "machine.web.concurrency=3", "machine.web.timeout_s=0.35")
 
     async def many() -> list[Any]:
         return await asyncio.gather(*(retriever.read(DocId(f"{ADA}/{n}")) for n in range(24)))
@@ -586,8 +586,8 @@ def test_chunks_once_seen_are_got_again(api, tmp_path) -> None:
     ]
     ids = [unseen[0], *(chunk.chunk_id for chunk in wanted), *unseen[1:]]
     assert list(asyncio.run(retriever.get(ids))) == wanted
-    assert list(asyncio.run(opened(tmp_path, api.url, "run.web.offline=true").get(ids))) == wanted
-    narrow = asyncio.run(opened(tmp_path, api.url, 'run.web.hosts=["towns.net"]').get(ids))
+    assert list(asyncio.run(opened(tmp_path, api.url, "machine.web.offline=true").get(ids))) == wanted
+    narrow = asyncio.run(opened(tmp_path, api.url, 'machine.web.hosts=["towns.net"]').get(ids))
     assert list(narrow) == [wanted[2]]
     assert api.requests == count
 
@@ -605,7 +605,7 @@ def test_offline_the_cache_answers_byte_for_byte_and_the_rest_is_a_fault(api, tm
     online = opened(tmp_path, api.url)
     before = (ask(online).hits, read(online, ADA), read(online, "https://example.org/none"))
     count = api.requests
-    offline = opened(tmp_path, api.url, "run.web.offline=true", "run.web.search_key=", "run.web.read_key=")
+    offline = opened(tmp_path, api.url, "machine.web.offline=true", "machine.web.search_key=", "machine.web.read_key=")
     assert (ask(offline).hits, read(offline, ADA), read(offline, "https://example.org/none")) == before
     assert ask(offline, "new") == RetrievalFault(message="offline, and the cache has no answer to this search")
     assert read(offline, BYRON) == RetrievalFault(message="offline, and the cache has no answer to this page")
@@ -613,7 +613,7 @@ def test_offline_the_cache_answers_byte_for_byte_and_the_rest_is_a_fault(api, tm
 
 
 @pytest.mark.parametrize(
-    "change", ["run.web.results=5", 'run.web.hosts=["example.org"]', "run.web.search_url={url}/elsewhere"]
+    "change", ["machine.web.results=5", 'machine.web.hosts=["example.org"]', "machine.web.search_url={url}/elsewhere"]
 )
 def test_a_setting_that_decides_an_answer_asks_anew(api, tmp_path, change) -> None:
     ask(opened(tmp_path, api.url))
@@ -622,14 +622,14 @@ def test_a_setting_that_decides_an_answer_asks_anew(api, tmp_path, change) -> No
 
 
 def test_a_longer_bound_reads_a_page_anew(api, tmp_path) -> None:
-    short = read(opened(tmp_path, api.url, "run.web.page_bytes=10"), ADA)
+    short = read(opened(tmp_path, api.url, "machine.web.page_bytes=10"), ADA)
     assert [chunk.text for chunk in short] == [PAGES[ADA][:10]]
     assert len(read(opened(tmp_path, api.url), ADA)) == 4
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[: len(text) // 2], lambda text: b"", lambda text: b"\xff{}"])
 def test_a_torn_file_is_asked_again_online_and_a_fault_offline(api, tmp_path, damage) -> None:
-    online, offline = opened(tmp_path, api.url), opened(tmp_path, api.url, "run.web.offline=true")
+    online, offline = opened(tmp_path, api.url), opened(tmp_path, api.url, "machine.web.offline=true")
     before = read(online, ADA)
     (file,) = (tmp_path / "cache").rglob("*.json")
     file.write_bytes(damage(file.read_bytes()))
@@ -687,7 +687,13 @@ def test_keys_are_sent_and_stand_nowhere_else(api, tmp_path) -> None:
     retriever = open_web(str(tmp_path / "cache"), config)
     ask(retriever)
     read(retriever, ADA)
-    told = [repr(retriever), repr(config), str(config.run.web), pretty_repr(config), repr(config.run.web.public())]
+    told = [
+        repr(retriever),
+        repr(config),
+        str(config.machine.web),
+        pretty_repr(config),
+        repr(config.machine.web.public()),
+    ]
     told += [path.read_text() for path in (tmp_path / "cache").rglob("*.json")]
     assert len(told) == 10
     api.search_answer = api.read_answer = answering(403, "".join(KEYS).encode())
@@ -700,10 +706,10 @@ def test_keys_are_sent_and_stand_nowhere_else(api, tmp_path) -> None:
 def test_an_endpoint_that_holds_its_key_is_not_repeated(tmp_path) -> None:
     for url in ("nonsense?key=sk-1", "ftp://host?key=sk-1", "http://[sk-1"):
         with pytest.raises(ConfigError) as error:
-            opened(tmp_path, "http://h", f"run.web.search_url={url}")
+            opened(tmp_path, "http://h", f"machine.web.search_url={url}")
         assert "sk-1" not in str(error.value)
-        assert "run.web.search_url" in str(error.value)
-    retriever = opened(tmp_path, "http://h", "run.web.search_url=http://127.0.0.1:1/search?key=sk-1")
+        assert "machine.web.search_url" in str(error.value)
+    retriever = opened(tmp_path, "http://h", "machine.web.search_url=http://127.0.0.1:1/search?key=sk-1")
     assert "sk-1" not in repr(ask(retriever))
 
 
@@ -711,13 +717,13 @@ def test_an_endpoint_that_holds_its_key_is_not_repeated(tmp_path) -> None:
     ("change", "told"),
     [
         ("env.grep.on=true", "env.grep.on=false"),
-        ("run.web.search_url=", "run.web.search_url"),
-        ("run.web.read_url=", "run.web.read_url"),
-        ("run.web.read_url=ftp://host/", "run.web.read_url"),
-        ("run.web.search_key='''a\nb'''", "run.web.search_key"),
-        ("run.web.read_key=schlüssel", "run.web.read_key"),
-        ('run.web.hosts=["https://wikipedia.org/"]', "run.web.hosts"),
-        ('run.web.hosts=[".wikipedia.org"]', "run.web.hosts"),
+        ("machine.web.search_url=", "machine.web.search_url"),
+        ("machine.web.read_url=", "machine.web.read_url"),
+        ("machine.web.read_url=ftp://host/", "machine.web.read_url"),
+        ("machine.web.search_key='''a\nb'''", "machine.web.search_key"),
+        ("machine.web.read_key=schlüssel", "machine.web.read_key"),
+        ('machine.web.hosts=["https://wikipedia.org/"]', "machine.web.hosts"),
+        ('machine.web.hosts=[".wikipedia.org"]', "machine.web.hosts"),
     ],
 )
 def test_a_setting_that_is_missing_or_unusable_is_named(tmp_path, change, told) -> None:
@@ -726,9 +732,9 @@ def test_a_setting_that_is_missing_or_unusable_is_named(tmp_path, change, told) 
 
 
 def test_without_reading_no_reader_is_needed(api, tmp_path) -> None:
-    retriever = opened(tmp_path, api.url, "run.web.read_url=", "env.read.on=false")
+    retriever = opened(tmp_path, api.url, "machine.web.read_url=", "env.read.on=false")
     assert len(found(ask(retriever))) == 3
-    assert read(retriever, ADA) == RetrievalFault(message="run.web.read_url is not set")
+    assert read(retriever, ADA) == RetrievalFault(message="machine.web.read_url is not set")
 
 
 def test_the_folder_of_the_cache_is_named_and_made(tmp_path) -> None:
@@ -736,7 +742,7 @@ def test_the_folder_of_the_cache_is_named_and_made(tmp_path) -> None:
     with pytest.raises(UsageError, match="--index web:CACHE_FOLDER"):
         open_web("", config)
     with pytest.raises(CorpusError, match="no folder"):
-        opened(tmp_path, "http://127.0.0.1:1", "run.web.offline=true")
+        opened(tmp_path, "http://127.0.0.1:1", "machine.web.offline=true")
     open_web(str(tmp_path / "deep" / "cache"), config)
     assert (tmp_path / "deep" / "cache").is_dir()
     (tmp_path / "file").write_text("x")
@@ -749,7 +755,7 @@ def test_without_aiohttp_the_cache_still_answers(api, tmp_path, monkeypatch) -> 
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(MissingExtra, match=r"harness1\[serve\]"):
         opened(tmp_path, api.url)
-    assert ask(opened(tmp_path, api.url, "run.web.offline=true")).hits == before
+    assert ask(opened(tmp_path, api.url, "machine.web.offline=true")).hits == before
 
 
 def test_there_is_no_grep_of_the_web(tmp_path) -> None:
@@ -761,9 +767,14 @@ def test_there_is_no_grep_of_the_web(tmp_path) -> None:
 def test_the_hash_names_how_the_web_is_asked_and_not_where_or_by_whom(tmp_path) -> None:
     info = opened(tmp_path, "http://127.0.0.1:1").info
     assert (info.unit, info.documents, info.chunks) == ("document", 0, 0)
-    same = ["run.web.search_key=other", "run.web.timeout_s=9", "run.web.concurrency=2", "run.web.offline=true"]
+    same = [
+        "machine.web.search_key=other",
+        "machine.web.timeout_s=9",
+        "machine.web.concurrency=2",
+        "machine.web.offline=true",
+    ]
     assert opened(tmp_path, "http://127.0.0.1:2", *same).info == info
-    other = ["run.web.results=9", 'run.web.hosts=["a.org"]', "run.web.page_bytes=9", "index.chunk_tokens=9"]
+    other = ["machine.web.results=9", 'machine.web.hosts=["a.org"]', "machine.web.page_bytes=9", "index.chunk_tokens=9"]
     hashes = Counter(opened(tmp_path, "http://127.0.0.1:1", change).info.index_hash for change in other)
     assert len(hashes | Counter([info.index_hash])) == 5
 
@@ -789,7 +800,7 @@ def test_an_episode_repeats_offline_when_the_web_is_gone(tmp_path, policy) -> No
         assert server.requests > 0
     finally:
         server.stop()
-    offline = episode("run.web.offline=true")
+    offline = episode("machine.web.offline=true")
     assert online.status == Status.COMPLETED
     assert len(online.pool) == 3
     assert [turn.observation for turn in offline.turns] == [turn.observation for turn in online.turns]

@@ -35,8 +35,8 @@ from harness1.rl.admission.judgement import (
 from harness1.rl.admission.report import ORDER, REPORT, AdmissionReport, admitted_tasks, read_report, readme
 from harness1.rl.admission.run import Check, check, reported
 
-CONFIG = load_config(None, ["reward.recipe=robust", "run.workers=1", "run.bootstrap=20"])
-PAPER = load_config(None, ["run.workers=1"])
+CONFIG = load_config(None, ["reward.recipe=robust", "machine.workers=1", "machine.bootstrap=20"])
+PAPER = load_config(None, ["machine.workers=1"])
 SOURCE = open_source("world:150")
 TASKS = SOURCE.tasks("train")[:18]
 Played = dict[str, list[Episode]]

@@ -100,7 +100,7 @@ def test_the_turns_of_a_teacher_are_profiled_and_trained_on(harness1: Command, s
     collected = ("--teacher", "oracle", "--data", "world", "--index", "index", "--limit", "60")
     taught = harness1("sft", "collect", *collected, "--format", "compact", "--tokenizer", "model", "--out", "oracle")
     assert taught.code == 0, taught.err
-    profiled = harness1("rl", "pivots", "oracle", "--out", "pivots", "--set", "run.learn.model=hf:start")
+    profiled = harness1("rl", "pivots", "oracle", "--out", "pivots", "--set", "machine.learn.model=hf:start")
     assert profiled.code == 0, profiled.err
     kept = [pivot for pivot in read_pivots(start.folder / "pivots") if pivot.fate == "kept"]
     assert kept

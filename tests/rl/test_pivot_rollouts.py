@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 import pytest
 
-from harness1.config import Env, Pivots, Run, load_config
+from harness1.config import Env, Machine, Pivots, load_config
 from harness1.env.verifiers.lexical import LexicalVerifier
 from harness1.episodes.jobs import EpisodeJob
 from harness1.episodes.rollout import rollout
@@ -67,7 +67,7 @@ def taught(policy: Policy, env: Env = ENV) -> Episode:
 GOLD = Gold({DocId(entry.unit_id): 1 for entry in taught(TAUGHT).curated})
 
 
-def world(policy: Policy, env: Env = ENV, retriever: WordRetriever | None = None, runs: Run = QUICK) -> PivotWorld:
+def world(policy: Policy, env: Env = ENV, retriever: WordRetriever | None = None, runs: Machine = QUICK) -> PivotWorld:
     return PivotWorld(
         env, retriever or WordRetriever(CORPUS), LexicalVerifier(), counter_of(policy), runs, Pivots(useless=1)
     )

@@ -29,7 +29,9 @@ from harness1.sft.teacher_run import TeacherRun, open_runs
 from tests.support import END, run
 
 WORLD = "world:60"
-CONFIG = load_config(None, ["rl.pivots.samples=4", "rl.pivots.held_out=0.25", "run.workers=1", "run.bootstrap=50"])
+CONFIG = load_config(
+    None, ["rl.pivots.samples=4", "rl.pivots.held_out=0.25", "machine.workers=1", "machine.bootstrap=50"]
+)
 
 
 class Dice:

@@ -45,7 +45,7 @@ def test_the_command_learns_from_workers_with_a_policy_and_an_index_of_their_own
     monkeypatch.chdir(tmp_path)
     harness1 = command_in_process(monkeypatch, capsys)
     places = ("--data", "world", "--index", "index", "--model", "hf:start", "--out", "better")
-    fleet = ("--set", "run.fleet.workers=2", "--set", "rl.staleness=1")
+    fleet = ("--set", "machine.fleet.workers=2", "--set", "rl.staleness=1")
     ended = harness1("rl", "train", *places, *SETTINGS, *fleet)
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["batch"] == 2

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from harness1.config import Config
 from harness1.errors import SchemaError, UsageError
 from harness1.runs.files import write_atomically
+from harness1.runs.folder import run_config
 from harness1.runs.stage import STAGE, Stage, read_stage, refuse_foreign, under_way
 
 CARD = Stage("index", {"corpus": "abc", "settings": {"k1": 1.2}})
@@ -29,6 +32,14 @@ def test_other_inputs_or_another_verb_are_other_work(tmp_path: Path) -> None:
     CARD.write(tmp_path, status="finished")
     assert not Stage("index", {"corpus": "abd", "settings": {"k1": 1.2}}).is_done(tmp_path)
     assert not Stage("evaluate", CARD.inputs).is_done(tmp_path)
+
+
+def test_a_card_from_before_the_machine_had_its_name_is_read(tmp_path: Path) -> None:
+    old = msgspec.to_builtins(Config())
+    old["run"] = old.pop("machine") | {"workers": 3}
+    Stage("run", {}, outputs={"config": old, "index": "index"}).write(tmp_path)
+    config, _ = run_config(tmp_path)
+    assert config.machine.workers == 3
 
 
 def test_what_is_no_card_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.config import ChatPolicy, Config, Env, Model, Run
+from harness1.config import ChatPolicy, Config, Env, Machine, Model
 from harness1.env.render.pieces import TokenCounter
 from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault
@@ -51,7 +51,7 @@ from tests.support import hear_interrupts, make_env
 pytestmark = pytest.mark.service
 
 ENV = Env(max_turns=12)
-QUICK = Run(attempts=2, backoff_s=0.0, model=Model(timeout_s=5.0))
+QUICK = Machine(attempts=2, backoff_s=0.0, model=Model(timeout_s=5.0))
 CLIENTS: dict[str, Callable[[str], Client]] = {
     "openai": lambda url: openai_client(url, stream=False),
     "openai streamed": lambda url: openai_client(url, stream=True),
@@ -120,7 +120,7 @@ def test_a_proxy_before_a_server_that_gives_ids_records_them_as_that_server_does
     alone, served = Dice(hermes()), Dice(hermes())
     in_process(alone, 2)
     with proxying(tmp_path / "inner", upstream_of(served, served.chat)) as inner:
-        upstream = ChatUpstream(f"{inner}/v1", "", Config(policy=SETTINGS.policy, run=QUICK))
+        upstream = ChatUpstream(f"{inner}/v1", "", Config(policy=SETTINGS.policy, machine=QUICK))
         with proxying(tmp_path / "outer", upstream) as url:
             agent = AgentPolicy(CLIENTS["anthropic streamed"](url), hermes(), ENV.generation_reserve, SETTINGS.policy)
             episode(agent, 2)
@@ -199,7 +199,7 @@ def failing(
 
 
 def chat_upstream(url: str) -> ChatUpstream:
-    return ChatUpstream(url, "", Config(run=QUICK))
+    return ChatUpstream(url, "", Config(machine=QUICK))
 
 
 def test_a_dead_upstream_is_an_error_of_the_provider_and_a_record_of_what_was_asked(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_the_key_of_an_agent_stays_here_and_ours_goes_to_the_server(tmp_path: Pa
 
     from openai import OpenAI
 
-    config = Config(run=msgspec.structs.replace(QUICK, model=Model(key="sk-ours-123456")))
+    config = Config(machine=msgspec.structs.replace(QUICK, model=Model(key="sk-ours-123456")))
     with replying(reply) as upstream, proxying(tmp_path, ChatUpstream(upstream, "", config)) as url:
         OpenAI(base_url=f"{url}/v1", api_key="episode-9").chat.completions.create(**WORDS)
     assert seen == ["Bearer sk-ours-123456"]

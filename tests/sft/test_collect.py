@@ -38,7 +38,7 @@ from tests.vocabularies import chat_format, tokenizer, vocabulary
 
 WORLD = "world:60"
 SOURCE = open_source(WORLD)
-ONE = ("--set", "run.workers=1", "--set", "run.bootstrap=50")
+ONE = ("--set", "machine.workers=1", "--set", "machine.bootstrap=50")
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_worker_processes_speak_like_one_process(index: str, tmp_path: Path) -> 
 
     def episodes(workers: int) -> list[bytes]:
         found: list[Episode] = []
-        config = load_config(None, [f"run.workers={workers}", "policy.format=compact", "env.max_turns=3"])
+        config = load_config(None, [f"machine.workers={workers}", "policy.format=compact", "env.max_turns=3"])
         jobs = [EpisodeJob(task) for task in SOURCE.tasks("train")[: 2 * FEW]]
         run_episodes(EpisodeSetup(config, index, "scripted", student=student), jobs, found.append)
         plain = [msgspec.structs.replace(episode, stage_ms={}) for episode in found]

@@ -33,10 +33,16 @@ SOURCE = open_source(WORLD)
 SMALL = Path(__file__).parent.parent.parent / "configs" / "sft" / "small.toml"
 SHORT = (
     *("env.max_turns=4", "env.context_window=1024", "env.generation_reserve=160", "env.compression.sentences=1"),
-    *("env.search.hits=2", "env.auto_populate.documents=2", "run.workers=1", "run.threads=1", "run.bootstrap=50"),
+    *(
+        "env.search.hits=2",
+        "env.auto_populate.documents=2",
+        "machine.workers=1",
+        "machine.threads=1",
+        "machine.bootstrap=50",
+    ),
 )
 """Episodes of a few hundred tokens."""
-CONFIG = load_config(SMALL, [*SHORT, "policy.format_retries=0", "run.model.device=cpu", "run.model.threads=1"])
+CONFIG = load_config(SMALL, [*SHORT, "policy.format_retries=0", "machine.model.device=cpu", "machine.model.threads=1"])
 TASKS = 9
 ROWS = 32
 """At least so many turns does the teacher take in them."""

@@ -125,7 +125,7 @@ def test_episodes_are_run_as_the_teachers_were(student: Student, monkeypatch: py
         return open_retriever(spec, config)
 
     monkeypatch.setattr("harness1.sft.student.open_retriever", opening)
-    make = student.environments(collected, load_config(None, ["env.max_turns=2", "run.workers=1"]))
+    make = student.environments(collected, load_config(None, ["env.max_turns=2", "machine.workers=1"]))
     env = make()
     assert env is not make()
     assert [config.env for config in asked] == [student.env]

@@ -81,7 +81,7 @@ def test_the_page_loads_and_runs_nothing(run: Path) -> None:
 
 def test_all_but_clock_and_machine_is_the_same_for_the_same_episodes(tmp_path: Path, run: Path) -> None:
     slower = [msgspec.structs.replace(each, stage_ms={"policy": 9.0}) for each in reversed(EPISODES_BY_HAND)]
-    config = load_config(overrides=["run.bootstrap=200", "run.workers=7"])
+    config = load_config(overrides=["machine.bootstrap=200", "machine.workers=7"])
     other = run_folder(tmp_path / "other", tmp_path / "data", slower, config=config)
     provenance = {"version": "9", "commit": "c", "started": "now", "hashes": {"data": "d"}, "machine": {"cores": 64}}
     (other / PROVENANCE).write_bytes(msgspec.json.encode(provenance))
@@ -92,7 +92,7 @@ def test_all_but_clock_and_machine_is_the_same_for_the_same_episodes(tmp_path: P
     assert machine.findall(first) != machine.findall(second)
     assert machine.sub("", first) == machine.sub("", second)
     assert "machine.cores 64" in text(second)
-    assert "run.workers" in text(machine.findall(second)[0])
+    assert "machine.workers" in text(machine.findall(second)[0])
 
 
 def test_time_on_the_clock_is_told_apart_from_that_of_the_episodes(run: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_run_of_faults_alone_has_a_page(tmp_path: Path) -> None:
 
 
 def test_settings_beside_the_defaults_are_told(tmp_path: Path) -> None:
-    config = load_config(overrides=["run.bootstrap=200", "env.max_turns=7", "env.dedup.on=false"])
+    config = load_config(overrides=["machine.bootstrap=200", "env.max_turns=7", "env.dedup.on=false"])
     data = dataset(tmp_path / "data", {"t1": "?"})
     said = text(page(run_folder(tmp_path / "run", data, [episode("t1", "a")], config=config)))
     assert "env.dedup.on false true env.max_turns 7 40" in said

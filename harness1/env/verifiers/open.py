@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness1.config import Env, Run
+from harness1.config import Env, Machine
 from harness1.env.verifiers.cross_encoder import CrossEncoderVerifier
 from harness1.env.verifiers.language_model import LanguageModelVerifier
 from harness1.env.verifiers.lexical import LexicalVerifier
@@ -15,7 +15,7 @@ from harness1.records import UnitId
 from harness1.retrieval.dense.cross_encoder import open_cross_encoder
 
 
-def open_verifier(env: Env, run: Run) -> Verifier:
+def open_verifier(env: Env, machine: Machine) -> Verifier:
     """The verifier that `env.verification.judge` names.
 
     Raises:
@@ -27,9 +27,9 @@ def open_verifier(env: Env, run: Run) -> Verifier:
     if verification.judge == "lexical" or not verification.on:
         return unopened_verifier(env)
     if verification.judge == "language_model":
-        return _language_verifier(env, run)
-    scorer = open_cross_encoder(run)
-    return CrossEncoderVerifier(scorer, verification.characters, run.batch_ms / 1000, run.batch_size)
+        return _language_verifier(env, machine)
+    scorer = open_cross_encoder(machine)
+    return CrossEncoderVerifier(scorer, verification.characters, machine.batch_ms / 1000, machine.batch_size)
 
 
 def unopened_verifier(env: Env) -> Verifier:
@@ -38,11 +38,11 @@ def unopened_verifier(env: Env) -> Verifier:
     return LexicalVerifier(characters) if judge == "lexical" else NoVerifier(judge)
 
 
-def _language_verifier(env: Env, run: Run) -> LanguageModelVerifier:
-    needed = {"run.verifier.url": run.verifier.url, "env.verification.model": env.verification.model}
+def _language_verifier(env: Env, machine: Machine) -> LanguageModelVerifier:
+    needed = {"machine.verifier.url": machine.verifier.url, "env.verification.model": env.verification.model}
     if missing := [name for name, value in needed.items() if not value]:
         raise ConfigError(f"env.verification.judge=language_model needs {' and '.join(missing)}")
-    verifier = run.verifier
+    verifier = machine.verifier
     # One try each: the environment itself tries again.
     endpoint = ModelEndpoint(verifier.url, verifier.key, verifier.timeout_s, 1, concurrency=verifier.concurrency)
     return LanguageModelVerifier(endpoint, env.verification.model, env.verification.characters)

@@ -85,9 +85,9 @@ def ablated(config: Config, name: str) -> Config:
     """
     if name not in ABLATIONS:
         raise UsageError(f"{name!r} is no ablation; there are: all, {', '.join(ABLATIONS)}")
-    run = config.run
-    run = msgspec.structs.replace(run, model=msgspec.structs.replace(run.model, foreign=True))
-    return msgspec.structs.replace(config, env=ABLATIONS[name](config.env), run=run)
+    machine = config.machine
+    machine = msgspec.structs.replace(machine, model=msgspec.structs.replace(machine.model, foreign=True))
+    return msgspec.structs.replace(config, env=ABLATIONS[name](config.env), machine=machine)
 
 
 def conditions(evaluation: Evaluation, names: Sequence[str]) -> dict[str, Evaluation]:
@@ -181,7 +181,7 @@ def _table(
 ) -> AblationTable:
     base = played[BASE]
     rows = {name: _per_task(each, out / name) for name, each in played.items()}
-    resamples, seed = base.config.run.bootstrap, base.seed
+    resamples, seed = base.config.machine.bootstrap, base.seed
     found = [compared(name, metrics[name], rows[BASE], rows[name], resamples, seed) for name in played]
     p = holm({each.name: each.p for each in found if each.name != BASE and each.p is not None})
     conditions = tuple(msgspec.structs.replace(each, p=p.get(each.name)) for each in found)

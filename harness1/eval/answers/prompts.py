@@ -12,7 +12,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import TypeVar
 
-from harness1.config import Run
+from harness1.config import Machine
 from harness1.errors import InfrastructureFault
 from harness1.hashing import digest
 from harness1.http.completions import Messages, bare, inert, opened
@@ -127,14 +127,14 @@ def _tokens(source: QuotedDocument) -> int:
 
 
 class DocumentReader:
-    """Whole texts out of a retriever, which is asked again as often as `run.attempts` says.
+    """Whole texts out of a retriever, which is asked again as often as `machine.attempts` says.
 
     Args:
         run: attempts, and the seconds that one of them may take.
     """
 
-    def __init__(self, retriever: Retriever, run: Run) -> None:
-        self._retriever, self._run = retriever, run
+    def __init__(self, retriever: Retriever, machine: Machine) -> None:
+        self._retriever, self._run = retriever, machine
 
     @property
     def index_hash(self) -> str:

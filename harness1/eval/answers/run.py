@@ -88,7 +88,7 @@ class AnswerRun:
             on_torn(store.torn)
             on_start(sum(1 for _ in self.work.jobs()))
             answered = asyncio.run(answer_all(self.work, store, self.places, on_answer))
-            summary = self._described() | summarised(answered, self.run.config.run.bootstrap)
+            summary = self._described() | summarised(answered, self.run.config.machine.bootstrap)
             write_atomically(self.out / TABLE, as_csv(answered, secret=self.run.secret_answers).encode())
             write_json(self.out / SUMMARY, summary)
         missing = {name: summary[name] for name in ("missing", "missing_verdicts")}

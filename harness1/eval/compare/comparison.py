@@ -179,7 +179,7 @@ def _difference(first: RunView, second: RunView, tasks: Sequence[str], metric: s
     if not both:
         return None
     a, b = {task: a[task] for task in both}, {task: b[task] for task in both}
-    resamples = first.config.run.bootstrap
+    resamples = first.config.machine.bootstrap
     return Difference(
         first=math.fsum(a.values()) / len(both),
         second=math.fsum(b.values()) / len(both),

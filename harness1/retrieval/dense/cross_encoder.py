@@ -56,17 +56,17 @@ class StanceScorer(PairScorer, Protocol):
         ...
 
 
-def open_cross_encoder(run: config.Run) -> StanceScorer:
-    """The cross-encoder at `run.reranker` on `run.device`; the last one stays loaded, for reranker and verifier alike.
+def open_cross_encoder(machine: config.Machine) -> StanceScorer:
+    """Open the cross-encoder at `machine.reranker` on `machine.device`; the last one stays loaded, for all who ask.
 
     Raises:
         ConfigError: no setting names one.
         MissingExtra: sentence-transformers is not installed.
         UsageError: it is not there, does not load, or has labels that say nothing about support.
     """
-    if not run.reranker:
-        raise ConfigError("a cross-encoder is asked for: name it or its folder with --set run.reranker=NAME")
-    return _opened(run.reranker, run.device, run.threads)
+    if not machine.reranker:
+        raise ConfigError("a cross-encoder is asked for: name it or its folder with --set machine.reranker=NAME")
+    return _opened(machine.reranker, machine.device, machine.threads)
 
 
 class TransformerScorer:
@@ -160,8 +160,8 @@ def _labels(model: CrossEncoder) -> tuple[int, int | None, bool]:
     supports = supports if entails is None else entails
     if count > MOST_LABELS or supports is None:
         raise UsageError(
-            "run.reranker: a cross-encoder has one label, or two or three of which one is called entailment or yes; "
-            f"this one has {count}: {', '.join(names)}"
+            "machine.reranker: a cross-encoder has one label, or two or three of which one is called entailment or "
+            f"yes; this one has {count}: {', '.join(names)}"
         )
     return supports, _place(names, CONTRADICTION), entails is not None
 
@@ -174,7 +174,7 @@ def _place(names: Sequence[str], wanted: Container[str]) -> int | None:
 def _opened(spec: str, device: str, threads: int) -> StanceScorer:
     """Find, load and name a model of sentence-transformers."""
     folder = model_folder(spec)
-    with loading(folder, "cross-encoder", config.Run(device=device, threads=threads)):
+    with loading(folder, "cross-encoder", config.Machine(device=device, threads=threads)):
         from sentence_transformers import CrossEncoder
 
         model = CrossEncoder(str(folder), device=device or None, local_files_only=True)

@@ -58,8 +58,8 @@ class Embedder(Protocol):
         ...
 
 
-def open_embedder(settings: config.Dense, run: config.Run) -> Embedder:
-    """The embedder that `settings.model` names, from where `run.embedder` says that it lies, if it says so.
+def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
+    """The embedder that `settings.model` names, from where `machine.embedder` says that it lies, if it says so.
 
     Raises:
         UsageError: it is not there or does not load, or torch has no such device.
@@ -70,7 +70,7 @@ def open_embedder(settings: config.Dense, run: config.Run) -> Embedder:
         if not size.isdecimal() or int(size) < 1:
             raise UsageError(f"{settings.model!r} is no embedder; write the number of dimensions, as in hash:256")
         return HashEmbedder(int(size))
-    return _open_model(run.embedder or settings.model, settings, run)
+    return _open_model(machine.embedder or settings.model, settings, machine)
 
 
 class HashEmbedder:
@@ -235,14 +235,14 @@ class CachedQueries:
         return np.stack([vectors[text] for text in texts]) if texts else np.empty((0, self.dimensions), np.float32)
 
 
-def _open_model(spec: str, settings: config.Dense, run: config.Run) -> Embedder:
+def _open_model(spec: str, settings: config.Dense, machine: config.Machine) -> Embedder:
     """Find, load and name a model of sentence-transformers."""
     folder = model_folder(spec)
-    with loading(folder, "model", run):
+    with loading(folder, "model", machine):
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Transformer
 
-        model = SentenceTransformer(str(folder), device=run.device or None, local_files_only=True)
+        model = SentenceTransformer(str(folder), device=machine.device or None, local_files_only=True)
     parts = model, spec, folder_hash(folder), settings.query_prefix, settings.document_prefix
     return TransformerEmbedder(*parts) if isinstance(model[0], Transformer) else EncodingEmbedder(*parts)
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness1.config import Run
+from harness1.config import Machine
 from harness1.errors import MissingExtra, UsageError
 from harness1.model_folder import no_progress_bars
 
 
 @contextmanager
-def loading(folder: Path, kind: str, run: Run) -> Iterator[None]:
+def loading(folder: Path, kind: str, machine: Machine) -> Iterator[None]:
     """Load a model of some kind inside this: quietly, for so many threads, and what fails is said in one line.
 
     Raises:
@@ -23,8 +23,8 @@ def loading(folder: Path, kind: str, run: Run) -> Iterator[None]:
         import torch
         from safetensors import SafetensorError
 
-        if run.threads:
-            torch.set_num_threads(run.threads)
+        if machine.threads:
+            torch.set_num_threads(machine.threads)
         with no_progress_bars():
             yield
     except ModuleNotFoundError as error:
@@ -32,5 +32,5 @@ def loading(folder: Path, kind: str, run: Run) -> Iterator[None]:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UsageError(f"{folder} is no {kind} that sentence-transformers loads: {error}") from error
     except (RuntimeError, AssertionError) as error:  # what torch raises for devices, by their kind
-        device = run.device or "that torch prefers"
+        device = machine.device or "that torch prefers"
         raise UsageError(f"{folder} does not load on the device {device!r}: {error}") from error

@@ -15,7 +15,9 @@ from harness1.retrieval.protocol import IndexInfo
 BUILDERS = {"milvus": build_milvus, "chroma": build_chroma}
 
 
-def build_engine(spec: str, documents: Iterable[Document], settings: config.Index, run: config.Run) -> IndexInfo:
+def build_engine(
+    spec: str, documents: Iterable[Document], settings: config.Index, machine: config.Machine
+) -> IndexInfo:
     """Put a corpus into the engine at `ENGINE:ADDRESS`.
 
     Raises:
@@ -25,4 +27,4 @@ def build_engine(spec: str, documents: Iterable[Document], settings: config.Inde
     if not colon or name not in BUILDERS:
         known = "milvus:PATH.db, milvus:http://HOST:19530, chroma:http://HOST:8000"
         raise UsageError(f"--engine {without_password(spec)}: give one of {known}, each with or without #COLLECTION")
-    return BUILDERS[name](documents, address, settings, run)
+    return BUILDERS[name](documents, address, settings, machine)

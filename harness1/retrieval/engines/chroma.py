@@ -186,7 +186,7 @@ def open_chroma(url: str, config: config.Config) -> Retriever:
     """
     where = parse_address(url)
     _check_ranking(config.env.retrieval)
-    client = connect(where, config.run.call_deadline_s)
+    client = connect(where, config.machine.call_deadline_s)
     with reporting(where):
         collection = find_index(client, where)
         if collection is None:
@@ -195,11 +195,11 @@ def open_chroma(url: str, config: config.Config) -> Retriever:
         held = collection.count()
     if held != index.info.chunks:
         raise CorpusError(f"{where} holds {held} chunks instead of {index.info.chunks}: build it again")
-    embedder = open_embedder(index.settings.dense, config.run)
+    embedder = open_embedder(index.settings.dense, config.machine)
     if embedder.hash != index.embedder:
-        raise CorpusError(f"{where} was built with another embedding model: set run.embedder, or build it again")
-    queries = CachedQueries(embedder, config.run.cached_searches)
-    return EngineRetriever(ChromaEngine(collection, index, queries), config.run)
+        raise CorpusError(f"{where} was built with another embedding model: set machine.embedder, or build it again")
+    queries = CachedQueries(embedder, config.machine.cached_searches)
+    return EngineRetriever(ChromaEngine(collection, index, queries), config.machine)
 
 
 def _check_ranking(retrieval: config.Retrieval) -> None:
@@ -274,7 +274,7 @@ BATCH = 256
 """Chunks in one insertion; servers refuse more than some thousands."""
 
 
-def build_chroma(documents: Iterable[Document], url: str, settings: config.Index, run: config.Run) -> IndexInfo:
+def build_chroma(documents: Iterable[Document], url: str, settings: config.Index, machine: config.Machine) -> IndexInfo:
     """Cut and embed a corpus and put it into a Chroma server, in the place of the index of that name, if there is one.
 
     Until the end the earlier index answers; then readers that are still open get faults. What an interrupted build
@@ -295,8 +295,8 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
         raise ConfigError("chroma has no BM25 and needs embeddings: set index.dense.model")
     if settings.dense.search != "hnsw":
         raise ConfigError(f"chroma searches by HNSW, not {settings.dense.search}: set index.dense.search=hnsw")
-    client = connect(where, run.call_deadline_s)
-    embedder = open_embedder(settings.dense, run)
+    client = connect(where, machine.call_deadline_s)
+    embedder = open_embedder(settings.dense, machine)
     with reporting(where):
         _clear(client, where)
         collection = _create(client, where, settings.dense)

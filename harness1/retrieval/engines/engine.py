@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from harness1.config import Run
+from harness1.config import Machine
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.grep.pattern import required_literal
 from harness1.retrieval.grep.search import compile_pattern, grep
@@ -67,9 +67,9 @@ class EngineRetriever:
         run: `concurrency` bounds the calls in flight, `call_deadline_s` those without a deadline of their own.
     """
 
-    def __init__(self, engine: Engine, run: Run) -> None:
-        self._engine, self._run = engine, run
-        self._threads = ThreadPoolExecutor(run.concurrency, thread_name_prefix=engine.name)
+    def __init__(self, engine: Engine, machine: Machine) -> None:
+        self._engine, self._run = engine, machine
+        self._threads = ThreadPoolExecutor(machine.concurrency, thread_name_prefix=engine.name)
 
     @property
     def info(self) -> IndexInfo:

@@ -157,7 +157,7 @@ def open_milvus(uri: str, config: config.Config) -> Retriever:
         UsageError: the file is open in another process.
         MissingExtra: a package is not installed.
     """
-    where, timeout = parse_address(uri), config.run.call_deadline_s
+    where, timeout = parse_address(uri), config.machine.call_deadline_s
     if where.local and not Path(where.uri).exists():
         raise CorpusError(f"{where.uri} does not exist")
     client = connect(where, timeout)
@@ -170,11 +170,11 @@ def open_milvus(uri: str, config: config.Config) -> Retriever:
     if (held := count[0]["count(*)"]) != index.info.chunks:
         raise CorpusError(f"{where} holds {held} chunks instead of {index.info.chunks}: build it again")
     mode = _mode(config.env.retrieval, index)
-    embedder = None if mode == "bm25" else open_embedder(index.settings.dense, config.run)
+    embedder = None if mode == "bm25" else open_embedder(index.settings.dense, config.machine)
     if embedder and embedder.hash != index.embedder:
-        raise CorpusError(f"{where} was built with another embedding model: set run.embedder, or build it again")
-    queries = CachedQueries(embedder, config.run.cached_searches) if embedder else None
-    return EngineRetriever(MilvusEngine(client, collection, index, mode, config.env.retrieval, queries), config.run)
+        raise CorpusError(f"{where} was built with another embedding model: set machine.embedder, or build it again")
+    queries = CachedQueries(embedder, config.machine.cached_searches) if embedder else None
+    return EngineRetriever(MilvusEngine(client, collection, index, mode, config.env.retrieval, queries), config.machine)
 
 
 def _collection(client: MilvusClient, where: Address, timeout: float) -> str:

@@ -40,7 +40,7 @@ LONGEST = 65_535
 """Bytes of a VARCHAR field."""
 
 
-def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index, run: config.Run) -> IndexInfo:
+def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index, machine: config.Machine) -> IndexInfo:
     """Cut a corpus and put it into Milvus, in the place of the index of that name, if there is one.
 
     Until the last step the earlier index answers; after it, readers that are still open get faults. What an
@@ -56,8 +56,8 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
         MissingExtra: a package is not installed.
     """
     where = parse_address(uri)
-    embedder = open_embedder(settings.dense, run) if settings.dense.model else None
-    client = connect(where, run.call_deadline_s)
+    embedder = open_embedder(settings.dense, machine) if settings.dense.model else None
+    client = connect(where, machine.call_deadline_s)
     try:
         with reporting(where):
             earlier = _earlier(client, where)
@@ -65,7 +65,7 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
             client.create_collection(fresh, schema=_schema(embedder))
             stream, analyser = ChunkStream(documents, settings), Analyser()
             for batch in stream.batches(BATCH):
-                client.insert(fresh, _rows(batch, analyser, embedder), timeout=run.call_deadline_s)
+                client.insert(fresh, _rows(batch, analyser, embedder), timeout=machine.call_deadline_s)
             index = stream.finish("milvus", embedder.hash if embedder else "")
             client.flush(fresh)
             client.create_index(fresh, _index_params(client, settings, index.info.chunks))

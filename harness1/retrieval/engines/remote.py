@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from harness1.config import Config, Run
+from harness1.config import Config, Machine
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.http.client import HttpClient, HttpFault, error_text
 from harness1.records import Chunk, ChunkId, DocId, Record
@@ -43,9 +43,9 @@ Answer = TypeVar("Answer")
 class RemoteRetriever:
     """`Retriever` over the native route of a server; `about` is what the server said of itself at opening."""
 
-    def __init__(self, url: str, about: About, run: Run) -> None:
+    def __init__(self, url: str, about: About, machine: Machine) -> None:
         self._client = HttpClient(url)
-        self._about, self._run = about, run
+        self._about, self._run = about, machine
 
     @property
     def info(self) -> IndexInfo:
@@ -103,26 +103,26 @@ def open_http(url: str, config: Config) -> Retriever:
     if url != (shown := without_password(url)):
         raise ConfigError(f"{shown}: a user name and password cannot be sent to a retriever: leave them out")
     base = url.rstrip("/").removesuffix("/retrieve").rstrip("/")
-    about = ask_about(base, config.run)
+    about = ask_about(base, config.machine)
     if about is None:
         return SearchR1Retriever(base, config)
     if wrong := list(_differences(config.env.retrieval, about.retrieval)):
         raise ConfigError(f"{base} ranks with other settings than yours; to use them: {' '.join(wrong)}")
-    return RemoteRetriever(base, about, config.run)
+    return RemoteRetriever(base, about, config.machine)
 
 
-def ask_about(base: str, run: Run) -> About | None:
-    """What a server says on `/info`, tried `run.attempts` times; None if it has no such page, or one that is no JSON.
+def ask_about(base: str, machine: Machine) -> About | None:
+    """Return what a server says on `/info`, or None if it has no such page, or one that is not JSON.
 
     Raises:
         InfrastructureFault: it cannot be reached, fails, or says something else.
     """
     reason = ""
-    for attempt in range(run.attempts):
+    for attempt in range(machine.attempts):
         if attempt:
-            time.sleep(run.backoff_s * 2**attempt * random.uniform(0.5, 1.0))
+            time.sleep(machine.backoff_s * 2**attempt * random.uniform(0.5, 1.0))
         try:
-            body = _fetch(f"{base}/info", run.call_deadline_s)
+            body = _fetch(f"{base}/info", machine.call_deadline_s)
             return None if body is None else msgspec.json.decode(body, type=About)
         except urllib.error.HTTPError as error:
             reason = f"{error.code} {error_text(error.read(ABOUT_BYTES))}"
@@ -134,7 +134,7 @@ def ask_about(base: str, run: Run) -> About | None:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
         except ValueError as error:
             raise ConfigError(f"{base} is no URL of a retriever: {error}") from error
-    raise InfrastructureFault(f"no retriever answers at {base}: {reason} ({run.attempts} attempts)")
+    raise InfrastructureFault(f"no retriever answers at {base}: {reason} ({machine.attempts} attempts)")
 
 
 def _fetch(url: str, timeout_s: float) -> bytes | None:

@@ -43,15 +43,16 @@ _NO_GREP = "a search API has no regular expressions: --set env.grep.on=false"
 
 
 def open_web(cache: str, config: Config) -> WebRetriever:
-    """The web behind the endpoints of `config.run.web`, with its cache in a folder.
+    """The web behind the endpoints of `config.machine.web`, with its cache in a folder.
 
     Raises:
         UsageError: no folder is named.
-        ConfigError: a setting of `run.web` is missing or unusable, or `env.grep.on` asks for what no search API does.
+        ConfigError: a setting of `machine.web` is missing or unusable, or `env.grep.on` is set: no search
+            API does that.
         CorpusError: the folder cannot be made, or is to answer offline and is not there.
         MissingExtra: aiohttp is not installed.
     """
-    web = config.run.web
+    web = config.machine.web
     if not cache:
         raise UsageError("the web retriever needs a folder for its cache: --index web:CACHE_FOLDER")
     if config.env.grep.on:
@@ -61,7 +62,7 @@ def open_web(cache: str, config: Config) -> WebRetriever:
         _check_endpoint("read", web.read_url, web.read_key)
     for host in web.hosts:
         if not HOST.fullmatch(host.lower()):
-            raise ConfigError(f"run.web.hosts takes names such as en.wikipedia.org, not {host!r}")
+            raise ConfigError(f"machine.web.hosts takes names such as en.wikipedia.org, not {host!r}")
     _check_folder(Path(cache), web.offline)
     if not web.offline:
         try:
@@ -78,8 +79,8 @@ class WebRetriever:
     """The hash names how the web is asked, not where. Nobody knows how many pages it has: both counts are 0."""
 
     def __init__(self, cache: PageCache, config: Config) -> None:
-        self._web, self._chunk_tokens, self._cache = config.run.web, config.index.chunk_tokens, cache
-        self._client = WebClient(cache, config.run.web)
+        self._web, self._chunk_tokens, self._cache = config.machine.web, config.index.chunk_tokens, cache
+        self._client = WebClient(cache, config.machine.web)
         hosts = sorted({host.lower() for host in self._web.hosts})
         settings = ["search and read", self._web.results, hosts, self._web.page_bytes, self._chunk_tokens]
         self.info = IndexInfo(index_hash=digest(settings), unit="document", documents=0, chunks=0)
@@ -95,7 +96,7 @@ class WebRetriever:
         if url is None or not allowed(url, self._web.hosts):
             return ()
         if not self._web.read_url:
-            return RetrievalFault(message="run.web.read_url is not set")
+            return RetrievalFault(message="machine.web.read_url is not set")
         pages = await self._client.answer(page_question(url, self._web))
         return pages if isinstance(pages, RetrievalFault) else self._chunks(pages)
 
@@ -153,16 +154,16 @@ def _check_endpoint(kind: str, url: str, key: str) -> None:
     """Refuse an endpoint that cannot be asked, without repeating it: it may hold a key."""
     if not url:
         instead = ", or env.read.on=false" if kind == "read" else ""
-        raise ConfigError(f"the web retriever needs --set run.web.{kind}_url=ADDRESS{instead}")
+        raise ConfigError(f"the web retriever needs --set machine.web.{kind}_url=ADDRESS{instead}")
     try:
         parts = urlsplit(url)
         usable = parts.scheme in PORTS and parts.hostname and parts.port != 0
     except ValueError:
         usable = False
     if not usable:
-        raise ConfigError(f"run.web.{kind}_url is no address of the form https://HOST/...")
+        raise ConfigError(f"machine.web.{kind}_url is no address of the form https://HOST/...")
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"run.web.{kind}_key holds characters that a header cannot carry")
+        raise ConfigError(f"machine.web.{kind}_key holds characters that a header cannot carry")
 
 
 def _check_folder(folder: Path, offline: bool) -> None:
@@ -172,4 +173,4 @@ def _check_folder(folder: Path, offline: bool) -> None:
     except OSError as error:
         raise CorpusError(f"cannot make the cache of the web at {folder}: {error.strerror}") from error
     if not folder.is_dir():
-        raise CorpusError(f"{folder} is no folder, and run.web.offline answers from what is cached there")
+        raise CorpusError(f"{folder} is no folder, and machine.web.offline answers from what is cached there")

@@ -54,7 +54,7 @@ def build_index(
     out: Path,
     settings: config.Index,
     progress: Progress | None = None,
-    run: config.Run = config.Run(),
+    machine: config.Machine = config.Machine(),
 ) -> IndexInfo:
     """Build the next generation of an index folder from a corpus; the folder is made if need be.
 
@@ -65,7 +65,7 @@ def build_index(
         out: the folder that `open_retriever` opens.
         settings: decide the chunks (sizes in tokens), the scored unit and the embeddings.
         progress: is called with the number of texts done, and how many of them had to be embedded.
-        run: names devices and threads for the embedding model.
+        machine: names devices and threads for the embedding model.
 
     Raises:
         CorpusError: there are no documents, two share an id, or the id of a chunk is also that of another document;
@@ -73,13 +73,16 @@ def build_index(
         UsageError: another build is at work in the folder.
     """
     with new_generation(out) as work:
-        draft = _Draft(out, work, settings, progress, run)
+        draft = _Draft(out, work, settings, progress, machine)
         draft.append(documents)
         return draft.finish()
 
 
 def add_documents(
-    documents: Iterable[Document], path: Path, progress: Progress | None = None, run: config.Run = config.Run()
+    documents: Iterable[Document],
+    path: Path,
+    progress: Progress | None = None,
+    machine: config.Machine = config.Machine(),
 ) -> IndexInfo:
     """Add documents to an index as its next generation; one whose id the index has replaces that document.
 
@@ -87,13 +90,13 @@ def add_documents(
         CorpusError, UsageError: as `build_index`, or the folder is no index.
     """
     with new_generation(path) as work:
-        draft = _Draft.of_current(path, work, progress, run)
+        draft = _Draft.of_current(path, work, progress, machine)
         draft.append(documents)
         return draft.finish()
 
 
 def delete_documents(
-    doc_ids: Iterable[DocId], path: Path, progress: Progress | None = None, run: config.Run = config.Run()
+    doc_ids: Iterable[DocId], path: Path, progress: Progress | None = None, machine: config.Machine = config.Machine()
 ) -> IndexInfo:
     """Take documents out of an index; readers of the current generation keep them.
 
@@ -102,7 +105,7 @@ def delete_documents(
         UsageError: another build is at work in the folder.
     """
     with new_generation(path) as work:
-        draft = _Draft.of_current(path, work, progress, run)
+        draft = _Draft.of_current(path, work, progress, machine)
         wanted = list(dict.fromkeys(doc_ids))
         missing = draft.delete(wanted)
         if missing:
@@ -127,19 +130,19 @@ class _Draft:
     """A generation in the making."""
 
     def __init__(
-        self, out: Path, work: Path, settings: config.Index, progress: Progress | None, run: config.Run
+        self, out: Path, work: Path, settings: config.Index, progress: Progress | None, machine: config.Machine
     ) -> None:
         self._out, self._work, self._settings = out, work, settings
         self._parts: list[_Part] = []
         self._content_sum = 0
-        self._embeddings = Embeddings(out, settings.dense, run, progress) if settings.dense.model else None
+        self._embeddings = Embeddings(out, settings.dense, machine, progress) if settings.dense.model else None
 
     @classmethod
-    def of_current(cls, path: Path, work: Path, progress: Progress | None, run: config.Run) -> _Draft:
+    def of_current(cls, path: Path, work: Path, progress: Progress | None, machine: config.Machine) -> _Draft:
         """A draft that starts as the current generation is."""
         current = current_generation(path)
         manifest = read_manifest(current, path)
-        draft = cls(path, work, manifest.settings, progress, run)
+        draft = cls(path, work, manifest.settings, progress, machine)
         draft._content_sum = int(manifest.content_sum, 16)
         for entry in manifest.segments:
             _link(current / entry.name, work / entry.name)

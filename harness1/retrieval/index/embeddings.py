@@ -26,8 +26,8 @@ class Embeddings:
         out: the index folder; embeddings are kept in its `vectors/`.
     """
 
-    def __init__(self, out: Path, settings: config.Dense, run: config.Run, progress: Progress | None) -> None:
-        self._out, self._settings, self._run, self._progress = out, settings, run, progress
+    def __init__(self, out: Path, settings: config.Dense, machine: config.Machine, progress: Progress | None) -> None:
+        self._out, self._settings, self._run, self._progress = out, settings, machine, progress
         self._before: VectorsEntry | None = None
         self._approximate: tuple[Path, Integers] | None = None
 
@@ -48,7 +48,7 @@ class Embeddings:
         if self._before and here != self._before.embedder:
             raise UsageError(
                 "the index was embedded by another model than the one that is here now: name the same one with "
-                "--set run.embedder=PATH, or build the index again"
+                "--set machine.embedder=PATH, or build the index again"
             )
 
     def rows(self, segment: Segment) -> NDArray[np.int32]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness1.config import Config, Retrieval, Run
+from harness1.config import Config, Machine, Retrieval
 from harness1.errors import CorpusError, UsageError
 from harness1.hashing import digest
 from harness1.records import Chunk, ChunkId, DocId, Record
@@ -42,11 +42,13 @@ def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
     embedder = None
     if index.vectors and ranking_mode(ranking, index) != "bm25":
         _map_embeddings(path, index)
-        embedder = CachedQueries(open_embedder(index.settings.dense, config.run), config.run.cached_searches)
+        embedder = CachedQueries(open_embedder(index.settings.dense, config.machine), config.machine.cached_searches)
         if embedder.hash != index.vectors.embedder:
-            raise UsageError(f"{path} was built with another embedding model than the one at hand: set run.embedder")
-    scorer = open_cross_encoder(config.run) if ranking.rerank.on else None
-    return EmbeddedRetriever(index, ranking, config.run, embedder, scorer)
+            raise UsageError(
+                f"{path} was built with another embedding model than the one at hand: set machine.embedder"
+            )
+    scorer = open_cross_encoder(config.machine) if ranking.rerank.on else None
+    return EmbeddedRetriever(index, ranking, config.machine, embedder, scorer)
 
 
 class EmbeddedRetriever:
@@ -56,13 +58,15 @@ class EmbeddedRetriever:
         self,
         index: EmbeddedIndex,
         settings: Retrieval = Retrieval(mode="bm25"),
-        run: Run = Run(),
+        machine: Machine = Machine(),
         embedder: Embedder | None = None,
         scorer: PairScorer | None = None,
     ) -> None:
         self._index = index
         self._ranker = Ranker(index, settings, embedder, scorer)
-        self._batcher = Batcher(self._answer, run.batch_ms / 1000, run.batch_size) if embedder or scorer else None
+        self._batcher = (
+            Batcher(self._answer, machine.batch_ms / 1000, machine.batch_size) if embedder or scorer else None
+        )
         self.info = info_of(index, scorer)
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:

@@ -111,8 +111,8 @@ class Profile:
         retriever = open_retriever(self.index or self.run.index, config)
         if retriever.info.index_hash != self.run.stage.hashes["index"]:
             raise ConfigError(f"{self.index or self.run.index} is not the index that {self.run.folder} was made with")
-        verifier, counter = open_verifier(config.env, config.run), counter_of(self.policy)
-        return PivotWorld(config.env, retriever, verifier, counter, config.run, config.rl.pivots)
+        verifier, counter = open_verifier(config.env, config.machine), counter_of(self.policy)
+        return PivotWorld(config.env, retriever, verifier, counter, config.machine, config.rl.pivots)
 
     def stage(self) -> Stage:
         """The card of the folder; equal work has an equal one."""
@@ -317,7 +317,7 @@ async def _profiled(work: Profile, world: PivotWorld, chosen: list[TeacherEpisod
                 done.add(pivot.place)
                 on_pivot(len(done), of)
 
-        await asyncio.gather(*(play() for _ in range(-(-world.run.concurrency // world.pivots.samples))))
+        await asyncio.gather(*(play() for _ in range(-(-world.machine.concurrency // world.pivots.samples))))
     if faults:
         raise InfrastructureFault(f"{len(faults)} turns were not played ({faults[0]}): run the same command to go on")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from harness1.config import Env, Pivots, Run
+from harness1.config import Env, Machine, Pivots
 from harness1.env.environment import SearchEnv, State, Step, env_hash
 from harness1.env.render.pieces import TokenCounter
 from harness1.env.render.renderer import Context
@@ -110,11 +110,11 @@ class PivotWorld:
     retriever: Retriever
     verifier: Verifier
     counter: TokenCounter
-    run: Run
+    machine: Machine
     pivots: Pivots
 
     def environment(self) -> SearchEnv:
-        return SearchEnv(self.config, self.retriever, self.verifier, self.counter, self.run)
+        return SearchEnv(self.config, self.retriever, self.verifier, self.counter, self.machine)
 
     def scenes(self, episode: Episode, gold: Gold | None) -> tuple[Scene, ...]:
         """The states before each turn of an episode, in order, as far as the policy's context has room for them.
@@ -209,7 +209,7 @@ class PivotRollouts:
                 raise outcome.cause or HarnessError(outcome.error)
             on_episode(outcome.result)
 
-        places = self._world.run.concurrency
+        places = self._world.machine.concurrency
         limits = StageLimits(init=places, ready=places, run=places, post=places)
         await Pipeline(limits, init, play, hand_on, hand_over).process(jobs)
 
@@ -242,7 +242,7 @@ class _OneTurn(SearchEnv):
     """An environment whose episodes begin in a scene and end with the turn after."""
 
     def __init__(self, scene: Scene, world: PivotWorld) -> None:
-        super().__init__(world.config, world.retriever, world.verifier, world.counter, world.run)
+        super().__init__(world.config, world.retriever, world.verifier, world.counter, world.machine)
         self._scene = scene
 
     async def reset(self, task: Task) -> Context | None:

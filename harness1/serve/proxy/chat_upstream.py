@@ -103,10 +103,10 @@ class ChatUpstream:
     """
 
     def __init__(self, url: str, model: str, config: Config) -> None:
-        run = config.run
-        self._endpoint = policy_endpoint(url, run)
-        headers = {"Authorization": f"Bearer {run.model.key}"} if run.model.key else {}
-        self._client, self._timeout_s = HttpClient(url.rstrip("/"), headers), run.call_deadline_s
+        machine = config.machine
+        self._endpoint = policy_endpoint(url, machine)
+        headers = {"Authorization": f"Bearer {machine.model.key}"} if machine.model.key else {}
+        self._client, self._timeout_s = HttpClient(url.rstrip("/"), headers), machine.call_deadline_s
         self._model, self._settings, self._reserve = model, config.policy, config.env.generation_reserve
         self._refused: frozenset[str] = frozenset()
 

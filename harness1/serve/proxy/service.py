@@ -32,7 +32,7 @@ EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 def proxy_limits(config: Config) -> ServiceLimits:
     """What a proxy takes on: as many calls at a time as its upstream, and each for so long."""
-    model = config.run.model
+    model = config.machine.model
     return ServiceLimits(
         body_bytes=32 << 20,
         body_s=30.0,

@@ -29,7 +29,7 @@ TOOK: Mapping[str, str] = MappingProxyType(
     }
 )
 """Parts of the resources, as they are called on the page."""
-WORK = "run."
+WORK = "machine."
 """Settings that decide how work is carried out, and no episode."""
 
 

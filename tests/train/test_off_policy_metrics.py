@@ -115,7 +115,7 @@ def test_a_step_tells_how_far_the_weights_before_it_are_from_the_rollouts(folder
 
 
 def test_fine_tuning_does_not_watch_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_module, "Drift", None)  # it cannot be made
+    monkeypatch.setattr(trainer_module, "OffPolicyMetrics", None)  # it cannot be made
     found = make_trainer(folder, plain_train()).step(made_rows())
     assert found.keys() == {"loss", "gradient", "rate", "trained_tokens"}
 

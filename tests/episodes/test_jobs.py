@@ -42,7 +42,7 @@ def jobs(count: int) -> list[EpisodeJob]:
 
 def episodes(index: str, workers: int, count: int, policy: str = "scripted") -> list[Episode]:
     found: list[Episode] = []
-    config = load_config(None, [f"run.workers={workers}"])
+    config = load_config(None, [f"machine.workers={workers}"])
     run_episodes(EpisodeSetup(config, index, policy), jobs(count), found.append)
     return sorted(found, key=lambda episode: episode.key)
 
@@ -59,7 +59,7 @@ def test_worker_processes_give_the_same_episodes_as_one_process(index: str) -> N
 def test_the_chunks_that_wait_for_workers_are_known(index: str) -> None:
     seen: list[dict[str, int]] = []
     told: list[Depths] = []
-    config = load_config(None, ["run.workers=2", "run.concurrency=2"])
+    config = load_config(None, ["machine.workers=2", "machine.concurrency=2"])
 
     def look(_: Episode) -> None:
         seen.append(dict(told[0]()))
@@ -89,7 +89,7 @@ def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: py
         return episode
 
     monkeypatch.setattr(runner, "rollout", counted)
-    config = load_config(None, ["run.workers=1", "run.concurrency=2"])
+    config = load_config(None, ["machine.workers=1", "machine.concurrency=2"])
     run_episodes(EpisodeSetup(config, index, "scripted"), jobs(8), lambda _: None)
     assert most == 2
 
@@ -107,8 +107,11 @@ def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(runner, "_drain", drain)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert len(episodes(index, 2, 8)) == 8
-    assert [setup.config.run.threads for setup in begun] == [3]
-    assert EpisodeSetup(load_config(None, ["run.threads=5"]), index, "scripted").shared_by(2).config.run.threads == 5
+    assert [setup.config.machine.threads for setup in begun] == [3]
+    assert (
+        EpisodeSetup(load_config(None, ["machine.threads=5"]), index, "scripted").shared_by(2).config.machine.threads
+        == 5
+    )
 
 
 def test_a_file_that_one_process_can_open_is_left_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +119,9 @@ def test_a_file_that_one_process_can_open_is_left_to_one(monkeypatch: pytest.Mon
 
     ran: list[int] = []
     monkeypatch.setattr(runner, "run_chunk", lambda _, chunk: ran.append(len(chunk)) or [])
-    setup = EpisodeSetup(load_config(None, ["run.workers=2", "run.concurrency=5"]), "milvus:wiki.db#one", "scripted")
+    setup = EpisodeSetup(
+        load_config(None, ["machine.workers=2", "machine.concurrency=5"]), "milvus:wiki.db#one", "scripted"
+    )
     run_episodes(setup, jobs(12), lambda _: None)
     assert ran == [5, 5, 2]
 
@@ -132,7 +137,7 @@ def test_a_killed_worker_is_an_infrastructure_fault_and_not_a_hang(index: str) -
         os.kill(workers[-1], signal.SIGKILL)
 
     threading.Thread(target=kill_a_worker, daemon=True).start()
-    setup = EpisodeSetup(load_config(None, ["run.workers=2"]), index, "scripted")
+    setup = EpisodeSetup(load_config(None, ["machine.workers=2"]), index, "scripted")
     with pytest.raises(InfrastructureFault, match="worker process died"):
         run_episodes(setup, jobs(400), found.append)
     assert found
