@@ -32,8 +32,7 @@ from harness1.rl.learning import Learning, OpenRollouts
 from harness1.rl.local_rollouts import LocalRollouts, base_folder, open_policy_to_train, open_rollouts, publish_to
 from harness1.rl.pivots.training import open_training
 from harness1.rl.ray_rollouts import RayRollouts
-from harness1.rl.task_choice import choose_tasks
-from harness1.rl.task_stream import PlacedTask
+from harness1.rl.task_stream import PlacedTask, choose_tasks
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -106,29 +106,29 @@ def _open_silent(policy: str, golds: Golds, config: Config) -> Policy | None:
     return SilentPolicy(open_policy(policy, golds, config)) if wraps else None
 
 
-def _open_record(folder: str, golds: Golds, config: Config) -> Policy | None:
-    return RecordedPolicy.load(Path(folder)) if folder else None
+def _make(make: Callable[[], Policy], argument: str, golds: Golds, config: Config) -> Policy:
+    return make()
 
 
-def _plain(make: Callable[[], Policy]) -> Opener:
-    return lambda argument, golds, config: make()
+def _make_sighted(make: Callable[[Golds], Policy], argument: str, golds: Golds, config: Config) -> Policy:
+    return make(golds)
 
 
-def _sighted(make: Callable[[Golds], Policy]) -> Opener:
-    return lambda argument, golds, config: make(golds)
-
-
-PLAIN = {"scripted": _plain(ScriptedPolicy), "single-shot": _plain(SingleShotPolicy), "random": _plain(RandomPolicy)}
-ORACLES = {"oracle": _sighted(OraclePolicy), "oracle-teacher": _sighted(OracleTeacher)}
+PLAIN: Mapping[str, Callable[[], Policy]] = {
+    "scripted": ScriptedPolicy,
+    "single-shot": SingleShotPolicy,
+    "random": RandomPolicy,
+    **{rule: partial(ReflexPolicy, rule) for rule in RULES},
+}
+ORACLES: Mapping[str, Callable[[Golds], Policy]] = {"oracle": OraclePolicy, "oracle-teacher": OracleTeacher}
 SILENT, MIXED = "silent:", "mixed:"
 OPENERS: Mapping[str, Opener] = {
-    **PLAIN,
-    **{rule: _plain(partial(ReflexPolicy, rule)) for rule in RULES},
-    **ORACLES,
     "scripted:": _open_scripted,
     MIXED: _open_mixed,
     SILENT: _open_silent,
-    "replay:": _open_record,
+    "replay:": lambda folder, golds, config: RecordedPolicy.load(Path(folder)) if folder else None,
+    **{name: partial(_make, make) for name, make in PLAIN.items()},
+    **{name: partial(_make_sighted, make) for name, make in ORACLES.items()},
 }
-"""Opens each policy without a model, by its name; a colon stands for an argument."""
-NAMES = (*PLAIN, *RULES, "scripted:SIZE (1 to 30)", *ORACLES, "mixed:SHARE", "silent:POLICY", "replay:RUN", *MODELS)
+"""Opens each policy without a model, by its name; a colon stands before an argument."""
+NAMES = (*PLAIN, "scripted:SIZE (1 to 30)", *ORACLES, "mixed:SHARE", "silent:POLICY", "replay:RUN", *MODELS)
