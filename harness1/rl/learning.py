@@ -184,8 +184,10 @@ async def _train(work: Learning, learner: Learner, players: OpenRollouts, on_ste
     on_step(learner.version, work.config.rl.batches, {})
     async with players as rollouts:
         # The store is locked, and so keeps a second process from the log.
-        log = TrainLog(work.out, learner.version, tensorboard=work.tensorboard, wandb=work.wandb)
-        with EpisodeStore(work.out / EPISODES) as store, log:
+        with (
+            EpisodeStore(work.out / EPISODES) as store,
+            TrainLog(work.out, learner.version, tensorboard=work.tensorboard, wandb=work.wandb) as log,
+        ):
             loop = _Loop(work, learner, rollouts, log, on_step)
             await loop.publish()
             if learner.validated < 0:

@@ -29,7 +29,7 @@ from harness1.rl.learning import EPISODES, Learning, learn
 from harness1.rl.training_rows import training_rows
 from harness1.rows.row import TrainRow
 from harness1.runs.stage import read_stage
-from harness1.runs.store import read_episodes
+from harness1.runs.store import EpisodeStore, read_episodes
 from harness1.train.log import read_log
 from harness1.train.saving import read_state
 from harness1.train.trainer import Diverged
@@ -262,7 +262,17 @@ def test_an_interrupt_while_weights_are_published_loses_no_batch(tmp_path: Path,
     assert state["version"] == 3 == steps(tmp_path)[-1]["step"]
 
 
-def test_a_look_that_was_interrupted_is_taken_again(tmp_path: Path, base: Path) -> None:
+def test_a_training_under_way_elsewhere_keeps_its_log(tmp_path: Path, base: Path) -> None:
+    with pytest.raises(Stopped):
+        trained(tmp_path, base, stop_at=2)
+    before = read_log(tmp_path)
+    assert before
+    with EpisodeStore(tmp_path / EPISODES), pytest.raises(UsageError, match="another process"):
+        trained(tmp_path, base)
+    assert read_log(tmp_path) == before
+
+
+def test_a_validation_that_was_interrupted_is_repeated(tmp_path: Path, base: Path) -> None:
     class Nervous(ToyRollouts):
         """Presses Ctrl-C when it plays held-out tasks for the second time."""
 
