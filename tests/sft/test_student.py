@@ -196,7 +196,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
         (shutil.rmtree, UsageError, "rows is no finished dataset: run harness1 sft build"),
         (unfinished, UsageError, "rows is no finished dataset"),
         (without_rows, UsageError, "rows has no rows to train on"),
-        (without_row_file, UsageError, "rows holds no train.jsonl"),
+        (without_row_file, UsageError, "there is no train.jsonl in .*rows"),
         (without_card, UsageError, "it has no card.json"),
         (with_another_card, SchemaError, "card.json is not a data card"),
         (of_another_environment, SchemaError, "environment is not readable: Expected `int`"),
