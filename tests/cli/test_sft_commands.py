@@ -147,7 +147,7 @@ def test_force_clears_nothing_for_a_training_that_cannot_be(
     [
         (["sft", "train", "nowhere", "--model", "model", "--out", "wrong"], "nowhere is no finished dataset"),
         (["sft", "train", "rows", "--model", "no/model", "--out", "wrong"], "no model 'no/model'"),
-        (["sft", "train", "rows", "--model", "taught", "--out", "wrong"], "taught holds no tokenizer.json"),
+        (["sft", "train", "rows", "--model", "taught", "--out", "wrong"], "taught has no tokenizer.json"),
         (["sft", "train", "rows", "--model", "model", "--out", "wrong", "--packing"], "--packing needs --trainer trl"),
         (train("wrong", "--set", "train.epoch=1"), "epoch"),
         (train("wrong", "--set", "train.rate=0"), "train.rate"),

@@ -75,7 +75,7 @@ def test_a_folder_without_a_models_shape_is_refused(place: Place, tmp_path: Path
     (tmp_path / "tokenizer.json").write_bytes((place.model / "tokenizer.json").read_bytes())
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    with pytest.raises(UsageError, match=r"holds no config\.json of a model"):
+    with pytest.raises(UsageError, match=r"has no readable config\.json"):
         Student.of(tmp_path, read_card(place.rows)).check_length(RowFile(place.rows / TRAIN))
 
 
