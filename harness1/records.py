@@ -181,8 +181,7 @@ class ModelCall(Record):
 
 
 class Turn(Record):
-    """One decision of the policy and its result. `context_hash` is of what the policy saw, `memory_hash` of the state
-    after."""
+    """One decision of the policy and its result. `context_hash` is of what it saw, `memory_hash` of the state after."""
 
     index: int
     calls: tuple[ModelCall, ...] = ()
@@ -243,8 +242,7 @@ class RewardTerm(Record):
 
 
 class RewardRecord(Record):
-    """The reward of an episode: `total` is the override's value where there is one, else the floored sum of the
-    terms."""
+    """The reward of an episode: `total` is the override's value if there is one, else the floored sum of the terms."""
 
     total: float
     terms: dict[str, RewardTerm] = {}

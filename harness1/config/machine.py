@@ -38,8 +38,8 @@ class Web(Keyed):
     """The page's own address is appended to it."""
     read_key: str = ""
     hosts: tuple[str, ...] = ()
-    """Hosts whose pages, subdomains included, are found and read; empty: all public names. IP addresses and local names
-    must be listed exactly."""
+    """Hosts whose pages, with those of subdomains, are found and read; empty: all public names. List IP addresses and
+    local names exactly."""
     results: Positive = 10
     """Results requested from the search API beyond those that an episode has seen; shown are `env.search.hits`."""
     page_bytes: Positive = 2_000_000

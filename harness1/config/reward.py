@@ -12,8 +12,7 @@ from harness1.settings import Count, Positive, Settings, Share, Weight
 
 
 class Reward(Settings):
-    """Weights of the composite terminal reward; defaults are the published ones (Harness-1, arXiv 2606.02373, Table
-    5)."""
+    """Weights of the composite terminal reward; defaults as published (Harness-1, arXiv 2606.02373, Table 5)."""
 
     recipe: Literal["paper", "robust"] = "paper"
     """Source of the weights that a loaded configuration does not give: the defaults, or `RECIPES`."""

@@ -12,7 +12,7 @@ from harness1.settings import Count, Positive, Rate, Settings, Share, Weight
 
 
 class Pivots(Settings):
-    """Single turns of teachers to train on: how they are selected, and what counts as right (PivotRL, arXiv
+    """Single turns of teachers to train on: how they are chosen, and what is right there (PivotRL, arXiv
     2603.21383)."""
 
     samples: Annotated[int, Meta(ge=2)] = 8
@@ -34,8 +34,7 @@ class Rl(Settings):
 
     algorithm: Literal["cispo", "double_sided", "reinforce"] = "cispo"
     ratio_min: Weight = 0.0
-    """Lower bound of a token's pi / pi_rollout: `cispo` clips its weight to the bounds, `double_sided` drops it
-    outside."""
+    """Least pi / pi_rollout of a token: `cispo` clips its weight to the bounds, `double_sided` drops it outside."""
     ratio_max: Rate = 5.0
     advantages: Literal["center", "group_std", "batch_std", "leave_one_out"] = "center"
     """Reward minus the mean of the group, divided by nothing, or by the standard deviation of the group or of the step;

@@ -19,8 +19,7 @@ class Gates(Settings):
     tools: Positive = 1
     """Fewest different tools that an episode must have used successfully."""
     tool_share: Share = 0.0
-    """Tool-mix floor: the least share of the kept episodes' turns for each tool that the environment offers, or the
-    collection is refused."""
+    """Tool-mix floor: least share of the kept episodes' turns for each offered tool, or the collection is refused."""
     near: Share = 0.8
     """Two queries count as the same if their word sets are at least this similar (Jaccard, estimated by MinHash)."""
     quotas: dict[str, Positive] = {}

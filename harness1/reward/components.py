@@ -1,5 +1,4 @@
-"""The terms of the reward, each capped to its ceiling. A new one is a function here and a line in
-`composite.COMPONENTS`."""
+"""The terms of the reward, each capped to its ceiling. To add one, add a function here and a line in `COMPONENTS`."""
 
 from __future__ import annotations
 

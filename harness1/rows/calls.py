@@ -31,9 +31,8 @@ def prompt_ids(episode: Episode, call: ModelCall) -> tuple[int, ...]:
 
 
 def trained_calls(episode: Episode) -> Iterator[ModelCall]:
-    """Yield the calls that an episode is trained on: the last attempt of each turn, which was acted on, and all
-    attempts of a turn that ended the episode by a policy error, since the reward is about them. A broken episode
-    (`INFRA_ERROR`) has none."""
+    """Yield the calls that are trained on, none of a broken episode: the last attempt of each turn, which was acted on,
+    and all attempts of a turn that ended the episode by a policy error, since the reward is about them."""
     for turn in episode.turns if episode.status is not Status.INFRA_ERROR else ():
         if turn.action is not None:
             yield from turn.calls[-1:]
@@ -113,8 +112,7 @@ def captured_calls(episode: Episode) -> Iterator[CapturedCall]:
 
 
 def _captured(episode: Episode, call: ModelCall, agent_id: str) -> CapturedCall:
-    """Convert a call. Each failed attempt that is trained on counts as an agent of its own, not as a retry of
-    another."""
+    """Convert a call. A failed attempt that is trained on counts as an agent of its own, not as a retry of another."""
     return CapturedCall(
         call_id=f"{episode.episode_id}/{call.call_id}",
         prompt_ids=prompt_ids(episode, call),

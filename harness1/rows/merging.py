@@ -148,8 +148,7 @@ def _quarantine(nodes: list[_Node]) -> None:
 
 
 def _resolve(nodes: list[_Node]) -> None:
-    """Decide which outputs for one prompt were used. Those with children were: no quarantine begins above another
-    call."""
+    """Find the used outputs of each prompt. Those with children were used: no quarantine begins above another call."""
     tries: dict[bytes, list[_Node]] = {}
     for node in nodes:
         if node.fate == "trained":

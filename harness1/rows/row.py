@@ -33,8 +33,7 @@ class TrainRow(Record):
     metadata: dict[str, Any] = {}
     """The origin of the row; no algorithm reads it."""
     token_weight: float = 1.0
-    """Weight of each trained token in the mean of a policy gradient: 1, or 1 / (trained tokens of its episode or
-    group)."""
+    """Weight of each trained token in a policy gradient's mean: 1, or 1 / trained tokens of its episode or group."""
 
     def __post_init__(self) -> None:
         for name in ("loss_mask", "rollout_logprobs", "advantages"):

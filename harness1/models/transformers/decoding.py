@@ -157,8 +157,7 @@ class Decoder:
         self._kept.clear()
 
     def _reuse(self, prompt: list[int], slot: int) -> int:
-        """Copy the longest computed prefix of a prompt to a slot; return its length. The last token is never part of
-        it."""
+        """Copy the longest computed prefix of a prompt, short of its last token, to a slot and return its length."""
         ids = np.asarray(prompt[:-1], dtype=np.int64)
         shared = [_common_prefix(ids, np.asarray(row.ids[:-1], dtype=np.int64)) for row in self._rows]
         length = max(shared, default=0)

@@ -108,8 +108,7 @@ class SlotPass:
         return self._new == self._length and self._new > 1 and (window is None or window >= self._length)
 
     def visible(self, window: int | None) -> Tensor:
-        """Return the positions that a token sees: it and those before, `window` in all; bool [slots, 1, new,
-        length]."""
+        """Return the positions that each token sees, `window` up to its own: bool, [slots, 1, new, length]."""
         import torch
 
         if window not in self._masks:

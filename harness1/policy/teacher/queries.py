@@ -155,8 +155,7 @@ def _named(evidence: SeenEvidence, known: set[str]) -> tuple[list[Lead], list[Le
 
 
 def _tells(name: str, known: set[str], counts: Mapping[str, int]) -> bool:
-    """Return whether searching for a name can find something new: no document has that title, and it is not
-    everywhere."""
+    """Return whether searching for a name can find something new: it is not common, and no document has that title."""
     key = head(name)
     if len(key) < 3 or key in known or key.isdecimal() or (" " not in key and counts[key] > COMMON):
         return False
