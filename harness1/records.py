@@ -35,14 +35,14 @@ class Gold(Record):
     answer_docs: tuple[DocId, ...] = ()
     """Documents that hold the final answer; empty: all relevant ones."""
     facts: tuple[tuple[ChunkId, ...], ...] | None = None
-    """For each fact, the chunks of which any one states it; None where documents are scored."""
+    """For each fact, the chunks that state it, any one of which is enough; None where documents are scored."""
     answer_facts: tuple[int, ...] = ()
     """Positions in `facts` of those that hold the final answer; empty: all."""
     answers: tuple[str, ...] = ()
 
 
 class Task(Record):
-    """One query over a corpus. Environments and policies take it without its gold, as `public` returns it."""
+    """One query over a corpus. Environments and policies get it without its gold, as `public` returns it."""
 
     task_id: str
     """Unique within its dataset; runs and gold are joined by it."""

@@ -1,4 +1,4 @@
-"""`[index]`: how a corpus is chunked, analysed and embedded. It is in `index_hash`."""
+"""`[index]`: chunking, analysis and embedding of a corpus. It is in `index_hash`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Dense(Settings):
 
 
 class Index(Settings):
-    """How a corpus is chunked and analysed. It is in `index_hash`."""
+    """The chunking and analysis of a corpus. It is in `index_hash`."""
 
     unit: Literal["document", "chunk"] = "document"
     chunk_tokens: Positive = 512

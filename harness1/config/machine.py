@@ -1,4 +1,4 @@
-"""`[machine]`: how work is carried out on this machine. It is in no hash."""
+"""`[machine]`: the execution of work on this machine. It is in no hash."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ModelServer(Keyed):
 
 
 class Model(Keyed):
-    """How a policy's language model is run on this machine, or reached."""
+    """Execution of a policy's language model on this machine, or access to its server."""
 
     device: str = ""
     """For a model in this process: cpu, cuda, cuda:1; empty: a GPU if there is one."""
@@ -81,7 +81,7 @@ class Model(Keyed):
     foreign: bool = False
     """Accept a model that was trained here for another environment or format."""
     key: str = ""
-    """For a model behind a server."""
+    """Key for a model behind a server."""
     timeout_s: Seconds = 300.0
     """For one request to a server."""
     concurrency: Positive = 64
@@ -131,7 +131,7 @@ class Learn(Settings):
 
 
 class Machine(Settings):
-    """How work is carried out on this machine. It is in no hash."""
+    """Settings of this machine: resources, timeouts, addresses and keys. They are in no hash."""
 
     workers: Count = 0
     """Worker processes for policies without a model; 0: one per core."""
@@ -153,7 +153,7 @@ class Machine(Settings):
     threads: Count = 0
     """Threads of a retrieval model on a CPU, per process; 0: the cores, shared among worker processes."""
     batch_ms: Annotated[float, Meta(ge=0.0)] = 2.0
-    """How long a search waits for others to join its batch."""
+    """Wait for other searches to join a batch, in milliseconds."""
     batch_size: Positive = 64
     cached_searches: Count = 4096
     """Results cached in memory for equal searches of sibling episodes; fewer if they are long; 0: none."""

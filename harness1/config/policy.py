@@ -1,4 +1,4 @@
-"""`[policy]`: how a language model is prompted and sampled. It is in `policy_hash`."""
+"""`[policy]`: prompting and sampling of a language model. It is in `policy_hash`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness1.settings import Count, Settings
 
 
 class ChatPolicy(Settings):
-    """How any language model is prompted and sampled. It is in `policy_hash`."""
+    """Prompting and sampling of any language model. It is in `policy_hash`."""
 
     format: Literal["auto", "hermes", "harmony", "compact"] = "auto"
     """`auto`: the format that the model's tokenizer was made for."""

@@ -51,7 +51,7 @@ class Train(Settings):
     """Tokens per forward pass, padding included; a longer row is a pass of its own."""
     rate: Rate = 5e-6
     schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """How the rate falls to 0 after the warm-up."""
+    """Shape of the rate's decay to 0 after the warm-up."""
     warmup: Share = 0.0
     """Share of the steps over which the rate rises from 0."""
     beta1: Moment = 0.9

@@ -33,7 +33,7 @@ Progress = Callable[[Episode], None]
 OnStart = Callable[[int, int], None]
 LOOKED_UP = 20
 """Tasks whose gold is looked up in an index to check that it is of their corpus."""
-GOES_ON = "the same command goes on where it was"
+GOES_ON = "the same command continues where it stopped"
 """The note added to an interrupt."""
 
 
@@ -47,7 +47,7 @@ class Evaluation:
         tasks: with their gold.
         index: the folder or engine that `open_retriever` opens.
         policy: a name that `open_policy` accepts.
-        samples: episodes per task; sample `i` is played with `seed + i`.
+        samples: episodes for each task; sample `i` is played with `seed + i`.
     """
 
     dataset: str
@@ -86,7 +86,7 @@ class Evaluation:
         for task in self.tasks:
             targets(task.task_id, task.gold, self.config.index.unit)
         if not is_engine(self.index) and not self._finds_gold(open_index(Path(self.index))):
-            raise UsageError(f"{self.index} is of another corpus: it has no gold of {self.dataset}'s tasks")
+            raise UsageError(f"{self.index} is an index of another corpus: it has no gold of {self.dataset}'s tasks")
 
     def _finds_gold(self, index: EmbeddedIndex) -> bool:
         """Return whether an index contains anything that one of the first tasks asks for."""

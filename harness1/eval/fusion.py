@@ -93,11 +93,11 @@ def _refuse_unlike(runs: Sequence[RunView]) -> None:
             raise UsageError(f"{run.folder} is itself fused: name the runs that it was made of")
         refuse_other_dataset(first, run)
         if run.tasks.keys() != first.tasks.keys():
-            raise UsageError(f"{first.folder} and {run.folder} are not of the same tasks: they cannot be fused")
+            raise UsageError(f"{first.folder} and {run.folder} have different tasks: they cannot be fused")
         if run.config.index.unit != first.config.index.unit:
-            raise UsageError(f"{first.folder} and {run.folder} are scored by different units: they cannot be fused")
+            raise UsageError(f"{first.folder} and {run.folder} are scored in different units: they cannot be fused")
         if run.stage.inputs["index"] != first.stage.inputs["index"]:
-            raise UsageError(f"{first.folder} and {run.folder} are of different indexes: they cannot be fused")
+            raise UsageError(f"{first.folder} and {run.folder} searched different indexes: they cannot be fused")
 
 
 def _stage(runs: Sequence[RunView], k: int, cap: int) -> Stage:

@@ -104,7 +104,7 @@ def refuse_other_dataset(first: RunView, second: RunView) -> None:
     (name, split), (other_name, other_split) = ((Path(run.dataset).name, run.split) for run in (first, second))
     if (name, split) != (other_name, other_split):
         raise UsageError(
-            f"{first.folder} is of {name}/{split} and {second.folder} of {other_name}/{other_split}: they have no"
+            f"{first.folder} was run on {name}/{split} and {second.folder} on {other_name}/{other_split}: they have no"
             " tasks in common"
         )
     for task_id in first.tasks.keys() & second.tasks.keys():

@@ -150,7 +150,7 @@ def task_means(samples: Iterable[tuple[str, float]]) -> dict[str, float]:
 def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> NDArray[np.float64]:
     if unpaired := sorted(a.keys() ^ b.keys()):
         shown = ", ".join(unpaired[:5]) + (", ..." if len(unpaired) > 5 else "")
-        raise UsageError(f"a paired comparison needs the same tasks on both sides; {len(unpaired)} are not: {shown}")
+        raise UsageError(f"a paired comparison needs the same tasks on both sides; {len(unpaired)} differ: {shown}")
     return np.array([a[task] - b[task] for task in sorted(a)], dtype=np.float64)
 
 

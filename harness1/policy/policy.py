@@ -12,7 +12,7 @@ from harness1.records import ModelCall, Record, Task, ToolCall
 class Decision(Record):
     """The policy's decision at one turn: its actions in the order emitted, or the reason why there is none.
 
-    A policy may emit several actions, of which one is carried out. `calls` holds every model call behind the decision,
+    A policy may emit several actions, but only one is carried out. `calls` holds every model call behind the decision,
     failed attempts included.
     """
 
@@ -34,7 +34,7 @@ class Session(Protocol):
     async def act(self, context: Context) -> Decision: ...
 
     def fork(self) -> Session:
-        """Return a second session that goes on from here; neither sees what the other does."""
+        """Return a second session that continues from here; neither sees what the other does."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Analysis of a question: the names it mentions, and the words that tell which relation it asks for."""
+"""Analysis of a question: the names it mentions, and the words that show which relation it asks for."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from harness1.tools.registry import TOOLS
 
 @dataclass(frozen=True)
 class Case:
-    """The inputs of a component. `config.env` tells which mechanisms are enabled."""
+    """The inputs of a component. `config.env` says which mechanisms are enabled."""
 
     outcome: Outcome
     episode: Episode

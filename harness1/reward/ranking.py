@@ -1,7 +1,7 @@
 """Measures of a ranking against targets, equal to those of `trec_eval` where the targets are documents.
 
 A ranking is a sequence of unit ids, best first. Repeated ids are skipped: each unit counts once and no share exceeds 1.
-Where facts are wanted, a target is a set of chunks of which any one is enough, met at the place of the best-ranked one.
+Where facts are wanted, a target is a set of alternative chunks, met at the place of the best-ranked one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEPTHS = (1, 3, 5, 10, 15, 30)
 """Depths k of success, precision and recall."""
 
 Target = frozenset[UnitId]
-"""Units of which any one is enough: a single document, or the chunks that state one fact."""
+"""Alternative units, any one of which is enough: a single document, or the chunks that state one fact."""
 
 
 class Wanted(NamedTuple):

@@ -25,7 +25,7 @@ class Merged(Record):
     ambiguous: tuple[str, ...]
     """Quarantined: the call, or an ancestor of it, could have either of two calls of equal tokens as its parent."""
     unresolved: tuple[str, ...]
-    """Quarantined: the same prompt was sampled several times, and nothing tells which output was used."""
+    """Quarantined: the same prompt was sampled several times, and nothing shows which output was used."""
     superseded: tuple[str, ...]
     """Not trained: another output for the same prompt was used."""
     empty: tuple[str, ...]
@@ -60,7 +60,7 @@ class Merged(Record):
 def prefix_merging(calls: Iterable[CapturedCall], group_id: str | None = None) -> Merged:
     """Merge the calls of each session and agent into rows. The order of the calls has no effect.
 
-    If several calls continue one, the first in lexicographic order goes on in its row, and each of the others begins a
+    If several calls continue one, the first in lexicographic order continues its row, and each of the others begins a
     row of its own with its whole prompt as context: every output is trained once. (The choice does not matter: the rows
     have the lengths of the leaves of the tree.)
 
@@ -112,7 +112,7 @@ class _Node:
 
     @property
     def heir(self) -> _Node | None:
-        """The child that goes on in the same row."""
+        """The child that continues the same row."""
         return next((child for child in self.children if child.fate == "trained"), None)
 
 

@@ -56,8 +56,8 @@ def per_request(calls: Iterable[CapturedCall], group_id: str | None = None) -> t
 
 
 def chained(chain: Sequence[CapturedCall], group_id: str | None = None) -> TrainRow:
-    """Return the row of a chain of calls, each of which continues the prompt and output of the one before: the last
-    prompt and output, trained wherever one of them sampled.
+    """Return the row of a chain of calls, each continuing the prompt and output of the one before: the last prompt and
+    output, trained wherever one of them sampled.
 
     Raises:
         AssertionError, ValueError: the calls are not such a chain.
@@ -106,7 +106,7 @@ def assert_contiguity(row: TrainRow, calls: Iterable[CapturedCall]) -> None:
             equal = row.rollout_logprobs[begin:end] == call.output_logprobs
             _demand(equal, f"the log probabilities of call {call_id} are not in the row")
         done = end
-    _demand(done == len(row.token_ids), "the row goes on after its last call")
+    _demand(done == len(row.token_ids), "the row continues after its last call")
 
 
 def _demand(holds: bool, otherwise: str) -> None:

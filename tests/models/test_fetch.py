@@ -180,7 +180,7 @@ def test_a_folder_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(UsageError, match="cannot keep tiny"):
+    with pytest.raises(UsageError, match="cannot store tiny"):
         get_model(MODEL, tmp_path / "cache", download=Downloads())
 
 

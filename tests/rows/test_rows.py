@@ -67,7 +67,7 @@ def test_a_chain_that_is_none_is_refused() -> None:
         (changed(loss_mask=(0, 1, 1, 1, 0, 1)), "no call sampled"),
         (changed(loss_mask=(0, 0, 1, 1, 1, 1)), "no call sampled"),
         (changed(rollout_logprobs=(0.0, 0.0, -0.25, -0.5, 0.0, -1.0)), "log probabilities of call a"),
-        (changed(call_ids=("a",)), "goes on after"),
+        (changed(call_ids=("a",)), "continues after"),
         (changed(call_ids=("b", "a")), "no call sampled"),
         (changed(call_ids=("a", "a", "b")), "begins within"),
         (changed(call_ids=("a", "x")), "not given"),

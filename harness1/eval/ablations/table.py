@@ -15,8 +15,8 @@ RECALL = "curated_recall"
 ANSWER_RECALL = "answer_recall"
 SEARCHES = ("search_corpus", "fan_out_search")
 COLUMNS = ("condition", "R", "FA", "ΔR %", "95 % interval", "p", "ΔFA %", "hard", "search", "turns", "set")
-"""Headings of `cells`: recall, final-answer recall, and their changes in percent of the base's; hard failures (tasks of
-which the base found something, the ablation nothing); searches as a share of all calls; turns; size of the set."""
+"""Headings of `cells`: recall, final-answer recall, and their changes in percent of the base's; hard failures (tasks
+where the base found something and the ablation nothing); searches as a share of all calls; turns; size of the set."""
 
 Rows = Mapping[str, Mapping[str, float]]
 """The metrics of each task."""
@@ -39,7 +39,7 @@ class Condition(Record, kw_only=True):
     """Tasks scored in both."""
     hard_failures: int = 0
     base_recall: float = 0.0
-    """The base's recall over the tasks scored in both, of which changes are a percentage."""
+    """The base's recall over the tasks scored in both; changes are a percentage of it."""
     base_answer_recall: float = 0.0
     """The base's final-answer recall over these tasks."""
     search_share: float

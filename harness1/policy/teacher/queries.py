@@ -18,7 +18,7 @@ from harness1.policy.teacher.evidence import SeenEvidence
 LEAD = 0.08
 """Least value of a name in a document that is not gold for it to be searched."""
 COMMON = 3
-"""A single word that more other documents name than this tells nothing."""
+"""A single word that more other documents name than this is too common to search for."""
 FACET = 3
 LOUD = 5
 """A longer word in capitals is a heading."""
@@ -86,13 +86,13 @@ def subject(question: str) -> tuple[str, ...]:
 
 
 def facet(question: str, name: str) -> str:
-    """Return the first few words of the question that tell what is asked about a name."""
+    """Return the first few words of the question about what is asked of a name."""
     named = set(normalised_name(" ".join([name, *mentions(question)])).split())
     return " ".join([word for word in content_words(question) if normalised_name(word) not in named][:FACET])
 
 
 def beside(question: str, name: str) -> str:
-    """Return the last few content words before a name in the question, which tell what about it is meant."""
+    """Return the last few content words before a name in the question, which say what about it is meant."""
     before, _, behind = question.partition(name)
     named = set(normalised_name(" ".join(mentions(question))).split())
     words = [word for word in content_words(before) if normalised_name(word) not in named] if behind or before else []
