@@ -93,7 +93,7 @@ def _refuse_unlike(runs: Sequence[RunView]) -> None:
             raise UsageError(f"{run.folder} is itself fused: name the runs that it was made of")
         refuse_other_dataset(first, run)
         if run.tasks.keys() != first.tasks.keys():
-            raise UsageError(f"{first.folder} and {run.folder} have different tasks: they cannot be fused")
+            raise UsageError(f"{first.folder} and {run.folder} are not runs of the same tasks: they cannot be fused")
         if run.config.index.unit != first.config.index.unit:
             raise UsageError(f"{first.folder} and {run.folder} are scored in different units: they cannot be fused")
         if run.stage.inputs["index"] != first.stage.inputs["index"]:

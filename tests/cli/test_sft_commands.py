@@ -192,7 +192,7 @@ def test_a_student_is_refused_in_another_environment_unless_that_is_meant(harnes
         complaint = refused.err.splitlines()[-1]
         assert (refused.code, refused.out) == (2, "")
         assert complaint.startswith("harness1: student was trained for another environment")
-        assert "it differs in env.search.hits=3 (trained: 2). Give the configuration" in complaint
+        assert "which differs in env.search.hits=3 (trained: 2). Give the configuration" in complaint
         assert not (home / "other").exists()
     meant = harness1(*evaluation("other", *other, "--set", "machine.model.foreign=true"))
     assert meant.code == 0, meant.err
