@@ -35,7 +35,7 @@ SPECIAL = {
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
 CONTROL, USER_DEFINED = 3, 4
-"""Token types of GGUF: a control token, and a text that is one token always."""
+"""Token types of GGUF: a control token, and a text that is always one token."""
 SPLITS_DIGITS = {"gpt-2": False, "smollm": True}
 """Known pre-tokenizers. All split as GPT-2 did; those set to True first split off each digit."""
 
