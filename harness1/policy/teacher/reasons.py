@@ -1,8 +1,5 @@
-"""The oracle teacher's reasoning with each action, in a sentence or two: what is known, what is missing, why this
-action.
-
-The slots are filled with words that a view has shown; everything else is written here.
-"""
+"""The oracle teacher's reasoning with each action, in a sentence or two: what is known, what is missing, and why this
+action. The slots of the sentences in `reasons.toml` are filled with words that a view has shown."""
 
 from __future__ import annotations
 
