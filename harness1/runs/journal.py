@@ -6,7 +6,6 @@ by a crash, is cut off when the journal is opened for writing and skipped when i
 
 from __future__ import annotations
 
-import fcntl
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from harness1.errors import SchemaError, UsageError
 from harness1.records import TokenBlob
+from harness1.runs.lock import lock
 
 
 class Journal:
@@ -37,10 +37,10 @@ class Journal:
         except OSError as error:
             raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
         try:
-            fcntl.flock(self._lines, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            lock(self._lines, f"{folder} is being written by another process")
+        except UsageError:
             self._lines.close()
-            raise UsageError(f"{folder} is being written by another process") from error
+            raise
         self._numbers = (folder / numbers).open("ab") if numbers else None
         self.torn = self._cut_torn_line()
 
