@@ -26,7 +26,7 @@ WITHIN = {
     "models": "* | files | formats | transformers | servers | checkpoint | open",
     "policy": "* | baselines wrappers recorded | scripted | oracle | teacher | registry",
     "eval": "* | evaluate | fusion | compare | ablations | answers",
-    "rl": "* | admission | pivots | learning",
+    "rl": "* | admission | pivots | learning | open",
     "viewer": "report | *",
     "serve": "* | service | connection | server | retrieve | proxy",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from rich.table import Table
 
 from harness1.eval.ablations.run import ABLATIONS, ablate, conditions
 from harness1.eval.ablations.table import COLUMNS, AblationTable, cells, title
-from harness1.eval.evaluate import Evaluation
+from harness1.eval.evaluate import Evaluation, Play
 from harness1.viewer.report.page import ensure_report
 
-Play = Callable[[Evaluation, Path], dict[str, Any]]
 WIDEST = 1000
 """Characters of a line that no table reaches."""
 

@@ -7,34 +7,54 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.padding import Padding
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 from rich.text import Text
 
+from harness1.cli.options import say_torn
 from harness1.cli.progress import EpisodeNumbers, EpisodeProgress, Pacing, StepNumbers, StepProgress
+from harness1.eval.evaluate import Evaluation, ensure_run, evaluate
 from harness1.records import Episode, Gold
 from harness1.rollout.jobs import Depths
 from harness1.train.log import StepListener, validation_values
+from harness1.viewer.report.page import ensure_report
 
 REFRESHES = 4
 """Drawings per second."""
+RATE_S = 600.0
+"""Seconds behind the speed. Steps of a training may take minutes."""
+OF = "{task.completed:,.0f} of {task.total:,.0f}"
 Clock = Callable[[], float]
 
 
-class View(NamedTuple):
-    """What there is to see: how much is done, rows of a label and a text, and all of it in one line."""
+class Speed(ProgressColumn):
+    """How much is done per minute; empty while that is not known."""
 
-    done: int
-    total: int
+    def render(self, task: Task) -> Text:
+        minute = 60.0 * (task.finished_speed or task.speed or 0.0)
+        return Text(f"{minute:{',.0f' if minute >= 100 else '.3g'}} per minute" if minute else "")
+
+
+class TimeLeft(TimeRemainingColumn):
+    """The time that is left; empty where there is none or it is not known."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{super().render(task)} left" if task.time_remaining else "")
+
+
+class View(NamedTuple):
+    """What there is to see beside how much is done: rows of a label and a text, and parts of a line."""
+
     rows: Sequence[tuple[str, str]]
-    line: str
+    line: Sequence[str]
 
 
 class Board(AbstractContextManager["Board"]):
@@ -43,29 +63,38 @@ class Board(AbstractContextManager["Board"]):
     Nothing is shown before `begin`, for what is refused needs no panel. Standard output is left alone.
 
     Args:
+        count: says how much is done, as a template of `rich.progress.TextColumn`.
         view: makes what is shown now. It is called within the lock, maybe on a thread of its own.
         console: where; standard error by default.
         hidden: show nothing at all, as a process beside the one that leads.
     """
 
     def __init__(
-        self,
-        title: str,
-        view: Callable[[], View],
-        console: Console | None = None,
-        clock: Clock = time.monotonic,
-        hidden: bool = False,
+        self, title: str, count: str, view: Callable[[], View], console: Console | None, clock: Clock, hidden: bool
     ) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self.lock = threading.RLock()
         self._title, self._view, self._clock, self._hidden = title, view, clock, hidden
+        self._columns = (TextColumn(count), Speed(Column(no_wrap=True)), TimeLeft(table_column=Column(no_wrap=True)))
+        self._bar = Progress(
+            BarColumn(None),
+            *self._columns,
+            console=self.console,
+            speed_estimate_period=RATE_S,
+            get_time=clock,
+            expand=True,
+        )
+        self._task = self._bar.add_task("", start=False)
         self._live: Live | None = None
         self._pacing: Pacing | None = None
         self._said = ""
 
-    def begin(self) -> None:
-        """Show the first view; once."""
-        if self._pacing is not None or self._hidden:
+    def begin(self, done: int, total: int) -> None:
+        """Show the first view, with so much done before; once."""
+        if self._bar.tasks[0].started:
+            return
+        self._bar.reset(self._task, completed=done, total=total)
+        if self._hidden:
             return
         self._pacing = Pacing(self._clock())
         if self.console.is_terminal and not self.console.is_dumb_terminal:
@@ -74,16 +103,17 @@ class Board(AbstractContextManager["Board"]):
             )
             self._live.start()
 
-    def changed(self) -> None:
-        """There is something else to see: a terminal shows it at its next drawing."""
-        if self._live is None and self._pacing is not None:
-            with self.lock:
-                view = self._view()
-            if self._pacing.due(self._clock(), view.done / max(1, view.total)):
-                self._say(view.line)
+    def advance(self, done: int | None = None) -> None:
+        """Count one more, or so much in all; a terminal shows it at its next drawing."""
+        if done is None:
+            self._bar.advance(self._task)
+        else:
+            self._bar.update(self._task, completed=done)
+        if self._live is None and self._pacing is not None and self._pacing.due(self._clock(), self._share()):
+            self._say()
 
     def say(self, line: str) -> None:
-        """A line that stays, above the panel."""
+        """Print a line that stays, above the panel."""
         if not self._hidden:
             self.console.print(Text(line), soft_wrap=True)
 
@@ -95,9 +125,8 @@ class Board(AbstractContextManager["Board"]):
         rows.add_column(overflow="fold")
         for label, text in view.rows:
             rows.add_row(label, Text(text))
-        bar = ProgressBar(total=max(1, view.total), completed=view.done)
         title = Text(self._title, overflow="crop")  # an ellipsis is a character that not every terminal knows
-        return Panel(Group(Padding(bar), rows), title=title, title_align="left")
+        return Panel(Group(self._bar.get_renderable(), rows), title=title, title_align="left")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -105,11 +134,17 @@ class Board(AbstractContextManager["Board"]):
         if self._live is not None:
             self._live.stop()
         if self._pacing is not None:
-            with self.lock:
-                view = self._view()
-            self._say(view.line)
+            self._say()
 
-    def _say(self, line: str) -> None:
+    def _share(self) -> float:
+        return self._bar.tasks[0].percentage / 100.0
+
+    def _say(self) -> None:
+        """Print how much is done, the view and the time left in one line, unless that was the last one."""
+        with self.lock:
+            view = self._view()
+        shown = (str(column.render(self._bar.tasks[0])) for column in self._columns)
+        line = "; ".join(part for part in (*shown, *view.line) if part)
         if line != self._said:
             self._said = line
             self.say(f"{self._title}: {line}")
@@ -129,76 +164,67 @@ class EvaluationBoard:
     """Takes the episodes of an evaluation."""
 
     def __init__(self, title: str, console: Console | None, clock: Clock, hidden: bool) -> None:
-        self._clock = clock
-        self._progress = EpisodeProgress(clock(), 0, 0)
+        self._progress = EpisodeProgress()
         self._depths: Depths = dict
-        self.board = Board(title, self._view, console, clock, hidden)
+        self.board = Board(title, f"{OF} episodes", self._view, console, clock, hidden)
 
     def start(self, done: int, total: int) -> None:
-        """So many episodes are there from earlier sessions, and so many there are to be."""
-        with self.board.lock:
-            self._progress = EpisodeProgress(self._clock(), done, total)
-        self.board.begin()
+        """Begin with so many episodes of earlier sessions, and so many that there are to be."""
+        self.board.begin(done, total)
 
     def earlier(self, episode: Episode, gold: Gold | None) -> None:
-        """One of those from earlier sessions."""
+        """Take one of the episodes of earlier sessions."""
         with self.board.lock:
-            self._progress.include(episode, gold)
+            self._progress.add(episode, gold)
 
     def episode(self, episode: Episode, gold: Gold | None) -> None:
-        """Another one has finished."""
-        with self.board.lock:
-            self._progress.add(episode, gold, self._clock())
-        self.board.changed()
+        """Take an episode that has just finished."""
+        self.earlier(episode, gold)
+        self.board.advance()
 
     def queues(self, depths: Depths) -> None:
-        """Where the depths of queues are asked for (see `runner.run_episodes`)."""
+        """Take the function that gives the depths of queues (see `run_episodes`)."""
         self._depths = depths
 
     def _view(self) -> View:
-        numbers = self._progress.numbers(self._clock())
-        return View(numbers.done, numbers.total, evaluation_rows(numbers, self._depths()), evaluation_line(numbers))
+        numbers = self._progress.numbers()
+        return View(evaluation_rows(numbers, self._depths()), evaluation_line(numbers))
 
 
 class TrainingBoard:
-    """Listens to a training."""
+    """Listens to a training.
 
-    def __init__(self, title: str, console: Console | None, clock: Clock, hidden: bool) -> None:
-        self._clock = clock
+    Args:
+        unit: what the trainer counts: `step` or `batch`.
+        names: of the values that are shown, those of most interest first.
+    """
+
+    def __init__(
+        self, title: str, unit: str, names: Sequence[str], console: Console | None, clock: Clock, hidden: bool
+    ) -> None:
         self._progress = StepProgress()
-        self._unit, self._names = "step", tuple[str, ...]()
-        self.board = Board(title, self._view, console, clock, hidden)
-
-    def listener(self, unit: str, names: Sequence[str]) -> StepListener:
-        """What a trainer tells its steps to. What looks measure is said in lines that stay.
-
-        Args:
-            unit: what it counts: `step` or `batch`.
-            names: of the values that are shown, those of most interest first.
-        """
         self._unit, self._names = unit, tuple(names)
+        self.board = Board(title, f"{unit} {OF}", self._view, console, clock, hidden)
 
-        def show(step: int, steps: int, values: Mapping[str, float]) -> None:
-            with self.board.lock:
-                self._progress.add(step, steps, values, self._clock())
-            self.board.begin()
-            if found := validation_values(values):
-                self.board.say(f"{unit} {step}, held out: {named(found, names)}")
-            self.board.changed()
-
-        return show
+    def listen(self, step: int, steps: int, values: Mapping[str, float]) -> None:
+        """Take what a trainer tells its `StepListener`. What a validation measured is said in a line that stays."""
+        with self.board.lock:
+            self._progress.add(step, values)
+        self.board.begin(step, steps)
+        if found := validation_values(values):
+            self.board.say(f"{self._unit} {step}, held out: {named(found, self._names)}")
+        self.board.advance(step)
 
     def _view(self) -> View:
         numbers = self._progress.numbers()
-        rows = training_rows(numbers, self._unit, self._names)
-        return View(numbers.step, numbers.steps, rows, training_line(numbers, self._unit, self._names))
+        return View(training_rows(numbers, self._unit, self._names), [named(numbers.values, self._names)])
 
 
 @contextmanager
 def dashboard_of_evaluation(
     title: str, *, console: Console | None = None, clock: Clock = time.monotonic, hidden: bool = False
 ) -> Iterator[EvaluationBoard]:
-    """A board for `evaluate`: `board.start` is its `on_start`, `board.earlier` what its `on_earlier` tells,
+    """Yield a board for `evaluate`: `board.start` is its `on_start`, `board.earlier` what its `on_earlier` tells,
     `board.queues` its `on_depths`.
 
     Args:
@@ -212,17 +238,47 @@ def dashboard_of_evaluation(
 
 @contextmanager
 def dashboard_of_training(
-    title: str, *, console: Console | None = None, clock: Clock = time.monotonic, hidden: bool = False
-) -> Iterator[TrainingBoard]:
-    """A board for a trainer: `board.listener` makes its `on_step`. Arguments are those of `dashboard_of_evaluation`."""
-    shown = TrainingBoard(title, console, clock, hidden)
+    title: str,
+    unit: str,
+    names: Sequence[str],
+    *,
+    console: Console | None = None,
+    clock: Clock = time.monotonic,
+    hidden: bool = False,
+) -> Iterator[StepListener]:
+    """Yield the `on_step` of a trainer. Arguments are those of `TrainingBoard` and `dashboard_of_evaluation`."""
+    shown = TrainingBoard(title, unit, names, console, clock, hidden)
     with shown.board:
-        yield shown
+        yield shown.listen
+
+
+def evaluated(evaluation: Evaluation, out: Path, force: bool = False) -> Mapping[str, Any]:
+    """Run under a dashboard what is missing in a run folder, and write its report; return its metrics.
+
+    Args:
+        force: begin again, whatever the folder holds of earlier runs.
+    """
+    metrics = ensure_run(evaluation, out, _under_dashboard, force=force)
+    ensure_report(out)
+    return metrics
+
+
+def _under_dashboard(evaluation: Evaluation, out: Path) -> Mapping[str, Any]:
+    golds = {task.task_id: task.gold for task in evaluation.tasks}
+    with dashboard_of_evaluation(f"{evaluation.policy} on {evaluation.dataset} ({out.name})") as board:
+
+        def advance(episode: Episode) -> None:
+            board.episode(episode, golds[episode.task.task_id])
+
+        def include(episode: Episode) -> None:
+            board.earlier(episode, golds[episode.task.task_id])
+
+        return evaluate(evaluation, out, board.start, advance, partial(say_torn, out), board.queues, include)
 
 
 def evaluation_rows(numbers: EpisodeNumbers, depths: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Labels and texts of the panel of an evaluation."""
-    rows = [("episodes", f"{_done(numbers.done, numbers.total)}, {_speed(numbers)}{_left(numbers.seconds_left)}")]
+    """Return labels and texts of the panel of an evaluation."""
+    rows = []
     if numbers.recall is not None:
         rows.append(("recall", f"{_interval(numbers.recall)}, curated, over {numbers.tasks} tasks"))
     rows.append(("an episode", _episode(numbers)))
@@ -234,24 +290,19 @@ def evaluation_rows(numbers: EpisodeNumbers, depths: Mapping[str, int]) -> list[
     return rows
 
 
-def evaluation_line(numbers: EpisodeNumbers) -> str:
-    """The same in one line."""
-    parts = [f"{_done(numbers.done, numbers.total)} episodes", _speed(numbers) + _left(numbers.seconds_left)]
-    if numbers.recall is not None:
-        parts.append(f"recall {_interval(numbers.recall)}")
-    if numbers.failures:
-        parts.append(_counted(numbers.failures))
-    return "; ".join(parts)
+def evaluation_line(numbers: EpisodeNumbers) -> list[str]:
+    """Return the same as parts of a line."""
+    recall = "" if numbers.recall is None else f"recall {_interval(numbers.recall)}"
+    return [recall, _counted(numbers.failures)]
 
 
 def training_rows(numbers: StepNumbers, unit: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Labels and texts of the panel of a training."""
+    """Return labels and texts of the panel of a training."""
     values = numbers.values
-    speed = "" if numbers.tokens_per_second is None else f", {numbers.tokens_per_second:,.0f} tokens/s"
     validation = named(numbers.validation, names)
     rows = [
-        (unit, f"{_done(numbers.step, numbers.steps)}{speed}{_left(numbers.seconds_left)}"),
         ("values", _with_trends(numbers, names)),
+        ("speed", "" if numbers.tokens_per_second is None else f"{numbers.tokens_per_second:,.0f} tokens/s"),
         ("seconds", _worded(values, SECONDS, "{:.1f}")),
         ("buffer", _worded(values, BUFFER, "{:.3g}")),
         ("dropped", _worded(values, DROPPED, "{:.0f}")),
@@ -261,14 +312,8 @@ def training_rows(numbers: StepNumbers, unit: str, names: Sequence[str]) -> list
     return [(label, text) for label, text in rows if text]
 
 
-def training_line(numbers: StepNumbers, unit: str, names: Sequence[str]) -> str:
-    """The same in one line."""
-    said = named(numbers.values, names)
-    return f"{unit} {_done(numbers.step, numbers.steps)}{_left(numbers.seconds_left)}" + (f"; {said}" if said else "")
-
-
 def named(values: Mapping[str, float], names: Sequence[str]) -> str:
-    """Those of the values that there are, with their names, in the order of these."""
+    """Return those of the named values that there are, with their names, in this order."""
     return _worded(values, {name: name for name in names}, "{:.3g}")
 
 
@@ -282,23 +327,6 @@ def _with_trends(numbers: StepNumbers, names: Sequence[str]) -> str:
         trend = f" ({numbers.trends[name]:+.2g})" if name in numbers.trends else ""
         parts.append(f"{name} {numbers.values[name]:.3g}{trend}")
     return ", ".join(parts)
-
-
-def _done(done: int, total: int) -> str:
-    return f"{done:,} of {total:,}"
-
-
-def _speed(numbers: EpisodeNumbers) -> str:
-    return f"{numbers.per_minute:{',.0f' if numbers.per_minute >= 100 else '.3g'}} per minute"
-
-
-def _left(seconds: float | None) -> str:
-    """The time that is left, behind a comma; nothing where there is none or it is not known."""
-    if not seconds:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f", {hours}:{minutes:02}:{rest:02} left"
 
 
 def _interval(interval: tuple[float, float, float]) -> str:

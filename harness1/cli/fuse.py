@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from harness1.cli.evaluate import print_metrics
 from harness1.cli.options import Force, Json
+from harness1.cli.results import print_metrics
 from harness1.eval.fusion import CAP, write_fused
 from harness1.eval.fusion import fuse as fuse_runs
 from harness1.eval.run_view import read_run

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Literal, TypedDict
 
 from rich.console import Console
@@ -24,6 +25,15 @@ class _OneLine(TypedDict):
 
 
 ONE_LINE: _OneLine = {"overflow": "ellipsis", "no_wrap": True}
+
+
+@contextmanager
+def watched(query: str, console: Console, env: SearchEnv) -> Iterator[Callable[[Step], None]]:
+    """Print a question, and yield a function that prints each step of the episode that answers it."""
+    console.print(f"[bold]{escape(query)}[/]\n")
+    # Off a terminal, a spinner would leave an empty line behind.
+    with console.status("the policy is at work") if console.is_terminal else nullcontext():
+        yield watcher(env, console)
 
 
 def watcher(env: SearchEnv, console: Console) -> Callable[[Step], None]:

@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from harness1.cli.evaluate import Cache, IndexSpec, Limit, Seed, index_of
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve
+from harness1.cli.bars import progress_of_work, read_aloud
+from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Limit, Overrides, Seed, resolve
+from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
@@ -61,7 +62,7 @@ def check(
     tasks = source.tasks(split)[: limit or None]
     out = out or Path("runs") / f"{source.name.replace(':', '-')}-{split}-check"
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
-    job = Check(dataset, split, tasks, index_of(source, index, cache, settings), settings, seed, student)
+    job = Check(dataset, split, tasks, index_of(source, index, cache, settings, read_aloud), settings, seed, student)
     report = _checked(job, out, force=force)
     if as_json:
         print(msgspec.json.encode(report).decode())

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from harness1.cli.evaluate import IndexSpec
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve, say_torn
+from harness1.cli.bars import progress_of_work
+from harness1.cli.options import ConfigFile, Force, IndexSpec, Json, Overrides, resolve, say_torn
 from harness1.errors import UsageError
 from harness1.policy.registry import check_policy, make_policy, needs_gold
 from harness1.rl.pivots.profile import Profile, profile

@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from harness1.cli.bars import progress_of_parts
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve, say_torn
 from harness1.config import Config
 from harness1.errors import UsageError
@@ -109,11 +109,5 @@ def _student(
 
 
 def _built(job: Build, out: Path, *, force: bool) -> DataCard:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("", total=None)
-
-        def show(what: str, done: int, of: int) -> None:
-            progress.update(bar, description=what, completed=done, total=of or None)
-
+    with progress_of_parts() as show:
         return build_dataset(job, out, force=force, listener=Listener(say_torn, show))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from harness1.reward.outcome import targets
 from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths
 from harness1.rollout.processes import run_episodes
 from harness1.runs import provenance
-from harness1.runs.folder import METRICS, REPORT, drop_leftovers, episodes_of, refuse_other_run, run_stage
+from harness1.runs.folder import METRICS, REPORT, clear_run, drop_leftovers, episodes_of, refuse_other_run, run_stage
 from harness1.runs.stage import Stage, read_stage, under_way
 from harness1.runs.store import EPISODES, EpisodeStore
 from harness1.tools.registry import Toolbox
@@ -126,11 +126,32 @@ class Evaluation:
         return {**names, "tasks": len(self.tasks), "samples": self.samples, "seed": self.seed, "hashes": hashes}
 
 
+Play = Callable[[Evaluation, Path], Mapping[str, Any]]
+"""Plays what is missing of an evaluation in a folder, and returns its metrics."""
+
+
+def ensure_run(
+    evaluation: Evaluation, out: Path, play: Play | None = None, *, force: bool = False
+) -> Mapping[str, Any]:
+    """Return the metrics of a run folder; play first what is missing of the run.
+
+    Args:
+        play: plays what is missing, and returns the metrics; None: `evaluate`, and tell nobody.
+        force: begin again, whatever the folder holds of earlier runs.
+
+    Raises:
+        UsageError, InfrastructureFault, KeyboardInterrupt: as `evaluate`.
+    """
+    if force:
+        clear_run(out)
+    return finished_metrics(evaluation, out) or (play or evaluate)(evaluation, out)
+
+
 def evaluate(
     evaluation: Evaluation,
     out: Path,
-    on_start: OnStart,
-    on_episode: Progress,
+    on_start: OnStart = lambda *_: None,
+    on_episode: Progress = lambda _: None,
     on_torn: Callable[[int], None] = lambda _: None,
     on_depths: OnDepths = ignore_depths,
     on_earlier: Progress = lambda _: None,

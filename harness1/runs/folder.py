@@ -13,7 +13,8 @@ import msgspec
 from harness1.config import Config
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.records import Episode
-from harness1.runs.stage import STAGE, Stage, read_stage
+from harness1.runs.files import writing
+from harness1.runs.stage import STAGE, Stage, read_stage, refuse_changed, refuse_foreign, remove
 from harness1.runs.store import EPISODES, TOKENS, latest_episodes
 
 METRICS = "metrics.json"
@@ -26,8 +27,8 @@ CONFIG = "config.toml"
 PROVENANCE = "provenance.json"
 REPORT = "report.html"
 
-_DERIVED = (METRICS, RESOURCES, TASKS, CURATED, POOL, CONFIG, PROVENANCE, REPORT)
-_DERIVED_OF_SAMPLES = ("curated.sample*.trec", "pool.sample*.trec")
+_OF_SAMPLES = ("curated.sample*.trec", "pool.sample*.trec")
+_DERIVED = (METRICS, RESOURCES, TASKS, CURATED, POOL, CONFIG, PROVENANCE, REPORT, *_OF_SAMPLES)
 _SUBMISSIONS = (SUBMISSION, f"{SUBMISSION}.sample*")
 """Patterns of what is made of the episodes of a run."""
 
@@ -104,23 +105,16 @@ def clear_run(out: Path) -> None:
     """Remove an earlier run; nothing else in the folder is touched.
 
     Raises:
-        UsageError: the folder holds something that is no run, or may not be written.
+        UsageError: the folder holds something that is not a run, or may not be written.
     """
-    refuse_foreign(out)
-    try:
+    _refuse_foreign(out)
+    with writing(out):
         drop_leftovers(out)
-        for path in _matching(out, *_DERIVED, *_DERIVED_OF_SAMPLES):
-            path.unlink()
-        for folder in _matching(out, *_SUBMISSIONS):
-            for path in folder.glob("run_*.json"):
-                path.unlink()
-            with suppress(OSError):  # somebody has put something else there, which stays
-                folder.rmdir()
-        # The card goes last: without it, the rest of a clearing that was cut short would be nobody's.
-        for name in (EPISODES, TOKENS, STAGE):
-            (out / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"{error.filename or out} cannot be removed: {error.strerror}") from error
+    remove(out, *_DERIVED, *(f"{folder}/run_*.json" for folder in _SUBMISSIONS), keep_card=True)
+    for folder in _matching(out, *_SUBMISSIONS):
+        with suppress(OSError):  # somebody has put something else there, which stays
+            folder.rmdir()
+    remove(out, EPISODES, TOKENS)
 
 
 def drop_leftovers(out: Path) -> None:
@@ -136,31 +130,14 @@ def refuse_other_run(stage: Stage, out: Path) -> None:
     """Keep runs apart that differ in what decides their episodes.
 
     Raises:
-        UsageError: the folder holds another run, or something that is no run.
+        UsageError: the folder holds another run, or something that is not a run.
     """
-    refuse_foreign(out)
-    found = read_stage(out)
-    if found is not None and (found.verb, found.inputs) != (stage.verb, stage.inputs):
-        names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]] or ["verb"]
-        raise UsageError(
-            f"{out} holds another run (it differs in {', '.join(names)}): choose another --out, or --force"
-        )
+    _refuse_foreign(out)
+    refuse_changed(stage, out, "run")
 
 
-def refuse_foreign(out: Path) -> None:
-    """Write runs only into folders that are new, empty or hold a run.
-
-    Raises:
-        UsageError: the folder holds something else.
-    """
-    try:
-        if not out.exists() or not any(out.iterdir()):
-            return
-    except OSError as error:
-        raise UsageError(f"{out} cannot hold a run: {error.strerror}") from error
-    stage = read_stage(out)
-    if (stage is None and not (out / EPISODES).is_file()) or (stage is not None and stage.verb != "run"):
-        raise UsageError(f"{out} is not empty and holds no run: choose another --out")
+def _refuse_foreign(out: Path) -> None:
+    refuse_foreign(out, "run", "no run", EPISODES)
 
 
 def _matching(out: Path, *patterns: str) -> list[Path]:

@@ -21,7 +21,6 @@ from harness1.env.environment import env_hash
 from harness1.env.verifiers.open import open_verifier
 from harness1.errors import ConfigError, InfrastructureFault, SchemaError, UsageError
 from harness1.hashing import digest, file_digest
-from harness1.models.checkpoint import differences
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.recorded import RecordedPolicy
 from harness1.records import Episode, EpisodeKey, Record, Status, Task, Turn
@@ -31,8 +30,9 @@ from harness1.rl.pivots.verifier import REVISION
 from harness1.rollout.jobs import EpisodeJob
 from harness1.runs.files import write_atomically
 from harness1.runs.journal import read_lines
-from harness1.runs.stage import STAGE, Stage, read_stage, refuse_foreign, refuse_other, under_way
+from harness1.runs.stage import STAGE, Stage, clear, read_stage, refuse_other, under_way
 from harness1.runs.store import EPISODES, latest_episodes, read_episodes
+from harness1.settings import differences
 from harness1.sft.gates import TeacherEpisode, candidate, held_out_tasks
 from harness1.sft.teacher_run import TeacherRun, open_runs
 
@@ -164,10 +164,8 @@ def profile(
         InfrastructureFault: some turns could not be played; the others are written, and the same work goes on.
     """
     stage = work.stage()
-    refuse_foreign(out, VERB)
     if force:
-        for name in (STAGE, PIVOTS, README):
-            (out / name).unlink(missing_ok=True)
+        clear(out, VERB, PIVOTS, README)
     refuse_other(stage, out, "profile")
     if stage.is_done(out) and (out / PIVOTS).is_file():
         return counts(read_pivots(out))

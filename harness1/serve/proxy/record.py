@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from harness1.errors import SchemaError, UsageError
+from harness1.errors import SchemaError
 from harness1.records import Record, Sampling, TokenBlob, ToolCall
 from harness1.rows.calls import CapturedCall
 from harness1.runs.journal import Journal, read_lines, to_bytes, unpacked
-from harness1.runs.stage import Stage, read_stage
+from harness1.runs.stage import Stage, refuse_changed, refuse_foreign
 
 CALLS = "calls.jsonl"
 TOKENS = "tokens.bin"
@@ -126,9 +126,12 @@ def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
     Raises:
         UsageError: the folder holds something else, is being written, or cannot be.
     """
-    _refuse_foreign(folder, inputs)
+    stage = Stage(VERB, msgspec.to_builtins(inputs))
+    refuse_foreign(folder, VERB, "no record of a proxy", CALLS, "--record")
+    refuse_changed(stage, folder, "record of a proxy", "--record")
     with Recorder(folder) as recorder:
-        stage, ended = Stage(VERB, inputs).write(folder), "interrupted"
+        ended: Literal["finished", "interrupted"] = "interrupted"
+        stage.write(folder)
         try:
             yield recorder
             ended = "finished"
@@ -175,14 +178,3 @@ def _with_tokens(call: RecordedCall, run: Path) -> RecordedCall:
         output_logprobs=None if call.output_logprobs is None else tuple(logprobs.view("<f4").tolist()),
         tokens=None,
     )
-
-
-def _refuse_foreign(folder: Path, inputs: dict[str, Any]) -> None:
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    found = read_stage(folder)
-    if found is None or found.verb != VERB:
-        raise UsageError(f"{folder} is not empty and holds no record of a proxy: choose another --record")
-    if found.inputs != msgspec.to_builtins(inputs):
-        names = [name for name in inputs if found.inputs.get(name) != msgspec.to_builtins(inputs[name])]
-        raise UsageError(f"{folder} holds the record of another proxy (it differs in {', '.join(names)})")

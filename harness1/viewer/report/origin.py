@@ -10,9 +10,9 @@ import msgspec
 
 from harness1.config import Config
 from harness1.eval.ablations.table import COLUMNS, cells
-from harness1.eval.compare.difference import config_difference
 from harness1.runs.folder import shown_config
 from harness1.runs.provenance import SESSION
+from harness1.settings import differences
 from harness1.viewer.report.files import RunFiles
 from harness1.viewer.report.markup import Markup, element, table
 from harness1.viewer.report.results import NOTHING, facts, section
@@ -106,7 +106,7 @@ def _changed(files: RunFiles) -> dict[str, tuple[Any, Any]]:
     """Settings that are not the default, with both values; settings that have come since have their default."""
     given = files.stage.outputs.get("config") or {}
     usual = msgspec.json.decode(msgspec.json.encode(shown_config(Config())))
-    return {name: pair for name, pair in config_difference(given, usual).items() if pair[0] is not None}
+    return {name: (here, there) for name, here, there in sorted(differences(given, usual)) if here is not None}
 
 
 def _settings_table(changed: Mapping[str, tuple[Any, Any]]) -> Markup:

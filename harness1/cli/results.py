@@ -1,15 +1,40 @@
-"""What a training ended with, whichever it was."""
+"""How evaluations and trainings ended, in a table each."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from harness1.eval.metrics import HEADLINE
 from harness1.models.checkpoint import Checkpoint
+from harness1.runs.stage import read_stage
 from harness1.train.log import read_log, validation_values
+
+
+def print_metrics(metrics: dict[str, Any], title: str, out: Path) -> None:
+    """The headline metrics with their 95 % intervals, and what failed."""
+    table = Table(title=title, title_justify="left")
+    for column in ("metric", "mean", "95 % interval"):
+        table.add_column(column, justify="left" if column == "metric" else "right")
+    for name in HEADLINE:
+        value = metrics.get(name)
+        if value is not None and value["mean"] is not None:
+            table.add_row(name, _figure(value["mean"]), f"{_figure(value['low'])} to {_figure(value['high'])}")
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(table)
+    failures = ", ".join(f"{count} {name}" for name, count in metrics["failures"].items() if count) or "none"
+    console.print(f"{metrics['tasks']} tasks, failures: {failures}. Everything is in {out}.", soft_wrap=True)
+    stage = read_stage(out)
+    if stage is not None and "trec_ids" in stage.outputs:
+        console.print(f"Some ids hold white space: in the TREC runs all are {stage.outputs['trec_ids']}.")
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
 
 
 def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, which: str = "best") -> None:
