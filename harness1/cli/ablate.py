@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def _announced(play: Play, total: int) -> Play:
     """Plays after a line on standard error that says which condition of how many it is."""
     numbers = count(1)
 
-    def told(evaluation: Evaluation, folder: Path) -> dict[str, Any]:
+    def told(evaluation: Evaluation, folder: Path) -> Mapping[str, Any]:
         print(f"harness1: condition {next(numbers)} of {total}: {folder.name}", file=sys.stderr)
         return play(evaluation, folder)
 

@@ -21,9 +21,9 @@ from rich.text import Text
 
 from harness1.cli.options import say_torn
 from harness1.cli.progress import EpisodeNumbers, EpisodeProgress, Pacing, StepNumbers, StepProgress
+from harness1.episodes.jobs import Depths
 from harness1.eval.evaluate import Evaluation, ensure_run, evaluate
 from harness1.records import Episode, Gold
-from harness1.rollout.jobs import Depths
 from harness1.train.log import StepListener, validation_values
 from harness1.viewer.report.page import ensure_report
 

@@ -14,8 +14,8 @@ from harness1.cli.live import show_result, watched
 from harness1.cli.options import ConfigFile, Overrides, resolve, say_torn
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
-from harness1.rollout.jobs import EpisodeSetup
-from harness1.rollout.single import play_one
+from harness1.episodes.jobs import EpisodeSetup
+from harness1.episodes.single import play_one
 from harness1.runs.folder import clear_run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from harness1.runs.stage import read_stage
 from harness1.train.log import read_log, validation_values
 
 
-def print_metrics(metrics: dict[str, Any], title: str, out: Path) -> None:
-    """The headline metrics with their 95 % intervals, and what failed."""
+def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
+    """Print the headline metrics with their 95 % intervals, and what failed."""
     table = Table(title=title, title_justify="left")
     for column in ("metric", "mean", "95 % interval"):
         table.add_column(column, justify="left" if column == "metric" else "right")
@@ -38,7 +39,7 @@ def _figure(value: float) -> str:
 
 
 def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, which: str = "best") -> None:
-    """The checkpoint that a training ended with, and its metrics on held-out tasks beside those of the start.
+    """Print the checkpoint that a training ended with, and its metrics on held-out tasks beside those of the start.
 
     Args:
         unit: what the trainer counts: `step` or `batch`.
@@ -61,5 +62,5 @@ def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, whic
 
 
 def _at_start(out: Path) -> dict[str, float]:
-    """What was measured on held-out tasks before the first step."""
+    """Return what was measured on held-out tasks before the first step."""
     return next((found for line in read_log(out) if line["step"] == 0 and (found := validation_values(line))), {})

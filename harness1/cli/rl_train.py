@@ -23,7 +23,7 @@ from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.rl import learning
 from harness1.rl.learning import Learning, OpenRollouts
-from harness1.rl.local_rollouts import open_policy
+from harness1.rl.local_rollouts import open_policy_to_train
 from harness1.rl.open import learning_on_pivots, learning_on_tasks
 from harness1.runs.stage import clear
 
@@ -68,7 +68,7 @@ def train(
     settings = resolve(config, overrides)
     given = {"data": data, "index": index, "admission": admission, "model": model, "split": split}
     learn, out = _asked(settings.machine.learn, given, out, pivots)
-    policy = open_policy(learn.model, settings)
+    policy = open_policy_to_train(learn.model, settings)
     if pivots is None:
         find_index = partial(_index_of, cache=cache, config=settings)
         work, players = learning_on_tasks(settings, learn, out, policy, find_index)

@@ -15,12 +15,12 @@ from harness1.cli.live import show_result, snippet, watched
 from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve, say_torn
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
+from harness1.episodes.jobs import EpisodeSetup
+from harness1.episodes.single import play_one
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import digest
 from harness1.policy.registry import needs_gold
 from harness1.records import Episode, Task
-from harness1.rollout.jobs import EpisodeSetup
-from harness1.rollout.single import play_one
 
 
 def search(

@@ -101,7 +101,7 @@ HEADLINE = (
     "selection_loss",
     "curated_precision",
     "curated_f1",
-    "ndcg@10",
+    "nDCG@10",
     "set_size",
     "turns",
     "prompt_tokens",

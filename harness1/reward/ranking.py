@@ -113,12 +113,12 @@ def _at(measure: Callable[[Judged, float], float], depth: int) -> Callable[[Judg
 
 MEASURES: Mapping[str, Callable[[Judged], float]] = MappingProxyType(
     {
-        **{f"recall@{depth}": _at(Judged.recall, depth) for depth in DEPTHS},
-        **{f"precision@{depth}": _at(Judged.precision, depth) for depth in DEPTHS},
-        **{f"success@{depth}": _at(Judged.success, depth) for depth in DEPTHS},
-        "ndcg@10": _at(Judged.ndcg, 10),
-        "average_precision": Judged.average_precision,
-        "reciprocal_rank": Judged.reciprocal_rank,
+        **{f"R@{depth}": _at(Judged.recall, depth) for depth in DEPTHS},
+        **{f"P@{depth}": _at(Judged.precision, depth) for depth in DEPTHS},
+        **{f"Success@{depth}": _at(Judged.success, depth) for depth in DEPTHS},
+        "nDCG@10": _at(Judged.ndcg, 10),
+        "AP": Judged.average_precision,
+        "RR": Judged.reciprocal_rank,
     }
 )
 """The measures that need an order. Adding one is one line here."""

@@ -13,6 +13,7 @@ from harness1.config import Config, Learn
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.env.environment import env_hash
+from harness1.episodes.jobs import EpisodeSetup
 from harness1.errors import UsageError
 from harness1.models.open import ModelSpec, preferred_device
 from harness1.policy.language_model import LanguageModelPolicy
@@ -24,7 +25,6 @@ from harness1.rl.pivots.profile import open_training
 from harness1.rl.ray_rollouts import RayRollouts
 from harness1.rl.task_choice import choose_tasks
 from harness1.rl.task_stream import PlacedTask
-from harness1.rollout.jobs import EpisodeSetup
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -71,9 +71,9 @@ def test_a_task_that_a_finished_run_dropped_counts_as_one_that_nothing_was_done_
     # t5 has no episode; t3, which the infrastructure broke, is still in no mean.
     assert (summary["tasks"], summary["scored"], summary["missing"]) == (5, 4, 1)
     assert summary["curated_recall"]["mean"] == pytest.approx(open_ended["curated_recall"]["mean"] * 3 / 4)
-    assert summary["ndcg@10"]["mean"] == pytest.approx(open_ended["ndcg@10"]["mean"] * 3 / 4)
+    assert summary["nDCG@10"]["mean"] == pytest.approx(open_ended["nDCG@10"]["mean"] * 3 / 4)
     dropped = task_metrics(RUN, TASKS, CONFIG, finished=True)["t5"]
-    assert {dropped[name] for name in ("curated_recall", "trajectory_recall", "reciprocal_rank", "turns")} == {0.0}
+    assert {dropped[name] for name in ("curated_recall", "trajectory_recall", "RR", "turns")} == {0.0}
     assert dropped["reward"] == CONFIG.reward.empty
     assert {"t1", "t2", "t4", "t5"} == task_metrics(RUN, TASKS, CONFIG, finished=True).keys()
     assert (summary["episodes"], summary["failures"]) == (open_ended["episodes"], open_ended["failures"])

@@ -49,7 +49,7 @@ def did(name: str, error: str | None = None) -> Turn:
 
 
 def recalls(found: Outcome) -> list[float]:
-    return [found.ranked[f"recall@{depth}"] for depth in DEPTHS]
+    return [found.ranked[f"R@{depth}"] for depth in DEPTHS]
 
 
 def test_documents_by_hand() -> None:
@@ -67,7 +67,7 @@ def test_documents_by_hand() -> None:
 
 
 def test_grades_and_order_are_in_the_ranked_measures() -> None:
-    best, worse = (outcome(finished(order), GOLD).ranked["ndcg@10"] for order in ("abcd", "bacd"))
+    best, worse = (outcome(finished(order), GOLD).ranked["nDCG@10"] for order in ("abcd", "bacd"))
     assert best == 1.0
     assert 0.0 < worse < 1.0
 

@@ -6,6 +6,7 @@ import math
 from itertools import permutations
 from typing import Any
 
+import ir_measures
 import pytest
 import pytrec_eval
 from hypothesis import given
@@ -18,8 +19,8 @@ RANKINGS = st.lists(UNITS, max_size=40)
 GRADES = st.dictionaries(UNITS, st.integers(-1, 4), min_size=1)
 TARGETS = st.lists(st.frozensets(UNITS, min_size=1, max_size=3), min_size=1, max_size=6)
 TREC = {f"{theirs}_{depth}": f"{ours}@{depth}" for depth in DEPTHS
-        for theirs, ours in (("recall", "recall"), ("P", "precision"), ("success", "success"))} | {
-    "ndcg_cut_10": "ndcg@10", "map": "average_precision", "recip_rank": "reciprocal_rank",
+        for theirs, ours in (("recall", "R"), ("P", "P"), ("success", "Success"))} | {
+    "ndcg_cut_10": "nDCG@10", "map": "AP", "recip_rank": "RR",
 }  # fmt: skip
 """Our names of measures by those of `trec_eval`."""
 
@@ -45,6 +46,10 @@ def test_every_measure_of_documents_is_that_of_trec_eval(ranked: Any, grades: An
     assert ours == pytest.approx({TREC[name]: theirs[name] for name in TREC}, abs=1e-9, rel=0)
 
 
+def test_measures_are_spelled_as_ir_measures_does() -> None:
+    assert {str(ir_measures.parse_measure(name)) for name in TREC.values()} == set(TREC.values())
+
+
 @given(RANKINGS, TARGETS)
 def test_measures_of_facts_are_shares_and_a_repeated_chunk_changes_nothing(ranked: Any, targets: Any) -> None:
     goal = Wanted(tuple(targets), (1,) * len(targets))
@@ -67,32 +72,32 @@ def test_the_ideal_of_disjoint_targets_is_their_grades_in_order() -> None:
 
 def test_a_fact_is_met_at_its_best_placed_chunk_and_only_once() -> None:
     ours = found("xabxc", wanted("ab", "c", "z"))
-    assert (ours["recall@1"], ours["recall@3"], ours["recall@5"]) == (0.0, 1 / 3, 2 / 3)
-    assert (ours["precision@3"], ours["precision@5"], ours["precision@10"]) == (2 / 3, 3 / 5, 3 / 10)
+    assert (ours["R@1"], ours["R@3"], ours["R@5"]) == (0.0, 1 / 3, 2 / 3)
+    assert (ours["P@3"], ours["P@5"], ours["P@10"]) == (2 / 3, 3 / 5, 3 / 10)
 
 
 def test_facts_by_hand() -> None:
     # Distinct places: x 1, a 2, b 3, c 4; the facts ab at 2 and c at 4, z never.
     ours = found("xabxc", wanted("ab", "c", "z"))
-    assert ours["reciprocal_rank"] == 1 / 2
-    assert ours["average_precision"] == pytest.approx((1 / 2 + 3 / 4) / 3)
+    assert ours["RR"] == 1 / 2
+    assert ours["AP"] == pytest.approx((1 / 2 + 3 / 4) / 3)
     ideal = 1 + 1 / math.log2(3) + 1 / 2
-    assert ours["ndcg@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(5)) / ideal)
-    assert (ours["success@1"], ours["success@3"]) == (0.0, 1.0)
+    assert ours["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(5)) / ideal)
+    assert (ours["Success@1"], ours["Success@3"]) == (0.0, 1.0)
 
 
 def test_one_chunk_that_states_all_facts_is_a_perfect_ranking() -> None:
     ours = found("b", wanted("ab", "bc"))
-    assert (ours["ndcg@10"], ours["average_precision"], ours["recall@1"]) == (1.0, 1.0, 1.0)
+    assert (ours["nDCG@10"], ours["AP"], ours["R@1"]) == (1.0, 1.0, 1.0)
     later = found("ac", wanted("ab", "bc"))
-    assert later["ndcg@10"] == pytest.approx((1 + 1 / math.log2(3)) / 2)
+    assert later["nDCG@10"] == pytest.approx((1 + 1 / math.log2(3)) / 2)
 
 
 def test_a_ranking_better_than_the_greedy_ideal_is_no_more_than_perfect() -> None:
     # The greedy ideal begins with a, which states two facts, and then needs both others.
     goal = wanted("b", "ab", "ac", "c")
     assert match_targets([], goal).ideal == (2, 1, 1)
-    assert found("bc", goal)["ndcg@10"] == 1.0
+    assert found("bc", goal)["nDCG@10"] == 1.0
 
 
 def test_nothing_ranked_and_nothing_wanted_are_0() -> None:

@@ -155,15 +155,14 @@ def _paired(first: RunView, second: RunView, metric: str, top: int, number: int)
     wins, losses = (sum(sign * move[0] > EQUAL for move in moves.values()) for sign in (1, -1))
     changed = [task for task, move in moves.items() if abs(move[0]) > EQUAL]
     changed.sort(key=lambda task: [-abs(round(part, 9)) for part in moves[task]])
+    settings = differences(shown_config(first.config), shown_config(second.config))
     return Pairing(
         second=_side(second),
         tasks=len(tasks),
         left_out=(len(first.tasks) - len(tasks), len(second.tasks) - len(tasks)),
         metrics=metrics,
         cards=_card_difference(first, second),
-        settings={
-            name: (a, b) for name, a, b in sorted(differences(*map(shown_config, (first.config, second.config))))
-        },
+        settings={name: (a, b) for name, a, b in sorted(settings)},
         wins=wins,
         losses=losses,
         ties=len(moves) - wins - losses,

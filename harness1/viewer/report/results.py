@@ -19,16 +19,16 @@ SHARES = (
     "selection_loss",
     "curated_precision",
     "curated_f1",
-    "ndcg@10",
-    "average_precision",
-    "reciprocal_rank",
+    "nDCG@10",
+    "AP",
+    "RR",
 )
 """Headline metrics between 0 and 1, which are drawn."""
 
 AMOUNTS = ("set_size", "turns", "prompt_tokens", "prefill_tokens", "output_tokens", "reward")
 """Headline metrics of other sizes."""
 
-_SHARE = re.compile(r"recall|precision|_f[12]|ndcg|reciprocal_rank|success|selection_loss|reward|merge_ratio")
+_SHARE = re.compile(r"recall|precision|_f[12]|@\d|^AP$|^RR$|selection_loss|reward|merge_ratio")
 """What is written with three decimals."""
 
 

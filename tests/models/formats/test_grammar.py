@@ -33,7 +33,10 @@ BYTES = xgrammar.TokenizerInfo(
 FORMATS = (("hermes", "qwen"), ("hermes", "chatml"), ("compact", "chatml"))
 WALKS = 60
 CLOSERS = b'"]}\n'
-short = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+short = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
+    lambda text: all(text.split(" "))
+)
+"""Words with one space between them: no teacher writes a handle or query of blanks, and no grammar here has one."""
 
 
 def matcher(grammar: Grammar) -> xgrammar.GrammarMatcher:

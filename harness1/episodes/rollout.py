@@ -28,10 +28,22 @@ async def rollout(
     group_id: str | None = None,
     on_step: OnStep | None = None,
 ) -> Episode:
-    """Run one episode to its end.
+    """Play one episode to its end and return its record, without a reward.
 
-    An infrastructure fault does not raise: it makes the episode invalid (`Status.INFRA_ERROR`), with what was recorded
-    until then. `on_step` is called after every step.
+    An infrastructure fault does not raise: the episode ends as invalid (`Status.INFRA_ERROR`), with everything that was
+    recorded until then. So does an episode that takes longer than `episode_deadline_s` seconds.
+
+    Args:
+        env: is reset; nothing else may use it until the episode ends.
+        policy: opens one session for the episode.
+        task: its gold is hidden from both.
+        seed: seeds the session, and enters the episode's id.
+        sample_idx: counts from 0 the episodes of one task.
+        group_id: names the group that the episode is compared with in training.
+        on_step: is called after every step.
+
+    Raises:
+        UsageError: the policy cannot play this task: an oracle without its gold, a record without its query.
     """
     public = task.public()
     hashes = Hashes(env.hash, policy.hash, env.retriever.info.index_hash, env.counter.hash)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness1.env.environment import SearchEnv
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
+from harness1.episodes.rollout import OnStep, rollout
 from harness1.hashing import digest
 from harness1.records import Episode, Task
 from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.reward.composite import score
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
-from harness1.rollout.rollout import OnStep, rollout
 from harness1.runs.folder import refuse_other_run, run_stage
 from harness1.runs.store import EpisodeStore
 
