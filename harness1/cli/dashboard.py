@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -24,7 +25,7 @@ from harness1.cli.progress import EpisodeNumbers, EpisodeProgress, Pacing, StepN
 from harness1.episodes.jobs import Depths
 from harness1.eval.evaluate import Evaluation, ensure_run, evaluate
 from harness1.records import Episode, Gold
-from harness1.train.log import StepListener, validation_values
+from harness1.train.log import validation_values
 from harness1.viewer.report.page import ensure_report
 
 REFRESHES = 4
@@ -57,37 +58,37 @@ class View(NamedTuple):
     line: Sequence[str]
 
 
-class Board(AbstractContextManager["Board"]):
+class Board(AbstractContextManager[Any]):
     """Shows views until the work ends, however it ends: the cursor comes back, and the last line stays.
 
     Nothing is shown before `begin`, for what is refused needs no panel. Standard output is left alone.
 
     Args:
         count: says how much is done, as a template of `rich.progress.TextColumn`.
-        view: makes what is shown now. It is called within the lock, maybe on a thread of its own.
         console: where; standard error by default.
         hidden: show nothing at all, as a process beside the one that leads.
     """
 
     def __init__(
-        self, title: str, count: str, view: Callable[[], View], console: Console | None, clock: Clock, hidden: bool
+        self, title: str, count: str, console: Console | None, clock: Clock = time.monotonic, hidden: bool = False
     ) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
-        self.lock = threading.RLock()
-        self._title, self._view, self._clock, self._hidden = title, view, clock, hidden
+        self._console = console or Console(stderr=True, highlight=False)
+        self._lock = threading.RLock()
+        self._title, self._clock, self._hidden = title, clock, hidden
         self._columns = (TextColumn(count), Speed(Column(no_wrap=True)), TimeLeft(table_column=Column(no_wrap=True)))
-        self._bar = Progress(
-            BarColumn(None),
-            *self._columns,
-            console=self.console,
-            speed_estimate_period=RATE_S,
-            get_time=clock,
-            expand=True,
-        )
+        bar = BarColumn(None), *self._columns
+        self._bar = Progress(*bar, console=self._console, speed_estimate_period=RATE_S, get_time=clock, expand=True)
         self._task = self._bar.add_task("", start=False)
         self._live: Live | None = None
         self._pacing: Pacing | None = None
         self._said = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def view(self) -> View:
+        """Return what is shown now. It is called within the lock, maybe on a thread of its own."""
 
     def begin(self, done: int, total: int) -> None:
         """Show the first view, with so much done before; once."""
@@ -97,9 +98,9 @@ class Board(AbstractContextManager["Board"]):
         if self._hidden:
             return
         self._pacing = Pacing(self._clock())
-        if self.console.is_terminal and not self.console.is_dumb_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(
-                self, console=self.console, refresh_per_second=REFRESHES, transient=True, redirect_stdout=False
+                self, console=self._console, refresh_per_second=REFRESHES, transient=True, redirect_stdout=False
             )
             self._live.start()
 
@@ -109,17 +110,18 @@ class Board(AbstractContextManager["Board"]):
             self._bar.advance(self._task)
         else:
             self._bar.update(self._task, completed=done)
-        if self._live is None and self._pacing is not None and self._pacing.due(self._clock(), self._share()):
+        share = self._bar.tasks[0].percentage / 100.0
+        if self._live is None and self._pacing is not None and self._pacing.due(self._clock(), share):
             self._say()
 
     def say(self, line: str) -> None:
         """Print a line that stays, above the panel."""
         if not self._hidden:
-            self.console.print(Text(line), soft_wrap=True)
+            self._console.print(Text(line), soft_wrap=True)
 
     def __rich__(self) -> Panel:
-        with self.lock:
-            view = self._view()
+        with self._lock:
+            view = self.view()
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="bold", no_wrap=True)
         rows.add_column(overflow="fold")
@@ -136,13 +138,10 @@ class Board(AbstractContextManager["Board"]):
         if self._pacing is not None:
             self._say()
 
-    def _share(self) -> float:
-        return self._bar.tasks[0].percentage / 100.0
-
     def _say(self) -> None:
         """Print how much is done, the view and the time left in one line, unless that was the last one."""
-        with self.lock:
-            view = self._view()
+        with self._lock:
+            view = self.view()
         shown = (str(column.render(self._bar.tasks[0])) for column in self._columns)
         line = "; ".join(part for part in (*shown, *view.line) if part)
         if line != self._said:
@@ -160,39 +159,47 @@ FAILURES: Words = MappingProxyType(
 SECONDS: Words = MappingProxyType({"seconds": "in all", "wait_seconds": "waiting", "train_seconds": "training"})
 
 
-class EvaluationBoard:
-    """Takes the episodes of an evaluation."""
+class EvaluationBoard(Board):
+    """Takes what `evaluate` tells: `begin`, `earlier`, `episode` and `queues`.
 
-    def __init__(self, title: str, console: Console | None, clock: Clock, hidden: bool) -> None:
+    Args:
+        golds: of all tasks, by their ids.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        golds: Mapping[str, Gold | None],
+        console: Console | None = None,
+        clock: Clock = time.monotonic,
+        hidden: bool = False,
+    ) -> None:
+        super().__init__(title, f"{OF} episodes", console, clock, hidden)
+        self._golds = golds
         self._progress = EpisodeProgress()
         self._depths: Depths = dict
-        self.board = Board(title, f"{OF} episodes", self._view, console, clock, hidden)
 
-    def start(self, done: int, total: int) -> None:
-        """Begin with so many episodes of earlier sessions, and so many that there are to be."""
-        self.board.begin(done, total)
+    def earlier(self, episode: Episode) -> None:
+        """Take an episode of an earlier session."""
+        with self._lock:
+            self._progress.add(episode, self._golds[episode.task.task_id])
 
-    def earlier(self, episode: Episode, gold: Gold | None) -> None:
-        """Take one of the episodes of earlier sessions."""
-        with self.board.lock:
-            self._progress.add(episode, gold)
-
-    def episode(self, episode: Episode, gold: Gold | None) -> None:
+    def episode(self, episode: Episode) -> None:
         """Take an episode that has just finished."""
-        self.earlier(episode, gold)
-        self.board.advance()
+        self.earlier(episode)
+        self.advance()
 
     def queues(self, depths: Depths) -> None:
         """Take the function that gives the depths of queues (see `run_episodes`)."""
         self._depths = depths
 
-    def _view(self) -> View:
+    def view(self) -> View:
         numbers = self._progress.numbers()
         return View(evaluation_rows(numbers, self._depths()), evaluation_line(numbers))
 
 
-class TrainingBoard:
-    """Listens to a training.
+class TrainingBoard(Board):
+    """Listens to a training: `listen` is the `on_step` of a trainer.
 
     Args:
         unit: what the trainer counts: `step` or `batch`.
@@ -200,56 +207,30 @@ class TrainingBoard:
     """
 
     def __init__(
-        self, title: str, unit: str, names: Sequence[str], console: Console | None, clock: Clock, hidden: bool
+        self,
+        title: str,
+        unit: str,
+        names: Sequence[str],
+        console: Console | None = None,
+        clock: Clock = time.monotonic,
+        hidden: bool = False,
     ) -> None:
+        super().__init__(title, f"{unit} {OF}", console, clock, hidden)
         self._progress = StepProgress()
-        self._unit, self._names = unit, tuple(names)
-        self.board = Board(title, f"{unit} {OF}", self._view, console, clock, hidden)
+        self._unit, self._names = unit, names
 
     def listen(self, step: int, steps: int, values: Mapping[str, float]) -> None:
-        """Take what a trainer tells its `StepListener`. What a validation measured is said in a line that stays."""
-        with self.board.lock:
+        """Take what a step measured; say what a validation measured in a line that stays."""
+        with self._lock:
             self._progress.add(step, values)
-        self.board.begin(step, steps)
+        self.begin(step, steps)
         if found := validation_values(values):
-            self.board.say(f"{self._unit} {step}, held out: {named(found, self._names)}")
-        self.board.advance(step)
+            self.say(f"{self._unit} {step}, held out: {named(found, self._names)}")
+        self.advance(step)
 
-    def _view(self) -> View:
+    def view(self) -> View:
         numbers = self._progress.numbers()
         return View(training_rows(numbers, self._unit, self._names), [named(numbers.values, self._names)])
-
-
-@contextmanager
-def dashboard_of_evaluation(
-    title: str, *, console: Console | None = None, clock: Clock = time.monotonic, hidden: bool = False
-) -> Iterator[EvaluationBoard]:
-    """Yield a board for `evaluate`: `board.start` is its `on_start`, `board.earlier` what its `on_earlier` tells,
-    `board.queues` its `on_depths`.
-
-    Args:
-        console: where it is shown; standard error by default.
-        hidden: show nothing.
-    """
-    shown = EvaluationBoard(title, console, clock, hidden)
-    with shown.board:
-        yield shown
-
-
-@contextmanager
-def dashboard_of_training(
-    title: str,
-    unit: str,
-    names: Sequence[str],
-    *,
-    console: Console | None = None,
-    clock: Clock = time.monotonic,
-    hidden: bool = False,
-) -> Iterator[StepListener]:
-    """Yield the `on_step` of a trainer. Arguments are those of `TrainingBoard` and `dashboard_of_evaluation`."""
-    shown = TrainingBoard(title, unit, names, console, clock, hidden)
-    with shown.board:
-        yield shown.listen
 
 
 def evaluated(evaluation: Evaluation, out: Path, force: bool = False) -> Mapping[str, Any]:
@@ -265,15 +246,9 @@ def evaluated(evaluation: Evaluation, out: Path, force: bool = False) -> Mapping
 
 def _under_dashboard(evaluation: Evaluation, out: Path) -> Mapping[str, Any]:
     golds = {task.task_id: task.gold for task in evaluation.tasks}
-    with dashboard_of_evaluation(f"{evaluation.policy} on {evaluation.dataset} ({out.name})") as board:
-
-        def advance(episode: Episode) -> None:
-            board.episode(episode, golds[episode.task.task_id])
-
-        def include(episode: Episode) -> None:
-            board.earlier(episode, golds[episode.task.task_id])
-
-        return evaluate(evaluation, out, board.start, advance, partial(say_torn, out), board.queues, include)
+    with EvaluationBoard(f"{evaluation.policy} on {evaluation.dataset} ({out.name})", golds) as board:
+        told = board.begin, board.episode, partial(say_torn, out), board.queues, board.earlier
+        return evaluate(evaluation, out, *told)
 
 
 def evaluation_rows(numbers: EpisodeNumbers, depths: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from harness1.cli.bars import read_aloud
-from harness1.cli.dashboard import dashboard_of_training
+from harness1.cli.dashboard import TrainingBoard
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
 from harness1.cli.results import print_checkpoint
 from harness1.config import Config, Learn
@@ -98,5 +98,5 @@ def _index_of(source: Source, index: str | None, *, cache: Path | None, config: 
 
 
 def _trained(work: Learning, players: OpenRollouts, policy: LanguageModelPolicy) -> Checkpoint:
-    with dashboard_of_training(f"rl {work.out.name}", "batch", SHOWN) as on_step:
-        return learning.learn(work, players, policy.counter, policy.hash, on_step)
+    with TrainingBoard(f"rl {work.out.name}", "batch", SHOWN) as board:
+        return learning.learn(work, players, policy.counter, policy.hash, board.listen)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness1.cli.dashboard import dashboard_of_training
+from harness1.cli.dashboard import TrainingBoard
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
 from harness1.cli.results import print_checkpoint
 from harness1.errors import UsageError
@@ -74,8 +74,8 @@ def train(
 
 
 def _trained(work: FineTuning, group: ProcessGroup) -> Checkpoint:
-    with dashboard_of_training(f"sft {work.out.name}", "step", SHOWN, hidden=not group.leads) as on_step:
-        return fine_tune(work, on_step, group)
+    with TrainingBoard(f"sft {work.out.name}", "step", SHOWN, hidden=not group.leads) as board:
+        return fine_tune(work, board.listen, group)
 
 
 def _launched() -> tuple[ProcessGroup, int]:
