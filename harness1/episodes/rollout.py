@@ -49,24 +49,8 @@ async def rollout(
     hashes = Hashes(env.hash, policy.hash, env.retriever.info.index_hash, env.counter.hash)
     turns: list[Turn] = []
     segments: dict[str, tuple[int, ...]] = {}
-    session: Session | None = None
     clock = _Clock()
-    error = None
-    deadline = asyncio.timeout(env.world.machine.episode_deadline_s)
-    try:
-        async with deadline:
-            context = await env.reset(public)
-            session = policy.open(public, seed)
-            stop = await _play(env, session, context, turns, segments, clock, on_step)
-    except TimeoutError:
-        if not deadline.expired():
-            raise
-        stop, error = StopReason.FAULT, f"the episode took more than {env.world.machine.episode_deadline_s:g} s"
-    except InfrastructureFault as fault:
-        stop, error = StopReason.FAULT, str(fault)
-    if stop is StopReason.FAULT and (cut := getattr(session, "pending", None)) is not None:
-        turns.append(_failed_turn(env, cut))
-        segments |= cut.segments
+    stop, error = await _run(env, policy, public, seed, turns, segments, clock, on_step)
     memory = env.state.memory
     versions = [version for turn in turns for call in turn.calls for version in _versions(call)]
     return Episode(
@@ -90,6 +74,36 @@ async def rollout(
         segments=segments,
         counts=_counts(env, segments),
     )
+
+
+async def _run(
+    env: SearchEnv,
+    policy: Policy,
+    task: Task,
+    seed: int,
+    turns: list[Turn],
+    segments: dict[str, tuple[int, ...]],
+    clock: _Clock,
+    on_step: OnStep | None,
+) -> tuple[StopReason, str | None]:
+    """Play within the deadline; return what ended the episode and, if the infrastructure failed, how."""
+    session: Session | None = None
+    deadline = asyncio.timeout(env.world.machine.episode_deadline_s)
+    try:
+        async with deadline:
+            context = await env.reset(task)
+            session = policy.open(task, seed)
+            return await _play(env, session, context, turns, segments, clock, on_step), None
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        error = f"the episode took more than {env.world.machine.episode_deadline_s:g} s"
+    except InfrastructureFault as fault:
+        error = str(fault)
+    if (cut := getattr(session, "pending", None)) is not None:
+        turns.append(_failed_turn(env, cut))
+        segments |= cut.segments
+    return StopReason.FAULT, error
 
 
 async def _play(

@@ -75,7 +75,7 @@ def check_policy(spec: str) -> None:
     if is_model(spec):
         ModelSpec.read(spec)
     else:
-        open_policy(spec, {})
+        open_policy(spec)
 
 
 def open_policy(spec: str, golds: Mapping[str, Gold] | None = None, config: Config = Config()) -> Policy:
@@ -95,13 +95,13 @@ def open_policy(spec: str, golds: Mapping[str, Gold] | None = None, config: Conf
     if spec.startswith(SILENT) and not is_model(argument) and not argument.startswith(SILENT):
         return SilentPolicy(open_policy(argument, golds, config))
     if spec.startswith(MIXED) and (share := _share(argument)) is not None:
-        return MixedPolicy((OracleTeacher(golds), RandomPolicy()), (share, 1.0 - share))
+        return MixedPolicy((OracleTeacher(golds or {}), RandomPolicy()), (share, 1.0 - share))
     if kind == "replay" and argument:
         return RecordedPolicy.load(Path(argument))
     if kind == "scripted" and argument.isdecimal() and 1 <= int(argument[:3]) <= 30:
         return ScriptedPolicy(int(argument))
     if spec in SIGHTED:
-        return SIGHTED[spec](golds)
+        return SIGHTED[spec](golds or {})
     if spec in PLAIN:
         return PLAIN[spec]()
     if spec in RULES:
