@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from harness1.cli.bars import progress_of_work
 from harness1.cli.options import ConfigFile, Force, Json, Limit, Overrides, resolve, say_torn
+from harness1.cli.results import print_result
 from harness1.errors import InfrastructureFault
 from harness1.eval.answers.asking import CONDITIONS, Answered
 from harness1.eval.answers.run import AnswerRequest, AnswerRun, open_answers
@@ -65,10 +65,7 @@ def answer(
     if force:
         answering.clear()
     summary = answering.found() or _carried_out(answering)
-    if as_json:
-        print(msgspec.json.encode(summary).decode())
-    else:
-        print_answers(summary, answering.out)
+    print_result(summary, as_json, print_answers, answering.out)
     _refuse_missing(summary)
 
 
@@ -79,7 +76,7 @@ def _refuse_missing(summary: dict[str, Any]) -> None:
 
 
 def print_answers(summary: dict[str, Any], out: Path) -> None:
-    """The conditions with their intervals, their differences, and what could not be scored."""
+    """Print the conditions with their intervals, their differences, and what could not be scored."""
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(f"{summary['answerer']['model']} on {summary['run']}", soft_wrap=True)
     table = Table(box=SIMPLE_HEAD)
@@ -113,7 +110,7 @@ def print_answers(summary: dict[str, Any], out: Path) -> None:
 
 
 def _account(summary: dict[str, Any]) -> str:
-    """What is behind the numbers, in a sentence."""
+    """Return what is behind the numbers, in a sentence."""
     rows = summary["conditions"].values()
     counted = {
         "missing answers": summary["missing"],

@@ -1,4 +1,4 @@
-"""What is shown of an evaluation and of a training while they are under way: a panel on a terminal, plain lines
+"""Show an evaluation or a training while it is under way: a panel on a terminal, plain lines
 elsewhere."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Clock = Callable[[], float]
 
 
 class Speed(ProgressColumn):
-    """How much is done per minute; empty while that is not known."""
+    """Shows how much is done per minute; nothing while that is not known."""
 
     def render(self, task: Task) -> Text:
         minute = 60.0 * (task.finished_speed or task.speed or 0.0)
@@ -45,14 +45,14 @@ class Speed(ProgressColumn):
 
 
 class TimeLeft(TimeRemainingColumn):
-    """The time that is left; empty where there is none or it is not known."""
+    """Shows the time left; nothing where there is none or it is not known."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{super().render(task)} left" if task.time_remaining else "")
 
 
 class View(NamedTuple):
-    """What there is to see beside how much is done: rows of a label and a text, and parts of a line."""
+    """What is shown besides how much is done: rows of a label and a text, and parts of a line."""
 
     rows: Sequence[tuple[str, str]]
     line: Sequence[str]
@@ -61,12 +61,12 @@ class View(NamedTuple):
 class Board(AbstractContextManager[Any]):
     """Shows views until the work ends, however it ends: the cursor comes back, and the last line stays.
 
-    Nothing is shown before `begin`, for what is refused needs no panel. Standard output is left alone.
+    Nothing is shown before `begin`, so that work that is refused shows no panel. Standard output is left alone.
 
     Args:
         count: says how much is done, as a template of `rich.progress.TextColumn`.
         console: where; standard error by default.
-        hidden: show nothing at all, as a process beside the one that leads.
+        hidden: show nothing, as in all processes of a training but the first.
     """
 
     def __init__(

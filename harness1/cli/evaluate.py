@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from harness1.cli.ablate import run_ablations
@@ -25,7 +24,7 @@ from harness1.cli.options import (
     Seed,
     resolve,
 )
-from harness1.cli.results import print_metrics
+from harness1.cli.results import print_metrics, print_result
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
@@ -73,17 +72,14 @@ def evaluate(
     asked = index_of(source, index, cache, settings, read_aloud)
     evaluation = Evaluation(dataset, split, tasks, asked, policy, settings, samples, seed)
     if ablations is not None:
-        run_ablations(evaluation, out, ablations, evaluated, force=force, as_json=as_json)
+        run_ablations(evaluation, out, ablations, force=force, as_json=as_json)
         return
     metrics = evaluated(evaluation, out, force)
-    if as_json:
-        print(msgspec.json.encode(metrics).decode())
-    else:
-        print_metrics(metrics, f"{policy} on {source.name}/{split}", out)
+    print_result(metrics, as_json, print_metrics, f"{policy} on {source.name}/{split}", out)
 
 
 def _first(source: Source, split: str, limit: int) -> list[Task]:
-    """The first tasks of a split, or all; says so where there are fewer than were asked for."""
+    """Return the first tasks of a split, or all; tell the user if there are fewer than asked for."""
     tasks = source.tasks(split)
     if limit > len(tasks) > 0:
         print(f"harness1: {source.name} has {len(tasks)} tasks in split {split}, not {limit}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""An episode on the terminal, as it happens."""
+"""Show an episode on the terminal, as it happens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def watched(query: str, console: Console, env: SearchEnv) -> Iterator[Callable[[
 
 
 def watcher(env: SearchEnv, console: Console) -> Callable[[Step], None]:
-    """A function that prints each step of an episode of this environment."""
+    """Return a function that prints each step of an episode of this environment."""
 
     def show(step: Step) -> None:
         turn = step.turn
@@ -88,7 +88,7 @@ def _show_delta(env: SearchEnv, delta: Delta, console: Console) -> None:
 
 
 def show_result(env: SearchEnv, episode: Episode, console: Console) -> None:
-    """The delivered set, ranked, with a snippet of each document."""
+    """Print the delivered set, ranked, with a snippet of each document."""
     console.print(f"\n[bold]{len(episode.curated)} documents[/] [dim]({episode.stop_reason})[/]")
     for place in episode.curated:
         entry = env.state.memory.pool.entries[place.unit_id]
@@ -100,5 +100,5 @@ def show_result(env: SearchEnv, episode: Episode, console: Console) -> None:
 
 
 def snippet(env: SearchEnv, unit_id: UnitId) -> str:
-    """The beginning of a document's text, on one line."""
+    """Return the beginning of a document's text, on one line."""
     return " ".join(env.state.memory.text_of(unit_id)[: 4 * SNIPPET_CHARACTERS].split())[:SNIPPET_CHARACTERS]

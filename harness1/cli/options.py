@@ -39,11 +39,11 @@ Cache = Annotated[
 
 
 def resolve(path: Path | None, overrides: list[str] | None) -> Config:
-    """The configuration that a command line asks for."""
+    """Return the configuration that a command line asks for."""
     return load_config(path, overrides)
 
 
 def say_torn(run: Path, size: int) -> None:
-    """Tell the user that a crash had cut off the last line of a record."""
+    """Tell the user that the last line of a record, which a crash had torn, was dropped."""
     if size:
         print(f"harness1: {run}: a torn last line ({size} bytes) was dropped", file=sys.stderr)

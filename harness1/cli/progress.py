@@ -16,8 +16,8 @@ NORMAL_95 = 1.959964
 
 
 class RunningMean:
-    """The mean over tasks of the means over their samples, with its 95 % interval by the normal approximation. Adding
-    a sample costs the same however many there are."""
+    """The mean over tasks of the means over their samples, with its 95 % interval by the normal approximation. A sample
+    is added in constant time."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, tuple[int, float]] = {}

@@ -91,7 +91,7 @@ def replay(
 
 
 def _gate(episodes: list[Episode], folder: Path, config: Config) -> tuple[LogprobReport | None, str | None]:
-    """Compare all model calls with plain forward passes of a model; the second is what is wrong.
+    """Compare all model calls with plain forward passes of a model; return the report, and what is wrong.
 
     Raises:
         UsageError: no call has log probabilities, or the model does not load.

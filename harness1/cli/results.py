@@ -1,8 +1,8 @@
-"""How evaluations and trainings ended, in a table each."""
+"""What verbs print at their end: JSON, or the tables of evaluations and trainings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,14 @@ from harness1.eval.metrics import HEADLINE
 from harness1.models.checkpoint import Checkpoint
 from harness1.runs.stage import read_stage
 from harness1.train.log import read_log, validation_values
+
+
+def print_result(found: Any, as_json: bool, in_words: Callable[..., None], *more: Any) -> None:
+    """Print a result as one JSON object, or else by `in_words`, which takes the result and `more`."""
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        in_words(found, *more)
 
 
 def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
@@ -15,6 +14,7 @@ from harness1.adapters.skyrl.export import Export
 from harness1.adapters.skyrl.export import export as write_export
 from harness1.cli.bars import progress_of_parts
 from harness1.cli.options import Force, Json, say_torn
+from harness1.cli.results import print_result
 from harness1.rl.learning import EPISODES
 from harness1.runs.stage import read_stage
 
@@ -50,10 +50,7 @@ def export(
     """
     inner = run / EPISODES  # of a training
     made = _made(inner if read_stage(inner) else run, out, groups_per_file, force=force)
-    if as_json:
-        print(msgspec.json.encode(made).decode())
-    else:
-        _print(made, out, to)
+    print_result(made, as_json, _print, out, to)
 
 
 def _made(run: Path, out: Path, groups_per_file: int, *, force: bool) -> Export:

@@ -13,11 +13,10 @@ import typer
 
 from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import TrainingBoard
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
+from harness1.cli.options import Cache, ConfigFile, Force, Json, Overrides, resolve
 from harness1.cli.results import print_checkpoint
-from harness1.config import Config, Learn
+from harness1.config import Learn
 from harness1.data.indexing import index_of
-from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.policy.language_model import LanguageModelPolicy
@@ -51,9 +50,7 @@ def train(
         Path | None,
         typer.Option("--pivots", help="Train on the single turns of a profile instead of --data.", metavar="PIVOTS"),
     ] = None,
-    cache: Annotated[
-        Path | None, typer.Option("--cache", help="Where indexes are kept; default ~/.cache/harness1.", metavar="DIR")
-    ] = None,
+    cache: Cache = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files for TensorBoard too.")] = False,
     wandb: Annotated[str, typer.Option("--wandb", help="A project of Weights & Biases.", metavar="PROJECT")] = "",
     config: ConfigFile = None,
@@ -70,7 +67,7 @@ def train(
     learn, out = _asked(settings.machine.learn, given, out, pivots)
     policy = open_policy_to_train(learn.model, settings)
     if pivots is None:
-        find_index = partial(_index_of, cache=cache, config=settings)
+        find_index = partial(index_of, cache=cache, config=settings, read=read_aloud)
         work, players = learning_on_tasks(settings, learn, out, policy, find_index)
     else:
         work, players = learning_on_pivots(settings, learn, out, policy, pivots)
@@ -91,10 +88,6 @@ def _asked(learn: Learn, given: Mapping[str, Any], out: Path | None, pivots: Pat
     if not ((pivots or learn.data) and learn.model and (out or learn.out)):
         raise UsageError("give --data, --model and --out, or machine.learn.data, model and out in the configuration")
     return learn, out or Path(learn.out)
-
-
-def _index_of(source: Source, index: str | None, *, cache: Path | None, config: Config) -> str:
-    return index_of(source, index, cache, config, read_aloud)
 
 
 def _trained(work: Learning, players: OpenRollouts, policy: LanguageModelPolicy) -> Checkpoint:

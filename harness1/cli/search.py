@@ -64,7 +64,7 @@ def search(
 
 
 def as_result(env: SearchEnv, episode: Episode, out: Path) -> dict[str, Any]:
-    """The outcome of an episode for a program to read."""
+    """Return the outcome of an episode for a program to read."""
     entries = env.state.memory.pool.entries
     curated = [
         {
@@ -92,5 +92,5 @@ def as_result(env: SearchEnv, episode: Episode, out: Path) -> dict[str, Any]:
 
 
 def parse_failure(episode: Episode) -> str | None:
-    """Why the last output of a policy held no action, where that ended the episode."""
+    """Return why the last output of a policy held no action, where that ended the episode."""
     return episode.turns[-1].parse_error if episode.turns else None

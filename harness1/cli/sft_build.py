@@ -13,6 +13,7 @@ from rich.table import Table
 
 from harness1.cli.bars import progress_of_parts
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve, say_torn
+from harness1.cli.results import print_result
 from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.models.formats.chat_format import ChatFormat
@@ -65,14 +66,11 @@ def build(
     place = tokenizer_place(tokenizer) if student else ""
     job = Build(runs, settings.sft, against or (), licence or (), student, place, partial)
     card = _built(job, out, force=force)
-    if as_json:
-        print(msgspec.json.encode(card).decode())
-    else:
-        print_card(card, out)
+    print_result(card, as_json, print_card, out)
 
 
 def print_card(card: DataCard, out: Path) -> None:
-    """What the gates let through, and how many rows there are."""
+    """Print what the gates let through, and how many rows there are."""
     table = Table(title=f"{card.format} rows of {', '.join(run.name for run in card.runs)}", title_justify="left")
     for column in ("gate", "in", "out"):
         table.add_column(column, justify="left" if column == "gate" else "right")
@@ -93,7 +91,7 @@ def print_card(card: DataCard, out: Path) -> None:
 def _student(
     config: Config, runs: Sequence[Path], chat_format: str, tokenizer: str, *, rerender: bool
 ) -> ChatFormat | None:
-    """The format to render again in; of a checkpoint, if it was trained for the environment of the runs.
+    """Return the format to render again in; that of a checkpoint must be trained for the environment of the runs.
 
     The rows come from that environment, whatever the configuration says of another.
     """

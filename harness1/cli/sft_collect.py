@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import evaluated
 from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Limit, Overrides, Samples, Seed, resolve
-from harness1.cli.results import print_metrics
+from harness1.cli.results import print_metrics, print_result
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.errors import UsageError
@@ -64,7 +63,4 @@ def collect(
     hosted = is_hosted(policy)
     evaluation = Evaluation(data, split, tasks, asked, policy, settings, samples, seed, hosted, student)
     metrics = evaluated(evaluation, out, force)
-    if as_json:
-        print(msgspec.json.encode(metrics).decode())
-    else:
-        print_metrics(metrics, f"{policy} on {source.name}/{split}", out)
+    print_result(metrics, as_json, print_metrics, f"{policy} on {source.name}/{split}", out)

@@ -79,6 +79,6 @@ def _trained(work: FineTuning, group: ProcessGroup) -> Checkpoint:
 
 
 def _launched() -> tuple[ProcessGroup, int]:
-    """Which of how many processes this is, and which on its machine: a launcher says so in the environment."""
+    """Return which of how many processes this is, and which on its machine, as a launcher's environment says."""
     rank, size, local = (int(os.environ.get(name, plain)) for name, plain in _LAUNCHED.items())
     return ProcessGroup(rank, size), local

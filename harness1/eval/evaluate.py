@@ -211,7 +211,7 @@ def evaluate(
 
 
 def _left(evaluation: Evaluation, stage: Stage, out: Path, on_start: OnStart, on_earlier: Progress) -> list[EpisodeJob]:
-    """What is not finished yet; tells what is. Episodes that the infrastructure broke are run again."""
+    """Return what is not finished yet, and tell what is. Episodes that the infrastructure broke are run again."""
     earlier = [episode for episode in episodes_of(stage, out) if episode.status is not Status.INFRA_ERROR]
     done = {(episode.task.task_id, episode.sample_idx) for episode in earlier}
     jobs = [job for job in evaluation.jobs() if (job.task.task_id, job.sample_idx) not in done]

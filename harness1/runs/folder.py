@@ -41,18 +41,18 @@ def run_stage(
     hashes: dict[str, str],
     chat: Mapping[str, str] = MappingProxyType({}),
 ) -> Stage:
-    """The card of a run folder: enough to replay it, offline by its configuration and live by its index.
+    """Return the card of a run folder. Its configuration is enough to replay it offline, its index to replay it live.
 
     Args:
         index: an engine as it is named, or a folder by its whole path (`retrieval.open.absolute_index`).
-        chat: its policy's chat `format` where it has one, and where the `tokenizer` of its student lies.
+        chat: the chat `format` of its policy, if it has one, and the place of its student's `tokenizer`.
     """
     outputs = {"policy": policy, "config": shown_config(config), "index": index, **chat}
     return Stage("run", inputs, hashes=hashes, outputs=outputs)
 
 
 def shown_config(config: Config) -> dict[str, Any]:
-    """Every setting but the keys of services, which are secrets."""
+    """Return every setting except the keys of services, which are secrets."""
     machine = config.machine
     machine = msgspec.structs.replace(
         machine, web=machine.web.public(), model=machine.model.public(), verifier=machine.verifier.public()
@@ -62,7 +62,7 @@ def shown_config(config: Config) -> dict[str, Any]:
 
 
 def toml_lines(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    """Nested settings as TOML: scalars first, then one table for each group."""
+    """Return nested settings as lines of TOML: scalars first, then one table for each group."""
     # JSON and TOML write scalars, and lists of them, alike.
     scalars = {key: value for key, value in tree.items() if not isinstance(value, dict)}
     lines = [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in scalars.items()]
@@ -73,13 +73,13 @@ def toml_lines(tree: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def of_sample(name: str, sample: int) -> str:
-    """The name of a file or folder for one sample of the tasks: that of the first is the plain one."""
+    """Return the name of a file or folder for one sample of the tasks; the first sample has the plain name."""
     stem, dot, suffix = name.partition(".")
     return f"{stem}.sample{sample}{dot}{suffix}" if sample else name
 
 
 def run_config(folder: Path) -> tuple[Config, str]:
-    """The configuration and the index path of a run folder.
+    """Return the configuration and the index path of a run folder.
 
     Raises:
         UsageError: the folder holds no run.
@@ -87,7 +87,7 @@ def run_config(folder: Path) -> tuple[Config, str]:
     """
     stage = read_stage(folder)
     if stage is None or stage.verb != "run":
-        raise UsageError(f"{folder} is no run folder: it has no stage.json of a run")
+        raise UsageError(f"{folder} is not a run folder: it has no stage.json of a run")
     try:
         return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
     except (KeyError, msgspec.ValidationError, ConfigError) as error:
@@ -95,8 +95,8 @@ def run_config(folder: Path) -> tuple[Config, str]:
 
 
 def episodes_of(stage: Stage, folder: Path) -> list[Episode]:
-    """The last episode of each task and sample of the very run that a card tells of, in their order: a mean of floats
-    depends on that of its terms, and so does a file on that of its lines."""
+    """Return the last episode of each task and sample of the run that a card describes, sorted: means of floats depend
+    on the order of their terms, and files on that of their lines."""
     made_with = tuple(stage.inputs.get(name) for name in ("env", "policy", "index"))
     return [episode for key, episode in sorted(latest_episodes(folder).items()) if key[2:] == made_with]
 
@@ -118,8 +118,8 @@ def clear_run(out: Path) -> None:
 
 
 def drop_leftovers(out: Path) -> None:
-    """Remove what processes that were killed had begun to write beside a file that they meant to replace. Only for who
-    holds the folder alone."""
+    """Remove the temporary files of processes that were killed while they replaced a file. Call it only while holding
+    the folder's lock."""
     for path in _matching(out, ".*", *(f"{folder}/.*" for folder in _SUBMISSIONS)):
         name, _, process = path.name.removeprefix(".").rpartition(".")
         if process.isdecimal() and name.endswith((".json", ".csv", ".trec", ".toml", ".html")):

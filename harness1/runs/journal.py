@@ -1,6 +1,6 @@
-"""A file of lines that only grows, and if there are any a binary file beside it for the numbers of each line.
+"""A file of lines that only grows, and an optional binary file beside it for the numbers of each line.
 
-The numbers of a line are written before it, so that a line never refers to what is not there. A torn last line, left
+The numbers of a line are written before it, so that a line never refers to missing numbers. A torn last line, left
 by a crash, is cut off when the journal is opened for writing and skipped when it is read.
 """
 
@@ -21,13 +21,13 @@ class Journal:
     """Appends to the two files of a folder; one process at a time holds them.
 
     Args:
-        numbers: the name of the binary file; empty: the lines have no numbers, and there is none.
+        numbers: the name of the binary file; empty where lines have no numbers.
 
     Attributes:
         torn: bytes of a torn last line that were cut off on opening.
 
     Raises:
-        UsageError: another process is writing to the folder, or this one may not.
+        UsageError: another process is writing to the folder, or this one cannot.
     """
 
     def __init__(self, folder: Path, lines: str, numbers: str = "") -> None:
@@ -46,7 +46,7 @@ class Journal:
 
     @property
     def offset(self) -> int:
-        """Where the next numbers will begin, in bytes."""
+        """Return where the next numbers will begin, in bytes."""
         return self._numbers.tell() if self._numbers else 0
 
     def append(self, line: bytes, numbers: bytes = b"") -> None:
@@ -73,7 +73,7 @@ class Journal:
 
 
 def read_lines(path: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[tuple[int, bytes]]:
-    """The lines of a journal with their numbers from 1.
+    """Yield the lines of a journal with their numbers, from 1.
 
     Args:
         on_torn: called with its size in bytes if the last line is torn; it is left out.
@@ -93,7 +93,7 @@ def read_lines(path: Path, on_torn: Callable[[int], None] | None = None) -> Iter
 
 
 def to_bytes(arrays: Sequence[np.ndarray], offset: int) -> tuple[bytes, TokenBlob | None]:
-    """Arrays of four-byte numbers as they lie in the file, and how they are found there again; None for no numbers."""
+    """Return arrays of four-byte numbers as bytes, and how to find them in the file again; None for no numbers."""
     blob = b"".join(array.tobytes() for array in arrays)
     if not blob:
         return blob, None
@@ -101,10 +101,10 @@ def to_bytes(arrays: Sequence[np.ndarray], offset: int) -> tuple[bytes, TokenBlo
 
 
 def unpacked(path: Path, place: TokenBlob, of: str) -> Iterator[np.ndarray]:
-    """The arrays again, as words of four bytes without a type: `view` gives them theirs.
+    """Yield the arrays again, as untyped words of four bytes; `view` gives them their type.
 
     Args:
-        of: what they belong to, for the error.
+        of: names what they belong to, in the error.
 
     Raises:
         SchemaError: the file is missing, or not what was written.

@@ -1,4 +1,4 @@
-"""`stage.json`: what a verb wrote into a folder, from what, and whether it finished (design section 8)."""
+"""`stage.json`, the card of a folder: what a verb wrote there, from what, and whether it finished."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
     outputs: dict[str, Any] = {}
 
     def is_done(self, folder: Path) -> bool:
-        """Whether the folder already holds this very work, finished."""
+        """Return whether the folder already holds this very work, finished."""
         found = read_stage(folder)
         return (
             found is not None and found.status == "finished" and (found.verb, found.inputs) == (self.verb, self.inputs)
         )
 
     def write(self, folder: Path, **changes: Any) -> Stage:
-        """Write the card, with changes, in one atomic step; returns the card as written."""
+        """Write the card, with changes, in one atomic step; return it as written."""
         stage = msgspec.structs.replace(self, **changes)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / STAGE, stage)
@@ -43,10 +43,10 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_stage(folder: Path) -> Stage | None:
-    """The card of a folder, or None if it has none.
+    """Return the card of a folder, or None if it has none.
 
     Raises:
-        SchemaError: the card is not readable as one.
+        SchemaError: the card cannot be read.
     """
     path = folder / STAGE
     if not path.is_file():
@@ -63,7 +63,7 @@ def read_stage(folder: Path) -> Stage | None:
 
 @contextmanager
 def marked(stage: Stage, folder: Path) -> Iterator[None]:
-    """Work inside this: the card says `running` meanwhile, and `interrupted` if the work is cut short."""
+    """Write a card that says `running` during the work inside, and `interrupted` if it is cut short."""
     stage.write(folder)
     try:
         yield
@@ -75,7 +75,7 @@ def marked(stage: Stage, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def under_way(stage: Stage, folder: Path) -> Iterator[None]:
-    """Both `marked` and `writing`.
+    """Combine `marked` and `writing`.
 
     Raises:
         UsageError: the folder cannot be written, or its disk is full.

@@ -72,7 +72,7 @@ def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) ->
 
 
 def latest_episodes(folder: Path) -> dict[EpisodeKey, Episode]:
-    """The last episode of each key: one that failed and was run again counts as it ended the last time."""
+    """Return the last episode of each key: one that failed and was run again counts as it ended the last time."""
     return {episode.key: episode for episode in read_episodes(folder)}
 
 
@@ -90,7 +90,7 @@ def _arrays(episode: Episode) -> Iterator[np.ndarray]:
 
 
 def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
-    """The episode as it stands in its line, token arrays replaced by a reference to the side file; and these arrays."""
+    """Return the episode with a reference to the side file in place of token arrays, and these arrays as bytes."""
     blob, place = to_bytes(tuple(_arrays(episode)), offset)
     if place is None:
         return episode, blob
@@ -100,7 +100,7 @@ def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
 
 
 def _attach(episode: Episode, folder: Path) -> Episode:
-    """The opposite of `_detach`: token arrays read back from the side file."""
+    """Undo `_detach`: read token arrays back from the side file."""
     if episode.tokens is None:
         return episode
     parts = unpacked(folder / TOKENS, episode.tokens, f"episode {episode.episode_id}")
