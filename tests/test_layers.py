@@ -98,6 +98,13 @@ def test_no_modules_and_no_packages_import_each_other() -> None:
             pytest.fail(f"these import each other: {circle.args[1]}")
 
 
+def test_verbs_do_not_import_each_other() -> None:
+    verbs = set(re.findall(r'"(\w+):\w+"', (PACKAGE / "cli" / "main.py").read_text()))
+    assert verbs >= {"evaluate", "rl_train"}
+    for verb in verbs:
+        assert not {there[1] for there in imports(PACKAGE / "cli" / f"{verb}.py") if there[0] == "cli"} & verbs, verb
+
+
 def test_the_picture_in_the_architecture_is_the_list() -> None:
     shown = re.search(r"```text\n(records .*?)```", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL)
     assert shown, "ARCHITECTURE.md shows no layers"
