@@ -9,6 +9,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from harness1.runs.lock import lock
 
 
 class Journal:
-    """Appends to the two files of a folder; one process at a time holds them.
+    """Appends to the two files of a folder; one process at a time holds them. The context closes them.
 
     Args:
         numbers: the name of the binary file; empty where lines have no numbers.
@@ -49,7 +51,7 @@ class Journal:
         """Return where the next numbers will begin, in bytes."""
         return self._numbers.tell() if self._numbers else 0
 
-    def append(self, line: bytes, numbers: bytes = b"") -> None:
+    def write(self, line: bytes, numbers: bytes = b"") -> None:
         """Write one line and its numbers; both are on disk when this returns, as far as the operating system is
         concerned."""
         if numbers and self._numbers:
@@ -62,6 +64,14 @@ class Journal:
         self._lines.close()
         if self._numbers:
             self._numbers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _cut_torn_line(self) -> int:
         self._lines.seek(0)

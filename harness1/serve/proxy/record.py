@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
@@ -75,16 +74,16 @@ class RecordedCall(Record, kw_only=True):
         )
 
 
-class Recorder:
+class Recorder(Journal):
     """Appends calls to a folder; one process at a time holds it. `count` is how many it appended.
 
     Raises:
-        UsageError: another process is writing to the folder, or this one may not.
+        UsageError: another process is writing to the folder, or this one cannot.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._journal = Journal(folder, CALLS, TOKENS)
-        self.torn, self.count = self._journal.torn, 0
+        super().__init__(folder, CALLS, TOKENS)
+        self.count = 0
 
     def append(self, call: RecordedCall) -> None:
         """Write one call that has ended.
@@ -98,27 +97,16 @@ class Recorder:
             np.asarray(call.output_ids, dtype="<i4"),
             np.asarray(logprobs, dtype="<f4"),
         )
-        blob, place = to_bytes(arrays, self._journal.offset)
+        blob, place = to_bytes(arrays, self.offset)
         known = None if call.output_logprobs is None else ()
         bare = msgspec.structs.replace(call, prompt_ids=(), output_ids=(), output_logprobs=known, tokens=place)
-        self._journal.append(msgspec.json.encode(bare), blob)
+        self.write(msgspec.json.encode(bare), blob)
         self.count += 1
-
-    def close(self) -> None:
-        self._journal.close()
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @contextmanager
 def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
-    """A recorder of a folder with its card (`stage.json`), which says at the end whether the end was a clean one.
+    """Yield a recorder of a folder that has a card (`stage.json`), which says at the end whether it was a clean one.
 
     Args:
         inputs: what decides the answers. A folder goes on with the same, and takes no other.
