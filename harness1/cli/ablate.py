@@ -17,7 +17,7 @@ from harness1.cli.results import print_result
 from harness1.eval.ablations.run import ABLATIONS, ablate, conditions
 from harness1.eval.ablations.table import COLUMNS, AblationTable, cells, title
 from harness1.eval.evaluate import Evaluation, Play
-from harness1.viewer.report.page import ensure_report
+from harness1.viewer.report import ensure_report
 
 WIDEST = 1000
 """Characters of a line that no table reaches."""
@@ -39,7 +39,7 @@ def run_ablations(evaluation: Evaluation, out: Path, words: str, *, force: bool,
     played = conditions(evaluation, names)
     table = ablate(evaluation, out, names, force=force, play=_announced(len(played)))
     for name in played:
-        ensure_report(out / name)
+        ensure_report(out / name, evaluation.tasks)
     print_result(table, as_json, print_ablations, out)
 
 

@@ -26,7 +26,7 @@ from harness1.episodes.jobs import Depths
 from harness1.eval.evaluate import Evaluation, ensure_run, evaluate
 from harness1.records import Episode, Gold
 from harness1.train.log import validation_values
-from harness1.viewer.report.page import ensure_report
+from harness1.viewer.report import ensure_report
 
 REFRESHES = 4
 """Drawings per second."""
@@ -240,7 +240,7 @@ def evaluated(evaluation: Evaluation, out: Path, force: bool = False) -> Mapping
         force: begin again, whatever the folder holds of earlier runs.
     """
     metrics = ensure_run(evaluation, out, _under_dashboard, force=force)
-    ensure_report(out)
+    ensure_report(out, evaluation.tasks)
     return metrics
 
 
