@@ -16,7 +16,7 @@ from harness1.model_folder import model_folder
 from harness1.models.files.bundled import BUNDLED, Bundled
 from harness1.models.files.gguf import check_installed, convert_gguf
 from harness1.runs.lock import lock_or_wait
-from harness1.runs.stage import Stage, read_stage
+from harness1.runs.stage import Stage, refuse_foreign
 
 WEIGHTS = "model.safetensors"
 VERB = "models-get"
@@ -127,10 +127,7 @@ def _stage(model: Bundled) -> Stage:
 
 def _fetch(model: Bundled, stage: Stage, folder: Path, say: Say, download: Download) -> None:
     """Make the folder beside its place, whole, and move it there."""
-    if folder.exists() and any(folder.iterdir()):
-        found = read_stage(folder)
-        if found is None or found.verb != VERB:
-            raise UsageError(f"{folder} holds something else: delete it, or choose another cache folder")
+    refuse_foreign(folder, VERB, "something else", option="cache folder")
     work = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(work, ignore_errors=True)  # what a killed process left
     try:
