@@ -1,4 +1,4 @@
-"""The base of every group of settings, the ranges that their numbers are in, and how two configurations differ."""
+"""The base class of settings groups, the ranges of their numbers, and how two configurations differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rate = Annotated[float, Meta(gt=0.0)]
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The base of every group of settings: immutable, unknown keys refused."""
+    """The base class of all settings groups: immutable, unknown keys refused."""
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
