@@ -7,7 +7,6 @@ writer cuts off what is torn and goes on.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +18,9 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from harness1.errors import CorpusError, UsageError
+from harness1.errors import CorpusError
 from harness1.retrieval.dense.embedder import Embedder
+from harness1.runs.lock import lock
 
 KEYS, VECTORS = "keys.bin", "vectors.f16"
 KEY_BYTES = 16
@@ -82,10 +82,7 @@ class VectorStore:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / KEYS).open("a+b") as keys, (self._folder / VECTORS).open("ab") as vectors:
-                try:
-                    fcntl.flock(keys, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise UsageError(f"another process is writing embeddings to {self._folder}") from error
+                lock(keys, f"another process is writing embeddings to {self._folder}")
                 rows = len(self)
                 keys.truncate(rows * KEY_BYTES)
                 vectors.truncate(rows * 2 * self._dimensions)

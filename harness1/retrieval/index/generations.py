@@ -11,7 +11,6 @@ when a later build deletes its files.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -19,7 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness1.errors import CorpusError, UsageError
+from harness1.errors import CorpusError
+from harness1.runs.lock import lock
 
 CURRENT = "CURRENT"
 KEPT = 2
@@ -48,7 +48,8 @@ def new_generation(out: Path) -> Iterator[Path]:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with _sole_builder(out):
+        with (out / ".lock").open("w") as file:
+            lock(file, f"another build is at work in {out}")
             number = _current_number(out) + 1
             _remove_leftovers(out, number)
             work = Path(tempfile.mkdtemp(prefix=".build-", dir=out))
@@ -61,17 +62,6 @@ def new_generation(out: Path) -> Iterator[Path]:
                 shutil.rmtree(out / _name(old), ignore_errors=True)
     except OSError as error:
         raise CorpusError(f"cannot build an index at {out}: {error}") from error
-
-
-@contextmanager
-def _sole_builder(out: Path) -> Iterator[None]:
-    """Hold the lock of the folder; the system frees it when the process dies, however it dies."""
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(f"another build is at work in {out}") from error
-        yield
 
 
 def _name(number: int) -> str:
