@@ -9,7 +9,7 @@ import msgspec
 
 from harness1.config import Env
 from harness1.env.environment import SearchEnv, Step
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.errors import ConfigError, InfrastructureFault, SchemaError
 from harness1.models.formats.chat_format import ChatFormat
 from harness1.policy.policy import Decision

@@ -7,8 +7,8 @@ from typing import Any
 
 from harness1.config import Env
 from harness1.env.environment import SearchEnv
+from harness1.env.render.context import Context
 from harness1.env.render.prose import sentence
-from harness1.env.render.renderer import Context
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.models.tokenizer import Tokenizer
 from harness1.records import Episode, Gold, Hit, Note, Observation, RewardRecord, Turn, UnitId

@@ -16,7 +16,7 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.policy.policy import Decision, Policy
 from harness1.records import Episode, Status, Task

@@ -33,6 +33,10 @@ class TurnPieces(msgspec.Struct, frozen=True):
     head: Piece
     hits: tuple[Piece, ...]
 
+    def pieces(self) -> tuple[Piece, ...]:
+        """Return the whole turn in the order shown."""
+        return (self.action, self.head, *self.hits)
+
 
 def turn_pieces(memory: WorkingMemory, env: Env, turn: Turn, traits: Traits) -> TurnPieces:
     """Put a finished turn into pieces; the memory is the one after the turn, the traits are those of its tool."""
