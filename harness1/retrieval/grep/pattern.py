@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import NamedTuple
 
-from harness1.retrieval.grep.syntax import Character, Concat, Either, Node, NotUnderstood, Repeat, parse
+from harness1.retrieval.grep.syntax import Concat, Either, Literal, Node, NotUnderstood, Repeat, parse
 
 SPECIAL = frozenset("\\%_\"'")
 """Characters with a meaning in the filters of some engine; literals leave them out."""
@@ -138,8 +138,8 @@ _EMPTY = frozenset({""})
 def _parts(node: Node) -> list[_Part]:
     """Return the stretches that make up a match of a node."""
     match node:
-        case Character(members, any_case):
-            return [_Part(members, ANYTHING, int(len(members) > 1), any_case) if members else _gap(1)]
+        case Literal(strings, any_case):
+            return [_Part(strings, ANYTHING, int(len(strings) > 1), any_case) if strings else _gap(1)]
         case Concat(nodes):
             return _joined(part for each in nodes for part in _parts(each))
         case Either(branches):

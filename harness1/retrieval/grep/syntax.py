@@ -30,6 +30,7 @@ _TOKEN = re.compile(
     | (?P<empty>[\^$]|\\[bBAz])
     | (?P<many>\.|{_MANY})
     | (?P<class>\[\^?)
+    | (?P<run>[0-9A-Za-z\ ]+(?![*+?{{]))                    # plain, and nothing of it repeats
     | (?P<one>(?!\(){_ONE})
     | (?P<unknown>.)
     """,
@@ -41,10 +42,10 @@ _MEMBER = re.compile(
 _CONTROLS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
 
-class Character(NamedTuple):
-    """One of `members`, in any case if so marked; None stands for too many to list."""
+class Literal(NamedTuple):
+    """One of a few strings, in any case if so marked; None stands for one character of too many to list."""
 
-    members: frozenset[str] | None
+    strings: frozenset[str] | None
     any_case: bool = False
 
 
@@ -68,7 +69,7 @@ class Repeat(NamedTuple):
     most: int
 
 
-Node = Character | Concat | Either | Repeat
+Node = Literal | Concat | Either | Repeat
 
 
 class NotUnderstood(Exception):
@@ -120,10 +121,12 @@ class _Parser:
         """Read what a repeat may follow: mostly one node; each character of a quotation; none for flags."""
         token = self._take()
         match token.lastgroup:
+            case "run":
+                return [self._literal({token["run"]})]
             case "one":
-                return [self._characters({_decoded(token["one"])})]
+                return [self._literal({_decoded(token["one"])})]
             case "many":
-                return [Character(None)]
+                return [Literal(None)]
             case "empty":
                 return [Concat(())]
             case "class":
@@ -131,7 +134,7 @@ class _Parser:
             case "group" | "flags":
                 return self._group(token)
             case "quotation":
-                return [self._characters({each}) for each in token["quotation"]]
+                return [self._literal({each}) for each in token["quotation"]]
             case _:
                 raise NotUnderstood
 
@@ -164,13 +167,13 @@ class _Parser:
             few = few and low != "" and ord(high) - ord(low) < LARGEST_CLASS
             members.update(map(chr, range(ord(low), ord(high) + 1)) if few else ())
         self._move(at + 1)
-        return self._characters(members) if few and 0 < len(members) <= LARGEST_CLASS else Character(None)
+        return self._literal(members) if few and 0 < len(members) <= LARGEST_CLASS else Literal(None)
 
-    def _characters(self, members: set[str]) -> Character:
+    def _literal(self, strings: set[str]) -> Literal:
         # Beyond ASCII, a character in any case matches others that `fold` does not make equal to it.
-        if self._any_case and not all(member.isascii() for member in members):
-            return Character(None)
-        return Character(frozenset(members), self._any_case)
+        if self._any_case and not all(string.isascii() for string in strings):
+            return Literal(None)
+        return Literal(frozenset(strings), self._any_case)
 
     def _take(self) -> re.Match[str]:
         """Return the next token, and go on to the one behind it."""
