@@ -28,11 +28,11 @@ if not __package__:
 from benchmarks.learn import SPLIT, MakeRollouts, earned, gains, learned, line, summary
 from benchmarks.micro import MICRO, Start, make
 from harness1.config import load_config
+from harness1.episodes.jobs import EpisodeSetup
 from harness1.models.backend import Backend, Grammar, SampledOutput
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Sampling
 from harness1.rl.local_rollouts import LocalRollouts, publish_to
-from harness1.rollout.jobs import EpisodeSetup
 from harness1.train.log import read_log
 
 if TYPE_CHECKING:

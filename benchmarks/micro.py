@@ -6,6 +6,7 @@ documents), `index`, `model` (random weights with a tokenizer trained on the epi
 and `start`, the checkpoint to begin with. The same seed gives the same start, and what is finished is not done again.
 
     python benchmarks/micro.py FOLDER [--config configs/micro.toml] [--share S] [--tasks N] [--seed N] [--json]
+    python benchmarks/micro.py FOLDER --only world      # harness1 index; then --only model: see scripts/tiny.sh
 """
 
 from __future__ import annotations
@@ -109,10 +110,16 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--share", type=float, default=Start.share)
     parser.add_argument("--tasks", type=int, default=100, help="held-out tasks to measure on")
+    parser.add_argument("--size", type=int, default=Start.size, help="documents of the world")
+    parser.add_argument("--only", choices=("world", "model"), help="make the dataset, or the model behind its index")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    start = Start(asked.folder, load_config(asked.config, asked.overrides), asked.seed, share=asked.share)
+    config = load_config(asked.config, asked.overrides)
+    start = Start(asked.folder, config, asked.seed, asked.size, share=asked.share)
+    if asked.only:
+        {"world": write_world, "model": make_model}[asked.only](start)
+        return
     seconds = make(start)
     report = {"seconds": seconds, "policies": measured(start, asked.tasks)}
     print(json.dumps(report) if asked.json else table(report))
@@ -135,18 +142,23 @@ def make(start: Start) -> dict[str, float]:
 
 
 def make_world(start: Start) -> None:
-    """The dataset and its index."""
+    """Make the dataset and its index."""
+    write_world(start)
+    build_index(open_source(start.dataset).documents(), start.folder / "index", start.config.index)
+
+
+def write_world(start: Start) -> None:
+    """Write a synthetic world, with those of its questions that need few documents."""
     folder = Path(start.dataset)
     if not beir.is_beir(folder):
         world = open_source(f"world:{start.size}")
         tasks = (task for split in SPLITS for task in world.tasks(split))
         few = [task for task in tasks if task.metadata["hops"] <= start.documents]
         beir.write(folder, world.documents(), few)
-    build_index(open_source(start.dataset).documents(), start.folder / "index", start.config.index)
 
 
 def make_model(start: Start) -> None:
-    """The tokenizer, and random weights."""
+    """Train the tokenizer, and draw the weights."""
     from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
     folder = start.folder / "model"

@@ -32,16 +32,16 @@ if not __package__:
 from benchmarks.learn import learned, line, told
 from benchmarks.micro import MICRO, Start, make, play
 from harness1.config import Config, load_config
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
 from harness1.eval.statistics import bootstrap_mean
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Task
 from harness1.rl.advantages import has_signal
 from harness1.rl.learning import Learning, learn
-from harness1.rl.local_rollouts import LocalRollouts, open_policy, publish_to
+from harness1.rl.local_rollouts import LocalRollouts, open_policy_to_train, publish_to
 from harness1.rl.pivots.profile import PivotTraining, Profile, open_training, profile
 from harness1.rl.pivots.rollouts import PivotRollouts
 from harness1.rl.task_stream import PlacedTask, TaskStream
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
 from harness1.sft.teacher_run import open_runs
 from harness1.train.log import VALIDATION_PREFIX, read_log
 
@@ -98,7 +98,7 @@ def main() -> None:
 
 def policy_of(start: Start, config: Config) -> LanguageModelPolicy:
     """The start, to be sampled."""
-    return open_policy(f"hf:{start.folder / 'start'}", config)
+    return open_policy_to_train(f"hf:{start.folder / 'start'}", config)
 
 
 def profiled(start: Start, episodes: int) -> dict[str, Any]:

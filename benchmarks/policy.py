@@ -27,6 +27,8 @@ if not __package__:
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, run_staged
+from harness1.episodes.rollout import rollout
 from harness1.eval.summary import summarise
 from harness1.models.files.fetch import resolve_model
 from harness1.models.formats.registry import open_format
@@ -40,8 +42,6 @@ from harness1.records import Episode, Task
 from harness1.retrieval.open import open_retriever
 from harness1.rl.grammar_masks import grammar_masks
 from harness1.rl.logprobs import compare_calls
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, run_staged
-from harness1.rollout.rollout import rollout
 from harness1.rows.calls import captured_calls, sampled_calls
 from harness1.rows.merging import prefix_merging
 from harness1.tools.registry import Toolbox

@@ -26,6 +26,7 @@ if not __package__:
 from harness1.config import load_config
 from harness1.data.world.generate import world_source
 from harness1.env.environment import SearchEnv
+from harness1.episodes.rollout import rollout
 from harness1.models.files.fetch import resolve_model
 from harness1.models.formats.chat_format import ChatFormat
 from harness1.models.formats.registry import open_format
@@ -37,7 +38,6 @@ from harness1.retrieval.index.build import build_index
 from harness1.retrieval.index.index import open_index
 from harness1.retrieval.index.retriever import EmbeddedRetriever
 from harness1.retrieval.protocol import Retriever
-from harness1.rollout.rollout import rollout
 from harness1.rows.calls import captured_calls
 from harness1.rows.merging import prefix_merging
 from harness1.rows.row import TrainRow, per_request

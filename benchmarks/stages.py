@@ -26,7 +26,7 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from harness1.rollout.stages import Finished, Pipeline, StageFailure, StageLimits
+from harness1.episodes.stages import Finished, Pipeline, StageFailure, StageLimits
 
 TRAJECTORIES, SLOTS, SIGMA = 128, 8, 0.3
 PROFILES = {

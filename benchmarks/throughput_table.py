@@ -21,11 +21,11 @@ from harness1.cli.index import ensure_index
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
-from harness1.policy.registry import make_policy
+from harness1.episodes.rollout import rollout
+from harness1.policy.registry import open_policy
 from harness1.records import Chunk, ChunkId, DocId, Episode, Task
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
-from harness1.rollout.rollout import rollout
 
 TASKS, GROUP, PASSES = 32, 8, 3
 SETTINGS = {
@@ -72,7 +72,7 @@ async def _held(index: Path, config: Config, tasks: Sequence[Task]) -> float:
 
 async def _run(retriever: Retriever, config: Config, tasks: Sequence[Task]) -> list[tuple[SearchEnv, Episode]]:
     """All groups at once, to their ends."""
-    policy = make_policy("scripted", {})
+    policy = open_policy("scripted", {})
 
     async def one(task: Task, sample: int) -> tuple[SearchEnv, Episode]:
         env = SearchEnv(config.env, retriever, machine=config.machine)

@@ -28,7 +28,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Gold(Record):
-    """What a task's evidence is. Only scoring, the oracle policy and reports ever see it."""
+    """The evidence that a task asks for: document ids with TREC grades. Scoring, oracles and reports alone see it."""
 
     relevant: dict[DocId, int]
     """Grade of every relevant document; grades above 0 count as relevant."""
@@ -42,9 +42,10 @@ class Gold(Record):
 
 
 class Task(Record):
-    """One query over a corpus."""
+    """One query over a corpus. Environments and policies take it without its gold, as `public` returns it."""
 
     task_id: str
+    """Unique within its dataset; runs and gold are joined by it."""
     query: str
     split: str = "test"
     gold: Gold | None = None
@@ -280,7 +281,11 @@ class TokenBlob(Record):
 
 
 class Episode(Record, kw_only=True):
-    """A finished search episode: every decision, every answer from outside, and the delivered set."""
+    """A finished search episode: every decision, every answer from outside, and the delivered set.
+
+    It is complete (design section 4): a replay rebuilds every state from it, scoring needs only the gold besides, and
+    training rows are made of its tokens. Log probabilities are natural logarithms.
+    """
 
     episode_id: str
     task: Task
@@ -300,6 +305,7 @@ class Episode(Record, kw_only=True):
     policy_versions: tuple[int, int] = (0, 0)
     """The smallest and the largest policy version of its calls."""
     stage_ms: dict[str, float] = {}
+    """Milliseconds spent in the policy and in the environment."""
     error: str | None = None
     """What failed, where the infrastructure did."""
     untrainable: str | None = None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from harness1.config import Config, Env, load_config
 from harness1.env.transition import begin
@@ -91,6 +92,30 @@ def test_the_example_of_the_readme_runs_on_its_own_index(tmp_path: Path) -> None
 
 def test_links_between_the_documents_lead_somewhere() -> None:
     root = Path(__file__).parent.parent
-    for document in [*root.glob("*.md"), *root.glob("docs/*.md")]:
+    for document in [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("harness1/**/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_glossary_names_files_that_exist() -> None:
+    root = Path(__file__).parent.parent
+    places = re.findall(r"`([a-z_0-9/]+(?:\.py|/))`", (root / "docs" / "glossary.md").read_text())
+    assert len(places) > 40
+    assert [place for place in places if place != "harness1/" and not (root / "harness1" / place).exists()] == []
+
+
+@pytest.mark.parametrize("room", ["retrieval/bm25", "retrieval/grep", "models/transformers"])
+def test_a_room_of_its_own_says_why_it_exists_in_figures_of_the_results(room: str) -> None:
+    root = Path(__file__).parent.parent
+    text = (root / "harness1" / room / "README.md").read_text()
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
+        *("Why it exists", "What must stay true", "How to replace it"),
+    ]
+    results = (root / "docs" / "results.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    figures = [figure for row in rows for figure in re.findall(r"\d[\d,.]*\d|\d", row)]
+    assert len(figures) > 12
+    assert [figure for figure in figures if figure not in results] == []
+    sections = re.findall(r'From (?:\[docs/results.md\]\S+ )?"([^"]+)"', " ".join(text.split()))
+    assert sections
+    assert [section for section in sections if f"# {section}\n" not in results] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from harness1.episodes.rollout import rollout
 from harness1.errors import SchemaError
 from harness1.hashing import digest, text_digest
 from harness1.records import (
@@ -22,7 +23,6 @@ from harness1.records import (
     decode_episode,
     encode_episode,
 )
-from harness1.rollout.rollout import rollout
 from tests.support import END, Script, curate, make_env, run, search
 
 TASK = Task("t", "Where did Byron die?", gold=Gold({DocId("byron"): 1}), metadata={"answer": "Missolonghi"})

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from harness1.config import Compression, Config, Curation, Env, Index, Machine, Rerank, Retrieval, Review, Verification
 from harness1.env.environment import SearchEnv
+from harness1.episodes.rollout import rollout
 from harness1.memory.compress import compress
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Chunk, DocId, Episode, Gold, Hit, Status, StopReason, Task, UnitId
@@ -26,7 +27,6 @@ from harness1.retrieval.index.retriever import EmbeddedRetriever
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
 from harness1.reward.composite import score
 from harness1.reward.outcome import outcome
-from harness1.rollout.rollout import rollout
 from harness1.tools.end_search import END_SEARCH
 from tests.support import (
     CORPUS,

@@ -136,7 +136,8 @@ def test_the_core_needs_few_packages() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["harness1.env.environment", "harness1.rollout.rollout", "harness1.rollout.replay", "harness1.runs.store"]
+    "module",
+    ["harness1.env.environment", "harness1.episodes.rollout", "harness1.episodes.replay", "harness1.runs.store"],
 )
 def test_importing_the_core_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(sys.modules))"

@@ -8,11 +8,11 @@ import typer
 from harness1.cli.options import ConfigFile, Json, Overrides, resolve
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
+from harness1.episodes.replay import Nowhere
 from harness1.hashing import digest
-from harness1.rollout.replay import Nowhere
 from harness1.runs.folder import shown_config, toml_lines
 
-app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 @app.callback()

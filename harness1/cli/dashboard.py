@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness1.cli.progress import EpisodeNumbers, EpisodeProgress, Pacing, StepNumbers, StepProgress
+from harness1.episodes.jobs import Depths
 from harness1.records import Episode, Gold
-from harness1.rollout.jobs import Depths
 from harness1.train.log import StepListener, validation_values
 
 REFRESHES = 4

@@ -23,7 +23,7 @@ from harness1.data.fetching import get_benchmark
 from harness1.data.importing import import_benchmark
 from harness1.errors import CorpusError, UsageError
 
-app = typer.Typer(help="Benchmarks and datasets.", no_args_is_help=True)
+app = typer.Typer(help="Benchmarks and datasets.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(help="A name that `harness1 data list` shows.", metavar="NAME")]
 Out = Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="FOLDER")]
 

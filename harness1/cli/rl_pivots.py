@@ -14,7 +14,7 @@ from rich.table import Table
 from harness1.cli.evaluate import IndexSpec
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve, say_torn
 from harness1.errors import UsageError
-from harness1.policy.registry import check_policy, make_policy, needs_gold
+from harness1.policy.registry import check_policy, needs_gold, open_policy
 from harness1.rl.pivots.profile import Profile, profile
 from harness1.sft.teacher_run import open_runs
 
@@ -51,7 +51,7 @@ def pivots(
     check_policy(policy)
     taught = open_runs([run], rerendered=True)[0]
     settings = msgspec.structs.replace(settings, env=taught.config.env, index=taught.config.index)
-    work = Profile(taught, make_policy(policy, {}, settings), policy, settings, index or "")
+    work = Profile(taught, open_policy(policy, {}, settings), policy, settings, index or "")
     with progress_of_work() as progress:
         bar = progress.add_task(f"{policy} on turns of {run}", total=None)
 

@@ -20,6 +20,7 @@ from harness1.config import Config, Learn
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.env.environment import env_hash
+from harness1.episodes.jobs import EpisodeSetup
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.open import ModelSpec, preferred_device
@@ -28,12 +29,11 @@ from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.rl import learning
 from harness1.rl.admission.report import admitted_tasks, read_report
 from harness1.rl.learning import Learning, OpenRollouts
-from harness1.rl.local_rollouts import LocalRollouts, base_folder, open_policy, open_rollouts, publish_to
+from harness1.rl.local_rollouts import LocalRollouts, base_folder, open_policy_to_train, open_rollouts, publish_to
 from harness1.rl.pivots.profile import open_training
 from harness1.rl.ray_rollouts import RayRollouts
 from harness1.rl.task_choice import choose_tasks
 from harness1.rl.task_stream import PlacedTask
-from harness1.rollout.jobs import EpisodeSetup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,7 +87,7 @@ def train(
     if not ((pivots or learn.data) and learn.model and (out or learn.out)):
         raise UsageError("give --data, --model and --out, or machine.learn.data, model and out in the configuration")
     out = out or Path(learn.out)
-    policy = open_policy(learn.model, settings)
+    policy = open_policy_to_train(learn.model, settings)
     work, players = (
         _on_tasks(settings, learn, out, cache, policy)
         if pivots is None

@@ -17,14 +17,14 @@ from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolv
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.env.verifiers.open import open_verifier
+from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import digest
 from harness1.policy.policy import counter_of
-from harness1.policy.registry import make_policy, needs_gold
+from harness1.policy.registry import needs_gold, open_policy
 from harness1.records import Episode, Task
 from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.reward.composite import score
-from harness1.rollout.rollout import rollout
 from harness1.runs.folder import refuse_other_run, run_stage
 from harness1.runs.store import EpisodeStore
 
@@ -76,7 +76,7 @@ def run_one(
     Without a folder, searches under the same configuration, policy and index share one.
     """
     verifier = open_verifier(config.env, config.machine)
-    chosen = make_policy(policy, {}, config)
+    chosen = open_policy(policy, {}, config)
     env = SearchEnv(config.env, open_retriever(index, config), verifier, counter_of(chosen), config.machine)
     hashes = {"env": env.hash, "policy": chosen.hash, "index": env.retriever.info.index_hash}
     stage = run_stage(config, policy, hashes, absolute_index(index), hashes)

@@ -16,7 +16,7 @@ from harness1.retrieval.open import open_retriever
 from harness1.serve.retrieve import serve
 from harness1.serve.server import answering, lift_file_limit, until_ended
 
-app = typer.Typer(help="Serve over HTTP.", no_args_is_help=True)
+app = typer.Typer(help="Serve over HTTP.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 @app.callback()

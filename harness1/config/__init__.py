@@ -56,6 +56,13 @@ FORMER = "run"
 
 
 class Config(Settings):
+    """Every setting, in one immutable value. Each section says in its file what it decides, in which units, and where
+    its defaults come from; `load_config` makes one from a file.
+
+    Raises:
+        ConfigError: two settings contradict each other. `msgspec.convert` alone checks the range of each.
+    """
+
     env: Env = Env()
     policy: ChatPolicy = ChatPolicy()
     index: Index = Index()
@@ -89,8 +96,14 @@ class Config(Settings):
 
 
 def load_config(path: Path | None = None, overrides: list[str] | None = None) -> Config:
-    """The defaults, overlaid with a TOML file, overlaid with `a.b=value` settings. Weights of the reward that neither
-    gives are those of `reward.recipe`; one that a setting names takes the place of all that the file says of rewards.
+    """Return the defaults, overlaid with a TOML file, overlaid with `a.b=value` settings.
+
+    Reward weights that neither gives are those of `reward.recipe`; a recipe named by an override replaces everything
+    that the file says about rewards. Defaults are the published constants (Harness-1, arXiv 2606.02373).
+
+    Args:
+        path: a TOML file with any of the keys that `harness1 config show` prints.
+        overrides: settings such as `env.max_turns=4`; a value is read as TOML, or as a string where it is not TOML.
 
     Raises:
         ConfigError: a key is unknown, a value has the wrong type or is out of range, or the file is not TOML.

@@ -173,11 +173,17 @@ class Rendering(Settings):
 
 
 class Env(Settings):
-    """Everything that decides what a policy can do and see. It is in `env_hash`, whole."""
+    """Everything that decides what a policy can do and see. All of it enters `env_hash`.
+
+    Defaults are the published constants (Harness-1, arXiv 2606.02373, as in `configs/paper.toml`). Sizes are in tokens
+    unless a field says otherwise.
+    """
 
     max_turns: Positive = 40
     context_window: Annotated[int, Meta(ge=256)] = 32768
+    """Tokens of prompt and output together."""
     generation_reserve: Positive = 2048
+    """Tokens of the window kept free for the output."""
     guidance: Literal["none", "facts", "prescriptive"] = "facts"
     search: Search = Search()
     retrieval: Retrieval = Retrieval()

@@ -24,13 +24,13 @@ def from_anywhere(spec: str) -> str:
 
 
 def open_source(spec: str, fault: Fault = refuse) -> Source:
-    """The corpus that a word of the command line stands for.
+    """Open a dataset: its documents, and its tasks by split.
 
     Args:
         spec: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz), a folder of texts (.md .txt .html .htm .pdf),
             `NAME:PATH` for a benchmark in the files that it is handed out in, `world:SIZE` for a synthetic world of so
             many documents, or `stdlib` for Python's own documentation.
-        fault: what is done about a line that is broken, while documents and tasks are read.
+        fault: is called with each broken line while documents and tasks are read; the default raises.
 
     Raises:
         UsageError: nothing of that name exists, or it is of no kind that can be read.

@@ -52,14 +52,15 @@ class State:
 
 
 class SearchEnv:
-    """An environment for search episodes. One instance runs one episode at a time; instances share nothing mutable.
+    """Run search episodes: one tool action per turn over a memory that the environment keeps (Harness-1, arXiv
+    2606.02373). An instance runs one episode at a time; instances share nothing mutable.
 
     Args:
-        config: mechanisms, limits and rendering.
-        retriever: where documents come from.
+        config: mechanisms, limits in tokens and turns, and rendering.
+        retriever: finds documents; `open_retriever` opens one.
         verifier: judges claims; the built-in lexical one by default. `open_verifier` makes the configured one.
-        counter: token counts of the policy's format; four characters to a token by default.
-        run: attempts and deadlines.
+        counter: counts tokens as the policy's format does; four characters to a token by default.
+        run: attempts, and deadlines in seconds.
 
     Raises:
         ConfigError: the context window cannot hold the static prompt, the tools and one small observation.

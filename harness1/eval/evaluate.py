@@ -12,6 +12,8 @@ import msgspec
 from harness1.config import Config, Machine
 from harness1.data.open import from_anywhere
 from harness1.env.render.prompt import static_piece
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths
+from harness1.episodes.processes import run_episodes
 from harness1.errors import UsageError
 from harness1.eval.outputs import output_names, write_outputs
 from harness1.eval.summary import summarise
@@ -21,8 +23,6 @@ from harness1.records import ChunkId, DocId, Episode, Status, Task
 from harness1.retrieval.index.index import EmbeddedIndex, open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
 from harness1.reward.outcome import targets
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths
-from harness1.rollout.processes import run_episodes
 from harness1.runs import provenance
 from harness1.runs.folder import METRICS, REPORT, drop_leftovers, episodes_of, refuse_other_run, run_stage
 from harness1.runs.stage import Stage, read_stage, under_way
@@ -39,7 +39,16 @@ GOES_ON = "the same command goes on where it was"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is evaluated. `tasks` carry their gold; `samples` episodes are run for each."""
+    """A policy to be played over the tasks of a dataset.
+
+    Args:
+        dataset: what `open_source` opened; it is written into the card of the run.
+        split: where the tasks come from.
+        tasks: with their gold.
+        index: the folder or engine that `open_retriever` opens.
+        policy: a name that `open_policy` takes.
+        samples: episodes for each task; sample `i` is played with `seed + i`.
+    """
 
     dataset: str
     split: str
@@ -129,15 +138,19 @@ class Evaluation:
 def evaluate(
     evaluation: Evaluation,
     out: Path,
-    on_start: OnStart,
-    on_episode: Progress,
+    on_start: OnStart = lambda _done, _all: None,
+    on_episode: Progress = lambda _: None,
     on_torn: Callable[[int], None] = lambda _: None,
     on_depths: OnDepths = ignore_depths,
     on_earlier: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Run what is not finished yet, then write and return the metrics.
+    """Play the episodes that `out` does not hold yet, then write and return the metrics.
+
+    A metric is a share of 1 unless its name says otherwise, with the bounds of its 95 % bootstrap interval over tasks;
+    ranked metrics are defined as in trec_eval.
 
     Args:
+        out: the run folder; an interrupted evaluation goes on by the same call.
         on_start: called once with the number of finished and of all episodes.
         on_episode: called with each episode as it finishes.
         on_torn: called with the bytes of a torn last line that a crash had left, and that was cut off.

@@ -75,14 +75,17 @@ def check_policy(spec: str) -> None:
     if is_model(spec):
         ModelSpec.read(spec)
     else:
-        make_policy(spec, {})
+        open_policy(spec)
 
 
-def make_policy(spec: str, golds: Mapping[str, Gold], config: Config = Config()) -> Policy:
-    """A policy from its name; the oracles alone are given the gold, by task id.
+def open_policy(spec: str, golds: Mapping[str, Gold] | None = None, config: Config = Config()) -> Policy:
+    """Open a policy by its name: `scripted`, `single-shot`, `random`, `oracle`, `hf:PATH`, `openai:MODEL@URL`, ...
 
     `mixed:0.6` is the oracle teacher in six turns of ten and the random policy in the others; `silent:POLICY` is any
     of those without a model, without its reasons.
+
+    Args:
+        golds: the gold of each task by its id; only the oracles are given it.
 
     Raises:
         UsageError: there is no such policy, or its model cannot be loaded.
@@ -90,15 +93,15 @@ def make_policy(spec: str, golds: Mapping[str, Gold], config: Config = Config())
     """
     kind, _, argument = spec.partition(":")
     if spec.startswith(SILENT) and not is_model(argument) and not argument.startswith(SILENT):
-        return SilentPolicy(make_policy(argument, golds, config))
+        return SilentPolicy(open_policy(argument, golds, config))
     if spec.startswith(MIXED) and (share := _share(argument)) is not None:
-        return MixedPolicy((OracleTeacher(golds), RandomPolicy()), (share, 1.0 - share))
+        return MixedPolicy((OracleTeacher(golds or {}), RandomPolicy()), (share, 1.0 - share))
     if kind == "replay" and argument:
         return RecordedPolicy.load(Path(argument))
     if kind == "scripted" and argument.isdecimal() and 1 <= int(argument[:3]) <= 30:
         return ScriptedPolicy(int(argument))
     if spec in SIGHTED:
-        return SIGHTED[spec](golds)
+        return SIGHTED[spec](golds or {})
     if spec in PLAIN:
         return PLAIN[spec]()
     if spec in RULES:

@@ -36,7 +36,11 @@ REVISION = 1
 
 
 class ScriptedPolicy:
-    """The baseline to beat. `limit` bounds the delivered set: 15 by default, up to 30."""
+    """The baseline to beat: searches the question, then follows names (ARCHITECTURE.md). It needs no model and no gold.
+
+    Args:
+        limit: the most documents that it delivers, 15 by default and up to 30.
+    """
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit

@@ -11,9 +11,10 @@ from harness1.retrieval.result_cache import CachingRetriever
 
 
 def open_retriever(spec: str, config: Config = Config()) -> Retriever:
-    """Open an engine: the folder of an embedded index, or `PREFIX:REST` for one of `ENGINES`.
+    """Open an index folder, or an engine by `PREFIX:REST` for one of `ENGINES`, such as `http://HOST:8000`.
 
-    Equal searches are answered from memory, `machine.cached_searches` of them.
+    Equal searches are answered from a cache of `machine.cached_searches` results. Deadlines are in seconds; scores are
+    the engine's own.
 
     Raises:
         CorpusError: the folder is no index.

@@ -85,7 +85,11 @@ def by_term(reward: RewardRecord) -> dict[str, float]:
 
 
 def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
-    """The episode with its reward filled in, and the hash of the weights that gave it.
+    """Return the episode with its reward and the hash of the weights that gave it.
+
+    The reward is the sum of weight x value over the components, with a floor, or one override. It has no unit; a value
+    is capped at its ceiling, 1 by default. `reward.recipe = "paper"` is from Harness-1 (arXiv 2606.02373). An episode
+    that the infrastructure broke gets none.
 
     Raises:
         UsageError: the gold of the task is missing or names nothing to find.

@@ -16,6 +16,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.env.environment import env_hash
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.model_folder import folder_hash
@@ -31,7 +32,6 @@ from harness1.rl.rollouts import EpisodeGroup, Rollouts
 from harness1.rl.start_gate import check_start
 from harness1.rl.task_stream import PlacedTask, TaskStream
 from harness1.rl.training_rows import substeps, training_rows
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
 from harness1.rows.row import TrainRow
 from harness1.runs.files import refuse_full_disk
 from harness1.runs.folder import run_stage

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness1.config import Config
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, play_staged
 from harness1.errors import ConfigError, UsageError
 from harness1.models.backend import Backend
 from harness1.models.files.fetch import resolve_model
@@ -17,7 +18,6 @@ from harness1.models.transformers.backend import TransformersBackend
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode
 from harness1.rl.weight_folder import write_version
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, play_staged
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,13 +57,13 @@ def open_rollouts(setups: Sequence[EpisodeSetup], spec: str, base: Path, version
     own, for workers do not wait for each other.
 
     Raises:
-        UsageError, ConfigError, MissingExtra: as `open_policy`.
+        UsageError, ConfigError, MissingExtra: as `open_policy_to_train`.
     """
     own = versions / f"{socket.gethostname()}-{os.getpid()}"
-    return LocalRollouts(setups, open_policy(spec, setups[0].config), base, own)
+    return LocalRollouts(setups, open_policy_to_train(spec, setups[0].config), base, own)
 
 
-def open_policy(spec: str, config: Config) -> LanguageModelPolicy:
+def open_policy_to_train(spec: str, config: Config) -> LanguageModelPolicy:
     """The policy that is to be trained. It is sampled as it is, for what is sampled is what is trained.
 
     Raises:

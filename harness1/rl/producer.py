@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
+from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import HarnessError, InfrastructureFault, UsageError
 from harness1.records import Episode
 from harness1.rl.advantages import has_signal
@@ -16,7 +17,6 @@ from harness1.rl.buffer import Buffer, DropReason
 from harness1.rl.rollouts import EpisodeGroup, Rollouts
 from harness1.rl.task_stream import TaskStream
 from harness1.rl.training_rows import rewards_of, trainable
-from harness1.rollout.jobs import EpisodeJob
 
 BARREN = 10
 """Batches' worth of groups without one to train on after which something is wrong."""

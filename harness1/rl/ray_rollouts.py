@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness1.config import Fleet
+from harness1.episodes.jobs import EpisodeJob, broken_episode
+from harness1.episodes.stages import Finished, Pipeline, StageFailure, StageLimits
 from harness1.errors import HarnessError, InfrastructureFault, MissingExtra
 from harness1.records import Episode, Hashes
 from harness1.rl.rollouts import Rollouts
-from harness1.rollout.jobs import EpisodeJob, broken_episode
-from harness1.rollout.stages import Finished, Pipeline, StageFailure, StageLimits
 
 if TYPE_CHECKING:
     from torch import Tensor

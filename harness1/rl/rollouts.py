@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from harness1.episodes.jobs import EpisodeJob
 from harness1.records import Episode, Record
-from harness1.rollout.jobs import EpisodeJob
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
+from harness1.episodes.jobs import EpisodeJob
 from harness1.hashing import digest
 from harness1.records import Record, Task
-from harness1.rollout.jobs import EpisodeJob
 
 
 class PlacedTask(Record):

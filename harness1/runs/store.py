@@ -18,13 +18,18 @@ TOKENS = "tokens.bin"
 
 
 class EpisodeStore:
-    """Appends episodes to a run folder; one process at a time holds it.
+    """Append finished episodes to a run folder, which one process at a time can hold. Use it as a context manager.
+
+    A line of `episodes.jsonl` is an episode; token ids (int32) and log probabilities (float32) lie in `tokens.bin`.
+
+    Args:
+        folder: is made if need be.
 
     Attributes:
         torn: bytes of a torn last line that were cut off on opening.
 
     Raises:
-        UsageError: another process is writing to the folder.
+        UsageError: another process is writing to the folder, or it cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,14 +54,14 @@ class EpisodeStore:
 
 
 def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[Episode]:
-    """The episodes of a run in the order written; of one that was run again, every line.
+    """Yield the episodes of a run in the order written; of an episode that was played again, every line.
 
     Args:
-        on_torn: called with its size in bytes if the last line is torn; it is left out.
+        on_torn: is called with the bytes of a torn last line, which is left out.
 
     Raises:
-        UsageError: there is no run in the folder.
-        SchemaError: a line is no episode, is newer than this package, or its tokens are damaged.
+        UsageError: the folder holds no run.
+        SchemaError: a line is not an episode, is newer than this package, or its tokens are damaged.
     """
     path = folder / EPISODES
     for number, line in read_lines(path, on_torn):

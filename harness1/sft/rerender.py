@@ -10,13 +10,13 @@ import msgspec
 from harness1.config import Env
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.context import Context
+from harness1.episodes.replay import Nowhere
+from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, InfrastructureFault, SchemaError
 from harness1.models.formats.chat_format import ChatFormat
 from harness1.policy.policy import Decision
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, ModelCall, Task, ToolCall
-from harness1.rollout.replay import Nowhere
-from harness1.rollout.rollout import rollout
 
 
 def rerendered(episode: Episode, env: Env, chat: ChatFormat) -> Episode:

@@ -9,11 +9,11 @@ from harness1.config import Env
 from harness1.env.environment import SearchEnv
 from harness1.env.render.context import Context
 from harness1.env.render.prose import sentence
+from harness1.episodes.replay import difference_between, replay_env
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.models.tokenizer import Tokenizer
 from harness1.records import Episode, Gold, Hit, Note, Observation, RewardRecord, Turn, UnitId
 from harness1.reward.outcome import targets
-from harness1.rollout.replay import difference_between, replay_env
 from harness1.viewer.memory_change import EvidenceGrowth, Look, change, tag_number
 from harness1.viewer.sent_prompt import SentPrompts
 from harness1.viewer.tables import Tables, plain

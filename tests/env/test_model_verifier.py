@@ -18,10 +18,10 @@ from harness1.env.verifiers.cross_encoder import CrossEncoderVerifier
 from harness1.env.verifiers.lexical import LexicalVerifier
 from harness1.env.verifiers.open import NoVerifier, open_verifier
 from harness1.env.verifiers.protocol import Judgement, VerifierFault
+from harness1.episodes.jobs import EpisodeSetup
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import UnitId
-from harness1.rollout.jobs import EpisodeSetup
 from tests.retrieval.test_cross_encoder import save_pair_model
 from tests.support import CORPUS, QUICK, WordRetriever, call, play, search
 

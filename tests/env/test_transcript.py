@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from harness1.config import Env, load_config
 from harness1.env.render.view import HitView
-from harness1.policy.registry import make_policy
+from harness1.episodes.replay import replay_episode
+from harness1.episodes.rollout import rollout
+from harness1.policy.registry import open_policy
 from harness1.records import Task, ToolCall
-from harness1.rollout.replay import replay_episode
-from harness1.rollout.rollout import rollout
 from tests.support import END, Script, call, curate, make_env, play, recount, run, search, text_of, wide_corpus
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "transcript.toml"
@@ -165,7 +165,7 @@ def test_every_episode_is_counted_and_replayed(actions: list[ToolCall], refusal:
 def test_policies_play_inside_and_outside_of_the_harness(policy: str) -> None:
     for config in (Env(), ENV, pruning(2000, 3000)):
         task = Task("t", "Which river castle stood beside the bridge of king Ada?")
-        episode = run(rollout(make_env(config, WORLD), make_policy(policy, {}), task, seed=3))
+        episode = run(rollout(make_env(config, WORLD), open_policy(policy, {}), task, seed=3))
         assert episode.status == "completed"
         assert replay_episode(episode, config).difference is None
         if policy != "random":
@@ -174,7 +174,7 @@ def test_policies_play_inside_and_outside_of_the_harness(policy: str) -> None:
 
 def test_the_script_prunes_and_goes_on() -> None:
     task = Task("t", "Which river castle stood beside the bridge of king Ada?")
-    episode = run(rollout(make_env(pruning(2600, 6000), WORLD), make_policy("scripted:3", {}), task))
+    episode = run(rollout(make_env(pruning(2600, 6000), WORLD), open_policy("scripted:3", {}), task))
     tools = [turn.action.name for turn in episode.turns if turn.action]
     assert "prune_chunks" in tools
     assert (

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from harness1.config import Config, Env
+from harness1.episodes.rollout import rollout
 from harness1.eval.model_use import Tokens, model_use, tokens_of
 from harness1.eval.summary import summarise
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import DocId, Episode, Gold, ModelCall, Task
-from harness1.rollout.rollout import rollout
 from harness1.rows.calls import calls_of
 from tests.policy.test_language_model import NONSENSE, episode_of, sayer
 from tests.support import call, make_env, run, search

@@ -19,7 +19,7 @@ from harness1.models.servers.sglang import SglangServer
 from harness1.models.servers.vllm import VllmServer
 from harness1.policy.chat_completions import ChatCompletionsPolicy
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.policy.registry import check_policy, make_policy, open_model
+from harness1.policy.registry import check_policy, open_model, open_policy
 from harness1.runs.folder import run_stage
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import tokenizer, vocabulary
@@ -104,7 +104,7 @@ def test_a_password_in_an_address_is_refused_unrepeated_because_names_are_record
 
 
 def test_a_local_model_is_opened_whatever_its_folder_is_called(folder: Path) -> None:
-    policy = make_policy(f"hf:{folder}", {}, SMALL)
+    policy = open_policy(f"hf:{folder}", {}, SMALL)
     assert isinstance(policy, LanguageModelPolicy)
     assert (policy.name, policy.counter.name, policy.reserve) == (f"hf:{folder}", "hermes", 128)
     again = open_model(f"hf:{folder}", SMALL)

@@ -16,16 +16,16 @@ import pytest
 from harness1.cli import main
 from harness1.config import ChatPolicy, Config, Env
 from harness1.data.open import open_source
+from harness1.episodes.replay import replay_episode
+from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault, Refusal, UsageError
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.formats.chat_messages import NOT_EXECUTED
 from harness1.policy.chat_completions import INSTRUCTION, ChatCompletionsPolicy
 from harness1.policy.policy import Decision
-from harness1.policy.registry import make_policy
+from harness1.policy.registry import open_policy
 from harness1.records import Episode, Sampling, Status, StopReason, Task, ToolCall
 from harness1.retrieval.index.build import build_index
-from harness1.rollout.replay import replay_episode
-from harness1.rollout.rollout import rollout
 from harness1.rows.calls import calls_of, trained_calls
 from harness1.runs.store import EpisodeStore, read_episodes
 from tests.models.test_chat_messages import check
@@ -350,8 +350,8 @@ def test_seeds_follow_the_episode_and_a_fork_goes_on_by_itself() -> None:
 
 def test_the_hash_names_model_settings_and_reserve_and_not_the_address() -> None:
     plain = policy_of(Hosted()).hash
-    assert make_policy("openai:gpt@http://a/v1", {}, Config()).hash != plain
-    one, other = (make_policy(f"openai:gpt@http://{host}/v1", {}, Config()).hash for host in "ab")
+    assert open_policy("openai:gpt@http://a/v1", {}, Config()).hash != plain
+    one, other = (open_policy(f"openai:gpt@http://{host}/v1", {}, Config()).hash for host in "ab")
     assert one == other
     assert policy_of(Hosted(), temperature=0.5).hash != plain
     assert ChatCompletionsPolicy(Hosted(), "gpt-2", RESERVE).hash != plain  # type: ignore[arg-type]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from harness1.config import Curation, Env, FanOut, Grep, Read, Review, Verification
+from harness1.episodes.rollout import rollout
 from harness1.policy.baselines import REPEATS, ROUNDS, RULES, ReflexPolicy
-from harness1.policy.registry import make_policy
+from harness1.policy.registry import open_policy
 from harness1.records import Chunk, Episode, StopReason, Task
-from harness1.rollout.rollout import rollout
 from tests.support import chunk, make_env, run, wide_corpus
 
 WORLD = wide_corpus(60)
@@ -95,7 +95,7 @@ def test_all_live_with_few_tools_and_turns(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", RULES)
 def test_they_are_policies_by_name_and_do_the_same_again(policy: str) -> None:
-    assert make_policy(policy, {}).name == policy
+    assert open_policy(policy, {}).name == policy
     assert [turn.memory_hash for turn in episode(policy).turns] == [turn.memory_hash for turn in episode(policy).turns]
     assert len({ReflexPolicy(name).hash for name in RULES}) == len(RULES)
 

@@ -12,14 +12,14 @@ import pytest
 
 from harness1.config import ChatPolicy, Env, Rendering
 from harness1.env.environment import SearchEnv
+from harness1.episodes.replay import replay_episode
+from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.formats.chat_format import ChatFormat
 from harness1.policy.language_model import LanguageModelPolicy, call_seed
 from harness1.policy.policy import counter_of
 from harness1.records import Episode, Sampling, Status, StopReason, Task, ToolCall
-from harness1.rollout.replay import replay_episode
-from harness1.rollout.rollout import rollout
 from harness1.rows.calls import calls_of, prompt_ids, trained_calls
 from harness1.runs.store import EpisodeStore, read_episodes
 from tests.support import call, curate, make_env, run, search, wide_corpus

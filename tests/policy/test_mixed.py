@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from harness1.env.render.context import Context
+from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision
-from harness1.policy.registry import check_policy, make_policy, needs_gold
+from harness1.policy.registry import check_policy, needs_gold, open_policy
 from harness1.policy.wrappers import MixedPolicy, SilentPolicy
 from harness1.records import DocId, Episode, Gold, Task, ToolCall
-from harness1.rollout.rollout import rollout
 from tests.support import END, Script, make_env, run, search
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")
@@ -75,7 +75,7 @@ def test_shares_that_are_none_are_refused(shares: tuple[float, ...]) -> None:
 
 def test_policies_and_shares_are_in_the_hash() -> None:
     hashes = {
-        make_policy(spec, GOLDS).hash for spec in ("mixed:0.5", "mixed:0.6", "silent:mixed:0.6", "oracle-teacher")
+        open_policy(spec, GOLDS).hash for spec in ("mixed:0.5", "mixed:0.6", "silent:mixed:0.6", "oracle-teacher")
     }
     assert len(hashes) == 4
 
@@ -92,7 +92,7 @@ def test_a_silent_policy_gives_no_reasons_and_does_the_same() -> None:
 def test_they_are_made_by_name(spec: str) -> None:
     check_policy(spec)
     assert needs_gold(spec) == ("random" not in spec)
-    assert run(rollout(make_env(), make_policy(spec, GOLDS), TASK)).turns
+    assert run(rollout(make_env(), open_policy(spec, GOLDS), TASK)).turns
 
 
 @pytest.mark.parametrize(

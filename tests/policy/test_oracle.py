@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from harness1.config import Env
+from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.oracle import OraclePolicy, wanted
 from harness1.records import ChunkId, DocId, Episode, Gold, StopReason, Task
 from harness1.reward.outcome import outcome
-from harness1.rollout.rollout import rollout
 from tests.support import CORPUS, WordRetriever, chunk, make_env, run
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")

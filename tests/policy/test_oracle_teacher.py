@@ -11,17 +11,17 @@ import pytest
 from harness1.config import Env, load_config
 from harness1.data.world.generate import world_source
 from harness1.env.render.context import Context
+from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.memory.entities import FUNCTION_WORDS
 from harness1.policy.policy import Decision, Session
-from harness1.policy.registry import make_policy, needs_gold
+from harness1.policy.registry import needs_gold, open_policy
 from harness1.policy.teacher.evidence import SeenEvidence
 from harness1.policy.teacher.queries import content_words, facet, parts, subject, topics
 from harness1.policy.teacher.reasons import LINES, line
 from harness1.policy.teacher.teacher import OracleTeacher
 from harness1.records import TAGS, Chunk, ChunkId, DocId, Episode, Gold, StopReason, Task, ToolCall, UnitId
 from harness1.reward.outcome import Outcome, outcome
-from harness1.rollout.rollout import rollout
 from tests.support import CORPUS, WordRetriever, chunk, make_env, run, text_of
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")
@@ -291,7 +291,7 @@ def test_a_fork_goes_on_alone() -> None:
 
 def test_it_is_a_policy_that_needs_gold() -> None:
     assert needs_gold("oracle-teacher")
-    assert isinstance(make_policy("oracle-teacher", {}), OracleTeacher)
+    assert isinstance(open_policy("oracle-teacher", {}), OracleTeacher)
     with pytest.raises(UsageError, match="gold of task t"):
         OracleTeacher({}).open(TASK, 0)
 

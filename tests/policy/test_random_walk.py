@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness1.config import Env, FanOut, Grep, Read, Review, Verification
+from harness1.episodes.rollout import rollout
 from harness1.policy.baselines import RandomPolicy
 from harness1.records import Episode, Task
-from harness1.rollout.rollout import rollout
 from tests.support import make_env, run, wide_corpus
 
 WORLD = wide_corpus(30)

@@ -6,10 +6,10 @@ import pytest
 
 from harness1.config import Curation, Env
 from harness1.env.render.context import Context
+from harness1.episodes.rollout import rollout
 from harness1.policy.policy import Decision
 from harness1.policy.wrappers import ReasonedPolicy, asking
 from harness1.records import Task, ToolCall
-from harness1.rollout.rollout import rollout
 from harness1.tools.registry import Toolbox
 from tests.support import CORPUS, Script, call, make_env, run
 

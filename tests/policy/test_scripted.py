@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from harness1.config import Env, load_config
+from harness1.episodes.rollout import rollout
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import ScriptedPolicy, claim
 from harness1.records import Episode, StopReason, Task
-from harness1.rollout.rollout import rollout
 from tests.support import CORPUS, chunk, make_env, run
 
 ALL_OFF = " ".join(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from harness1.config import AutoPopulate, Curation, Env, Search
+from harness1.episodes.rollout import rollout
 from harness1.policy.baselines import SingleShotPolicy
 from harness1.records import Episode, Task
-from harness1.rollout.rollout import rollout
 from tests.support import CORPUS, chunk, make_env, run
 
 TASK = Task("t", "common words 3")

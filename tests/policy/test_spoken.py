@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness1.config import ChatPolicy, Env, Rendering
+from harness1.episodes.replay import replay_episode
+from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault
 from harness1.models.backend import SampledOutput
 from harness1.policy.baselines import RandomPolicy
@@ -13,8 +15,6 @@ from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy, in_student_format
 from harness1.records import Episode, Status, Task, ToolCall
-from harness1.rollout.replay import replay_episode
-from harness1.rollout.rollout import rollout
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.tools.registry import Toolbox
 from tests.support import END, Script, curate, make_env, run, search, wide_corpus

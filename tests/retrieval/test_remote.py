@@ -19,16 +19,16 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.env.environment import SearchEnv
+from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.http.client import CONNECTIONS
-from harness1.policy.registry import make_policy
+from harness1.policy.registry import open_policy
 from harness1.records import ChunkId, DocId, Status, Task
 from harness1.retrieval.engines.remote import RemoteRetriever
 from harness1.retrieval.engines.search_r1 import SearchR1Retriever
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
 from harness1.retrieval.wire import About
-from harness1.rollout.rollout import rollout
 from harness1.runs.store import read_episodes
 from tests.serving import HOST, imitating, process_serving, serving
 from tests.support import CORPUS, WordRetriever, make_env, run
@@ -85,7 +85,7 @@ def test_an_episode_over_the_wire_is_the_episode_over_the_retriever_itself() -> 
     near = make_env()
     with serving(WordRetriever(CORPUS)) as url:
         far = SearchEnv(Config().env, open_retriever(url, QUICK), machine=QUICK.machine)
-        here, there = (run(rollout(env, make_policy("scripted", {}), task)) for env in (near, far))
+        here, there = (run(rollout(env, open_policy("scripted", {}), task)) for env in (near, far))
     assert there.status is Status.COMPLETED
     assert msgspec.structs.replace(there, stage_ms={}) == msgspec.structs.replace(here, stage_ms={})
 

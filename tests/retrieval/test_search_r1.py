@@ -12,15 +12,15 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.env.environment import SearchEnv
+from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError
 from harness1.hashing import text_digest
-from harness1.policy.registry import make_policy
+from harness1.policy.registry import open_policy
 from harness1.records import Chunk, ChunkId, DocId, Status, Task
 from harness1.retrieval.engines import search_r1
 from harness1.retrieval.engines.search_r1 import SearchR1Retriever
 from harness1.retrieval.ordering import total_order
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
-from harness1.rollout.rollout import rollout
 from tests.serving import imitating, serving
 from tests.support import CORPUS, QUICK, WordRetriever, run
 
@@ -177,6 +177,6 @@ def test_our_own_server_is_a_peer_too_and_an_episode_runs_over_it() -> None:
         assert isinstance(found, SearchResult)
         assert (found.hits[0].chunk.title, found.hits[0].chunk.text) == (CORPUS[0].title, CORPUS[0].text)
         env = SearchEnv(NO_GREP.env, retriever, machine=QUICK)
-        episode = run(rollout(env, make_policy("scripted", {}), Task("t", "Where did the father of Ada Lovelace die?")))
+        episode = run(rollout(env, open_policy("scripted", {}), Task("t", "Where did the father of Ada Lovelace die?")))
     assert episode.status is Status.COMPLETED
     assert "byron#0" in episode.pool

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from rich.pretty import pretty_repr
 
 from harness1.config import Config, load_config
+from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
 from harness1.policy.baselines import SingleShotPolicy
 from harness1.policy.scripted import ScriptedPolicy
@@ -28,7 +29,6 @@ from harness1.retrieval.engines.page_cache import Page, PageCache, WebRequest, a
 from harness1.retrieval.engines.web import WebRetriever, open_web
 from harness1.retrieval.ordering import total_order
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
-from harness1.rollout.rollout import rollout
 from tests.support import Script, call, make_env, search
 
 KEYS = ("sk-search-4711", "sk-read-0815")

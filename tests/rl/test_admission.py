@@ -11,6 +11,7 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, run_chunk
 from harness1.errors import SchemaError, UsageError
 from harness1.records import Curated, Episode, Gold, RewardRecord, Task
 from harness1.retrieval.index.build import build_index
@@ -33,7 +34,6 @@ from harness1.rl.admission.judgement import (
 )
 from harness1.rl.admission.report import ORDER, REPORT, AdmissionReport, admitted_tasks, read_report, readme
 from harness1.rl.admission.run import Check, check, reported
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, run_chunk
 
 CONFIG = load_config(None, ["reward.recipe=robust", "machine.workers=1", "machine.bootstrap=20"])
 PAPER = load_config(None, ["machine.workers=1"])

@@ -13,11 +13,11 @@ from trl.trainer.utils import nanstd
 
 from harness1.config import AutoPopulate, Env, Search
 from harness1.env.environment import SearchEnv
+from harness1.episodes.replay import replay_env
+from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError
 from harness1.records import Episode, Task
 from harness1.rl.advantages import STD_EPSILON, Kind, advantages, anchor_advantages, anchor_keys, has_signal
-from harness1.rollout.replay import replay_env
-from harness1.rollout.rollout import rollout
 from tests.support import END, Script, curate, make_env, run, search
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

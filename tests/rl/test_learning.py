@@ -19,13 +19,13 @@ import torch
 from safetensors.torch import load_file
 
 from harness1.config import Config
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Episode
 from harness1.rl.learning import EPISODES, STATE, Learning, learn
 from harness1.rl.training_rows import training_rows
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
 from harness1.rows.row import TrainRow
 from harness1.runs.stage import read_stage
 from harness1.runs.store import read_episodes

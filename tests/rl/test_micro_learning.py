@@ -11,10 +11,10 @@ import pytest
 from benchmarks.learn import learned
 from benchmarks.micro import MICRO, Start
 from harness1.config import load_config
+from harness1.episodes.replay import replay_episode
 from harness1.rl.admission.report import admitted_tasks, read_report
 from harness1.rl.learning import EPISODES
 from harness1.rl.pivots.profile import read_pivots
-from harness1.rollout.replay import replay_episode
 from harness1.runs.store import read_episodes
 from harness1.train.log import read_log
 from tests.cli.commands import Command, command_in_process

@@ -9,6 +9,8 @@ import pytest
 
 from harness1.config import Env, Machine, Pivots, load_config
 from harness1.env.verifiers.lexical import LexicalVerifier
+from harness1.episodes.jobs import EpisodeJob
+from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.policy.baselines import RandomPolicy
@@ -19,8 +21,6 @@ from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import DocId, Episode, Gold, RewardTerm, Sampling, Status, StopReason, Task, ToolCall
 from harness1.rl.pivots import rollouts as pivot_rollouts
 from harness1.rl.pivots.rollouts import PivotRollouts, PivotWorld, Place, Scene
-from harness1.rollout.jobs import EpisodeJob
-from harness1.rollout.rollout import rollout
 from harness1.rows.calls import calls_of, captured_calls, prompt_ids
 from harness1.rows.row import per_request
 from harness1.sft.rerender import rerendered

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from harness1.config import Env, Pivots, load_config
+from harness1.episodes.rollout import rollout
 from harness1.memory.working_memory import WorkingMemory
 from harness1.policy.baselines import RandomPolicy
 from harness1.records import DocId, Gold, Task, ToolCall, UnitId
 from harness1.rl.pivots.verifier import Effect, Ruling, Situation, Standing, judge, standing
-from harness1.rollout.rollout import rollout
 from tests.support import END, call, chunk, curate, make_env, play, run, search, wide_corpus
 
 WANTED = tuple(frozenset({UnitId(name)}) for name in ("gold-a", "gold-b"))

@@ -14,6 +14,7 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.env.render.context import Context
+from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.policy.policy import Decision
@@ -22,7 +23,6 @@ from harness1.records import DocId, Episode, RewardRecord, RewardTerm, Task, Too
 from harness1.retrieval.index.build import build_index
 from harness1.rl.pivots.profile import PIVOTS, README, Pivot, Profile, keep, open_training, profile, read_pivots
 from harness1.rl.pivots.rollouts import PivotWorld, Place, Scene
-from harness1.rollout.jobs import EpisodeJob
 from harness1.runs.stage import read_stage
 from harness1.runs.store import latest_episodes
 from harness1.sft.teacher_run import TeacherRun, open_runs

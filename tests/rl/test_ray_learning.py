@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness1.config import Fleet
+from harness1.episodes.jobs import EpisodeSetup
 from harness1.rl.learning import Learning, learn
 from harness1.rl.ray_rollouts import RayRollouts
-from harness1.rollout.jobs import EpisodeSetup
 from harness1.train.log import read_log
 from tests.cli.commands import command_in_process
 from tests.rl.small_start import SETTINGS, small_start

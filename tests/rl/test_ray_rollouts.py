@@ -16,10 +16,10 @@ import ray
 from ray.cluster_utils import Cluster
 
 from harness1.config import Fleet
+from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.records import Episode, Hashes, Status, StopReason, Task
 from harness1.rl.ray_rollouts import RayRollouts
-from harness1.rollout.jobs import EpisodeJob
 
 pytestmark = pytest.mark.ray
 STORE = 80 * 2**20

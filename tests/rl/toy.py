@@ -16,6 +16,7 @@ import msgspec
 from torch import Tensor
 
 from harness1.config import Config
+from harness1.episodes.jobs import EpisodeJob
 from harness1.hashing import digest
 from harness1.models.transformers.backend import TransformersBackend, open_transformers
 from harness1.policy.language_model import call_seed
@@ -35,7 +36,6 @@ from harness1.records import (
     Turn,
 )
 from harness1.rl.task_stream import PlacedTask
-from harness1.rollout.jobs import EpisodeJob
 
 TURNS, LENGTH = 2, 4
 GOOD = 128

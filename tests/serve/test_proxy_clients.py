@@ -19,11 +19,11 @@ import pytest
 
 from harness1.config import ChatPolicy, Config, Env, Machine, Model
 from harness1.env.render.pieces import TokenCounter
+from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy
 from harness1.records import Episode, Status, Task
-from harness1.rollout.rollout import rollout
 from harness1.rows.merging import prefix_merging
 from harness1.runs.stage import read_stage
 from harness1.serve.proxy.chat_upstream import ChatUpstream

@@ -19,6 +19,7 @@ from harness1.config import Config, Gates, Sft, load_config
 from harness1.data.formats import beir
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv, env_hash
+from harness1.episodes.rollout import rollout
 from harness1.errors import SchemaError, UsageError
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.models.formats.chat_format import ChatFormat
@@ -30,7 +31,6 @@ from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Status, Turn
 from harness1.retrieval.index.build import build_index
 from harness1.retrieval.open import open_retriever
-from harness1.rollout.rollout import rollout
 from harness1.rows import file as row_file
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.rows.file import RowFile

@@ -17,14 +17,14 @@ from harness1.config import Config, load_config
 from harness1.data.formats import beir
 from harness1.data.open import open_source
 from harness1.data.source import Source
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
+from harness1.episodes.processes import FEW, run_episodes
+from harness1.episodes.replay import replay_env, replay_episode
 from harness1.errors import UsageError
 from harness1.models.formats.registry import open_format
 from harness1.models.tokenizer import FastTokenizer
 from harness1.records import Episode, Status
 from harness1.retrieval.index.build import build_index
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup
-from harness1.rollout.processes import FEW, run_episodes
-from harness1.rollout.replay import replay_env, replay_episode
 from harness1.rows.calls import prompt_ids
 from harness1.runs.folder import run_config
 from harness1.runs.stage import read_stage

@@ -9,9 +9,9 @@ import pytest
 
 from harness1.config import Env, Gates
 from harness1.data.query_overlap import KnownQueries
+from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.records import DocId, Episode, Gold, ModelCall, Status, Task
-from harness1.rollout.rollout import rollout
 from harness1.sft.gates import (
     GateCounts,
     TeacherEpisode,

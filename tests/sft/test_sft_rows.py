@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from harness1.config import Env, Sft, load_config
+from harness1.episodes.replay import replay_env
+from harness1.episodes.rollout import rollout
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, ModelCall, Sampling, Task, Turn
-from harness1.rollout.replay import replay_env
-from harness1.rollout.rollout import rollout
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.rows.row import TrainRow
 from harness1.sft.rows import EpisodeRows, Origin, has_token_ids, row_tokens, sft_rows

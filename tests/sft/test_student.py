@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 
 from harness1.config import Config, Lora, load_config
 from harness1.data.open import open_source
+from harness1.episodes.rollout import rollout
 from harness1.errors import SchemaError, UsageError
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Status, Task
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
-from harness1.rollout.rollout import rollout
 from harness1.rows.file import RowFile
 from harness1.runs.stage import read_stage
 from harness1.sft.data_card import CARD, HELD_OUT, TRAIN, read_card

@@ -16,11 +16,11 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from harness1.config import Sft, load_config
 from harness1.data.world.generate import world_source
+from harness1.episodes.rollout import rollout
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode
-from harness1.rollout.rollout import rollout
 from harness1.rows.row import TrainRow
 from harness1.sft.rows import Origin, sft_rows
 from harness1.tools.registry import Toolbox

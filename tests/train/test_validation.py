@@ -13,13 +13,13 @@ from harness1.config import Env, Validation, load_config
 from harness1.data.world.generate import world_source
 from harness1.env.environment import SearchEnv
 from harness1.env.render.context import Context
+from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import Sampling, Task, ToolCall
 from harness1.reward.outcome import outcome
-from harness1.rollout.rollout import rollout
 from harness1.rows.row import TrainRow
 from harness1.tools.registry import Toolbox
 from harness1.train.validation import HIGHER, Best, HeldOutTurn, episode_metrics, held_out_turns, is_valid, turn_metrics

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from harness1.config import Config
 from harness1.data.open import open_source
+from harness1.episodes.rollout import rollout
 from harness1.policy.policy import Policy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Chunk, Episode, Task, ToolCall
 from harness1.reward.composite import score
-from harness1.rollout.rollout import rollout
 from harness1.runs.folder import shown_config
 from harness1.runs.stage import Stage
 from harness1.runs.store import EpisodeStore

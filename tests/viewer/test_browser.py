@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from harness1.config import Config
-from harness1.rollout.replay import replay_env
+from harness1.episodes.replay import replay_env
 from harness1.runs.store import read_episodes
 from harness1.viewer.write import Asked, write_view
 from tests.support import END, Script, curate, search

@@ -5,10 +5,10 @@ import pytest
 
 from harness1.config import Env
 from harness1.env.render.context import Context
+from harness1.episodes.rollout import rollout
 from harness1.policy.policy import Decision, Policy, Session
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Gold, Task
-from harness1.rollout.rollout import rollout
 from harness1.viewer.episode_view import EpisodeView, Viewed
 from tests.support import END, make_env, run, search
 from tests.viewer.making import DOCUMENTS, GOLD, HOSTILE, QUESTION, script

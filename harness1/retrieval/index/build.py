@@ -56,9 +56,16 @@ def build_index(
     progress: Progress | None = None,
     machine: config.Machine = config.Machine(),
 ) -> IndexInfo:
-    """Cut, analyse, embed and store a corpus as the next generation of an index folder, which is made if need be.
+    """Build the next generation of an index folder from a corpus; the folder is made if need be.
 
-    Embeddings of an interrupted or earlier build are taken up, where the text is the same.
+    Embeddings from an interrupted or earlier build are used again where the text is the same.
+
+    Args:
+        documents: with unique ids, such as `open_source(...).documents()`.
+        out: the folder that `open_retriever` opens.
+        settings: decide the chunks (sizes in tokens), the scored unit and the embeddings.
+        progress: is called with the number of texts done, and how many of them had to be embedded.
+        run: names devices and threads for the embedding model.
 
     Raises:
         CorpusError: there are no documents, two share an id, or the id of a chunk is also that of another document;

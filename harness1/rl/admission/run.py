@@ -12,7 +12,7 @@ from harness1.config import Config
 from harness1.env.environment import env_hash
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
-from harness1.policy.registry import make_policy
+from harness1.policy.registry import open_policy
 from harness1.records import Episode, Gold, RewardRecord, Task
 from harness1.rl.admission.judgement import ORACLE, POLICIES, TWICE, Trial, admission_of, ideal, scoring_of, trial
 from harness1.rl.admission.report import README, REPORT, AdmissionReport, Trials, earnings, ranking, read_report, readme
@@ -70,7 +70,7 @@ class Check:
         """The card of the folder before anything is done; equal work has an equal one."""
         inputs = {
             **self.evaluation(TWICE).stage().inputs,
-            "policy": {name: make_policy(name, {}).hash for name in POLICIES},
+            "policy": {name: open_policy(name, {}).hash for name in POLICIES},
         }
         return Stage(VERB, inputs, hashes={"reward": self.config.reward_hash})
 

@@ -19,6 +19,7 @@ import msgspec
 from harness1.config import Config, Env
 from harness1.env.environment import env_hash
 from harness1.env.verifiers.open import open_verifier
+from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import ConfigError, InfrastructureFault, SchemaError, UsageError
 from harness1.hashing import digest, file_digest
 from harness1.models.checkpoint import differences
@@ -28,7 +29,6 @@ from harness1.records import Episode, EpisodeKey, Record, Status, Task, Turn
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.rl.pivots.rollouts import PivotRollouts, PivotWorld, Place, Publish, Scene
 from harness1.rl.pivots.verifier import REVISION
-from harness1.rollout.jobs import EpisodeJob
 from harness1.runs.files import write_atomically
 from harness1.runs.journal import read_lines
 from harness1.runs.stage import STAGE, Stage, read_stage, refuse_foreign, refuse_other, under_way

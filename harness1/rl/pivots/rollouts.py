@@ -15,6 +15,9 @@ from harness1.env.environment import SearchEnv, State, Step, env_hash
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import TokenCounter
 from harness1.env.verifiers.protocol import Verifier
+from harness1.episodes.jobs import EpisodeJob
+from harness1.episodes.rollout import rollout
+from harness1.episodes.stages import Finished, Pipeline, StageFailure, StageLimits
 from harness1.errors import ConfigError, HarnessError, SchemaError, UsageError
 from harness1.hashing import digest
 from harness1.memory.working_memory import WorkingMemory
@@ -35,9 +38,6 @@ from harness1.records import (
 from harness1.retrieval.protocol import Retriever
 from harness1.reward.outcome import targets
 from harness1.rl.pivots.verifier import Effect, Ruling, Situation, Standing, judge, standing
-from harness1.rollout.jobs import EpisodeJob
-from harness1.rollout.rollout import rollout
-from harness1.rollout.stages import Finished, Pipeline, StageFailure, StageLimits
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,19 +14,19 @@ from harness1.config import Config
 from harness1.env.environment import SearchEnv, env_hash
 from harness1.env.verifiers.open import open_verifier
 from harness1.env.verifiers.protocol import Verifier
+from harness1.episodes.rollout import rollout
+from harness1.episodes.stages import Finished, Pipeline, StageFailure, StageLimits, StageName
 from harness1.errors import HarnessError, InfrastructureFault
 from harness1.hashing import digest
 from harness1.models.formats.chat_format import ChatFormat
 from harness1.models.open import format_at
 from harness1.policy.policy import Policy, counter_of
-from harness1.policy.registry import make_policy, needs_gold
+from harness1.policy.registry import needs_gold, open_policy
 from harness1.policy.wrappers import ReasonedPolicy, in_student_format
 from harness1.records import Episode, Gold, Hashes, Record, Status, StopReason, Task
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
 from harness1.reward.composite import score
-from harness1.rollout.rollout import rollout
-from harness1.rollout.stages import Finished, Pipeline, StageFailure, StageLimits, StageName
 
 Scorable = tuple["EpisodeJob", Episode]
 Depths = Callable[[], Mapping[str, int]]
@@ -80,7 +80,7 @@ class EpisodeSetup:
         if not needs_gold(self.policy):
             return _policy(self.policy, self.config)
         golds: dict[str, Gold] = {job.task.task_id: job.task.gold for job in jobs if job.task.gold is not None}
-        return make_policy(self.policy, golds, self.config)
+        return open_policy(self.policy, golds, self.config)
 
 
 def ignore_depths(_: Depths) -> None:
@@ -211,7 +211,7 @@ def _verifier(config: Config) -> Verifier:
 @lru_cache(maxsize=2)
 def _policy(spec: str, config: Config) -> Policy:
     """A policy is made once for each process: its model, or the record that it repeats, may be large."""
-    return make_policy(spec, {}, config)
+    return open_policy(spec, {}, config)
 
 
 @lru_cache(maxsize=2)

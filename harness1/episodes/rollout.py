@@ -28,33 +28,29 @@ async def rollout(
     group_id: str | None = None,
     on_step: OnStep | None = None,
 ) -> Episode:
-    """Run one episode to its end.
+    """Play one episode to its end and return its record, without a reward.
 
-    An infrastructure fault does not raise: it makes the episode invalid (`Status.INFRA_ERROR`), with what was recorded
-    until then. `on_step` is called after every step.
+    An infrastructure fault does not raise: the episode ends as invalid (`Status.INFRA_ERROR`), with everything that was
+    recorded until then. So does an episode that takes longer than `episode_deadline_s` seconds.
+
+    Args:
+        env: is reset; nothing else may use it until the episode ends.
+        policy: opens one session for the episode.
+        task: its gold is hidden from both.
+        seed: seeds the session, and enters the episode's id.
+        sample_idx: counts from 0 the episodes of one task.
+        group_id: names the group that the episode is compared with in training.
+        on_step: is called after every step.
+
+    Raises:
+        UsageError: the policy cannot play this task: an oracle without its gold, a record without its query.
     """
     public = task.public()
     hashes = Hashes(env.hash, policy.hash, env.retriever.info.index_hash, env.counter.hash)
     turns: list[Turn] = []
     segments: dict[str, tuple[int, ...]] = {}
-    session: Session | None = None
     clock = _Clock()
-    error = None
-    deadline = asyncio.timeout(env.world.machine.episode_deadline_s)
-    try:
-        async with deadline:
-            context = await env.reset(public)
-            session = policy.open(public, seed)
-            stop = await _play(env, session, context, turns, segments, clock, on_step)
-    except TimeoutError:
-        if not deadline.expired():
-            raise
-        stop, error = StopReason.FAULT, f"the episode took more than {env.world.machine.episode_deadline_s:g} s"
-    except InfrastructureFault as fault:
-        stop, error = StopReason.FAULT, str(fault)
-    if stop is StopReason.FAULT and (cut := getattr(session, "pending", None)) is not None:
-        turns.append(_failed_turn(env, cut))
-        segments |= cut.segments
+    stop, error = await _run(env, policy, public, seed, turns, segments, clock, on_step)
     memory = env.state.memory
     versions = [version for turn in turns for call in turn.calls for version in _versions(call)]
     return Episode(
@@ -78,6 +74,36 @@ async def rollout(
         segments=segments,
         counts=_counts(env, segments),
     )
+
+
+async def _run(
+    env: SearchEnv,
+    policy: Policy,
+    task: Task,
+    seed: int,
+    turns: list[Turn],
+    segments: dict[str, tuple[int, ...]],
+    clock: _Clock,
+    on_step: OnStep | None,
+) -> tuple[StopReason, str | None]:
+    """Play within the deadline; return what ended the episode and, if the infrastructure failed, how."""
+    session: Session | None = None
+    deadline = asyncio.timeout(env.world.machine.episode_deadline_s)
+    try:
+        async with deadline:
+            context = await env.reset(task)
+            session = policy.open(task, seed)
+            return await _play(env, session, context, turns, segments, clock, on_step), None
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        error = f"the episode took more than {env.world.machine.episode_deadline_s:g} s"
+    except InfrastructureFault as fault:
+        error = str(fault)
+    if (cut := getattr(session, "pending", None)) is not None:
+        turns.append(_failed_turn(env, cut))
+        segments |= cut.segments
+    return StopReason.FAULT, error
 
 
 async def _play(

@@ -23,7 +23,7 @@ from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, Se
 
 
 class ReplayReport(Record):
-    """`turns` were replayed, `equal` of them with all hashes equal; `difference` says where the first one was not."""
+    """The result of a replay: `equal` of `turns` have equal hashes; `difference` says where the first one has not."""
 
     turns: int
     equal: int
@@ -70,12 +70,13 @@ def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) 
 
 
 def replay_episode(episode: Episode, env: Env, counter: TokenCounter | None = None) -> ReplayReport:
-    """Rebuild an episode offline; compare observations and hashes at every turn, and at the end what was delivered.
+    """Rebuild an episode from its record alone; compare every observation and hash, and the delivered set.
 
-    Context hashes are compared where the counter is the one that the episode was rendered with.
+    Context hashes are compared only where `counter` is the one that the episode was rendered with (default: its own).
 
     Raises:
         ConfigError: the episode was recorded under another environment configuration.
+        SchemaError: the record lacks a token count that a context was measured with.
     """
     twin = replay_env(episode, env, counter)
 

@@ -17,11 +17,11 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
 from typing import Any
 
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths, run_chunk, run_staged
 from harness1.errors import InfrastructureFault
 from harness1.models.open import is_model
 from harness1.records import Episode, decode_episode, encode_episode
 from harness1.retrieval.open import is_exclusive
-from harness1.rollout.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths, run_chunk, run_staged
 
 POLL_S = 2.0
 """Seconds without a result after which somebody looks whether all workers are there."""

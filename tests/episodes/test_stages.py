@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import stages
+from harness1.episodes.stages import Finished, Pipeline, StageFailure, StageLimits
 from harness1.errors import ConfigError, InfrastructureFault
-from harness1.rollout.stages import Finished, Pipeline, StageFailure, StageLimits
 
 Value = TypeVar("Value")
 WORK = ("init", "run", "post")

@@ -11,6 +11,8 @@ from msgspec.structs import replace
 
 from harness1.config import Compression, Curation, Env, Read, Rendering, Search
 from harness1.env.render.pieces import ApproximateCounter
+from harness1.episodes.replay import ReplayReport, replay_env, replay_episode, replay_live
+from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError
 from harness1.policy.baselines import RandomPolicy
 from harness1.records import (
@@ -28,8 +30,6 @@ from harness1.records import (
     decode_episode,
     encode_episode,
 )
-from harness1.rollout.replay import ReplayReport, replay_env, replay_episode, replay_live
-from harness1.rollout.rollout import rollout
 from tests.support import (
     CORPUS,
     END,

@@ -17,12 +17,12 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.env.render.context import Context
+from harness1.episodes.jobs import Depths, EpisodeJob, EpisodeSetup, run_staged
+from harness1.episodes.processes import run_episodes
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.policy.policy import Decision, Policy
 from harness1.records import Episode, Status, Task
 from harness1.retrieval.index.build import build_index
-from harness1.rollout.jobs import Depths, EpisodeJob, EpisodeSetup, run_staged
-from harness1.rollout.processes import run_episodes
 from tests.support import Script
 
 SOURCE = open_source("world:100")
@@ -76,7 +76,7 @@ def test_every_episode_is_scored(index: str) -> None:
 
 def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     running, most = 0, 0
-    from harness1.rollout import jobs as runner
+    from harness1.episodes import jobs as runner
 
     original = runner.rollout
 
@@ -95,7 +95,7 @@ def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: py
 
 
 def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness1.rollout import processes as runner
+    from harness1.episodes import processes as runner
 
     begun: list[EpisodeSetup] = []
     original = runner._drain
@@ -115,7 +115,7 @@ def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.Monkey
 
 
 def test_a_file_that_one_process_can_open_is_left_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness1.rollout import processes as runner
+    from harness1.episodes import processes as runner
 
     ran: list[int] = []
     monkeypatch.setattr(runner, "run_chunk", lambda _, chunk: ran.append(len(chunk)) or [])
@@ -202,7 +202,7 @@ def test_what_the_user_must_mend_ends_a_run_of_a_model(index: str) -> None:
 
 
 def test_a_fault_in_scoring_is_that_episodes_own(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness1.rollout import jobs as runner
+    from harness1.episodes import jobs as runner
 
     real = runner.score
 

@@ -1,0 +1,94 @@
+"""The library's face: public names by one import, each documented, and nothing loaded before it is used."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness1
+
+ROOT = Path(__file__).parent.parent
+NAMES = [name for name in harness1.__all__ if name != "__version__"]
+UNITS = {
+    "Config": (),
+    "Env": ("tokens", "arXiv 2606.02373"),
+    "Episode": ("natural logarithms", "design section 4"),
+    "EpisodeStore": ("bytes", "int32", "float32"),
+    "Evaluation": ("episodes for each task",),
+    "Gold": ("TREC grades",),
+    "ScriptedPolicy": ("documents",),
+    "SearchEnv": ("tokens", "seconds", "arXiv 2606.02373"),
+    "Task": (),
+    "build_index": ("sizes in tokens",),
+    "evaluate": ("share of 1", "95 %", "trec_eval"),
+    "load_config": ("arXiv 2606.02373",),
+    "open_policy": (),
+    "open_retriever": ("seconds",),
+    "open_source": (),
+    "read_episodes": ("bytes",),
+    "replay_episode": (),
+    "rollout": ("seconds",),
+    "score": ("no unit", "arXiv 2606.02373"),
+}
+"""For each name the units of its numbers and the source of its formulas, as its docstring writes them."""
+SAFE = ("Episode", "Evaluation", "Gold", "ScriptedPolicy", "Task", "Env")
+"""Values: making one raises nothing of ours."""
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    return done.stdout.strip()
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    loaded = run("import sys; before = {*sys.modules}; import harness1; print(*sorted({*sys.modules} - before))")
+    assert {name for name in loaded.split() if name.partition(".")[0] not in sys.stdlib_module_names} == {"harness1"}
+
+
+def test_a_name_is_the_same_whichever_module_was_imported_first() -> None:
+    """A package of that name would take its place."""
+    for name in NAMES:
+        home = getattr(harness1, name).__module__
+        code = f"import {home}, harness1; from harness1 import {name}; print({name}.__module__, {name}.__name__)"
+        assert run(code) == f"{home} {name}"
+        assert not (ROOT / "harness1" / name).is_dir()
+        assert not (ROOT / "harness1" / f"{name}.py").exists()
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'harness1' has no attribute 'Searchenv'"):
+        _ = harness1.Searchenv  # type: ignore[attr-defined]
+    assert set(harness1.__all__) <= set(dir(harness1))
+
+
+def test_type_checkers_see_the_names_that_are_imported() -> None:
+    tree = (ROOT / "harness1" / "__init__.py").read_text()
+    block = tree[tree.index("if TYPE_CHECKING:") : tree.index("__version__")]
+    scope: dict[str, Any] = {}
+    exec(inspect.cleandoc(block.partition("\n")[2]), scope)
+    assert {name: scope[name] for name in NAMES} == {name: getattr(harness1, name) for name in NAMES}
+    assert (ROOT / "harness1" / "py.typed").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_says_what_it_is_what_it_raises_its_units_and_its_source(name: str) -> None:
+    value = getattr(harness1, name)
+    said = inspect.cleandoc(value.__doc__ or "")
+    assert said
+    assert ("Raises:" in said) is (name not in SAFE)
+    flat = " ".join(said.split())
+    assert [words for words in UNITS[name] if words not in flat] == []
+    assert "Args:" in said or not inspect.isfunction(value) or len(inspect.signature(value).parameters) < 4
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" in settings["project"]["dynamic"]
+    assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "harness1.__version__"}
+    assert all(part.isdecimal() for part in harness1.__version__.split("."))
