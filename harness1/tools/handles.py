@@ -1,4 +1,4 @@
-"""Turning the handles that a policy writes into pooled units, with a note for those that name nothing."""
+"""Resolves the handles that a policy writes, with a note for those that name nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN_HANDLES = 5
 
 
 def resolve_all(memory: WorkingMemory, references: Iterable[str]) -> tuple[dict[str, UnitId], list[str]]:
-    """The units that references name, in order, and the references that name nothing."""
+    """Return the units that references name, in order, and the references that name nothing."""
     resolved: dict[str, UnitId] = {}
     unknown: list[str] = []
     for reference in dict.fromkeys(references):
@@ -26,11 +26,11 @@ def resolve_all(memory: WorkingMemory, references: Iterable[str]) -> tuple[dict[
 
 
 def unknown_handles(references: list[str]) -> Note:
-    """Tells the policy that it named documents which no search has returned."""
+    """Return the note on documents that no search has returned."""
     return Note("unknown_handles", named(references))
 
 
 def named(references: list[str]) -> dict[str, Any]:
-    """A note's data on handles as the policy wrote them: the first ones, cut, and how many they are."""
+    """Return a note's data on handles as the policy wrote them: the first ones, cut, and their number."""
     shown = [reference[:SHOWN_CHARACTERS] for reference in references[:SHOWN_HANDLES]]
     return {"handles": shown, "count": len(references)}

@@ -1,4 +1,4 @@
-"""Queries as a policy writes them, put into the words that the corpus is searched for."""
+"""Puts queries as a policy writes them into the words that the corpus is searched for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from harness1.tools.handles import named
 
 
 class Queries(Record):
-    """Distinct queries in words; none are left where `refusal` says why. `resolved` holds the entity handles that were
-    used, with their names."""
+    """Distinct queries in words, empty if there is a `refusal`. `resolved` maps the entity handles that were used to
+    names."""
 
     queries: tuple[str, ...]
     resolved: dict[str, str] = {}
@@ -21,7 +21,7 @@ class Queries(Record):
 
 
 def spelled(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Queries:
-    """Queries on one line each, with the names that entity handles stand for.
+    """Put queries on one line each, with names in place of entity handles.
 
     A word such as E7 that is no handle of this episode is searched for as it stands, and told; a query of nothing else
     is left out.
