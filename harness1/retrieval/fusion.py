@@ -1,4 +1,4 @@
-"""Reciprocal rank fusion: one ranking out of several, without comparing their scores."""
+"""Reciprocal rank fusion: merges rankings without comparing their scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness1.retrieval.ordering import total_order
 def rrf(
     rankings: Sequence[Sequence[ChunkId]], k: float = 60, weights: Sequence[float] | None = None
 ) -> list[tuple[ChunkId, float]]:
-    """Every id of the rankings with the sum of `weight / (k + rank)`, best first, in the total order.
+    """Return every id of the rankings with the sum of `weight / (k + rank)`, best first, in the total order.
 
     Ranks count from 1; a ranking that lacks an id gives it nothing. An id that stands twice in a ranking counts where
     it stands first. From: Cormack, Clarke, Buettcher, "Reciprocal rank fusion outperforms Condorcet and individual

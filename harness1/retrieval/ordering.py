@@ -18,13 +18,13 @@ STEP = 1e-4
 
 
 def score_levels(scores: NDArray[np.floating], top: float) -> NDArray[np.float64]:
-    """Scores as whole multiples of `STEP * |top|`; where the top is 0, of `STEP`."""
+    """Return scores as whole multiples of `STEP * |top|`, or of `STEP` if the top is 0."""
     rounded: NDArray[np.float64] = np.rint(scores.astype(np.float64) / ((abs(top) or 1.0) * STEP))
     return rounded
 
 
 def total_order(scored: Iterable[tuple[ChunkId, float]], k: int | None = None) -> list[tuple[ChunkId, float]]:
-    """The best `k` pairs of id and score, or all of them, best first.
+    """Return the best `k` pairs of id and score, or all of them, best first.
 
     Args:
         scored: ids, each once, with any finite scores; higher is better.
@@ -39,7 +39,7 @@ def total_order(scored: Iterable[tuple[ChunkId, float]], k: int | None = None) -
 
 
 def best_first(scores: NDArray[np.floating], ranks: NDArray[np.integer], k: int | None = None) -> NDArray[np.intp]:
-    """The same order over vectors: the places of the best `k` scores, or of all of them, best first.
+    """Return the places of the best `k` scores, or of all of them, in the total order.
 
     Args:
         scores: any finite scores of chunks; higher is better.
