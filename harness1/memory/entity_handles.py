@@ -107,7 +107,7 @@ def in_handles(query: str, entities: Mapping[str, str]) -> str:
 
 
 def _places(name: str, text: str) -> Iterator[tuple[int, int]]:
-    """Return the spans where a name stands as whole words. Searching avoids compiling a pattern for each name."""
+    """Yield the spans where a name stands as whole words. Searching avoids compiling a pattern for each name."""
     start = text.find(name)
     while start >= 0:
         end = start + len(name)

@@ -32,11 +32,11 @@ FILES = {
     ),
     "train": (("hotpot_train_v*.json", "distractor/train-*.parquet"),),
 }
-"""For each split its files: one of each group, if there is one. The two of `dev` ask the same with other contexts."""
+"""The files of each split: one of each group, if there is one. The two of `dev` ask the same with other contexts."""
 
 
 def open_hotpotqa(root: Path, fault: Fault) -> Source:
-    """The questions of a folder, or of one file, over the paragraphs of their contexts."""
+    """Open the questions of a folder, or of one file, over the paragraphs of their contexts."""
     files = _files(root)
     problems: list[str] = []
 
@@ -50,7 +50,7 @@ def open_hotpotqa(root: Path, fault: Fault) -> Source:
 
 
 def document_id(title: str) -> DocId:
-    """The id of an article: its title with underscores, as in Wikipedia's addresses."""
+    """Return the id of an article: its title with underscores, as in Wikipedia's addresses."""
     return DocId("_".join(title.split()))
 
 
@@ -92,7 +92,7 @@ def _paragraph(where: str, title: Any, sentences: Any) -> Document:
 
 
 def _tasks(files: list[Path], split: str, fault: Fault) -> Located:
-    """The questions of some files; those that a further file asks again are left out."""
+    """Yield the questions of some files, without those that a further file repeats."""
     asked: dict[str, tuple[Path, str]] = {}
     for path in files:
         for where, row in tables.rows([path], fault):
@@ -122,7 +122,7 @@ def _task(where: str, row: Row, split: str) -> Task:
 
 
 def _pairs(where: str, row: Row, key: str, second: str) -> list[tuple[Any, Any]]:
-    """The pairs of a field, written as lists of two or as two lists of equal length."""
+    """Return the pairs of a field, written as lists of two or as two lists of equal length."""
     value = row.get(key)
     if isinstance(value, dict):
         titles, others = value.get("title"), value.get(second)

@@ -17,7 +17,7 @@ BENCHMARKS = {
 
 
 def benchmark_named(name: str) -> Benchmark:
-    """The benchmark of a name.
+    """Return the benchmark of a name.
 
     Raises:
         UsageError: there is none.

@@ -204,7 +204,7 @@ def best(
 
 @njit(cache=True, nogil=True)
 def _peaks(sums: NDArray[np.int32], peaks: NDArray[np.int32]) -> None:
-    """Return the highest sum of every comb, whose places are multiples of `len(peaks)` apart.
+    """Write down the highest sum of every comb, whose places are multiples of `len(peaks)` apart.
 
     Sums are not negative, so their bits order like themselves, and whole numbers compare in vectors, comb by comb.
     """

@@ -1,4 +1,4 @@
-"""Loading a model of sentence-transformers: quietly, for so many threads, and what goes wrong in one line."""
+"""Loads models of sentence-transformers: quietly, on a number of threads, with failures told in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness1.model_folder import no_progress_bars
 
 @contextmanager
 def loading(folder: Path, kind: str, machine: Machine) -> Iterator[None]:
-    """Load a model of some kind inside this: quietly, for so many threads, and what fails is said in one line.
+    """Load a model of some kind within this context: quietly, on a number of threads; failures are told in one line.
 
     Raises:
         UsageError: the folder is no such model, or torch has no such device.
