@@ -63,6 +63,6 @@ def _told(benchmark: Benchmark, hub: Hub) -> Iterator[None]:
 
 def _unavailable(benchmark: Benchmark, hub: Hub, why: str) -> UsageError:
     return UsageError(
-        f"the files of {benchmark.name} ({hub.repository}) are not to be had: the hub {why}. Fetch them by other means"
-        f" ({benchmark.origin}), then: harness1 data import {benchmark.name} PATH --out FOLDER"
+        f"the files of {benchmark.name} ({hub.repository}) cannot be downloaded: the hub {why}. Fetch them by other"
+        f" means ({benchmark.origin}), then: harness1 data import {benchmark.name} PATH --out FOLDER"
     )

@@ -17,7 +17,7 @@ def open_retriever(spec: str, config: Config = Config()) -> Retriever:
     the engine's own.
 
     Raises:
-        CorpusError: the folder is no index.
+        CorpusError: the folder is not an index.
         SchemaError: the index was made by a newer version of the package.
         ConfigError: the settings ask the engine for what it does not have.
         MissingExtra: a package that the engine needs is not installed.

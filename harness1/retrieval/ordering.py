@@ -6,7 +6,7 @@ borders, and ids decide among equals: a ranking, and its cut at k, come out the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,3 +47,22 @@ def best_first(scores: NDArray[np.floating], ranks: NDArray[np.integer], k: int 
     """
     order: NDArray[np.intp] = np.lexsort((ranks, -score_levels(scores, float(scores.max(initial=-np.inf)))))
     return order[:k]
+
+
+def rrf(
+    rankings: Sequence[Sequence[ChunkId]], k: float = 60, weights: Sequence[float] | None = None
+) -> list[tuple[ChunkId, float]]:
+    """Return every id of the rankings with the sum of `weight / (k + rank)`, best first, in the total order.
+
+    Ranks count from 1; a ranking that lacks an id gives it nothing. An id that stands twice in a ranking counts where
+    it stands first. From: Cormack, Clarke, Buettcher, "Reciprocal rank fusion outperforms Condorcet and individual
+    rank learning methods", SIGIR 2009.
+
+    Raises:
+        ValueError: there are not as many weights as rankings.
+    """
+    scores: dict[ChunkId, float] = {}
+    for ranking, weight in zip(rankings, weights or [1.0] * len(rankings), strict=True):
+        for rank, chunk_id in enumerate(dict.fromkeys(ranking), start=1):
+            scores[chunk_id] = scores.get(chunk_id, 0.0) + weight / (k + rank)
+    return total_order(scores.items())

@@ -13,7 +13,7 @@ from harness1.memory.curated import DEFAULT_TAG
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Delta, Hit, Note, Observation, Ranking, UnitId
 from harness1.retrieval.corpus import approximate_tokens
-from harness1.retrieval.fusion import rrf
+from harness1.retrieval.ordering import rrf
 from harness1.tools.requests import Answer
 from harness1.tools.tool import ToolFunction, Traits, traits_of
 

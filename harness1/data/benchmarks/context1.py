@@ -127,7 +127,7 @@ def _tasks(name: str, files: tuple[Path, ...], split: str, read_gold: ReadGold, 
 
 def _document_id(where: str, value: Any) -> DocId:
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise CorpusError(f"{where}: {value!r} in document_ids is no id of a document")
+        raise CorpusError(f"{where}: {value!r} in document_ids is not the id of a document")
     text = str(value)
     return DocId(urldefrag(text).url if "://" in text else text)
 

@@ -66,7 +66,7 @@ def read_documents(
     that memory holds only incomplete ones.
 
     Raises:
-        CorpusError: a row is no document or chunk, or repeats an id, unless `fault` lets it pass.
+        CorpusError: a row is neither a document nor a chunk, or repeats an id, unless `fault` lets it pass.
     """
     first = next(tables.rows(files, fault), None)
     if first is None:

@@ -57,7 +57,7 @@ def _cells(where: str, row: Row) -> list[str]:
     if not found:
         found = [value for key, value in row.items() if key.startswith(LINK) and value]
     if not all(isinstance(cell, str) for cell in found):
-        raise CorpusError(f"{where}: an address in wiki_links is no text")
+        raise CorpusError(f"{where}: an address in wiki_links is not a text")
     return found
 
 

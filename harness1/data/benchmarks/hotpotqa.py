@@ -87,7 +87,7 @@ def _paragraph(where: str, title: Any, sentences: Any) -> Document:
     if not isinstance(title, str) or not title.strip():
         raise CorpusError(f"{where}: a paragraph without a title")
     if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
-        raise CorpusError(f"{where}: the paragraph {title!r} is no list of sentences")
+        raise CorpusError(f"{where}: the paragraph {title!r} is not a list of sentences")
     return Document(doc_id=document_id(title), title=title, text="".join(sentences).strip())
 
 
@@ -111,7 +111,7 @@ def _tasks(files: list[Path], split: str, fault: Fault) -> Located:
 def _task(where: str, row: Row, split: str) -> Task:
     titles = [title for title, _ in _pairs(where, row, "supporting_facts", "sent_id")]
     if not all(isinstance(title, str) for title in titles):
-        raise CorpusError(f"{where}: a title in supporting_facts is no text")
+        raise CorpusError(f"{where}: a title in supporting_facts is not a text")
     return Task(
         task_id=identifier(where, row),
         query=tables.text_of(where, row, "question"),
@@ -130,7 +130,7 @@ def _pairs(where: str, row: Row, key: str, second: str) -> list[tuple[Any, Any]]
             return list(zip(titles, others, strict=True))
     elif isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
         return [(pair[0], pair[1]) for pair in value]
-    raise CorpusError(f"{where}: {key} is no list of pairs")
+    raise CorpusError(f"{where}: {key} is not a list of pairs")
 
 
 HOTPOTQA = Benchmark(

@@ -20,7 +20,7 @@ def benchmark_named(name: str) -> Benchmark:
     """Return the benchmark of a name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such benchmark.
     """
     if name not in BENCHMARKS:
         raise UsageError(f"there is no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}")

@@ -26,11 +26,11 @@ def page_id(where: str, address: Any) -> DocId:
     """Return a page's address in one spelling, that of the web retriever: without a fragment.
 
     Raises:
-        CorpusError: it is no address of a page.
+        CorpusError: it is not the address of a page.
     """
     url = page_url(address) if isinstance(address, str) else None
     if url is None:
-        raise CorpusError(f"{where}: {address!r} is no address of a page")
+        raise CorpusError(f"{where}: {address!r} is not the address of a page")
     return DocId(url)
 
 

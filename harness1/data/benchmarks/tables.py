@@ -52,7 +52,7 @@ def rows(paths: Sequence[Path], fault: Fault = refuse, columns: Sequence[str] = 
         columns: those that are needed, where a format can leave the others unread; none: all.
 
     Raises:
-        CorpusError: a row is none, unless `fault` lets it pass; or a file is broken or of no known kind.
+        CorpusError: a row is malformed, unless `fault` lets it pass; or a file is broken or of no known kind.
         MissingExtra: pyarrow is needed and not installed.
     """
     return chain.from_iterable(_rows(path, fault, columns) for path in paths)
@@ -98,7 +98,7 @@ def json_rows(path: Path, fault: Fault = refuse) -> Rows:
     """Yield the objects of a JSON array, which is held whole.
 
     Raises:
-        CorpusError: it is no JSON array; an item that is no object goes to `fault`.
+        CorpusError: it is not a JSON array; an item that is not an object goes to `fault`.
     """
     data = b"".join(line for _, line in jsonl.numbered_lines(path))
     try:
@@ -164,7 +164,7 @@ def list_of(where: str, row: Row, *keys: str) -> list[Any]:
     """Return the list of a row under the first of some keys that it has, as a list or written out as JSON or Python.
 
     Raises:
-        CorpusError: there is none.
+        CorpusError: there is no list.
     """
     value = next((row[key] for key in keys if row.get(key) is not None), None)
     if isinstance(value, str):

@@ -33,7 +33,7 @@ def read(path: Path, fault: Fault = refuse) -> Iterator[Document]:
     `title`; the text may be empty where there is a title. Other keys are ignored.
 
     Args:
-        fault: what is done about a line that is no such object or repeats an id (its `file:line` is named).
+        fault: what is done about a line that is not such an object or repeats an id (its `file:line` is named).
 
     Raises:
         CorpusError: there is such a line, unless `fault` lets it pass, or the file cannot be read.
@@ -62,7 +62,7 @@ def rows(path: Path, fault: Fault = refuse) -> Iterator[tuple[str, dict[str, Any
     """Yield the JSON objects of a file, each with its place as `file:line`; blank lines are skipped.
 
     Raises:
-        CorpusError: a line is no JSON object, unless `fault` lets it pass, or the file cannot be read.
+        CorpusError: a line is not a JSON object, unless `fault` lets it pass, or the file cannot be read.
     """
     decoder = msgspec.json.Decoder(dict[str, Any])
     for number, line in numbered_lines(path):

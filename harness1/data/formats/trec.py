@@ -94,8 +94,8 @@ def judgements(path: Path, fault: Fault = refuse) -> Iterator[Qrel]:
     """Yield the lines of a relevance file, in order. A unit that is judged twice must have the same grade.
 
     Raises:
-        CorpusError: a line is none, or contradicts an earlier one, unless `fault` lets it pass; or the file cannot be
-            read.
+        CorpusError: a line is malformed, or contradicts an earlier one, unless `fault` lets it pass; or the file cannot
+            be read.
     """
     grades: dict[tuple[str, str], int] = {}
     for where, (task_id, _, unit_id, text) in _columns(path, 4, fault):

@@ -57,7 +57,7 @@ def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
     """Return the topics that have a relevant document, in the order of their file.
 
     Raises:
-        CorpusError: topics or relevance file are broken, or a judged query is no topic, unless `fault` lets that pass.
+        CorpusError: topics or relevance file are broken, or a judged query is not a topic, unless `fault` lets it pass.
     """
     questions: dict[str, str] = {}
     for where, number, text in _questions(folder, fault):

@@ -117,12 +117,7 @@ class Transcript(Order):
             yield Layout([Block((*_unpruned(before.pieces, turns[-1].head), *turns[-1].pieces()))])
 
 
-ORDERS: dict[str, type[Order]] = {
-    "paper": Paper,
-    "stable_first": StableFirst,
-    "epoch": Epoch,
-    "transcript": Transcript,
-}
+ORDERS: dict[str, type[Order]] = {"paper": Paper, "stable_first": StableFirst, "epoch": Epoch, "transcript": Transcript}
 
 
 def window(turns: int, rendering: Rendering) -> int:
@@ -139,14 +134,10 @@ def visible_units(shown: Sequence[TurnPieces]) -> set[UnitId]:
 
 def _turn_blocks(shown: Sequence[TurnPieces]) -> list[Block]:
     """Return turns as blocks: the last is kept whole; older ones lose their hits first."""
-    blocks = [
-        block
-        for turn in shown[:-1]
-        for block in (
-            Block((turn.action, turn.head), Drop.OLD_TURNS, turn.turn),
-            *(Block((hit,), Drop.OLD_HITS, turn.turn) for hit in turn.hits),
-        )
-    ]
+    blocks: list[Block] = []
+    for turn in shown[:-1]:
+        blocks.append(Block((turn.action, turn.head), Drop.OLD_TURNS, turn.turn))
+        blocks += [Block((hit,), Drop.OLD_HITS, turn.turn) for hit in turn.hits]
     return blocks + [Block(turn.pieces()) for turn in shown[-1:]]
 
 

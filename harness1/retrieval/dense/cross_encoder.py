@@ -96,7 +96,7 @@ class TransformerScorer:
         """Return two labels from a model of entailment, which reads the text first; otherwise that of relevance.
 
         Raises:
-            ValueError: the model's output is no number.
+            ValueError: the model gives scores that are not numbers.
             RuntimeError: torch failed; there was no memory, for one.
         """
         found = np.zeros((len(pairs), 2), dtype=np.float32)
@@ -141,7 +141,7 @@ class TransformerScorer:
         )
         logits = np.asarray(outputs, dtype=np.float64).reshape(len(pairs), -1)
         if not np.isfinite(logits).all():
-            raise ValueError("the cross-encoder gives scores that are no numbers")
+            raise ValueError("the cross-encoder gives scores that are not numbers")
         # Of one label the sigmoid, of several the softmax, which is the sigmoid against all others.
         if logits.shape[1] == 1:
             logits = np.hstack([logits, np.zeros_like(logits)])

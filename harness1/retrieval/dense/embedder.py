@@ -69,7 +69,7 @@ def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
     if settings.model.startswith(HASHED):
         size = settings.model.removeprefix(HASHED)
         if not size.isdecimal() or int(size) < 1:
-            raise UsageError(f"{settings.model!r} is no embedder; write the number of dimensions, as in hash:256")
+            raise UsageError(f"{settings.model!r} is not an embedder: write the number of dimensions, as in hash:256")
         return HashEmbedder(int(size))
     return _open_model(machine.embedder or settings.model, settings, machine)
 

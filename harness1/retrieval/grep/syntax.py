@@ -14,8 +14,6 @@ LARGEST_CLASS = 4
 DEEPEST = 50
 """Groups inside one another that are read."""
 UNBOUNDED = -1
-END = ""
-"""The kind of token that follows the last one."""
 
 _MANY = r"\\(?:[dDsSwW]|[pP](?:\{[^}]*\}|[^{]))"
 _ONE = r"\\x(?:[0-9A-Fa-f]{2}|\{[0-9A-Fa-f]+\})|\\.|[^\\]"
@@ -84,7 +82,7 @@ def parse(pattern: str) -> Node:
     """
     parser = _Parser(pattern)
     tree = parser.either()
-    if parser.kind != END:
+    if parser.kind:
         raise NotUnderstood
     return tree
 
@@ -108,7 +106,7 @@ class _Parser:
 
     def _concat(self) -> Node:
         nodes: list[Node] = []
-        while self.kind not in (END, "either", "close"):
+        while self.kind not in ("", "either", "close"):
             atoms = self._atoms()
             if self.kind == "repeat":
                 if not atoms:
@@ -185,7 +183,7 @@ class _Parser:
 
     def _move(self, at: int) -> None:
         self._token = _TOKEN.match(self._pattern, at)
-        self.kind = (self._token and self._token.lastgroup) or END
+        self.kind = (self._token and self._token.lastgroup) or ""
 
 
 def _decoded(one: str) -> str:

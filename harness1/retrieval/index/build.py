@@ -87,7 +87,7 @@ def add_documents(
     """Add documents to an index as its next generation; one whose id the index has replaces that document.
 
     Raises:
-        CorpusError, UsageError: as `build_index`, or the folder is no index.
+        CorpusError, UsageError: as `build_index`, or the folder is not an index.
     """
     with new_generation(path) as work:
         draft = _Draft.of_current(path, work, progress, machine)

@@ -56,7 +56,7 @@ class Embeddings:
 
         Raises:
             UsageError: as `check`.
-            ModelError: the model gives what is no embedding.
+            ModelError: the model gives vectors that are not finite.
             CorpusError: the store of embeddings cannot be written.
         """
         self.check()

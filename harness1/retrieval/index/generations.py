@@ -30,7 +30,7 @@ def current_generation(path: Path) -> Path:
     """Return the folder of the current generation.
 
     Raises:
-        CorpusError: there is none.
+        CorpusError: there is no generation.
     """
     number = _current_number(path)
     if not number:

@@ -130,7 +130,7 @@ def open_index(path: Path) -> EmbeddedIndex:
     """Open the current generation of an index folder; its data is mapped, not read.
 
     Raises:
-        CorpusError: the folder is no index, or is damaged.
+        CorpusError: the folder is not an index, or is damaged.
         SchemaError: it was built by a newer version of the package.
     """
     while True:

@@ -18,8 +18,8 @@ from harness1.records import ChunkId
 from harness1.retrieval.dense.cross_encoder import PairScorer
 from harness1.retrieval.dense.embedder import Embedder
 from harness1.retrieval.dense.rerank import rerank
-from harness1.retrieval.fusion import rrf
 from harness1.retrieval.index.index import EmbeddedIndex
+from harness1.retrieval.ordering import rrf
 from harness1.retrieval.protocol import Scored, SearchRequest, SearchResult
 
 Mode = Literal["bm25", "dense", "hybrid"]

@@ -32,7 +32,7 @@ def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
     """Open an index folder, and the models that the configuration ranks with.
 
     Raises:
-        CorpusError, SchemaError: the folder is no index, or is damaged, or one of a newer version.
+        CorpusError, SchemaError: the folder is not an index, or is damaged, or one of a newer version.
         ConfigError: embeddings are asked for and the index has none, or no reranker is named.
         UsageError: a model does not load, or is not the one that the index was built with.
         MissingExtra: the package of a model, or faiss, is not installed.
