@@ -24,7 +24,7 @@ if not __package__:
 
 from playwright.sync_api import Browser, sync_playwright
 
-from harness1.viewer.page_file import unpacked
+from harness1.viewer.page_file import inflated
 from harness1.viewer.write import Asked, write_view
 
 LISTED = ".list tbody tr [data-at]"
@@ -89,7 +89,7 @@ def turns_of(path: Path) -> int:
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.startswith('<script type="text/plain" id="e'):
-                total += len(unpacked(line[line.index(">") + 1 : line.rindex("<")])["turns"])
+                total += len(inflated(line[line.index(">") + 1 : line.rindex("<")])["turns"])
     return total
 
 

@@ -26,9 +26,9 @@ from harness1.serve.proxy.record import RecordedCall, read_records, recording
 from harness1.serve.proxy.service import ProxyService
 from harness1.serve.proxy.token_upstream import TokenUpstream
 from harness1.serve.proxy.upstream import Upstream
-from harness1.serve.server import Request, answering
-from harness1.serve.service import Reply, ServiceLimits
-from tests.serving import HOST, in_thread
+from harness1.serve.server import answering
+from harness1.serve.service import ServiceLimits
+from tests.serving import HOST, Reply, asking, in_thread
 from tests.support import END, call, search
 from tests.vocabularies import chat_format
 
@@ -122,7 +122,7 @@ async def ask(
     async def read() -> bytes:
         return sent
 
-    return await service.answer(Request(method, path, query, headers, read))
+    return await asking(service.app, method, path, read, headers, query)
 
 
 def recorded(run: Path, upstream: Upstream, scene: Callable[[ProxyService], Awaitable[object]]) -> list[RecordedCall]:
@@ -141,7 +141,7 @@ def proxying(run: Path, upstream: Upstream, limits: ServiceLimits = LIMITS) -> I
     """The URL of a proxy in a thread with a loop of its own."""
     with recording(run, upstream.inputs) as recorder:
         service = ProxyService(upstream, recorder, limits)
-        with in_thread(lambda: answering(service.answer, limits, HOST, 0)) as url:
+        with in_thread(lambda: answering(service.app, limits, HOST, 0)) as url:
             yield url
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from harness1.runs.folder import CONFIG, METRICS, REPORT, SUBMISSION, TASKS
-from harness1.viewer.report.page import ensure_report
+from harness1.viewer.report import ensure_report
 
 MACHINE = re.compile(rb'<section id="machine".*?</section>', re.DOTALL)
 

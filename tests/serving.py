@@ -8,18 +8,60 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp
 
 from harness1.config import Config
 from harness1.retrieval.protocol import Retriever
-from harness1.serve.retrieve import RetrievalService, listening
+from harness1.serve.retrieve import RetrievalService
+from harness1.serve.server import answering
 from harness1.serve.service import ServiceLimits
 from tests.support import hear_interrupts
 
 HOST = "127.0.0.1"
+
+
+class Reply(NamedTuple):
+    """What an application answered without a socket; `headers` are those beside type and length."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    kind: str
+
+
+async def asking(
+    app: ASGIApp,
+    method: str,
+    path: str,
+    read: Callable[[], Awaitable[bytes]],
+    headers: Mapping[str, str] = {},
+    query: Mapping[str, str] = {},
+) -> Reply:
+    """Carry out one request without a socket."""
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": await read()}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    named = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    about = {"type": "http", "method": method, "path": path, "headers": named, "server": (HOST, 80)}
+    await app({**about, "query_string": urlencode(query).encode()}, receive, send)
+    head, *parts = sent
+    found = dict(Headers(raw=head["headers"]))
+    body = b"".join(part["body"] for part in parts)
+    assert int(found.pop("content-length")) == len(body)
+    return Reply(head["status"], found, body, found.pop("content-type"))
 
 
 @contextmanager
@@ -27,7 +69,12 @@ def serving(
     retriever: Retriever, config: Config | None = None, limits: ServiceLimits | None = None, port: int = 0
 ) -> Iterator[str]:
     """The URL of a server in a thread with a loop of its own."""
-    with in_thread(lambda: listening(RetrievalService(retriever, config or Config(), limits), HOST, port)) as url:
+
+    def opened() -> AbstractAsyncContextManager[int]:
+        service = RetrievalService(retriever, config or Config(), limits)
+        return answering(service.app, service.limits, HOST, port)
+
+    with in_thread(opened) as url:
         yield url
 
 

@@ -27,7 +27,7 @@ WITHIN = {
     "policy": "* | baselines wrappers recorded | scripted | oracle | teacher | registry",
     "eval": "* | evaluate | fusion | compare | ablations | answers",
     "rl": "* | admission | pivots | learning",
-    "viewer": "report | *",
+    "viewer": "html | report | *",
     "serve": "* | service | connection | server | retrieve | proxy",
 }
 """The same within a package; `*` stands for every name that is not listed."""

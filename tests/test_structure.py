@@ -21,6 +21,9 @@ HEAVY = (
     "vllm",
     "openai",
     "httpx",
+    "httpx2",
+    "tenacity",
+    "aiohttp",
     "requests",
     "tiktoken",
     "tokenizers",
@@ -45,7 +48,7 @@ PROTOCOL_METHODS = {
     *("generate", "load_weights"),
 }
 FREE_STATEMENTS = 3
-BROAD = {("harness1/env/world.py", "_retried")}
+BROAD = {("harness1/env/world.py", "patiently")}
 """Where any exception is caught: what an engine raises is its own fault, and must not end the other episodes."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

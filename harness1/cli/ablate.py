@@ -16,7 +16,7 @@ from rich.table import Table
 from harness1.eval.ablations.run import ABLATIONS, ablate, conditions
 from harness1.eval.ablations.table import COLUMNS, AblationTable, cells, title
 from harness1.eval.evaluate import Evaluation
-from harness1.viewer.report.page import ensure_report
+from harness1.viewer.report import ensure_report
 
 Play = Callable[[Evaluation, Path], dict[str, Any]]
 WIDEST = 1000
@@ -48,7 +48,7 @@ def run_ablations(
     played = conditions(evaluation, names)
     table = ablate(evaluation, out, names, force=force, play=_announced(play, len(played)))
     for name in played:
-        ensure_report(out / name)
+        ensure_report(out / name, evaluation.tasks)
     if as_json:
         print(msgspec.json.encode(table).decode())
     else:

@@ -31,7 +31,7 @@ from harness1.retrieval.index.index import build_hash
 from harness1.retrieval.open import open_retriever
 from harness1.runs.folder import clear_run
 from harness1.runs.stage import read_stage
-from harness1.viewer.report.page import ensure_report
+from harness1.viewer.report import ensure_report
 
 Limit = Annotated[int, typer.Option("--limit", help="The first N tasks; 0 means all.", min=0)]
 Samples = Annotated[int, typer.Option("--samples", help="Episodes for each task.", min=1)]
@@ -109,7 +109,7 @@ def evaluated(evaluation: Evaluation, out: Path, force: bool = False) -> dict[st
     if force:
         clear_run(out)
     metrics = finished_metrics(evaluation, out) or _run(evaluation, out)
-    ensure_report(out)
+    ensure_report(out, evaluation.tasks)
     return metrics
 
 

@@ -14,7 +14,7 @@ from harness1.cli.options import Force, Json
 from harness1.eval.fusion import CAP, write_fused
 from harness1.eval.fusion import fuse as fuse_runs
 from harness1.eval.run_view import read_run
-from harness1.viewer.report.page import ensure_report
+from harness1.viewer.report import ensure_report
 
 
 def fuse(
@@ -35,7 +35,7 @@ def fuse(
     views = [read_run(run, dataset) for run in runs]
     fusion = fuse_runs(views, k, cap)
     metrics = write_fused(fusion, views, out, force)
-    ensure_report(out)
+    ensure_report(out, views[0].tasks.values())
     if fusion.left_out:
         print(f"harness1: rollouts left out because the infrastructure broke them: {fusion.left_out}", file=sys.stderr)
     if as_json:

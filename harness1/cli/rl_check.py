@@ -21,7 +21,7 @@ from harness1.rl.admission.report import ORDER, AdmissionReport, lives_on
 from harness1.rl.admission.run import RUNS, Check, Listener
 from harness1.rl.admission.run import check as run_check
 from harness1.sft.collect import student_place
-from harness1.viewer.report.page import ensure_report
+from harness1.viewer.report import ensure_report
 
 
 def check(
@@ -115,5 +115,5 @@ def _checked(job: Check, out: Path, *, force: bool) -> AdmissionReport:
 
         found = run_check(job, out, force=force, listener=Listener(start, advance))
     for policy in POLICIES:
-        ensure_report(out / RUNS / policy)
+        ensure_report(out / RUNS / policy, job.tasks)
     return found

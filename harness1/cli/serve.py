@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +11,12 @@ from typing import Annotated
 import typer
 
 from harness1.cli.options import ConfigFile, Overrides, resolve, say_torn
+from harness1.errors import MissingExtra
 from harness1.redaction import without_password
 from harness1.retrieval.open import open_retriever
-from harness1.serve.retrieve import serve
-from harness1.serve.server import answering, lift_file_limit, until_ended
+
+Port = Annotated[int, typer.Option("--port", help="0 lets the system choose one.", min=0, max=65535)]
+Host = Annotated[str, typer.Option("--host", help="The address to listen on.")]
 
 app = typer.Typer(help="Serve over HTTP.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -27,8 +29,8 @@ def _group() -> None:
 @app.command()
 def retrieve(
     index: Annotated[str, typer.Option("--index", help="An index folder, or the URI of an engine.", metavar="SPEC")],
-    port: Annotated[int, typer.Option("--port", help="0 lets the system choose one.", min=0, max=65535)],
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Port,
+    host: Host = "127.0.0.1",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
@@ -36,6 +38,10 @@ def retrieve(
 
     Example: harness1 serve retrieve --index wiki.index --port 8000
     """
+    _require_extra()
+    from harness1.serve.retrieve import RetrievalService
+    from harness1.serve.server import serve
+
     settings = resolve(config, overrides)
     retriever = open_retriever(index, settings)
     _warn(host, "can search and read this index")
@@ -48,7 +54,8 @@ def retrieve(
             flush=True,
         )
 
-    asyncio.run(serve(retriever, settings, host, port, ready))
+    service = RetrievalService(retriever, settings)
+    serve(service.app, service.limits, host, port, ready)
 
 
 @app.command()
@@ -62,8 +69,8 @@ def proxy(
         ),
     ],
     record: Annotated[Path, typer.Option("--record", help="The folder that takes the calls.", metavar="RUN")],
-    port: Annotated[int, typer.Option("--port", help="0 lets the system choose one.", min=0, max=65535)] = 0,
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Port = 0,
+    host: Host = "127.0.0.1",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
@@ -74,9 +81,11 @@ def proxy(
 
     Example: harness1 serve proxy --upstream hf:models/qwen --record runs/agent --port 8001
     """
+    _require_extra()
     from harness1.serve.proxy.opening import open_upstream
     from harness1.serve.proxy.record import recording
     from harness1.serve.proxy.service import ProxyService, proxy_limits
+    from harness1.serve.server import serve
 
     settings = resolve(config, overrides)
     model = open_upstream(upstream, settings)
@@ -89,8 +98,13 @@ def proxy(
     with recording(record, model.inputs) as recorder:
         say_torn(record, recorder.torn)
         service = ProxyService(model, recorder, proxy_limits(settings))
-        lift_file_limit()
-        asyncio.run(until_ended(answering(service.answer, service.limits, host, port), ready))
+        serve(service.app, service.limits, host, port, ready)
+
+
+def _require_extra() -> None:
+    for package in ("starlette", "uvicorn", "httptools", "uvloop"):
+        if find_spec(package) is None:
+            raise MissingExtra(package, "serve")
 
 
 def _warn(host: str, what: str) -> None:
@@ -104,6 +118,6 @@ def _address(host: str, port: int) -> str:
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ip_address(host).is_loopback
+        return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return False

@@ -60,7 +60,7 @@ class SearchEnv:
         retriever: finds documents; `open_retriever` opens one.
         verifier: judges claims; the built-in lexical one by default. `open_verifier` makes the configured one.
         counter: counts tokens as the policy's format does; four characters to a token by default.
-        run: attempts, and deadlines in seconds.
+        machine: attempts, and deadlines in seconds.
 
     Raises:
         ConfigError: the context window cannot hold the static prompt, the tools and one small observation.

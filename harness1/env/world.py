@@ -6,13 +6,12 @@ A fault that survives its retries leaves as `InfrastructureFault`; it never beco
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from harness1.config import Machine
 from harness1.env.verifiers.protocol import Verifier, VerifierFault
-from harness1.errors import InfrastructureFault
+from harness1.http.retrying import Transient, retried
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Chunk, ChunkId, DocId, Hit, Ranking, Verdict
 from harness1.retrieval.corpus import approximate_tokens
@@ -63,7 +62,7 @@ class World:
             return fault or [done[place] for place in range(len(asked))]
 
         done: dict[int, SearchResult] = {}
-        results = await self._retried(one_batch)
+        results = await patiently(one_batch, self.machine)
         hits: dict[ChunkId, Hit] = {}
         rankings = []
         for query, result in zip(request.queries, results, strict=True):
@@ -77,7 +76,7 @@ class World:
         async def once() -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
             return await self.retriever.grep(pattern, limit, self.machine.call_deadline_s)
 
-        found: tuple[Chunk, ...] | BadPattern = await self._retried(once)
+        found: tuple[Chunk, ...] | BadPattern = await patiently(once, self.machine)
         if isinstance(found, BadPattern):
             return Answer(bad_pattern=found.reason)
         return Answer(_unranked(found).hits, (Ranking(pattern, tuple(chunk.chunk_id for chunk in found)),))
@@ -86,7 +85,7 @@ class World:
         async def once() -> tuple[Chunk, ...] | RetrievalFault:
             return await self.retriever.read(doc_id)
 
-        chunks: tuple[Chunk, ...] = await self._retried(once)
+        chunks: tuple[Chunk, ...] = await patiently(once, self.machine)
         return _unranked(chunks)
 
     async def _judge(self, request: Judge) -> Answer:
@@ -101,28 +100,32 @@ class World:
                 verdicts.append(Verdict(unit_id, request.claim, judgement.label, judgement.sentence))
             return verdicts
 
-        return Answer(verdicts=tuple(await self._retried(once)))
+        return Answer(verdicts=tuple(await patiently(once, self.machine)))
 
-    async def _retried(self, call: Callable[[], Awaitable[Outcome | RetrievalFault | VerifierFault]]) -> Outcome:
-        """Call until it succeeds; between tries wait `backoff_s` times 2, 4, ... with jitter."""
-        reason = ""
-        for attempt in range(self.machine.attempts):
-            if attempt:
-                await asyncio.sleep(self.machine.backoff_s * 2**attempt * random.uniform(0.5, 1.0))
-            try:
-                async with asyncio.timeout(self.machine.call_deadline_s):
-                    result = await call()
-            except TimeoutError:
-                reason = f"no answer within {self.machine.call_deadline_s:g} s"
-                continue
-            except Exception as error:  # noqa: BLE001
-                # Whatever an engine raises is its own fault, and must not end the other episodes of a run.
-                reason = f"{type(error).__name__}: {error}"
-                continue
-            if not isinstance(result, RetrievalFault | VerifierFault):
-                return result
-            reason = result.message
-        raise InfrastructureFault(f"{reason} ({self.machine.attempts} attempts)")
+
+async def patiently(
+    call: Callable[[], Awaitable[Outcome | RetrievalFault | VerifierFault]], machine: Machine
+) -> Outcome:
+    """Await a call of an engine, again where it fails or runs past `machine.call_deadline_s`.
+
+    Raises:
+        InfrastructureFault: it failed `machine.attempts` times.
+    """
+
+    async def once() -> Outcome:
+        try:
+            async with asyncio.timeout(machine.call_deadline_s):
+                result = await call()
+        except TimeoutError as error:
+            raise Transient(f"no answer within {machine.call_deadline_s:g} s") from error
+        except Exception as error:
+            # Whatever an engine raises is its own fault, and must not end the other episodes of a run.
+            raise Transient(f"{type(error).__name__}: {error}") from error
+        if isinstance(result, RetrievalFault | VerifierFault):
+            raise Transient(result.message)
+        return result
+
+    return await retried(once, machine.attempts, machine.backoff_s)
 
 
 def _hit(chunk: Chunk, score: float, rank: int) -> Hit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -70,11 +70,13 @@ class RunView:
         return replace(self, episodes=episodes, per_task=_measured(episodes, self.tasks, self.config, self.stage))
 
 
-def read_run(folder: Path, dataset: str | None = None) -> RunView:
+def read_run(folder: Path, dataset: str | None = None, tasks: Iterable[Task] | None = None) -> RunView:
     """Read a run folder that an evaluation wrote, whole or as far as it had come.
 
     Args:
         dataset: where its dataset lies now, as `open_source` takes it; None: where it lay then.
+        tasks: those of its split with gold, for callers that have them: the dataset is not opened then, and its answers
+            count as secret.
 
     Raises:
         UsageError: the folder holds no evaluation, its dataset is not where it was or lacks a task of the run, or an
@@ -85,10 +87,10 @@ def read_run(folder: Path, dataset: str | None = None) -> RunView:
     stage = read_stage(folder)
     if stage is None or not {"dataset", "split", "tasks"} <= stage.inputs.keys():
         raise UsageError(f"{folder} is no evaluation: its card names no dataset with tasks")
-    tasks, secret = _tasks(folder, stage, dataset)
+    known, secret = _tasks(folder, stage, dataset) if tasks is None else ({task.task_id: task for task in tasks}, True)
     episodes = {episode.key: episode for episode in episodes_of(stage, folder)}
-    measured = _measured(episodes, tasks, config, stage)
-    return RunView(folder, stage, config, index, tasks, episodes, measured, secret)
+    measured = _measured(episodes, known, config, stage)
+    return RunView(folder, stage, config, index, known, episodes, measured, secret)
 
 
 def fused_metrics(metrics: Mapping[str, Value]) -> dict[str, Value]:

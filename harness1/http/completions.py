@@ -4,6 +4,7 @@ and answerers share. Texts by others are made inert before they are quoted."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
@@ -22,6 +23,62 @@ class Endpoint(Protocol):
     async def post(self, path: str, body: object, kind: type[Answer]) -> Answer:
         """Post a body and read the answer as a `kind`; what goes wrong is a `HarnessError`."""
         ...
+
+
+class ChatRoute:
+    """Asks for chat completions with the parameters that the server takes.
+
+    OpenAI's reasoning models know `max_tokens` by its new name alone, and servers differ in what else they refuse. What
+    a refusal names is said in another way, or left out, and that is remembered once the server has answered: a refusal
+    may name what is not at fault.
+
+    Args:
+        free: parameters that may give way, each with the one value that may.
+        instead: what some of them are replaced by; the others are left out.
+    """
+
+    def __init__(self, endpoint: Endpoint, free: Mapping[str, Any], instead: Mapping[str, Any] | None = None) -> None:
+        self._endpoint, self._free, self._instead = endpoint, free, instead or {}
+        self._refused: frozenset[str] = frozenset()
+
+    async def post(self, body: Mapping[str, Any], kind: type[Answer]) -> tuple[Answer, dict[str, Any]]:
+        """Return the answer, and the body as it was sent at last.
+
+        Raises:
+            HarnessError: as the endpoint; `Refusal` of what cannot give way.
+        """
+        refused = self._refused
+        while True:
+            sent = self._taken(body, refused)
+            try:
+                answer = await self._endpoint.post("/chat/completions", sent, kind)
+            except Refusal as refusal:
+                if (name := self._named(str(refusal), sent)) is None:
+                    raise
+                refused |= {name}
+            else:
+                self._refused |= refused
+                return answer, sent
+
+    def _taken(self, body: Mapping[str, Any], refused: frozenset[str]) -> dict[str, Any]:
+        sent = dict(body)
+        for name in refused & self._may_go(body):
+            if name in self._instead:
+                sent[name] = self._instead[name]
+            else:
+                del sent[name]
+        if "max_tokens" in refused and "max_tokens" in sent:
+            sent.setdefault("max_completion_tokens", sent.pop("max_tokens"))
+        return sent
+
+    def _named(self, refusal: str, sent: Mapping[str, Any]) -> str | None:
+        if "max_completion_tokens" in refusal and "max_tokens" in sent:
+            return "max_tokens"
+        free = self._may_go(sent)
+        return next((name for name in self._free if name in free and re.search(rf"\b{name}\b", refusal)), None)
+
+    def _may_go(self, body: Mapping[str, Any]) -> set[str]:
+        return {name for name, value in self._free.items() if name in body and body[name] == value}
 
 
 class Completion(Record):
@@ -43,34 +100,21 @@ class Completer:
     """
 
     def __init__(self, endpoint: Endpoint, model: str, most_tokens: int) -> None:
-        self._endpoint, self.model, self.most_tokens = endpoint, model, most_tokens
-        self._options: dict[str, int] = {"temperature": 0, "max_tokens": most_tokens}
-
-    @property
-    def options(self) -> dict[str, int]:
-        """What is sent beside the messages, as far as the server takes it."""
-        return dict(self._options)
+        self.model, self.most_tokens = model, most_tokens
+        self._route = ChatRoute(endpoint, {"temperature": 0})
 
     async def complete(self, messages: Messages) -> Completion:
-        """Ask. Some models of OpenAI know the limit by its new name alone, and take no temperature.
+        """Return the answer to a conversation.
 
         Raises:
             HarnessError: as the endpoint.
         """
-        while True:
-            options = self._options
-            body = {"model": self.model, "messages": messages, **options}
-            try:
-                return _completion(await self._endpoint.post("/chat/completions", body, _Answer))
-            except Refusal as refusal:
-                instead: dict[str, int] = {}
-                if "max_completion_tokens" in str(refusal) and "max_tokens" in options:
-                    refused, instead = "max_tokens", {"max_completion_tokens": self.most_tokens}
-                elif "temperature" in str(refusal) and "temperature" in options:
-                    refused = "temperature"
-                else:
-                    raise
-                self._options = {name: value for name, value in options.items() if name != refused} | instead
+        body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": self.most_tokens}
+        answer, _ = await self._route.post(body, _Answer)
+        choice, usage = answer.choices[0], answer.usage if isinstance(answer.usage, dict) else {}
+        used = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+        counts = [count if isinstance(count, int) else None for count in used]
+        return Completion(choice.message.content or "", choice.finish_reason or "", *counts)
 
 
 class _Message(msgspec.Struct):
@@ -85,13 +129,6 @@ class _Choice(msgspec.Struct):
 class _Answer(msgspec.Struct):
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: Any = None
-
-
-def _completion(answer: _Answer) -> Completion:
-    choice, usage = answer.choices[0], answer.usage if isinstance(answer.usage, dict) else {}
-    used = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    counts = [count if isinstance(count, int) else None for count in used]
-    return Completion(choice.message.content or "", choice.finish_reason or "", *counts)
 
 
 def bare(answer: str) -> str:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from harness1.config import Config
 from harness1.errors import ConfigError, MissingExtra, UsageError
+from harness1.http.client import HttpClient
 from harness1.http.model_endpoint import policy_endpoint
 from harness1.models.backend import Backend
 from harness1.models.checkpoint import format_of
@@ -70,7 +71,8 @@ def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]
     if asked.url is not None:
         chat = format_at(config.machine.model.tokenizer or _weights_of(asked), config)
         server = VllmServer if asked.kind == "vllm" else SglangServer
-        return server(policy_endpoint(server_root(asked.url), config.machine), asked.model, weights=asked.model), chat
+        endpoint = policy_endpoint(server_root(asked.url), config.machine, HttpClient)
+        return server(endpoint, asked.model, weights=asked.model), chat
     folder = resolve_model(asked.model)
     chat = format_at(folder, config)
     _check_window(folder, config)

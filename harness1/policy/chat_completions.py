@@ -12,8 +12,8 @@ import msgspec
 from harness1.config import ChatPolicy
 from harness1.env.environment import choose
 from harness1.env.render.context import Context
-from harness1.errors import Refusal
 from harness1.hashing import digest
+from harness1.http.completions import ChatRoute
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.formats.chat_messages import Message, Said, messages_of, tools_of
 from harness1.models.formats.reading import MOST_CALLS, clean_name, read_object, unwrapped
@@ -78,30 +78,21 @@ class ChatCompletionsPolicy:
         self.endpoint, self.model, self.reserve, self.name = endpoint, model, reserve, name
         self.settings = settings or ChatPolicy()
         self.hash = digest(["chat completions", model, self.settings, reserve])
-        self._tool_choice, self._limit = "required", "max_tokens"
+        # Reasoning models of some hosts must be free not to call.
+        self._route = ChatRoute(endpoint, {"tool_choice": "required"}, {"tool_choice": "auto"})
 
     def open(self, task: Task, seed: int) -> ChatCompletionsSession:
         return ChatCompletionsSession(self, digest([task.query, seed]), {})
 
     async def complete(self, body: dict[str, Any]) -> _Completion:
-        """Post a body, with what not all servers call the same: where one refuses that by its name, in the other way.
+        """Return what the model makes of a body, a call demanded if the server lets it be.
 
         Raises:
             InfrastructureFault: the server failed, or refuses this request.
             UsageError: it would refuse every request.
         """
-        while True:
-            asked = body | {"tool_choice": self._tool_choice, self._limit: self.reserve}
-            try:
-                return await self.endpoint.post("/chat/completions", asked, _Completion)
-            except Refusal as refusal:
-                # Reasoning models of some hosts must be free not to call, and OpenAI's know the new name alone.
-                if "max_completion_tokens" in str(refusal) and "max_tokens" in asked:
-                    self._limit = "max_completion_tokens"
-                elif "tool_choice" in str(refusal) and asked["tool_choice"] == "required":
-                    self._tool_choice = "auto"
-                else:
-                    raise
+        asked = body | {"tool_choice": "required", "max_tokens": self.reserve}
+        return (await self._route.post(asked, _Completion))[0]
 
 
 class ChatCompletionsSession:

@@ -1,27 +1,96 @@
-"""A connection of the server on which every failure is JSON, those included that aiohttp answers by itself."""
+"""Adapt the connections of uvicorn: bound the heads of requests, cancel what nobody waits for, close what stalls."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import msgspec
-from aiohttp import web
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from harness1.retrieval.wire import Failure
 
-FAILED = 400
-"""The first status that says that a request failed."""
+HEAD_BYTES = 8190
+"""The longest head of a request: the target, and names and values of headers."""
+IDLE_S = 30.0
+"""A client that for so long sends no whole head, or takes nothing of its answer, is cut off before twice that time."""
+CROWDED = 0.75
+"""From this share of the connections on, a connection is closed once answered, so that others get their turn."""
 
 
-class Connection(web.RequestHandler):
-    """Answers a request that is no HTTP, and an exception that nobody foresaw, with a `Failure` that says the status in
-    words and nothing of what is inside. The traceback goes to the log of aiohttp (`aiohttp.server`).
-    """
+class Connection(HttpToolsProtocol):
+    """One connection of uvicorn, on a server that keeps at most `most` open at once."""
 
-    async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        """Send a response, in place of one that failed without JSON a `Failure`, and close the connection then."""
-        if resp.status >= FAILED and resp.content_type != "application/json":
-            body = msgspec.json.encode(Failure(resp.reason))
-            resp = web.Response(status=resp.status, body=body, content_type="application/json")
-            resp.force_close()
-        return await super().finish_response(request, resp, start_time)
+    def __init__(self, config: uvicorn.Config, state: ServerState, most: int) -> None:
+        super().__init__(config, state, {})
+        self._app, self.app = self.app, self._run
+        self._task: asyncio.Task[Any] | None = None
+        self._crowd, self._heads, self._unparsed = most * CROWDED, 0, 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watching = self.loop.call_later(IDLE_S, self._watch, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._watching.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self._unparsed > HEAD_BYTES:
+            self.send_400_response(f"the head of a request is longer than {HEAD_BYTES} bytes")
+
+    def on_headers_complete(self) -> None:
+        """Begin a request whose head is fit to be answered."""
+        self._heads, self._unparsed = self._heads + 1, len(self.url) + sum(len(b"".join(each)) for each in self.headers)
+        if not self.expect_100_continue and any(name == b"expect" for name, _ in self.headers):
+            self.send_400_response("nothing can be expected but 100-continue", 417)
+        if self._unparsed > HEAD_BYTES or self.transport.is_closing():
+            raise ValueError("the request is refused")
+        super().on_headers_complete()
+        self._unparsed = 0
+        if len(self.connections) > self._crowd:
+            self.cycle.default_headers = [*self.cycle.default_headers, CLOSE_HEADER]
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._unparsed = 0
+
+    def send_400_response(self, msg: str, status: int = 400) -> None:
+        """Answer in place of the application, and close the connection."""
+        if not self.transport.is_closing():
+            body = msgspec.json.encode(Failure(msg))
+            head = f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            self.transport.write(STATUS_LINE[status] + head.encode() + body)
+            self.transport.close()
+
+    def _watch(self, seen: tuple[int, int] | None) -> None:
+        """Look every `IDLE_S` whose turn it is; cut off a client that did nothing since the last look.
+
+        uvicorn bounds the time between requests alone; for a client to take its answer it would wait without end.
+        """
+        unsent = self.transport.get_write_buffer_size()
+        working = self.cycle is not None and not self.cycle.response_complete and not unsent
+        state = None if working else (self._heads, unsent)
+        self._watching = self.loop.call_later(IDLE_S, self._watch, state)
+        if state is not None and state == seen:
+            self.transport.abort()
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request in a task that `connection_lost` cancels: uvicorn would let it go on for nobody."""
+        self._task = asyncio.current_task()
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            # The client left or the server ends. uvicorn would log either as an error of the application.
+            self.cycle.disconnected = True
+            self.transport.abort()
+        finally:
+            self._task = None

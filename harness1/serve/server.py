@@ -1,4 +1,4 @@
-"""The sockets of a service: a thin shell of aiohttp, with bounded connections and a clean end."""
+"""Run an application on uvicorn, with bounded connections and a clean end."""
 
 from __future__ import annotations
 
@@ -6,111 +6,135 @@ import asyncio
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness1.errors import MissingExtra, UsageError
-from harness1.serve.service import ReadBody, Refused, Reply, ServiceLimits
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
 
-if TYPE_CHECKING:
-    from aiohttp import web
-
+from harness1.errors import UsageError
+from harness1.serve.connection import IDLE_S, Connection
+from harness1.serve.service import ServiceLimits
 
 BACKLOG = 1024
 """Connections that the system holds until they are accepted."""
 OWN_FILES = 512
 """File descriptors that connections leave to the index, of up to 16 segments of 25 files, and to Python."""
-IDLE_S = 30.0
-"""A connection that sends no whole request for so long is closed."""
-SHUTDOWN_S = 5.0
+SHUTDOWN_S = 5
 """How long calls in flight may still take when the server ends."""
-CROWDED = 0.75
-"""From this share of the connections on, a connection is closed once answered, so that others get their turn."""
 PAUSE_S = 0.01
-"""Between two looks for room for another connection."""
+"""Between two checks for room for another connection."""
 
 
-class Request(NamedTuple):
-    """A request whose body is still to be read; names of headers may be in any case."""
+class Server(uvicorn.Server):
+    """uvicorn, except that a connection is accepted only while fewer than `most` are open.
 
-    method: str
-    path: str
-    query: Mapping[str, str]
-    headers: Mapping[str, str]
-    read: ReadBody
+    uvicorn accepts all and answers 503 beyond `limit_concurrency`: a crowd would take all files of the process.
+    """
 
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, most: int) -> None:
+        super().__init__(config)
+        self._listener, self._most, self.servers = listener, most, []
 
-Answer = Callable[[Request], Awaitable[Reply]]
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to whoever runs the server."""
+        yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
+        self._accepting = asyncio.create_task(self._accept())
+        self.started = True
 
-async def until_ended(bound: AbstractAsyncContextManager[int], on_ready: Callable[[int], None]) -> None:
-    """Keep a port open until SIGTERM, or until cancelled."""
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    async with bound as port:
-        on_ready(port)
-        await ended.wait()
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End as uvicorn does; then wait for the calls that it cancelled, and close what is still open."""
+        self._accepting.cancel()
+        await asyncio.wait([self._accepting])
+        await super().shutdown([self._listener])
+        await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    async def _accept(self) -> None:
+        """Accept while there is room. The rest wait with the system; `Connection` makes room in a crowd."""
+        loop, connect = asyncio.get_running_loop(), partial(Connection, self.config, self.server_state, self._most)
+        while True:
+            if len(self.server_state.connections) >= self._most:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            try:
+                client, _ = await loop.sock_accept(self._listener)
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await loop.connect_accepted_socket(connect, client)
+            except OSError:
+                # The client left before its turn, or other parts of the process hold all files.
+                await asyncio.sleep(PAUSE_S)
 
 
 @asynccontextmanager
-async def answering(answer: Answer, limits: ServiceLimits, host: str, port: int) -> AsyncIterator[int]:
-    """Accept connections while the context is open; gives the port.
+async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -> AsyncIterator[int]:
+    """Serve an application while the context is open, and give the port.
 
     Raises:
-        MissingExtra: aiohttp is not installed.
         UsageError: nothing can listen there.
     """
-    try:
-        from aiohttp import web
-    except ImportError as error:
-        raise MissingExtra("aiohttp", "serve") from error
-
-    most = most_connections(limits)
-
-    async def handle(request: web.Request) -> web.Response:
-        asked = Request(request.method, request.path, request.query, request.headers, lambda: _body(request, limits))
-        reply = await answer(asked)
-        headers = {"Content-Type": "application/json", **reply.headers}
-        response = web.Response(status=reply.status, body=reply.body, headers=headers)
-        if _connections(runner) > most * CROWDED:
-            response.force_close()
-        return response
-
-    from harness1.serve.connection import Connection
-
-    application = web.Application(client_max_size=limits.body_bytes)
-    application.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(application, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
-    settings: dict[str, Any] = {"access_log": None, "keepalive_timeout": IDLE_S}
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(IDLE_S),
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
     with await _listener(host, port) as listener:
-        await runner.setup()
-        assert runner.server is not None
-        connect = partial(Connection, runner.server, loop=asyncio.get_running_loop(), **settings)
+        server = Server(config, listener, most_connections(limits))
+        serving = asyncio.create_task(server.serve())
         try:
-            async with asyncio.TaskGroup() as group:
-                accepting = group.create_task(_accept(listener, connect, runner, most))
-                yield int(listener.getsockname()[1])
-                accepting.cancel()
+            yield int(listener.getsockname()[1])
         finally:
-            await runner.cleanup()
+            server.should_exit = True
+            await serving
+
+
+def serve(
+    app: ASGIApp, limits: ServiceLimits, host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
+) -> None:
+    """Serve an application until SIGTERM or Ctrl-C, with all files that the system lets this process open.
+
+    Args:
+        port: 0 lets the system choose one.
+        on_ready: called with the port once connections are accepted.
+
+    Raises:
+        UsageError: nothing can listen there.
+    """
+
+    async def until_ended() -> None:
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+        async with answering(app, limits, host, port) as bound:
+            on_ready(bound)
+            await ended.wait()
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # some systems promise more than they give
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # On the loop of asyncio a request takes more time.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(until_ended())
 
 
 def most_connections(limits: ServiceLimits) -> int:
-    """Connections that may be open at once: `limits.connections`, or fewer where the system gives fewer files."""
+    """Return how many connections may be open at once: `limits.connections`, or fewer for want of files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return limits.connections
     return max(1, min(limits.connections, files - OWN_FILES))
-
-
-def lift_file_limit() -> None:
-    """Let this process open as many files as the system allows it to."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(ValueError, OSError):  # some systems promise more than they give
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _listener(host: str, port: int) -> socket.socket:
@@ -122,42 +146,3 @@ async def _listener(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     listener.setblocking(False)
     return listener
-
-
-async def _accept(
-    listener: socket.socket, connect: Callable[[], asyncio.Protocol], runner: web.AppRunner, most: int
-) -> None:
-    """Take connections as long as there is room; asyncio's own server would take all that come, and run out of files.
-
-    Those beyond wait with the system, and need not wait long: while it is crowded, connections close once answered.
-    """
-    loop = asyncio.get_running_loop()
-    while True:
-        if _connections(runner) >= most:
-            await asyncio.sleep(PAUSE_S)
-            continue
-        try:
-            connection, _ = await loop.sock_accept(listener)
-            await loop.connect_accepted_socket(connect, connection)
-        except OSError:
-            # The client left before its turn, or other parts of the process hold all files.
-            await asyncio.sleep(PAUSE_S)
-
-
-def _connections(runner: web.AppRunner) -> int:
-    return len(runner.server.connections) if runner.server is not None else 0
-
-
-async def _body(request: web.Request, limits: ServiceLimits) -> bytes:
-    """The whole body of a request, within the limits of size and time."""
-    from aiohttp import web
-
-    try:
-        async with asyncio.timeout(limits.body_s):
-            return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise Refused(413, f"the body is larger than {limits.body_bytes} bytes") from error
-    except web.RequestPayloadError as error:
-        raise Refused(400, f"the body cannot be read: {error}") from error
-    except TimeoutError as error:
-        raise Refused(408, f"the body did not arrive within {limits.body_s:g} s") from error

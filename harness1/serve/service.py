@@ -1,22 +1,31 @@
-"""What every service here shares: limits, replies, refusals, and a gate that bounds the work."""
+"""Hold what every service needs: limits, refusals, the gate that bounds the work, and the Starlette application."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from harness1.errors import HarnessError
 from harness1.records import Record
 from harness1.retrieval.wire import Failure
 
 RETRY_AFTER = {"Retry-After": "1"}
-ReadBody = Callable[[], Awaitable[bytes]]
+GZIP_OR_ZLIB = 47
+"""The window bits with which zlib finds out by itself how a body is compressed."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class ServiceLimits(Record):
-    """What one server takes on. Times are in seconds."""
+    """The work that one server accepts. Times are in seconds."""
 
     body_bytes: int = 4 << 20
     body_s: float = 10.0
@@ -32,24 +41,24 @@ class ServiceLimits(Record):
     connections: int = 2048
 
 
-class Reply(Record):
-    """A status, a body of JSON, and headers beside the usual ones."""
+class Refused(HTTPException):
+    """A request is not carried out; `detail` tells the client why."""
 
-    status: int
-    body: bytes
-    headers: dict[str, str] = {}
+    def __str__(self) -> str:
+        return self.detail
 
 
-class Refused(HarnessError):
-    """A request that is not carried out; becomes a reply with `{"error": ...}`."""
+class Json(Response):
+    """A response of JSON, encoded by msgspec."""
 
-    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.reply = Reply(status, msgspec.json.encode(Failure(message)), headers or {})
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return msgspec.json.encode(content)
 
 
 class Gate:
-    """Lets so many in at a time and so many wait, for so long; the rest are refused (503)."""
+    """Let a bounded number of calls run and a bounded number wait for a bounded time; refuse the rest (503)."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self._places = asyncio.Semaphore(limits.running)
@@ -72,3 +81,59 @@ class Gate:
     async def __aexit__(self, *_: object) -> None:
         self._free += 1
         self._places.release()
+
+
+def application(
+    posts: Mapping[str, Endpoint],
+    gets: Mapping[str, Endpoint],
+    failure: Callable[[str, int, str], object] = lambda path, status, reason: Failure(reason),
+) -> Starlette:
+    """Return an application with endpoints by path, and `/health`.
+
+    Args:
+        failure: makes the body of an answer that is not a success from the path, the status and the reason.
+    """
+
+    async def health(_: Request) -> Response:
+        return Json({"status": "ok"})
+
+    async def failed(request: Request, error: Exception) -> Response:
+        path, status, reason, headers = request.url.path, 500, "Internal Server Error", None
+        if isinstance(error, HTTPException):
+            status, reason, headers = error.status_code, error.detail, error.headers
+        if type(error) is HTTPException:
+            reason += f": {request.method} {path}; there is POST {', '.join(posts)}, and GET {', '.join(gets)}"
+        return Json(failure(path, status, reason), status, headers)
+
+    gets = {**gets, "/health": health}
+    routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
+    routes += [Route(path, endpoint) for path, endpoint in gets.items()]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: failed, Exception: failed})
+    app.router.redirect_slashes = False
+    return app
+
+
+async def read_body(request: Request, limits: ServiceLimits) -> bytes:
+    """Return the whole body of a request, inflated if it came compressed.
+
+    Its size is watched here, for Starlette's own limit answers in plain text.
+
+    Raises:
+        Refused: the body is too large (413), too slow (408), or damaged (400).
+    """
+    body, most = bytearray(), limits.body_bytes
+    try:
+        async with asyncio.timeout(limits.body_s):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    break
+        if request.headers.get("content-encoding") in ("gzip", "deflate") and len(body) <= most:
+            body[:] = zlib.decompressobj(GZIP_OR_ZLIB).decompress(body, most + 1)
+    except TimeoutError as error:
+        raise Refused(408, f"the body did not arrive within {limits.body_s:g} s") from error
+    except zlib.error as error:
+        raise Refused(400, f"the body cannot be read: {error}") from error
+    if len(body) > most:
+        raise Refused(413, f"the body is larger than {most} bytes")
+    return bytes(body)

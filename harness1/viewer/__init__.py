@@ -1,1 +1,1 @@
-"""The viewer: runs and trainings in one file of HTML, which opens without a server and without a network."""
+"""All HTML: the viewer file of runs and trainings, and the report of a run. Both open without a server or a network."""

@@ -1,4 +1,4 @@
-"""The list of episodes of a page: its rows, their order, and which of them there is room for."""
+"""Make the list of episodes of a page: its rows, their order, and which of them there is room for."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from harness1.reward.outcome import Outcome, outcome
 from harness1.viewer.failure import failure_class
 
 QUERY_CHARACTERS = 300
-"""Of a query, in its row; the episode has it whole."""
+"""The most of a query that its row holds; the episode has it whole."""
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
-    """What the list shows of an episode and filters by; undefined numbers are null."""
+class EpisodeRow(msgspec.Struct, frozen=True, array_like=True):
+    """What the list shows of an episode and filters by. Undefined numbers are null."""
 
     run: int
     episode: str
@@ -35,25 +35,25 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     size: int
     turns: int
     tools: int
-    """A bit for each name in the run's list of tools: whether it was called."""
+    """One bit for each name in the run's list of tools, set if the tool was called."""
     reward: float | None
     tokens: int
-    """Of all contexts of the episode."""
+    """The sum over all contexts of the episode."""
     held: bool = False
-    """Whether the file holds the episode itself."""
+    """The file holds the episode itself."""
     problem: str | None = None
-    """Why it cannot be replayed exactly."""
+    """The reason why it cannot be replayed exactly."""
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """An episode's outcome and reward, as far as its gold is known."""
+    """The outcome and the reward of an episode, as far as its gold is known."""
 
     outcome: Outcome | None
     reward: RewardRecord | None
 
 
 def scored(episode: Episode, gold: Gold | None, config: Config) -> Scored:
-    """The outcome of an episode; and its reward as recorded, else as the run's configuration would give it."""
+    """Return the outcome of an episode, and its reward as recorded, else as the run's configuration gives it."""
     if gold is None or episode.status is Status.INFRA_ERROR:
         return Scored(None, episode.reward)
     try:
@@ -63,11 +63,16 @@ def scored(episode: Episode, gold: Gold | None, config: Config) -> Scored:
     return Scored(found, episode.reward or composite(found, episode, config))
 
 
-def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem: str | None) -> Row:
-    """The row of an episode. `tools` are the names that bits stand for; a name that is not among them has none."""
+def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem: str | None) -> EpisodeRow:
+    """Return the row of an episode.
+
+    Args:
+        tools: the names that the bits of `EpisodeRow.tools` stand for.
+        problem: the reason why it cannot be replayed exactly.
+    """
     called = {turn.action.name for turn in episode.turns if turn.action is not None}
     found, reward = result.outcome, result.reward
-    return Row(
+    return EpisodeRow(
         run=run,
         episode=episode.episode_id,
         task=episode.task.task_id,
@@ -88,12 +93,11 @@ def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem
     )
 
 
-Sizes = Sequence[int]
+def in_order(rows: Sequence[EpisodeRow]) -> list[int]:
+    """Return the places of rows, the most telling first: tasks of the lowest and of the highest recall take turns.
 
-
-def in_order(rows: Sequence[Row]) -> list[int]:
-    """Places of rows, those first that are most worth a look: the tasks of the lowest recall and of the highest by
-    turns, all episodes of a task together, so that runs can be compared. An unscored episode counts as recall 0."""
+    The episodes of a task stay together, so that runs can be compared. An unscored episode counts as recall 0.
+    """
     tasks: dict[str, list[int]] = {}
     for place, row in enumerate(rows):
         tasks.setdefault(row.task, []).append(place)
@@ -104,8 +108,8 @@ def in_order(rows: Sequence[Row]) -> list[int]:
     return [place for task in chain.from_iterable(pairs) if task is not None for place in tasks[task]]
 
 
-def with_room(order: Sequence[int], sizes: Sizes, room: int) -> set[int]:
-    """The places, in order, whose sizes fit into the room; one that does not fit gives way to the next."""
+def with_room(order: Sequence[int], sizes: Sequence[int], room: int) -> set[int]:
+    """Return the places, taken in order, whose sizes fit into the room. One that does not fit is passed over."""
     held: set[int] = set()
     for place in order:
         if sizes[place] <= room:

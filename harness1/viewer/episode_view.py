@@ -1,9 +1,11 @@
-"""An episode as the viewer shows it: replayed from its record, with the exact context of every turn."""
+"""Show an episode: replayed from its record, with the exact context of every turn."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+
+import msgspec
 
 from harness1.config import Env
 from harness1.env.environment import SearchEnv
@@ -14,15 +16,15 @@ from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.models.tokenizer import Tokenizer
 from harness1.records import Episode, Gold, Hit, Note, Observation, RewardRecord, Turn, UnitId
 from harness1.reward.outcome import targets
-from harness1.viewer.memory_change import EvidenceGrowth, Look, change, tag_number
+from harness1.viewer.memory_change import EvidenceGrowth, StateView, change, tag_number
 from harness1.viewer.sent_prompt import SentPrompts
-from harness1.viewer.tables import Tables, plain
+from harness1.viewer.tables import Tables
 
 Viewed = dict[str, Any]
 
 
 class EpisodeView:
-    """Makes the plain data of one episode.
+    """The plain data of one episode.
 
     Args:
         env: the configuration that it was recorded with.
@@ -31,7 +33,7 @@ class EpisodeView:
 
     Attributes:
         tables: filled as turns are made.
-        problem: why it cannot be replayed exactly, in one line; its turns are then shown from the record alone.
+        problem: why it cannot be replayed exactly, in one line. Its turns are then shown from the record alone.
     """
 
     def __init__(
@@ -47,14 +49,14 @@ class EpisodeView:
         except (ConfigError, SchemaError) as error:
             self._twin, self.problem = None, str(error)
 
-    def plain(self, reward: RewardRecord | None) -> Viewed:
-        """Everything about the episode but what is the run's."""
+    def as_json(self, reward: RewardRecord | None) -> Viewed:
+        """Return everything about the episode but what its run shares."""
         episode = self.episode
         turns = list(self._turns())
         graph: list[Any] = []
         if self._twin is not None:
             memory = self._twin.state.memory
-            graph = self._growth.plain(memory, self.tables)
+            graph = self._growth.as_json(memory, self.tables)
             self.tables.name_handles(memory.pool)
         return {
             "query": episode.task.query,
@@ -64,28 +66,28 @@ class EpisodeView:
             "delivered": [[self.tables.unit(each.unit_id), tag_number(each.tag)] for each in episode.curated],
             "hidden": [[self.tables.unit(name), self.tables.unit(twin)] for name, twin in episode.aliases.items()],
             "pool": [self.tables.unit(each) for each in episode.pool],
-            "reward": plain(reward),
-            "hashes": plain(episode.hashes),
+            "reward": msgspec.to_builtins(reward),
+            "hashes": msgspec.to_builtins(episode.hashes),
             "stage_ms": episode.stage_ms,
             "seed": episode.seed,
             "versions": list(episode.policy_versions),
             "error": episode.error,
             "untrainable": episode.untrainable if any(turn.calls for turn in episode.turns) else None,
             "problem": self.problem,
-            **self.tables.plain(),
+            **self.tables.as_json(),
         }
 
     def _turns(self) -> Iterator[Viewed]:
         for turn in self.episode.turns:
             context = self._twin.state.context if self._twin is not None else None
-            before = Look.at(self._twin.state.memory) if self._twin is not None else None
+            before = StateView.at(self._twin.state.memory) if self._twin is not None else None
             shown = self._recorded(turn) | self._context(turn, context)
             if self._twin is not None and before is not None and self._replayed(turn, self._twin):
                 shown |= self._memory(turn, before, self._twin)
             yield shown
 
     def _replayed(self, turn: Turn, twin: SearchEnv) -> bool:
-        """Carry out a turn again; whether its memory can be shown."""
+        """Carry out a turn again; return whether its memory can be shown."""
         if turn.action is None or turn.observation is None:
             return True
         try:
@@ -99,9 +101,9 @@ class EpisodeView:
     def _recorded(self, turn: Turn) -> Viewed:
         return {
             "index": turn.index,
-            "action": plain(turn.action),
+            "action": msgspec.to_builtins(turn.action),
             "reasoning": turn.reasoning,
-            "ignored": plain(turn.ignored),
+            "ignored": msgspec.to_builtins(turn.ignored),
             "parse_error": turn.parse_error,
             "calls": [self._prompts.attempt(call) for call in turn.calls],
             "observation": None if turn.observation is None else self._observation(turn.observation),
@@ -111,21 +113,21 @@ class EpisodeView:
     def _context(self, turn: Turn, context: Context | None) -> Viewed:
         if context is None or self._twin is None:
             return {"context": None, "tokens": turn.prompt_tokens, "prefill": turn.prefill_tokens}
-        measure = self._twin.renderer.counts
+        counts = self._twin.renderer.counts
         return {
-            "context": [self.tables.segment(each, measure.piece(each)) for each in context.pieces],
+            "context": [self.tables.segment(each, counts.piece(each)) for each in context.pieces],
             "tokens": context.budget.used,
             "prefill": context.fresh,
             "limit": context.budget.limit,
             "dropped": context.budget.dropped,
         }
 
-    def _memory(self, turn: Turn, before: Look, twin: SearchEnv) -> Viewed:
+    def _memory(self, turn: Turn, before: StateView, twin: SearchEnv) -> Viewed:
         memory = twin.state.memory
         self._growth.note(before, memory, turn.index)
         if turn.observation is None:
             return {"curated": self._curated(twin)}
-        now = Look.at(memory)
+        now = StateView.at(memory)
         return {
             "change": change(before, now, memory, turn.observation.delta, self.tables),
             "sizes": [before.sizes, now.sizes],
@@ -167,7 +169,7 @@ class EpisodeView:
         return UnitId(hit.doc_id if self.episode.unit == "document" else hit.chunk_id)
 
     def _gold(self) -> Viewed | None:
-        """What there was to find, each target as the units that satisfy it; None where nothing is known."""
+        """Return what there was to find, each target as the units that satisfy it, or None where nothing is known."""
         try:
             wanted = targets(self.episode.task.task_id, self.gold, self.episode.unit)
         except UsageError:
@@ -186,7 +188,7 @@ class EpisodeView:
 
 
 def _words(note: Note) -> list[str]:
-    """A note's code, and its sentence where this version knows the code."""
+    """Return the code of a note, and its sentence where this version knows the code."""
     try:
         return [note.code, sentence(note)]
     except LookupError:

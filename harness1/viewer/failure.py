@@ -1,4 +1,4 @@
-"""Why an episode fell short, as one word for each: what lists are filtered by."""
+"""Say in one word why an episode fell short, so that lists can be filtered by it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness1.reward.outcome import Outcome
 
 
 class FailureClass(StrEnum):
-    """Exactly one holds for every episode; the first that applies, in this order."""
+    """Reasons in order of precedence: every episode has the first that applies."""
 
     FAULT = "fault"
     FORMAT = "format"
@@ -39,7 +39,7 @@ _BY_STATUS = {
 
 
 def failure_class(status: Status, outcome: Outcome | None) -> FailureClass:
-    """The class of an episode by how it ended and what it achieved; without an outcome it is unscored."""
+    """Return the class of an episode by how it ended and what it found; without an outcome it is unscored."""
     if status in _BY_STATUS:
         return _BY_STATUS[status]
     if outcome is None:

@@ -1,4 +1,4 @@
-"""What one turn changed in the working memory, as a difference between two looks at it."""
+"""Show what one turn changed in the working memory, as the difference between its states before and after."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from harness1.records import TAGS, Delta, Tag, UnitId
 from harness1.viewer.tables import Tables
 
 MOST_BRIDGES = 60
-"""Entities that the graph of an episode holds, those in the most documents first."""
+"""The most entities in the graph of an episode; those in the most documents are kept."""
 LISTED_BRIDGES = 40
-"""New bridges of one turn that are named; the others are counted."""
+"""The most new bridges of one turn that are named; the others are counted."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """A memory at one moment, as far as differences are made of it."""
+class StateView:
+    """A memory at one moment, as far as it is compared."""
 
     curated: Mapping[UnitId, Tag]
     pool: frozenset[UnitId]
     aliases: Mapping[UnitId, UnitId]
     verdicts: frozenset[str]
     bridges: Mapping[str, int]
-    """Key of each entity in at least two units, with how many."""
+    """The number of units of each entity that is in at least two, by its key."""
 
     @classmethod
-    def at(cls, memory: WorkingMemory) -> Look:
-        """A copy, which later turns do not touch."""
+    def at(cls, memory: WorkingMemory) -> StateView:
+        """Copy a memory, so that later turns do not change the copy."""
         evidence = memory.evidence
         return cls(
             dict(memory.curated.tags),
@@ -41,7 +41,7 @@ class Look:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How much of everything there is."""
+        """Return how many of each there are."""
         return {
             "curated": len(self.curated),
             "pool": len(self.pool),
@@ -52,16 +52,16 @@ class Look:
 
 
 def tag_number(tag: Tag) -> int:
-    """A tag by its place in `TAGS`."""
+    """Return the place of a tag in `TAGS`."""
     return TAGS.index(tag)
 
 
-def change(before: Look, now: Look, memory: WorkingMemory, delta: Delta, tables: Tables) -> dict[str, Any]:
-    """The difference between two looks at a memory, units by number; what is empty is left out.
+def change(before: StateView, now: StateView, memory: WorkingMemory, delta: Delta, tables: Tables) -> dict[str, Any]:
+    """Return the difference between two states of a memory, with units as numbers. Empty parts are left out.
 
     Args:
-        memory: at the later look.
-        delta: of the action between them: it tells an eviction from a removal.
+        memory: in the later state.
+        delta: of the action between them, which tells an eviction from a removal.
     """
     gone = [unit for unit in before.curated if unit not in now.curated]
     evicted = set(delta.evicted)
@@ -88,8 +88,8 @@ def change(before: Look, now: Look, memory: WorkingMemory, delta: Delta, tables:
     return {name: rows for name, rows in found.items() if rows} | _bridges(before, now, memory, tables)
 
 
-def _bridges(before: Look, now: Look, memory: WorkingMemory, tables: Tables) -> dict[str, Any]:
-    """The entities that came to link documents in this turn, and the documents that they link; most first."""
+def _bridges(before: StateView, now: StateView, memory: WorkingMemory, tables: Tables) -> dict[str, Any]:
+    """Return the entities that came to link documents in this turn, with these documents; those of the most first."""
     names = memory.evidence.names
     new = [key for key in now.bridges if key not in before.bridges]
     new.sort(key=lambda key: (-now.bridges[key], names[key]))
@@ -100,21 +100,21 @@ def _bridges(before: Look, now: Look, memory: WorkingMemory, tables: Tables) -> 
 
 
 class EvidenceGrowth:
-    """When each entity came to link each document, over an episode."""
+    """The turns of an episode in which each entity came to link each document."""
 
     def __init__(self) -> None:
         self._links: dict[str, list[tuple[UnitId, int]]] = {}
 
-    def note(self, before: Look, memory: WorkingMemory, turn: int) -> None:
-        """Take in what a turn added."""
+    def note(self, before: StateView, memory: WorkingMemory, turn: int) -> None:
+        """Add what a turn linked."""
         for size, keys in memory.evidence.levels.items():
             for key in keys:
                 if (known := before.bridges.get(key, 0)) < size:
                     links = self._links.setdefault(key, [])
                     links += [(each, turn) for each in memory.evidence.units[key][known:]]
 
-    def plain(self, memory: WorkingMemory, tables: Tables) -> list[Any]:
-        """`[entity, [[unit, turn], ...]]` for the entities in the most documents at the end."""
+    def as_json(self, memory: WorkingMemory, tables: Tables) -> list[Any]:
+        """Return `[entity, [[unit, turn], ...]]` for the entities in the most documents at the end."""
         keys = sorted(self._links, key=lambda key: (-len(self._links[key]), memory.evidence.names[key]))
         return [
             [memory.evidence.names[key], [[tables.unit(each), turn] for each, turn in self._links[key]]]

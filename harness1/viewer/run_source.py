@@ -1,4 +1,4 @@
-"""A run folder opened for viewing: its configuration, its gold and its tokenizer, as far as these can be found."""
+"""Open a run folder for viewing: its configuration, its gold and its tokenizer, as far as these can be found."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from harness1.records import Gold
 from harness1.runs.folder import METRICS, run_config
 from harness1.runs.stage import Stage, read_stage
 from harness1.tools.registry import Toolbox
-from harness1.viewer.tables import plain
 
 
 @dataclass
 class RunSource:
-    """What is needed to view the episodes of one run; plain enough to be sent to a worker process.
+    """What is needed to view the episodes of one run. It can be sent to a worker process.
 
     Attributes:
         golds: by task id; empty where the dataset cannot be opened.
@@ -44,7 +43,8 @@ class RunSource:
 
     @classmethod
     def open(cls, folder: Path) -> RunSource:
-        """
+        """Open a folder.
+
         Raises:
             UsageError: the folder holds no run.
             SchemaError: its card is damaged.
@@ -55,7 +55,7 @@ class RunSource:
         notes: list[str] = []
         golds = _golds(stage, notes)
         run = cls(folder, folder.resolve().name, config, stage, golds, notes)
-        if run._spoken and run.tokenizer is None:
+        if run._has_tokens and run.tokenizer is None:
             notes.append(
                 "The tokenizer of its model could not be loaded: prompts are shown as pieces of the context, and"
                 " outputs as what was read in them, not as the text that was sampled."
@@ -68,7 +68,7 @@ class RunSource:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The very tokenizer that the episodes were recorded with, or None where it is not here."""
+        """Return the very tokenizer that the episodes were recorded with, or None where it is not on this machine."""
         place = self._tokenizer_place
         if place is None:
             return None
@@ -80,12 +80,12 @@ class RunSource:
 
     @property
     def tools(self) -> list[str]:
-        """The names of the tools that its policy had, in order."""
+        """Return the names of the tools that its policy had, in order."""
         return [spec.name for spec in Toolbox.of(self.config.env).specs]
 
     @property
     def card(self) -> dict[str, Any]:
-        """What the page says of the run itself."""
+        """Return what the page says of the run itself."""
         inputs, outputs = self.stage.inputs, self.stage.outputs
         metrics = self._metrics()
         return {
@@ -102,21 +102,21 @@ class RunSource:
         }
 
     def shared(self, texts: Mapping[str, str]) -> dict[str, Any]:
-        """What all its episodes share: texts by the key of their segment, and the tools."""
+        """Return what all its episodes share: texts by the key of their segment, and the tools."""
         toolbox = Toolbox.of(self.config.env)
         static = static_piece(self.config.env, toolbox)
         return {
             "texts": {static.key: static.text, **texts},
-            "specs": plain(toolbox.specs),
+            "specs": msgspec.to_builtins(toolbox.specs),
         }
 
     @property
-    def _spoken(self) -> bool:
+    def _has_tokens(self) -> bool:
         return "tokenizer" in self.stage.hashes
 
     @property
     def _tokenizer_place(self) -> str | None:
-        if not self._spoken:
+        if not self._has_tokens:
             return None
         named = self.stage.outputs.get("tokenizer") or self.config.machine.model.tokenizer
         policy = str(self.stage.outputs.get("policy", ""))
@@ -136,7 +136,7 @@ class RunSource:
 
 
 def _golds(stage: Stage, notes: list[str]) -> dict[str, Gold]:
-    """The gold of the tasks of a run by the dataset that its card names, or nothing and a note that says why."""
+    """Return the gold of the tasks of a run, out of the dataset that its card names, or nothing and a note why."""
     spec = stage.outputs.get("source") or stage.inputs.get("dataset")
     split = stage.inputs.get("split")
     if not spec or not split:

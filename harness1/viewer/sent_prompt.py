@@ -1,21 +1,23 @@
-"""The prompts of a language model exactly as they were sent, decoded from the token ids of the record."""
+"""Decode the prompts of a language model, exactly as they were sent, from the token ids of the record."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from harness1.errors import SchemaError
 from harness1.models.tokenizer import Tokenizer
 from harness1.records import Episode, ModelCall
 from harness1.rows.calls import calls_of
-from harness1.viewer.tables import Tables, plain
+from harness1.viewer.tables import Tables
 
 
 class SentPrompts:
-    """The model calls of one episode as plain data; every segment is decoded once.
+    """The model calls of one episode as plain data. Every segment is decoded once.
 
     Args:
-        tokenizer: the one that the ids are of; without it, segments are named and their texts are not given.
+        tokenizer: the one that made the ids; without it, segments have names and no texts.
     """
 
     def __init__(self, episode: Episode, tables: Tables, tokenizer: Tokenizer | None) -> None:
@@ -24,12 +26,12 @@ class SentPrompts:
         self._numbers: dict[str, int] = {}
 
     def attempt(self, call: ModelCall) -> dict[str, Any]:
-        """One call: its prompt as numbers of segments, its output, and how it was sampled.
+        """Return one call: its prompt as numbers of segments, its output, and how it was sampled.
 
         Raises:
-            SchemaError: the episode does not hold a segment that the call names.
+            SchemaError: the episode lacks a segment that the call names.
         """
-        sampling = plain(call.sampling)
+        sampling = msgspec.to_builtins(call.sampling)
         sampling.pop("stop_ids", None)
         logprobs = call.output_logprobs
         return {

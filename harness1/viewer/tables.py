@@ -1,10 +1,8 @@
-"""What an episode names over and over, each once: other parts refer to it by number."""
+"""Hold what an episode names over and over, each thing once: other parts refer to it by number."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import msgspec
 
 from harness1.env.render.pieces import Piece
 from harness1.env.render.view import DocumentView, HitView
@@ -13,8 +11,8 @@ from harness1.records import Hit, UnitId
 
 
 def is_shared(key: str) -> bool:
-    """Whether a segment is the same in all episodes of a run: the static prompt, and what a chat format itself writes
-    (`=...`). Its text stands once in the run."""
+    """Return whether a segment is the same in all episodes of a run, whose data then holds its text once: the static
+    prompt, and what a chat format itself writes (`=...`)."""
     return key.startswith(("static#", "="))
 
 
@@ -35,10 +33,10 @@ class Tables:
         self._chunks: dict[str, tuple[int, int]] = {}
 
     def text(self, text: str, about: UnitId | None = None) -> int:
-        """The number of a text.
+        """Return the number of a text.
 
         Args:
-            about: the unit that it tells of, if it is one.
+            about: the unit that the text tells of.
         """
         if text not in self._texts:
             self._texts[text] = len(self._texts)
@@ -46,30 +44,30 @@ class Tables:
         return self._texts[text]
 
     def segment(self, piece: Piece, tokens: int) -> int:
-        """The number of a piece of a context."""
+        """Return the number of a piece of a context."""
         shows = piece.shows.document if isinstance(piece.shows, HitView) else piece.shows
         about = shows.unit_id if isinstance(shows, DocumentView) else None
         return self._numbered(self._segments, piece.key, piece.text, piece.role, tokens, about)
 
     def sent(self, key: str, text: str | None, tokens: int) -> int:
-        """The number of a segment of a prompt as it was sent, in tokens; without a text where none can be decoded."""
+        """Return the number of a segment of a prompt as it was sent. The text is None where it cannot be decoded."""
         return self._numbered(self._sent, key, text, "", tokens)
 
     def unit(self, unit_id: UnitId) -> int:
-        """The number of a unit."""
+        """Return the number of a unit."""
         if unit_id not in self._units:
             self._units[unit_id] = [len(self._units), unit_id, "", ""]
         number: int = self._units[unit_id][0]
         return number
 
     def chunk(self, hit: Hit, unit_id: UnitId) -> int:
-        """The number of a chunk that was shown; its unit gets the chunk's title."""
+        """Return the number of a chunk that was shown. Its unit gets the chunk's title."""
         unit = self.unit(unit_id)
         self._units[unit_id][3] = self._units[unit_id][3] or hit.title
         return self._chunks.setdefault(hit.chunk_id, (len(self._chunks), unit))[0]
 
     def known_chunk(self, chunk_id: str) -> int | str:
-        """The number of a chunk that was shown, or the id of one that had no room."""
+        """Return the number of a chunk that was shown, or the id of one that had no room."""
         return self._chunks[chunk_id][0] if chunk_id in self._chunks else chunk_id
 
     def name_handles(self, pool: Pool) -> None:
@@ -78,9 +76,12 @@ class Tables:
             self.unit(unit_id)
             self._units[unit_id][2:] = [entry.handle, entry.title]
 
-    def plain(self) -> dict[str, Any]:
-        """All tables as plain data, in the order of their numbers; but texts about one unit stand together, so that
-        deflate, which looks back 32 KiB, finds what they share: `order` has the number of each."""
+    def as_json(self) -> dict[str, Any]:
+        """Return all tables as plain data, in the order of their numbers.
+
+        Only texts are in another order, which `order` gives by number: those about one unit stand together, so that
+        deflate, which looks back 32 KiB, finds what they share.
+        """
         texts = list(self._texts)
         order = sorted(range(len(texts)), key=self._about.__getitem__)
         return {
@@ -116,10 +117,5 @@ class Tables:
 
 
 def _kind(key: str) -> str:
-    """What a key is shown as: without its digest, which is as long as it is incompressible, unless it finds a text."""
+    """Return a key as it is shown: without its digest, which does not compress, unless a text is found by it."""
     return key if is_shared(key) else key.partition("#")[0]
-
-
-def plain(value: Any) -> Any:
-    """A record as plain data."""
-    return msgspec.to_builtins(value)

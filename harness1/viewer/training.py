@@ -1,4 +1,4 @@
-"""The log of a training as curves."""
+"""Read the log of a training as curves."""
 
 from __future__ import annotations
 
@@ -12,33 +12,28 @@ from harness1.train.log import LOG, VALIDATION_PREFIX, read_log
 
 
 def is_training(folder: Path) -> bool:
-    """Whether a training wrote its log into a folder."""
+    """Return whether a training wrote its log into a folder."""
     return (folder / LOG).is_file()
 
 
 def training_card(folder: Path) -> dict[str, Any]:
-    """A training as plain data: of every metric its steps and values; `looks` are those of held-out evaluations, under
-    the names of what they measure.
+    """Return a training as plain data: the steps and the values of every metric, in `curves` for those of training and
+    in `validation` for those of held-out tasks.
 
     Raises:
-        SchemaError: the log is not readable as one.
+        SchemaError: the log is damaged.
     """
     curves: dict[str, list[list[float]]] = {}
-    looks: dict[str, list[list[float]]] = {}
+    validation: dict[str, list[list[float]]] = {}
     try:
         for line in read_log(folder):
-            step = line["step"]
+            step = line.pop("step")
             for name, value in line.items():
-                if name == "step" or not isinstance(value, int | float):
-                    continue
-                kind, key = (
-                    (looks, name.removeprefix(VALIDATION_PREFIX))
-                    if name.startswith(VALIDATION_PREFIX)
-                    else (curves, name)
-                )
-                steps, values = kind.setdefault(key, [[], []])
-                steps.append(step)
-                values.append(value)
+                if isinstance(value, int | float):
+                    kind = validation if name.startswith(VALIDATION_PREFIX) else curves
+                    steps, values = kind.setdefault(name.removeprefix(VALIDATION_PREFIX), [[], []])
+                    steps.append(step)
+                    values.append(value)
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
         raise SchemaError(f"{folder / LOG} is not the log of a training: {error}") from error
-    return {"name": folder.resolve().name, "folder": str(folder), "curves": curves, "looks": looks}
+    return {"name": folder.resolve().name, "folder": str(folder), "curves": curves, "validation": validation}

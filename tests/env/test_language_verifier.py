@@ -259,9 +259,9 @@ def test_a_verifier_without_an_address_or_a_name_is_refused_where_it_is_opened()
     with pytest.raises(ConfigError, match=r"machine\.verifier\.url$"):
         open_verifier(configured().env, Machine())
     with pytest.raises(ConfigError, match=r"env\.verification\.model$"):
-        open_verifier(configured(model="").env, configured("http://host/v1").run)
+        open_verifier(configured(model="").env, configured("http://host/v1").machine)
     with pytest.raises(ConfigError, match="no address"):
-        open_verifier(configured().env, configured("host").run)
+        open_verifier(configured().env, configured("host").machine)
     env = SearchEnv(configured().env, WordRetriever(CORPUS), machine=configured().machine)
     with pytest.raises(InfrastructureFault, match="judge=language_model needs a verifier from open_verifier"):
         play(env, search("Ada Lovelace"), call("verify", doc_ids=["D1"], claim="Ada wrote programs."))

@@ -23,7 +23,7 @@ from harness1.eval.statistics import Interval
 from harness1.retrieval.index.build import build_index
 from harness1.runs.stage import read_stage
 from harness1.runs.store import read_episodes
-from harness1.viewer.report.page import ensure_report
+from harness1.viewer.report import ensure_report
 from tests.run_folders import repeatable
 from tests.support import die_at_fsync
 from tests.test_ablations import ABLATIONS as SWITCHES

@@ -24,7 +24,7 @@ from harness1.runs.folder import METRICS, RESOURCES, run_config
 from harness1.runs.provenance import read_provenance
 from harness1.runs.stage import read_stage
 from harness1.runs.store import EpisodeStore, read_episodes
-from harness1.viewer.report.page import ensure_report
+from harness1.viewer.report import ensure_report
 from tests.run_folders import repeatable
 from tests.support import die_at_fsync
 

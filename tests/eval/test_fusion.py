@@ -18,7 +18,7 @@ from harness1.eval.run_view import read_run
 from harness1.records import Episode, Status, StopReason, UnitId
 from harness1.runs.folder import METRICS, RESOURCES, TASKS
 from harness1.runs.stage import read_stage
-from harness1.viewer.report.page import ensure_report
+from harness1.viewer.report import ensure_report
 from tests.eval.run_folders import CONFIG, dataset, episode, run_folder
 
 QUERIES = {"t1": "First?", "t2": "Second?"}

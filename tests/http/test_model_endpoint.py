@@ -49,6 +49,36 @@ def test_a_body_is_sent_as_json_with_the_key() -> None:
 
 
 @pytest.mark.service
+def test_nothing_that_the_environment_says_of_other_servers_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {
+        "API_KEY": "k",
+        "ORG_ID": "org-1",
+        "PROJECT_ID": "p",
+        "CUSTOM_HEADERS": "Authorization: Bearer k\nx-key: k",
+    }
+    for name, value in others.items():
+        monkeypatch.setenv(f"OPENAI_{name}", value)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    script = Script([WELL])
+    with replying(script) as url:
+        for key in (KEY, ""):
+            posted(endpoint(url, key=key))
+    keyed, bare = ({name.lower(): value for name, value in ask.headers.items()} for ask in script.asked)
+    assert (keyed.pop("authorization"), "authorization" in bare) == (f"Bearer {KEY}", False)
+    usual = {"host", "user-agent", "accept", "accept-encoding", "connection", "content-type", "content-length"}
+    assert set(keyed) == set(bare) == usual
+
+
+@pytest.mark.service
+def test_a_password_in_the_address_is_sent_as_one() -> None:
+    script = Script([WELL])
+    with replying(script) as url:
+        posted(endpoint(url.replace("//", "//me:secret@"), key=""))
+    assert script.asked[0].headers["Authorization"] == "Basic bWU6c2VjcmV0"
+
+
+@pytest.mark.service
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 529])
 def test_what_may_pass_is_tried_again(status: int) -> None:
     script = Script([(status, {}, b"busy"), (200, {}, b"<html>"), WELL])
@@ -129,7 +159,7 @@ def test_it_waits_as_long_as_the_server_asks_and_no_longer_than_the_bound(monkey
     script = Script([(429, {"Retry-After": "2"}, b""), (503, {"Retry-After": "86400"}, b""), (503, {}, b""), WELL])
     with replying(script) as url:
         asked = endpoint(url, attempts=4, backoff_s=0.5)
-        monkeypatch.setattr("harness1.http.model_endpoint.asyncio.sleep", note)
+        monkeypatch.setattr("harness1.http.retrying.asyncio.sleep", note)
         posted(asked)
     assert 2.5 <= waits[0] <= 3.0
     assert 61.0 <= waits[1] <= 62.0
@@ -157,7 +187,7 @@ def test_requests_in_flight_are_bounded_on_every_loop() -> None:
         for _ in range(3):
             assert asyncio.run(crowd(asked)) == [{"a": 1}] * 12
         assert most == [3]
-        assert len(asked._gates) == 1
+        assert not asked.client._lines
 
 
 @pytest.mark.service

@@ -180,8 +180,9 @@ def test_a_bundled_model_that_was_not_fetched_is_named_with_what_fetches_it(
         ("hf", "transformers", "train"),
         ("hf", "torch", "train"),
         ("vllm", "vllm", "vllm"),
-        ("openai", "aiohttp", "serve"),
-        ("sglang", "aiohttp", "serve"),
+        ("openai", "httpx", "serve"),
+        ("openai", "openai", "serve"),
+        ("sglang", "httpx", "serve"),
     ],
 )
 def test_what_is_not_installed_is_named_with_what_installs_it(

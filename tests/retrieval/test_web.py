@@ -421,7 +421,7 @@ FAULTS = {
     "500": (answering(500, b'{"organic": []}'), "answered 500"),
     "503": (answering(503), "answered 503"),
     "redirect": (answering(302, Location="/elsewhere"), "answered 302"),
-    "torn": (torn, "failed: ClientPayloadError"),
+    "torn": (torn, "failed: RemoteProtocolError"),
     "slow": (after(1.0, b'{"organic": []}'), "gave no answer within 0.15 s"),
     "dripping": (dripping, "gave no answer within 0.15 s"),
 }
@@ -500,8 +500,8 @@ def test_no_answer_leaves_a_cookie_for_the_next_request(api, tmp_path) -> None:
 
 def test_nobody_listening_is_a_fault(tmp_path) -> None:
     retriever = opened(tmp_path, "http://127.0.0.1:1")
-    assert ask(retriever) == RetrievalFault(message="the search API failed: ClientConnectorError")
-    assert read(retriever, ADA) == RetrievalFault(message="the page reader failed: ClientConnectorError")
+    assert ask(retriever) == RetrievalFault(message="the search API failed: ConnectError")
+    assert read(retriever, ADA) == RetrievalFault(message="the page reader failed: ConnectError")
 
 
 def test_a_failing_request_does_not_fail_the_others(api, tmp_path) -> None:
@@ -750,9 +750,9 @@ def test_the_folder_of_the_cache_is_named_and_made(tmp_path) -> None:
         open_web(str(tmp_path / "file" / "cache"), config)
 
 
-def test_without_aiohttp_the_cache_still_answers(api, tmp_path, monkeypatch) -> None:
+def test_without_httpx_the_cache_still_answers(api, tmp_path, monkeypatch) -> None:
     before = ask(opened(tmp_path, api.url)).hits
-    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(MissingExtra, match=r"harness1\[serve\]"):
         opened(tmp_path, api.url)
     assert ask(opened(tmp_path, api.url, "machine.web.offline=true")).hits == before

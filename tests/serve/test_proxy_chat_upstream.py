@@ -86,7 +86,7 @@ def test_ids_that_are_none_leave_a_record_without_them(tmp_path: Path, token: in
     server = Server(lambda _: completion((5, token)))
     (call,) = recorded(tmp_path / "a", server.upstream, lambda service: ask(service, WORDS))
     assert (call.status, call.prompt_ids, call.output_ids, call.output_logprobs) == (200, (), (), None)
-    assert "token ids that are none" in str(call.untrainable)
+    assert "invalid token ids" in str(call.untrainable)
     assert (call.request, call.reply) == (server.asked[0], {"content": "Hi."})
 
 

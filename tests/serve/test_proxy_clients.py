@@ -258,6 +258,7 @@ def test_a_client_that_leaves_is_recorded_and_frees_its_place(tmp_path: Path, ha
         patience = time.monotonic() + 5
         while not (tmp_path / "calls.jsonl").read_bytes() and time.monotonic() < patience:
             time.sleep(0.02)
+        assert (tmp_path / "calls.jsonl").read_bytes(), "the call ends with its client, not with the proxy"
         client.close()
     (call,) = read_records(tmp_path)
     assert (call.status, model.cancelled, bool(call.prompt_ids)) == (ABANDONED, 1, True)

@@ -59,7 +59,7 @@ def refused(body: dict[str, Any]) -> str:
 
     with pytest.raises(Refused) as caught:
         both()
-    assert caught.value.reply.status == 400
+    assert caught.value.status_code == 400
     return str(caught.value)
 
 
@@ -177,7 +177,7 @@ def test_anthropics_own_tools_and_blocks_are_refused() -> None:
     ):
         with pytest.raises(Refused) as caught:
             anthropic(**body)
-        assert caught.value.reply.status == 400
+        assert caught.value.status_code == 400
 
 
 def test_tools_that_must_not_be_called_are_not_declared() -> None:

@@ -160,7 +160,7 @@ def test_a_record_says_what_came_of_a_call(tmp_path: Path) -> None:
     first = json.loads(replies[0].body)
     assert first["choices"][0]["message"]["tool_calls"][0]["id"] == f"call_{calls[0].call_id}_0"
     assert (first["id"], first["model"]) == (f"chatcmpl-{calls[0].call_id}", "m")
-    assert replies[1].headers["Content-Type"] == "text/event-stream"
+    assert replies[1].kind == "text/event-stream"
     assert replies[1].body.endswith(b"data: [DONE]\n\n")
     assert calls[0].session_id.startswith("s_1~")
     assert [(call.session_id, call.status, call.attempt) for call in calls[1:]] == [("t", 200, 0), ("u", 200, 0)]

@@ -17,7 +17,8 @@ from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchRes
 from harness1.retrieval.result_cache import CachingRetriever
 from harness1.serve import retrieve
 from harness1.serve.retrieve import RetrievalService
-from harness1.serve.service import Refused, ServiceLimits
+from harness1.serve.service import Refused, ServiceLimits, application
+from tests.serving import asking
 from tests.support import CORPUS, WordRetriever, chunk, run
 
 SMALL = ServiceLimits(body_bytes=2000, queries=3, hits=40, running=2, waiting=2, wait_s=5.0, deadline_s=5.0)
@@ -59,7 +60,8 @@ def body(value: Any) -> Callable[[], Any]:
 
 
 def ask(service: RetrievalService, path: str, value: Any = None, method: str = "POST") -> tuple[int, Any]:
-    reply = run(service.answer(method, path, body(value)))
+    reply = run(asking(service.app, method, path, body(value)))
+    assert reply.kind == "application/json"
     return reply.status, json.loads(reply.body)
 
 
@@ -183,8 +185,8 @@ def test_what_is_no_proper_call_is_400_with_a_reason(path: str, value: Any, says
 
 def test_unknown_routes_and_wrong_methods_are_refused() -> None:
     assert ask(service(), "/nothing")[0] == 404
-    reply = run(service().answer("GET", "/search", body(None)))
-    assert (reply.status, reply.headers) == (405, {"Allow": "POST"})
+    reply = run(asking(service().app, "GET", "/search", body(None)))
+    assert (reply.status, reply.headers) == (405, {"allow": "POST"})
     assert ask(service(), "/info")[0] == 405
 
 
@@ -193,14 +195,14 @@ def test_calls_beyond_the_running_wait_and_those_beyond_the_waiting_are_told_to_
         retriever = Held()
         served = RetrievalService(retriever, Config(), SMALL)
         call = {"requests": [{"query": "ada", "k": 1}]}
-        calls = [asyncio.create_task(served.answer("POST", "/search", body(call))) for _ in range(6)]
+        calls = [asyncio.create_task(asking(served.app, "POST", "/search", body(call))) for _ in range(6)]
         await asyncio.sleep(0.05)
         assert [task.done() for task in calls] == [False] * 4 + [True] * 2
-        assert calls[5].result().headers == {"Retry-After": "1"}
-        assert (await served.answer("GET", "/health", body(None))).status == 200
+        assert calls[5].result().headers == {"retry-after": "1"}
+        assert (await asking(served.app, "GET", "/health", body(None))).status == 200
         retriever.gate.set()
         statuses = [(await task).status for task in calls]
-        assert (await served.answer("POST", "/search", body(call))).status == 200
+        assert (await asking(served.app, "POST", "/search", body(call))).status == 200
         return statuses, retriever.most
 
     assert run(scene()) == ([200] * 4 + [503] * 2, 2)
@@ -211,17 +213,17 @@ def test_a_place_in_line_is_given_back_by_a_client_that_leaves_and_by_one_that_w
         retriever = Held()
         served = RetrievalService(retriever, Config(), msgspec.structs.replace(SMALL, running=1, waiting=1, wait_s=0.1))
         call = {"requests": [{"query": "ada", "k": 1}]}
-        running = asyncio.create_task(served.answer("POST", "/search", body(call)))
+        running = asyncio.create_task(asking(served.app, "POST", "/search", body(call)))
         await asyncio.sleep(0)
-        left = asyncio.create_task(served.answer("POST", "/search", body(call)))
+        left = asyncio.create_task(asking(served.app, "POST", "/search", body(call)))
         await asyncio.sleep(0.01)
         left.cancel()
         await asyncio.gather(left, return_exceptions=True)
-        tired = await served.answer("POST", "/search", body(call))
+        tired = await asking(served.app, "POST", "/search", body(call))
         assert b"no turn came" in tired.body
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        calls = [asyncio.create_task(served.answer("POST", "/search", body(call))) for _ in range(3)]
+        calls = [asyncio.create_task(asking(served.app, "POST", "/search", body(call))) for _ in range(3)]
         await asyncio.sleep(0.01)
         retriever.gate.set()
         after = await asyncio.gather(*calls)
@@ -237,7 +239,7 @@ def test_clients_that_leave_take_their_searches_with_them_also_behind_a_cache(ca
         served = RetrievalService(CachingRetriever(retriever, 10, "") if cached else retriever, Config(), SMALL)
         for number in range(20):
             call = {"requests": [{"query": f"ada {number}", "k": 1}]}
-            client = asyncio.create_task(served.answer("POST", "/search", body(call)))
+            client = asyncio.create_task(asking(served.app, "POST", "/search", body(call)))
             await asyncio.sleep(0.001)
             client.cancel()
             await asyncio.gather(client, return_exceptions=True)
@@ -253,7 +255,9 @@ def test_searches_of_different_calls_are_with_the_retriever_at_the_same_time() -
     async def scene() -> int:
         retriever = Held()
         served = RetrievalService(retriever, Config())
-        calls = [asyncio.create_task(served.answer("POST", "/retrieve", body({"queries": ["a"]}))) for _ in range(50)]
+        calls = [
+            asyncio.create_task(asking(served.app, "POST", "/retrieve", body({"queries": ["a"]}))) for _ in range(50)
+        ]
         await asyncio.sleep(0.05)
         retriever.gate.set()
         await asyncio.gather(*calls)
@@ -271,7 +275,7 @@ def test_waiting_counts_towards_a_deadline_and_a_late_one_is_cut() -> None:
         await asyncio.sleep(0.2)
         return msgspec.json.encode({"requests": requests})
 
-    run(served.answer("POST", "/search", slow))
+    run(asking(served.app, "POST", "/search", slow))
     cut, near = (request.deadline for request in retriever.asked)
     assert 4.0 < cut < 4.9
     assert 1.0 < near < 1.9
@@ -283,8 +287,8 @@ def test_an_engine_that_ignores_its_deadline_is_a_fault(monkeypatch: pytest.Monk
     async def scene() -> tuple[bytes, float]:
         served = RetrievalService(Held(), Config(), SMALL)
         begin = time.monotonic()
-        reply = await served.answer(
-            "POST", "/search", body({"requests": [{"query": "a", "k": 1, "deadline": -9.0}] * 2})
+        reply = await asking(
+            served.app, "POST", "/search", body({"requests": [{"query": "a", "k": 1, "deadline": -9.0}] * 2})
         )
         return reply.body, time.monotonic() - begin
 
@@ -293,5 +297,9 @@ def test_an_engine_that_ignores_its_deadline_is_a_fault(monkeypatch: pytest.Monk
     assert 0.1 <= spent < 2.0
 
 
-def test_a_refusal_is_json_with_an_error() -> None:
-    assert json.loads(Refused(418, "no coffee").reply.body) == {"error": "no coffee"}
+def test_a_refusal_is_json_with_an_error_its_status_and_its_headers() -> None:
+    async def brew(_: object) -> Any:
+        raise Refused(418, "no coffee", {"X-Pot": "tea"})
+
+    reply = run(asking(application({"/brew": brew}, {}), "POST", "/brew", body(None)))
+    assert reply == (418, {"x-pot": "tea"}, b'{"error":"no coffee"}', "application/json")

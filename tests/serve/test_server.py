@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
 import json
 import os
@@ -14,21 +15,24 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 
+from benchmarks import serving as load
 from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
-from harness1.serve.retrieve import RetrievalService, listening, serve
-from harness1.serve.server import OWN_FILES, most_connections
+from harness1.serve import connection
+from harness1.serve.retrieve import RetrievalService
+from harness1.serve.server import OWN_FILES, answering, most_connections, serve
 from harness1.serve.service import ServiceLimits
+from tests.cli.commands import command_in_process
 from tests.serving import HOST, process_serving, serving
-from tests.support import CORPUS, WordRetriever, run
+from tests.support import CORPUS, WordRetriever, chunk, run
 
 SMALL = ServiceLimits(body_bytes=2000, body_s=0.2)
 
@@ -101,6 +105,83 @@ def test_what_is_no_request_is_refused_in_json_too() -> None:
             assert (found, kind, list(answer)) == (status, "application/json", ["error"])
 
 
+def test_a_head_that_does_not_end_is_refused_while_it_comes() -> None:
+    with serving(WordRetriever(CORPUS)) as url:
+        for begun in (b"GET /", b"GET /info HTTP/1.1\r\nX: ", b"GET /info HTTP/1.1\r\nX: y\r\n" * 2):
+            assert raw(url, begun + b"a" * 10_000)[0] == 400
+        assert fetch(url, "GET", "/health")[0] == 200
+
+
+def connected(url: str) -> socket.socket:
+    return socket.create_connection((HOST, int(url.rsplit(":", 1)[1])), timeout=5)
+
+
+def received(client: socket.socket) -> int:
+    """How many bytes come before the server closes the connection."""
+    count = 0
+    with suppress(ConnectionError):
+        while part := client.recv(1 << 20):
+            count += len(part)
+    return count
+
+
+def test_a_client_that_sends_no_whole_head_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drip(client: socket.socket) -> None:
+        for letter in b"GET /info HTTP/1.1\r\n" * 5:
+            client.sendall(bytes([letter]))
+            time.sleep(0.05)
+
+    monkeypatch.setattr(connection, "IDLE_S", 0.3)
+    with serving(WordRetriever(CORPUS)) as url, connected(url) as silent, connected(url) as dripping:
+        assert received(silent) == 0
+        with pytest.raises(ConnectionError):
+            drip(dripping)
+
+
+def test_a_client_that_does_not_take_its_answer_is_cut_off_and_one_that_waits_for_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(WordRetriever):
+        async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+            await asyncio.sleep(1.5)
+            return await super().search(requests)
+
+    monkeypatch.setattr(connection, "IDLE_S", 0.3)
+    big = [chunk(f"d{number}#0", "x" * 100_000) for number in range(200)]
+    call = json.dumps({"chunk_ids": [each.chunk_id for each in big]}).encode()
+    asked = b"POST /get HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(call) + call
+    with serving(Slow(big)) as url, connected(url) as prompt, connected(url) as greedy:
+        prompt.sendall(asked)
+        assert received(prompt) > 20_000_000
+        greedy.sendall(asked)
+        assert fetch(url, "POST", "/retrieve", b'{"queries":["x"]}')[0] == 200
+        assert received(greedy) < 20_000_000
+
+
+def test_a_compressed_body_is_read_within_the_limit_of_its_true_size() -> None:
+    def sent(body: bytes) -> tuple[int, Any]:
+        head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+        packed = gzip.compress(body)
+        status, _, found = raw(url, head % len(packed) + packed)
+        return status, found
+
+    with serving(WordRetriever(CORPUS), limits=SMALL) as url:
+        assert sent(b'{"queries":["poet"],"topk":1}')[0] == 200
+        status, found = sent(b" " * 100_000)
+    assert (status, "2000 bytes" in found["error"]) == (413, True)
+
+
+def test_the_command_names_the_extra_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = command_in_process(monkeypatch, capsys)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    for verb in (["retrieve", "--index", "x", "--port", "0"], ["proxy", "--upstream", "x", "--record", str(tmp_path)]):
+        code, _, told = command("serve", *verb)
+        assert (code, len(told.splitlines())) == (2, 1)
+        assert "uvicorn is not installed; run: pip install 'harness1[serve]'" in told
+
+
 def test_a_connection_too_many_waits_until_another_has_gone() -> None:
     with serving(WordRetriever(CORPUS), limits=msgspec.structs.replace(SMALL, connections=2)) as url:
         address = (HOST, int(url.rsplit(":", 1)[1]))
@@ -114,7 +195,7 @@ def test_a_connection_too_many_waits_until_another_has_gone() -> None:
             late.settimeout(5.0)
             answer = late.recv(1000)
         assert answer.startswith(b"HTTP/1.1 200")
-        assert b"Connection: close" in answer
+        assert b"connection: close" in answer.lower()
         kept.pop().close()
 
 
@@ -148,7 +229,7 @@ def test_a_server_may_open_all_files_that_the_system_allows() -> None:
 
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (900, hard))
-        run(serve(WordRetriever(CORPUS), Config(), HOST, 0, ready))
+        serve(RetrievalService(WordRetriever(CORPUS), Config()).app, ServiceLimits(), HOST, 0, ready)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert seen == [hard]
@@ -156,7 +237,7 @@ def test_a_server_may_open_all_files_that_the_system_allows() -> None:
 
 def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
     async def scene(port: int) -> None:
-        async with listening(RetrievalService(WordRetriever(CORPUS), Config()), HOST, port):
+        async with answering(RetrievalService(WordRetriever(CORPUS), Config()).app, ServiceLimits(), HOST, port):
             pass
 
     with socket.create_server((HOST, 0)) as taken, pytest.raises(UsageError, match="cannot listen"):
@@ -166,7 +247,7 @@ def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
 
 
 async def _listen_nowhere() -> None:
-    async with listening(RetrievalService(WordRetriever(CORPUS), Config()), "nowhere.invalid", 0):
+    async with answering(RetrievalService(WordRetriever(CORPUS), Config()).app, ServiceLimits(), "nowhere.invalid", 0):
         pass
 
 
@@ -210,15 +291,19 @@ def test_the_command_says_who_can_reach_it_and_refuses_what_it_cannot_serve(inde
 def test_a_thousand_clients_at_once_are_all_answered_within_the_bound_of_files(index: Path) -> None:
     """Every client has its own connection, and the server may open 900 files, which are counted meanwhile."""
 
+    call = b'{"queries":["Who founded the company?"],"topk":3,"return_scores":true}'
+    asked = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(call) + call
+
     async def one(url: str, start: asyncio.Event) -> int:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
-            await start.wait()
-            call = {"queries": ["Who founded the company?"], "topk": 3, "return_scores": True}
-            async with session.post(f"{url}/retrieve", json=call) as response:
-                found = await response.json()
-                assert set(found) == ({"result"} if response.status == 200 else {"error"})
-                assert response.status != 200 or len(found["result"][0]) == 3
-                return response.status
+        await start.wait()
+        reader, writer = await asyncio.open_connection(HOST, int(url.rsplit(":", 1)[1]))
+        writer.write(asked)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        status, found = int(head.split()[1]), json.loads(body)
+        assert set(found) == ({"result"} if status == 200 else {"error"})
+        assert status != 200 or len(found["result"][0]) == 3
+        return status
 
     async def crowd(url: str) -> list[int]:
         start = asyncio.Event()
@@ -249,6 +334,12 @@ def test_a_thousand_clients_at_once_are_all_answered_within_the_bound_of_files(i
         assert open_files(process.pid) <= before + 2
         process.terminate()
         assert process.communicate(timeout=15)[1] == ""
+
+
+@pytest.mark.service
+def test_the_load_of_a_server_can_be_measured(index: Path) -> None:
+    report = load.main([str(index), "--clients", "2", "--seconds", "0.2", "--passes", "1", "--json"])
+    assert all(report[path]["requests_s"] > 0 < report[path]["cpu_us"] for path in ("/health", "/retrieve"))
 
 
 def open_files(pid: int) -> int:

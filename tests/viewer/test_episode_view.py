@@ -48,7 +48,7 @@ def played(policy: Policy, env: Env | None = None) -> Episode:
 
 def viewed(episode: Episode, env: Env | None = None, tokenizer: object = None) -> tuple[EpisodeView, Viewed]:
     view = EpisodeView(episode, env or Env(), Gold(GOLD), tokenizer)
-    data = view.plain(episode.reward)
+    data = view.as_json(episode.reward)
     return view, data | {"texts": dict(zip(data["order"], data["texts"], strict=True))}
 
 

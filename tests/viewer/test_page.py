@@ -4,10 +4,12 @@ import re
 
 import pytest
 
-from harness1.viewer.page_file import SCRIPTS, STYLES, part, script
+from harness1.viewer.html import asset
+from harness1.viewer.page_file import SCRIPTS, STYLES, script
 
+SHEETS = ("base.css", "report.css", *STYLES)
 SHADES = dict(
-    re.findall(r"--([\w-]+): light-dark\((#\w{6}, #\w{6})\)", "".join(part(name) for name in STYLES)),
+    re.findall(r"--([\w-]+): light-dark\((#\w{6}, #\w{6})\)", "".join(map(asset, SHEETS))),
 )
 TEXTS = [
     *((text, ground) for text in ("text", "muted", "accent") for ground in ("bg", "surface", "sunken")),
@@ -48,7 +50,7 @@ def test_colours_have_the_contrast_of_level_aa(theme: int, pairs: list[tuple[str
 
 
 def test_no_colour_stands_outside_the_list_of_pairs() -> None:
-    rules = "".join(part(name) for name in STYLES)
+    rules = "".join(map(asset, SHEETS))
     loose = re.findall(r"#[0-9a-fA-F]{3,8}\b", re.sub(r"light-dark\([^)]*\)", "", rules))
     assert set(loose) <= {"#ffffff"}
 
@@ -56,7 +58,7 @@ def test_no_colour_stands_outside_the_list_of_pairs() -> None:
 def test_data_never_becomes_markup() -> None:
     for name in SCRIPTS:
         assert not re.search(
-            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", part(name)
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", asset(name)
         ), name
 
 
@@ -64,13 +66,13 @@ def test_modules_can_be_one_script() -> None:
     """Names are unique, imports come from files that stand before, and nothing ends the tag."""
     names: dict[str, str] = {}
     for place, name in enumerate(SCRIPTS):
-        text = part(name)
+        text = asset(name)
         for found in re.findall(r"^(?:export )?(?:async )?(?:function|const|let) ([\w$]+)", text, re.M):
             assert found not in names, f"{found} is in {name} and {names[found]}"
             names[found] = name
         for wanted, source in re.findall(r"^import \{([^}]*)\} from \"\./([\w.]+)\";$", text, re.M):
             assert source in SCRIPTS[:place], f"{name} imports {source}"
-            exported = re.findall(r"^export (?:async )?(?:function|const) ([\w$]+)", part(source), re.M)
+            exported = re.findall(r"^export (?:async )?(?:function|const) ([\w$]+)", asset(source), re.M)
             assert {each.strip() for each in wanted.split(",")} <= set(exported), name
         assert len(text.splitlines()) <= 400
     assert "</script" not in script()

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from jinja2 import UndefinedError
 
 from harness1.config import load_config
+from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval.ablations.table import AblationTable, Condition
+from harness1.eval.statistics import Interval
 from harness1.records import StopReason
 from harness1.runs.folder import METRICS, PROVENANCE, RESOURCES, TASKS
 from harness1.runs.store import EPISODES
-from harness1.viewer.report.markup import element, histogram, interval_plot, share_bar, table
-from harness1.viewer.report.page import write_report
+from harness1.viewer.html import asset, environment
+from harness1.viewer.report import Histogram, write_report
 from tests.eval.run_folders import dataset, episode, run_folder
 
 QUERIES = {f"t{number}": f"Question {number}?" for number in range(1, 5)}
@@ -26,7 +32,6 @@ EPISODES_BY_HAND = [
     episode("t3", "xy", pool="xya"),
     episode("t4", "xy", stop=StopReason.TURN_LIMIT),
 ]
-STYLE = Path(__file__).parents[2] / "harness1" / "viewer" / "report" / "page" / "report.css"
 
 
 def page(folder: Path) -> str:
@@ -75,7 +80,7 @@ def test_a_query_full_of_markup_is_inert(tmp_path: Path) -> None:
 
 def test_the_page_loads_and_runs_nothing(run: Path) -> None:
     html = page(run)
-    assert "default-src &#x27;none&#x27;" in html
+    assert "default-src 'none'; style-src 'unsafe-inline'\"" in html
     assert not re.search(r"<script|<link|<img|<iframe|url\(|https?:|@import|\son\w+=", html)
 
 
@@ -122,6 +127,24 @@ def test_files_that_are_not_there_are_not_told(run: Path) -> None:
     assert "Worst" not in said
 
 
+def test_the_page_is_made_of_episodes_and_not_of_the_table(run: Path) -> None:
+    before = page(run)
+    (run / TASKS).write_text("task_id,curated_recall\nt1,0.123\n")
+    assert page(run) == before
+
+
+def test_without_its_dataset_a_run_is_told_without_its_tasks(run: Path) -> None:
+    kept = list(open_source(str(run.parent / "data")).tasks("test"))
+    before = page(run)
+    (run.parent / "data").rename(run.parent / "moved")
+    said = text(page(run))
+    assert "curated_recall 0.375" in said
+    assert "No tasks are shown" in said
+    assert "Worst" not in said
+    write_report(run, kept)  # who has the tasks needs no dataset
+    assert (run / "report.html").read_text() == before
+
+
 def test_without_metrics_or_a_card_there_is_no_report(tmp_path: Path, run: Path) -> None:
     (run / METRICS).unlink()
     with pytest.raises(UsageError, match=r"no metrics\.json"):
@@ -144,13 +167,13 @@ def test_settings_beside_the_defaults_are_told(tmp_path: Path) -> None:
     assert "env.dedup.on false true env.max_turns 7 40" in said
 
 
-def test_spread_is_told_where_tasks_were_repeated(tmp_path: Path, run: Path) -> None:
+def test_repeats_are_told_where_tasks_were_repeated(tmp_path: Path, run: Path) -> None:
     data = tmp_path / "data"
     repeated = [episode(task, found, sample=at) for task in QUERIES for at, found in enumerate(("ab", "x"))]
     said = text(page(run_folder(tmp_path / "two", data, repeated, samples=2)))
-    assert "Spread" in said
+    assert "Repeats" in said
     assert "curated_recall 0.000 0.707 2" in said  # every task has 1 and 0: all of the variance, 1/2, is within
-    assert "Spread" not in text(page(run))
+    assert "Repeats" not in text(page(run))
 
 
 def test_ablations_beside_the_run_are_told(run: Path) -> None:
@@ -169,34 +192,62 @@ def test_an_id_like_a_formula_finds_its_episode(tmp_path: Path) -> None:
 
 
 def test_intervals_and_shares_are_drawn_in_their_place() -> None:
-    drawn = interval_plot(0.5, 0.25, 2.0)
+    drawn = component("interval", Interval(0.5, 0.25, 2.0))
     assert 'x1="26.00%" x2="98.00%"' in drawn  # 2 + 96 * 0.25, and no further than the axis
     assert 'cx="50.00%"' in drawn
-    assert 'width="25.00%"' in share_bar(0.25)
+    assert 'width="25.00%"' in component("share_bar", 0.25)
 
 
 def test_a_histogram_counts_every_task_in_one_bin() -> None:
-    drawn = histogram("recall", [0.0, 0.05, 0.1, 1.0, 1.0, 1.0], (0.0, 1.0), 1)
+    drawn = component("histogram", Histogram("recall", [0.0, 0.05, 0.1, 1.0, 1.0, 1.0], 1.0, 1))
     assert re.findall(r"<title>(.*?)</title>", drawn) == ["0 to 0.1: 2", "0.1 to 0.2: 1", "0.9 to 1: 3"]
     assert 'height="66.0"' in drawn  # the fullest bin has all of the height
-    assert "<title>0 to 0.1: 2</title>" in histogram("turns", [0.0, 0.0], (0.0, 0.0))
+    empty = component("histogram", Histogram("turns", [0.0, 0.0], 0.0))
+    assert "<title>0 to 0.1: 2</title>" in empty
+    assert text(empty).endswith("0 median 0.0 1")
 
 
-def test_only_what_is_made_here_is_markup() -> None:
-    assert element("p", "<b>", element("i", "&"), title='"x"') == '<p title="&quot;x&quot;">&lt;b&gt;<i>&amp;</i></p>'
-    assert "<td>&lt;td&gt;</td>" in table(("<h>",), [("<td>",)])
+def test_only_templates_are_markup() -> None:
+    shown = environment().from_string("<p title=\"{{ it }}\">{{ it }}<i>{{ '&' }}</i></p>").render(it='<b>"\u202e')
+    assert shown == '<p title="&lt;b&gt;&#34; ">&lt;b&gt;&#34; <i>&amp;</i></p>'
+    with pytest.raises(UndefinedError):
+        environment().from_string("{{ it }}").render()
+
+
+def test_what_templates_trust_comes_from_the_package() -> None:
+    names = environment().list_templates()
+    trusted = [found for name in names for found in re.findall(r"\{\{([^}]*)\|\s*safe", source(name))]
+    assert sorted(trusted) == [" asset(name)", " script"]
+    assert not any("autoescape" in source(name) or "Markup" in source(name) for name in names)
+
+
+def test_jinja_is_loaded_by_the_first_page_alone() -> None:
+    code = "import sys, harness1, harness1.cli.main, harness1.viewer.report; print('jinja2' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
 
 
 def test_text_has_enough_contrast_in_every_scheme() -> None:
-    """At least 4.5 to 1 (WCAG 2, AA), bars and lines at least 3 to 1 by the same colours."""
-    schemes = [
-        dict(re.findall(r"--(\w+): (#\w+);", block))
-        for block in re.findall(r":root \{(.*?)\}", STYLE.read_text(), re.DOTALL)
-    ]
-    assert len(schemes) == 3
-    for colours in schemes:
-        for name in ("ink", "quiet", "mark", "warn"):
-            assert contrast(colours[name], colours["page"]) >= 4.5, (name, colours)
+    """At least 4.5 to 1 (WCAG 2, AA), bars and lines at least 3 to 1 by the same colours; paper is white."""
+    found = re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", asset("base.css"))
+    light, dark = ({name: pair[at] for name, *pair in found} for at in (0, 1))
+    for colours in (light, dark, light | {"bg": "#ffffff"}):
+        for name, ground in product(("text", "muted", "accent"), ("bg", "surface")):
+            assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
+        assert contrast(colours["text"], colours["half-ground"]) >= 4.5
+    used = set(re.findall(r"(?<!-)color: ([^;]*);", asset("report.css")))
+    assert used == {"var(--muted)"}
+
+
+def component(name: str, *values: object) -> str:
+    """What a macro of the components makes."""
+    return str(getattr(environment().get_template("components.html").module, name)(*values))
+
+
+def source(name: str) -> str:
+    loader = environment().loader
+    assert loader is not None
+    return loader.get_source(environment(), name)[0]
 
 
 def contrast(one: str, other: str) -> float:

@@ -12,8 +12,8 @@ import pytest
 from harness1.errors import UsageError
 from harness1.records import Episode
 from harness1.runs.store import read_episodes
-from harness1.viewer.episode_list import Row, in_order, with_room
-from harness1.viewer.page_file import unpacked
+from harness1.viewer.episode_list import EpisodeRow, in_order, with_room
+from harness1.viewer.page_file import inflated
 from harness1.viewer.write import Asked, Written, write_view
 from tests.support import END, Script, search
 from tests.viewer.making import (
@@ -47,7 +47,7 @@ def opened(path: Path) -> Page:
     index = json.loads(found.group(1))
     index["rows"] = [dict(zip(index["columns"], row, strict=True)) for row in index["rows"]]
     tags = re.findall(r'<script type="text/plain" id="(\w+)">([A-Za-z0-9+/=]*)</script>', text)
-    return index | {"tags": {name: unpacked(body) for name, body in tags}, "text": text}
+    return index | {"tags": {name: inflated(body) for name, body in tags}, "text": text}
 
 
 def written(folder: Path, **options: Any) -> tuple[Written, Page]:
@@ -88,6 +88,14 @@ def test_a_mark_of_the_page_in_a_question_is_only_text(tmp_path: Path) -> None:
     assert page["rows"][0]["query"] == "/* script */ <!-- data --> /* style */"
 
 
+def test_the_name_of_a_folder_is_only_text(tmp_path: Path) -> None:
+    write_run(tmp_path / "<b>run&", [Script(END)], some_tasks(1), None)
+    _, page = written(tmp_path / "<b>run&")
+    assert "<title>&lt;b&gt;run&amp;</title>" in page["text"]
+    assert page["runs"][0]["name"] == "<b>run&"
+    assert "<b>" not in page["text"]
+
+
 def test_no_room_leaves_episodes_out_and_keeps_their_rows(folder: Path) -> None:
     whole, _ = written(folder)
     done, page = written(folder, max_bytes=whole.size - 1)
@@ -113,7 +121,7 @@ def test_asked_ids_alone_are_held(folder: Path) -> None:
 def test_the_worst_and_the_best_tasks_come_first_with_all_their_episodes() -> None:
     recalls = {"a": (0.5, 0.5), "b": (0.0, 0.2), "c": (1.0, 1.0), "d": (None, 0.6)}
     rows = [
-        Row(run, f"{task}{run}", task, 0, "", "", "", "", values[run], None, None, 0, 0, 0, None, 0, 0)
+        EpisodeRow(run, f"{task}{run}", task, 0, "", "", "", "", values[run], None, None, 0, 0, 0, None, 0, 0)
         for run in (0, 1)
         for task, values in recalls.items()
     ]
@@ -171,7 +179,7 @@ def test_a_training_becomes_curves_with_its_evaluations_apart(tmp_path: Path) ->
     _, page = written(write_training(tmp_path / "train"))
     curves = page["tags"]["t0"]
     assert curves["curves"]["reward"][0] == list(range(1, 31))
-    assert curves["looks"] == {"reward": [[10, 20, 30], [1.1 + 1 / 3, 1.1 + 2 / 3, 2.1]]}
+    assert curves["validation"] == {"reward": [[10, 20, 30], [1.1 + 1 / 3, 1.1 + 2 / 3, 2.1]]}
     assert (page["trainings"], page["rows"]) == (["train"], [])
 
 

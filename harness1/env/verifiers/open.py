@@ -21,7 +21,7 @@ def open_verifier(env: Env, machine: Machine) -> Verifier:
     Raises:
         ConfigError, MissingExtra, UsageError: as `open_cross_encoder`, where it is the cross-encoder.
         ConfigError: the language model has no name or no address.
-        MissingExtra: it is the language model, and aiohttp is not installed.
+        MissingExtra: it is the language model, and httpx is not installed.
     """
     verification = env.verification
     if verification.judge == "lexical" or not verification.on:

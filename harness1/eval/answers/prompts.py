@@ -4,15 +4,15 @@ stand here."""
 from __future__ import annotations
 
 import asyncio
-import random
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
 from typing import TypeVar
 
 from harness1.config import Machine
+from harness1.env.world import patiently
 from harness1.errors import InfrastructureFault
 from harness1.hashing import digest
 from harness1.http.completions import Messages, bare, inert, opened
@@ -130,7 +130,7 @@ class DocumentReader:
     """Whole texts out of a retriever, which is asked again as often as `machine.attempts` says.
 
     Args:
-        run: attempts, and the seconds that one of them may take.
+        machine: attempts, and the seconds that one of them may take.
     """
 
     def __init__(self, retriever: Retriever, machine: Machine) -> None:
@@ -158,7 +158,7 @@ class DocumentReader:
         """
         depth, units = size, list[UnitId]()
         while len(units) < size:
-            hits = (await self._retried(partial(self._search, query, depth))).hits
+            hits = (await patiently(partial(self._search, query, depth), self._run)).hits
             units = list(dict.fromkeys(self._unit(scored.chunk) for scored in hits))
             if len(hits) < depth:
                 break
@@ -178,25 +178,8 @@ class DocumentReader:
                 return self._retriever.get([ChunkId(unit)])
             return self._retriever.read(DocId(unit))
 
-        chunks = await self._retried(ask)
+        chunks = await patiently(ask, self._run)
         if not chunks:
             raise InfrastructureFault(f"the index has lost {unit!r}")
         # Chunks are cut at white space, which is lost: a line break stands in its place.
         return QuotedDocument(unit, chunks[0].title, "\n".join(chunk.text for chunk in chunks))
-
-    async def _retried(self, call: Callable[[], Awaitable[Found | RetrievalFault]]) -> Found:
-        """Call until it succeeds; between tries wait `backoff_s` times 2, 4, ... with jitter."""
-        reason = ""
-        for attempt in range(self._run.attempts):
-            if attempt:
-                await asyncio.sleep(self._run.backoff_s * 2**attempt * random.uniform(0.5, 1.0))
-            try:
-                async with asyncio.timeout(self._run.call_deadline_s):
-                    found = await call()
-            except TimeoutError:
-                reason = f"no answer within {self._run.call_deadline_s:g} s"
-                continue
-            if not isinstance(found, RetrievalFault):
-                return found
-            reason = found.message
-        raise InfrastructureFault(f"{reason} ({self._run.attempts} attempts)")

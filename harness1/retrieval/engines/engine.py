@@ -109,13 +109,13 @@ class EngineRetriever:
         return tuple(found[:limit])
 
     async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
-        if not _is_unicode(doc_id):
+        if not is_unicode(doc_id):
             return ()
         found = await self._call(lambda timeout: self._engine.document(doc_id, timeout), self._run.call_deadline_s)
         return found if isinstance(found, RetrievalFault) else tuple(sorted(found, key=lambda chunk: chunk.index))
 
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
-        names = list(dict.fromkeys(filter(_is_unicode, chunk_ids)))
+        names = list(dict.fromkeys(filter(is_unicode, chunk_ids)))
         if not names:
             return ()
         found = await self._call(lambda timeout: self._engine.chunks(names, timeout), self._run.call_deadline_s)
@@ -128,7 +128,7 @@ class EngineRetriever:
         if alike.k < 1:
             return [SearchResult()] * len(queries)
         clean = [query.encode("utf-8", "replace").decode() for query in queries]
-        exclude = sorted(filter(_is_unicode, alike.exclude))
+        exclude = sorted(filter(is_unicode, alike.exclude))
         begin = time.perf_counter()
         try:
             found = await self._call(
@@ -180,8 +180,9 @@ def _best(found: Found, k: int) -> tuple[Scored, ...]:
     return tuple(Scored(by_id[chunk_id], score) for chunk_id, score in ranked)
 
 
-def _is_unicode(name: str) -> bool:
-    """Whether a name can be in a corpus at all: half a surrogate pair cannot be sent, nor stored."""
+def is_unicode(name: str) -> bool:
+    """Return whether a name can be in a corpus: a lone surrogate, which a policy can emit, can be neither sent nor
+    stored."""
     try:
         name.encode()
     except UnicodeEncodeError:

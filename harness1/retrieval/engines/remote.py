@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
-import random
-import time
-import urllib.error
-import urllib.request
+import asyncio
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
 
 from harness1.config import Config, Machine
 from harness1.errors import ConfigError, InfrastructureFault
-from harness1.http.client import HttpClient, HttpFault, error_text
+from harness1.http.client import HttpClient, HttpFault, is_address
+from harness1.http.retrying import Transient, retried
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.redaction import without_password
+from harness1.retrieval.engines.engine import is_unicode
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
 from harness1.retrieval.wire import (
     About,
@@ -35,7 +34,6 @@ GRACE_S = 2.0
 """Beyond a deadline, which the server keeps, how long its answer may be on the way."""
 LATEST_S = 86_400.0
 """The longest deadline that is sent."""
-ABOUT_BYTES = 1 << 20
 
 Answer = TypeVar("Answer")
 
@@ -64,7 +62,7 @@ class RemoteRetriever:
         return [_search_answer(answer) for answer in found.answers]
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
-        if not _is_unicode(pattern):
+        if not is_unicode(pattern):
             return BadPattern("not valid Unicode")
         deadline = min(deadline, LATEST_S)
         call = GrepCall(pattern=pattern, limit=limit, deadline=deadline, index_hash=self.info.index_hash)
@@ -74,13 +72,13 @@ class RemoteRetriever:
         return _chunks(found)
 
     async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
-        if not _is_unicode(doc_id):
+        if not is_unicode(doc_id):
             return ()
         call = ReadCall(doc_id=doc_id, index_hash=self.info.index_hash)
         return _chunks(await self._post("/read", call, ChunksAnswer, self._run.call_deadline_s))
 
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
-        ids = tuple(chunk_id for chunk_id in chunk_ids if _is_unicode(chunk_id))
+        ids = tuple(chunk_id for chunk_id in chunk_ids if is_unicode(chunk_id))
         call = GetCall(chunk_ids=ids, index_hash=self.info.index_hash)
         return _chunks(await self._post("/get", call, ChunksAnswer, self._run.call_deadline_s))
 
@@ -96,14 +94,17 @@ def open_http(url: str, config: Config) -> Retriever:
         InfrastructureFault: the server cannot be reached, or fails.
         ConfigError: our server ranks with other settings, Search-R1's protocol lacks what the settings need, or the URL
             holds a password.
-        MissingExtra: aiohttp is not installed.
+        MissingExtra: httpx is not installed.
     """
     from harness1.retrieval.engines.search_r1 import SearchR1Retriever
 
     if url != (shown := without_password(url)):
         raise ConfigError(f"{shown}: a user name and password cannot be sent to a retriever: leave them out")
     base = url.rstrip("/").removesuffix("/retrieve").rstrip("/")
-    about = ask_about(base, config.machine)
+    if not is_address(base):
+        raise ConfigError(f"{base} is not the address of a retriever: give http://HOST:PORT")
+    with ThreadPoolExecutor(1) as thread:  # whoever opens a retriever may be on an event loop
+        about = thread.submit(asyncio.run, ask_about(base, config.machine)).result()
     if about is None:
         return SearchR1Retriever(base, config)
     if wrong := list(_differences(config.env.retrieval, about.retrieval)):
@@ -111,42 +112,27 @@ def open_http(url: str, config: Config) -> Retriever:
     return RemoteRetriever(base, about, config.machine)
 
 
-def ask_about(base: str, machine: Machine) -> About | None:
-    """Return what a server says on `/info`, or None if it has no such page, or one that is not JSON.
+async def ask_about(base: str, machine: Machine) -> About | None:
+    """Return what a server says on `/info`; None if it has no such page, or one that is no JSON.
 
     Raises:
-        InfrastructureFault: it cannot be reached, fails, or says something else.
+        InfrastructureFault: it cannot be reached or fails, `machine.attempts` times, or says something else.
     """
-    reason = ""
-    for attempt in range(machine.attempts):
-        if attempt:
-            time.sleep(machine.backoff_s * 2**attempt * random.uniform(0.5, 1.0))
-        try:
-            body = _fetch(f"{base}/info", machine.call_deadline_s)
-            return None if body is None else msgspec.json.decode(body, type=About)
-        except urllib.error.HTTPError as error:
-            reason = f"{error.code} {error_text(error.read(ABOUT_BYTES))}"
-        except msgspec.ValidationError as error:
-            raise InfrastructureFault(f"{base}/info does not tell about an index of ours: {error}") from error
-        except msgspec.DecodeError:
+    client = HttpClient(base)
+
+    async def once() -> msgspec.Raw | None:
+        page = await client.get("/info", msgspec.Raw, machine.call_deadline_s)
+        if not isinstance(page, HttpFault):
+            return page
+        if page.status in (200, 404, 405):
             return None
-        except (OSError, http.client.HTTPException) as error:
-            reason = str(getattr(error, "reason", error)) or type(error).__name__
-        except ValueError as error:
-            raise ConfigError(f"{base} is no URL of a retriever: {error}") from error
-    raise InfrastructureFault(f"no retriever answers at {base}: {reason} ({machine.attempts} attempts)")
+        raise Transient(f"no retriever answers at {page.message}")
 
-
-def _fetch(url: str, timeout_s: float) -> bytes | None:
-    """The page, or None where there is none. Proxies of the environment are not asked."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    page = await retried(once, machine.attempts, machine.backoff_s)
     try:
-        with opener.open(url, timeout=timeout_s) as response:
-            return bytes(response.read(ABOUT_BYTES))
-    except urllib.error.HTTPError as error:
-        if error.code in (404, 405):
-            return None
-        raise
+        return msgspec.json.decode(page, type=About) if page else None
+    except msgspec.ValidationError as error:
+        raise InfrastructureFault(f"{base}/info does not tell about an index of ours: {error}") from error
 
 
 def _differences(mine: Settings, theirs: Settings, path: str = "env.retrieval") -> Iterator[str]:
@@ -163,7 +149,7 @@ def _differences(mine: Settings, theirs: Settings, path: str = "env.retrieval") 
 def _query(request: SearchRequest) -> Query:
     """A request for the wire: what is not Unicode is in no text, so that a mark in its place finds the same."""
     query = request.query.encode("utf-8", "replace").decode()
-    exclude = frozenset(filter(_is_unicode, request.exclude))
+    exclude = frozenset(filter(is_unicode, request.exclude))
     return Query(query, max(request.k, 0), exclude, min(request.deadline, LATEST_S))
 
 
@@ -179,12 +165,3 @@ def _chunks(answer: ChunksAnswer | RetrievalFault) -> tuple[Chunk, ...] | Retrie
     if answer.chunks is None:
         return RetrievalFault(answer.fault or "neither chunks nor a fault")
     return answer.chunks
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether a string has no lone surrogates, which a policy can emit, and JSON cannot carry."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

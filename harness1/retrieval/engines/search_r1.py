@@ -39,7 +39,7 @@ class SearchR1Retriever:
 
     Raises:
         ConfigError: `env.grep` is on.
-        MissingExtra: aiohttp is not installed.
+        MissingExtra: httpx is not installed.
     """
 
     def __init__(self, url: str, config: Config) -> None:

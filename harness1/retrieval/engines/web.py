@@ -15,17 +15,16 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from harness1.config import Config
-from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
+from harness1.errors import ConfigError, CorpusError, UsageError
 from harness1.hashing import digest
+from harness1.http.client import is_address
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.chunking import chunk
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.engines.page_cache import (
     HOST,
-    PORTS,
     Page,
     PageCache,
     WebRequest,
@@ -50,7 +49,7 @@ def open_web(cache: str, config: Config) -> WebRetriever:
         ConfigError: a setting of `machine.web` is missing or unusable, or `env.grep.on` is set: no search
             API does that.
         CorpusError: the folder cannot be made, or is to answer offline and is not there.
-        MissingExtra: aiohttp is not installed.
+        MissingExtra: httpx is not installed.
     """
     web = config.machine.web
     if not cache:
@@ -64,11 +63,6 @@ def open_web(cache: str, config: Config) -> WebRetriever:
         if not HOST.fullmatch(host.lower()):
             raise ConfigError(f"machine.web.hosts takes names such as en.wikipedia.org, not {host!r}")
     _check_folder(Path(cache), web.offline)
-    if not web.offline:
-        try:
-            import aiohttp  # noqa: F401
-        except ImportError as error:
-            raise MissingExtra("aiohttp", "serve") from error
     return WebRetriever(PageCache(Path(cache)), config)
 
 
@@ -155,12 +149,7 @@ def _check_endpoint(kind: str, url: str, key: str) -> None:
     if not url:
         instead = ", or env.read.on=false" if kind == "read" else ""
         raise ConfigError(f"the web retriever needs --set machine.web.{kind}_url=ADDRESS{instead}")
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in PORTS and parts.hostname and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
+    if not is_address(url):
         raise ConfigError(f"machine.web.{kind}_url is no address of the form https://HOST/...")
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"machine.web.{kind}_key holds characters that a header cannot carry")

@@ -65,7 +65,7 @@ def build_index(
         out: the folder that `open_retriever` opens.
         settings: decide the chunks (sizes in tokens), the scored unit and the embeddings.
         progress: is called with the number of texts done, and how many of them had to be embedded.
-        run: names devices and threads for the embedding model.
+        machine: names devices and threads for the embedding model.
 
     Raises:
         CorpusError: there are no documents, two share an id, or the id of a chunk is also that of another document;

@@ -1,4 +1,4 @@
-"""Anthropic's messages (https://docs.anthropic.com/en/api/messages), read and written."""
+"""Read and write Anthropic's messages (https://docs.anthropic.com/en/api/messages)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness1.serve.proxy.chat import (
-    Called,
-    ChatMessage,
-    ChatReply,
-    ChatRequest,
-    Seed,
-    Temperature,
-    Tokens,
-    TopK,
-    TopP,
-    converted,
-    spec_of,
-)
+from harness1.serve.proxy.chat import Called, ChatMessage, ChatReply, ChatRequest, Parameters, converted, spec_of
 from harness1.serve.proxy.dialect import Dialect, Event
 from harness1.serve.service import Refused
 
@@ -40,9 +28,9 @@ KINDS = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
-"""The types of errors by status; other statuses below 500 are the request's fault, and the rest ours."""
+"""Error types by status; other statuses below 500 are `invalid_request_error`, the rest `api_error`."""
 THOUGHTS = ("thinking", "redacted_thinking")
-"""Blocks of another model's; they are not shown to this one."""
+"""Blocks in which another model reasoned; they are not shown to this one."""
 
 
 class _Block(msgspec.Struct):
@@ -72,26 +60,18 @@ class _Choice(msgspec.Struct, frozen=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class _Request(msgspec.Struct):
+class _Request(Parameters, frozen=True, kw_only=True):
     messages: list[_Message]
-    model: str = ""
     system: str | list[_Block] = ""
     tools: list[_Tool] = []
     tool_choice: _Choice = _Choice()
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    max_tokens: Tokens | None = None
-    seed: Seed | None = None
-    """Not of Anthropic's: a client gives it as `extra_body`."""
-    stream: bool = False
 
 
 def read(body: Mapping[str, Any]) -> ChatRequest:
-    """A request.
+    """Read a request.
 
     Raises:
-        Refused: it is none, or has blocks, tools or a choice of tools that no text model can do anything with.
+        Refused: the body is not a request, or has blocks, tools or a tool choice that a text model cannot handle.
     """
     asked = converted(body, _Request)
     if not asked.messages:
@@ -99,7 +79,7 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
     if asked.tool_choice.type not in ("auto", "any", "none"):
         raise Refused(400, f"tool_choice {asked.tool_choice.type!r} is not supported here: auto, any or none")
     if other := next((tool.type for tool in asked.tools if tool.type not in (None, "custom")), None):
-        raise Refused(400, f"a tool of type {other!r} is the provider's own, and not here")
+        raise Refused(400, f"a tool of type {other!r} runs at the provider and is not available here")
     system = _text(asked.system)
     messages = [ChatMessage("system", system)] if system else []
     for message in asked.messages:
@@ -111,26 +91,20 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
             for tool in asked.tools
             if asked.tool_choice.type != "none"
         ),
-        model=asked.model,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        max_tokens=asked.max_tokens,
-        seed=asked.seed,
         must_call=asked.tool_choice.type == "any",
         one_call=bool(asked.tool_choice.disable_parallel_tool_use),
-        stream=asked.stream,
+        **asked.shared(),
     )
 
 
 def whole(reply: ChatReply) -> dict[str, Any]:
-    """A reply as one message."""
+    """Return a reply as one message."""
     content = [{**block, **filling} for block, filling in _blocks(reply)]
     return {**_head(reply), "content": content, "stop_reason": STOPS[reply.finish], "usage": _usage(reply)}
 
 
 def events(reply: ChatReply, usage: bool) -> list[Event]:
-    """A reply as a stream: the bare message, each block with one delta, and the reason of the end."""
+    """Return a reply as a stream: the empty message, one delta for each block, and the stop reason."""
     start = {**_head(reply), "usage": {**_usage(reply), "output_tokens": 0}}
     found: list[Event] = [("message_start", {"message": start})]
     for index, (block, filling) in enumerate(_blocks(reply)):
@@ -148,7 +122,7 @@ def events(reply: ChatReply, usage: bool) -> list[Event]:
 
 
 def error(status: int, message: str) -> dict[str, Any]:
-    """What a client finds in the body of a failed call."""
+    """Return the body of a failed call."""
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
@@ -157,7 +131,7 @@ ANTHROPIC = Dialect("anthropic", NEUTRAL, read, whole, events, error)
 
 
 def _messages(message: _Message) -> Iterator[ChatMessage]:
-    """A message of a user holds results of tools and words; each run of words is a message of its own."""
+    """Yield the parts of a message: each tool result and each run of text is a message of its own."""
     blocks = [_Block("text", message.content)] if isinstance(message.content, str) else message.content
     blocks = [block for block in blocks if block.type not in THOUGHTS]
     if message.role == "assistant":
@@ -176,12 +150,12 @@ def _text(content: str | Sequence[_Block]) -> str:
     if isinstance(content, str):
         return content
     if other := next((block.type for block in content if block.type != "text"), None):
-        raise Refused(400, f"a block of type {other!r} is no text, and this model reads nothing else")
+        raise Refused(400, f"a block of type {other!r} cannot be read: this model takes text only")
     return "\n".join(block.text for block in content)
 
 
 def _blocks(reply: ChatReply) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each block of a reply as what it is and what it holds."""
+    """Yield for each block of a reply its head and its content."""
     if reply.text:
         yield {"type": "text"}, {"text": reply.text}
     for call in reply.calls:

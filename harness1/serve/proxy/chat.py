@@ -1,4 +1,4 @@
-"""A chat call without a provider: what an agent asks and what it is answered, whichever client it uses."""
+"""Define a chat call independently of its provider: the request of an agent, and the reply it gets."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ Finish = Literal["stop", "length", "tool_calls"]
 Body = TypeVar("Body")
 
 VERBATIM = ("input", "parameters", "input_schema")
-"""Where a null is a value: the arguments of a call, and schemas."""
+"""Keys under which a null is a value: the arguments of a call, and schemas."""
 
 
 class Called(Record):
-    """A call of a tool; `arguments` is JSON as it was written, which need not be valid."""
+    """A tool call; `arguments` is the JSON as the model wrote it, valid or not."""
 
     call_id: str
     name: str
     arguments: str = "{}"
 
     def meaning(self) -> dict[str, Any]:
-        """The arguments as values; what is no JSON object stands under the name `arguments`."""
+        """Return the arguments as values; if they are not a JSON object, their text under the name `arguments`."""
         found = read_object(self.arguments or "{}")
         values: dict[str, Any] = json_safe({"arguments": self.arguments} if found is None else found)
         return values
 
 
 class ChatMessage(Record):
-    """One message; of role `tool`, `answers` is the id of the call that it answers."""
+    """A message. In one of role `tool`, `answers` is the id of the call that it answers."""
 
     role: Literal["system", "user", "assistant", "tool"]
     text: str = ""
@@ -51,29 +51,39 @@ class ChatMessage(Record):
     answers: str = ""
 
 
-class ChatRequest(Record, kw_only=True):
-    """What is None was not said: the proxy's configuration decides it."""
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters that requests of all providers share. The proxy's configuration decides where one is None."""
 
-    messages: tuple[ChatMessage, ...]
-    tools: tuple[ToolSpec, ...] = ()
     model: str = ""
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
     max_tokens: Tokens | None = None
     seed: Seed | None = None
-    must_call: bool = False
-    """Advice: a chat server may heed it; a model that is asked by ids may answer in words all the same."""
-    one_call: bool = False
+    """Not part of Anthropic's API: its clients send it as `extra_body`."""
     stream: bool = False
+
+    def shared(self) -> dict[str, Any]:
+        """Return the shared parameters by name."""
+        return {name: getattr(self, name) for name in Parameters.__struct_fields__}
+
+
+class ChatRequest(Parameters, frozen=True, kw_only=True):
+    """A request from a client of either provider."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    must_call: bool = False
+    """A request that a chat server may honour; a model that samples ids may still answer in words."""
+    one_call: bool = False
     stream_usage: bool = False
-    """Whether a stream ends with the usage; Anthropic's always has it."""
+    """End a stream with the usage. Anthropic's streams always do."""
     token_ids: bool = False
-    """Whether the reply tells its tokens."""
+    """Put the tokens into the reply."""
 
 
 class Spelled(Record):
-    """A prompt and its output by their tokens; None where log probabilities are not known."""
+    """The tokens of a prompt and its output; None for log probabilities that are not known."""
 
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
@@ -81,11 +91,11 @@ class Spelled(Record):
 
 
 class ChatReply(Record, kw_only=True):
-    """What the model answered. `reasoning` is only what a server gives apart from the text."""
+    """The answer of a model. `reasoning` holds only what a server returns apart from the text."""
 
     call_id: str
     model: str = ""
-    """As the client called it."""
+    """The name that the client gave."""
     created: int = 0
     """Seconds since 1970."""
     text: str = ""
@@ -95,27 +105,27 @@ class ChatReply(Record, kw_only=True):
     prompt_tokens: int = 0
     output_tokens: int = 0
     tokens: Spelled | None = None
-    """Where the client asked for them."""
+    """Set if the client asked for them."""
 
 
 def decoded(body: bytes) -> dict[str, Any]:
-    """A body as an object, without what is null.
+    """Decode a body as an object and drop its nulls.
 
     Raises:
-        Refused: it is none.
+        Refused: the body is not a JSON object.
     """
     try:
         found = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, f"the body is no JSON object: {error}") from error
+        raise Refused(400, f"the body is not a JSON object: {error}") from error
     return {name: value for name, value in found.items() if value is not None}
 
 
 def converted(body: Mapping[str, Any], kind: type[Body]) -> Body:
-    """A body as a provider's request; what is null was not said.
+    """Convert a body to a provider's request; a null counts as missing.
 
     Raises:
-        Refused: it is none.
+        Refused: the body is not such a request.
     """
     try:
         return msgspec.convert(_without_nulls(body), kind)
@@ -124,7 +134,7 @@ def converted(body: Mapping[str, Any], kind: type[Body]) -> Body:
 
 
 def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse what would change the distribution and cannot be done here.
+    """Refuse a request that would change the distribution in a way that cannot be done here.
 
     Args:
         neutral: for each such parameter the values that change nothing.
@@ -137,20 +147,20 @@ def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any,
 
 
 def changing(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    """The names of what has another value than those that change nothing."""
+    """Return the names of parameters whose values would change the distribution."""
     return [name for name, values in neutral.items() if name in body and body[name] not in values]
 
 
 def spec_of(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
-    """A declared tool.
+    """Return a declared tool.
 
     Raises:
-        Refused: its parameters are no JSON schema of an object.
+        Refused: its parameters are not a JSON schema of an object.
     """
     schema = dict(parameters or {"type": "object", "properties": {}})
     properties = schema.get("properties", {})
     if not isinstance(properties, dict) or not all(isinstance(each, dict) for each in properties.values()):
-        raise Refused(400, f"the parameters of the tool {name!r} are no JSON schema of an object")
+        raise Refused(400, f"the parameters of the tool {name!r} are not a JSON schema of an object")
     return ToolSpec(name, description or "", schema)
 
 

@@ -6,15 +6,15 @@ at temperature 1 without any bounds is an example. A model that is asked by ids 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from harness1.config import Config
-from harness1.errors import InfrastructureFault, Refusal
-from harness1.http.client import HttpClient, HttpFault
+from harness1.errors import InfrastructureFault
+from harness1.http.client import HttpFault
+from harness1.http.completions import ChatRoute
 from harness1.http.model_endpoint import policy_endpoint
 from harness1.models.sampled import LEAST, ROUNDING
 from harness1.records import Sampling, ToolCall
@@ -96,7 +96,7 @@ class ChatUpstream:
     Args:
         url: up to and including the `/v1`.
         model: what is asked for whatever the client calls it; "": what the client calls it.
-        config: `policy` and `env.generation_reserve` say what a call does not; `run` how the server is asked.
+        config: `policy` and `env.generation_reserve` say what a call does not; `machine` how the server is asked.
 
     Raises:
         ConfigError, MissingExtra: as `ModelEndpoint`.
@@ -105,10 +105,8 @@ class ChatUpstream:
     def __init__(self, url: str, model: str, config: Config) -> None:
         machine = config.machine
         self._endpoint = policy_endpoint(url, machine)
-        headers = {"Authorization": f"Bearer {machine.model.key}"} if machine.model.key else {}
-        self._client, self._timeout_s = HttpClient(url.rstrip("/"), headers), machine.call_deadline_s
+        self._route, self._timeout_s = ChatRoute(self._endpoint, OPTIONAL), machine.call_deadline_s
         self._model, self._settings, self._reserve = model, config.policy, config.env.generation_reserve
-        self._refused: frozenset[str] = frozenset()
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -121,7 +119,7 @@ class ChatUpstream:
 
     async def models(self) -> Sequence[str]:
         """As `Upstream.models`."""
-        found = await self._client.get("/models", _List, self._timeout_s)
+        found = await self._endpoint.client.get("/models", _List, self._timeout_s)
         if isinstance(found, HttpFault):
             raise InfrastructureFault(found.message)
         return [model.id for model in found.data]
@@ -151,7 +149,9 @@ class ChatUpstream:
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
         """As `Upstream.answer`."""
-        completion, left_out = await self._complete(asked.body or {})
+        body = asked.body or {}
+        completion, sent = await self._route.post(body, _Completion)
+        left_out = [name for name in OPTIONAL if name in body and name not in sent]
         if len(completion.choices) != 1:
             raise InfrastructureFault(f"{self._endpoint.url} gave {len(completion.choices)} answers instead of one")
         choice, usage = completion.choices[0], completion.usage or _Usage()
@@ -180,43 +180,6 @@ class ChatUpstream:
             untrainable="; ".join(filter(None, (asked.untrainable, refused, missing))) or None,
             message=msgspec.to_builtins(message),
         )
-
-    async def _complete(self, body: dict[str, Any]) -> tuple[_Completion, list[str]]:
-        """Post a body, as far as the server takes it; gives also the names of what was left out.
-
-        What a server refuses is remembered once it has answered without: a message may name what is not at fault.
-
-        Raises:
-            InfrastructureFault, UsageError: as `ModelEndpoint.post`; `Refusal` of what cannot be left out.
-        """
-        refused = self._refused
-        while True:
-            sent = _as_taken(body, refused)
-            try:
-                completion = await self._endpoint.post("/chat/completions", sent, _Completion)
-            except Refusal as refusal:
-                if (name := _named(str(refusal), sent)) is None:
-                    raise
-                refused |= {name}
-            else:
-                self._refused |= refused
-                return completion, [name for name in OPTIONAL if name in body and name not in sent]
-
-
-def _as_taken(body: Mapping[str, Any], refused: frozenset[str]) -> dict[str, Any]:
-    """A body as a server takes it that refuses these names; OpenAI's own calls `max_tokens` otherwise."""
-    sent = {name: value for name, value in body.items() if name not in refused or value != OPTIONAL.get(name)}
-    if "max_tokens" in refused and "max_tokens" in sent:
-        sent.setdefault("max_completion_tokens", sent.pop("max_tokens"))
-    return sent
-
-
-def _named(refusal: str, sent: Mapping[str, Any]) -> str | None:
-    """What a refusal names that can be said in another way, or left out."""
-    if "max_completion_tokens" in refusal and "max_tokens" in sent:
-        return "max_tokens"
-    free = (name for name, value in OPTIONAL.items() if name in sent and sent[name] == value)
-    return next((name for name in free if re.search(rf"\b{name}\b", refusal)), None)
 
 
 def _unrecorded(body: Mapping[str, Any], sampling: Sampling) -> str | None:

@@ -1,4 +1,4 @@
-"""What a provider's clients speak, as one value: how a body is read, and how a reply, a stream and an error look."""
+"""Describe the API of a provider as one value: how to read a body, and how to write a reply, a stream and an error."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 from harness1.serve.proxy.chat import ChatReply, ChatRequest
 
 Event = tuple[str, dict[str, Any]]
-"""The name of an event of a stream ("" where it has none), and its data."""
+"""The name of an event of a stream, "" if it has none, and its data."""
 
 
 class Dialect(NamedTuple):
-    """`neutral` names the parameters that change the distribution and are not carried out, with harmless values.
+    """The API of one provider. `neutral` lists unsupported parameters with the values that change nothing.
 
     `read` raises `Refused`. `events` are a whole reply as a stream, and `last` is what such a stream ends with.
     """
@@ -28,7 +28,7 @@ class Dialect(NamedTuple):
     last: str = ""
 
     def stream(self, reply: ChatReply, usage: bool) -> bytes:
-        """A reply as server-sent events (HTML standard, 9.2)."""
+        """Return a reply as server-sent events (HTML standard, 9.2)."""
         lines = []
         for name, data in self.events(reply, usage):
             head = f"event: {name}\n" if name else ""

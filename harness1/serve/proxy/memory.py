@@ -1,4 +1,4 @@
-"""What the model said in each session, by its sampled tokens: history that comes back is never tokenised again."""
+"""Remember the sampled tokens of each session, so that history that comes back is never tokenised again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from harness1.serve.proxy.chat import Called, ChatMessage, ChatReply
 
 
 class Past(NamedTuple):
-    """The messages before a place, in short."""
+    """A digest of the messages before a position."""
 
     digest: str = ""
 
     def then(self, message: ChatMessage) -> Past:
-        """The past of what follows a message. What clients write anew (arguments, outer space) does not count."""
+        """Return the past behind one more message, ignoring what clients rewrite (arguments, outer whitespace)."""
         ids = [call.call_id for call in message.calls]
         return Past(digest([self.digest, message.role, message.text.strip(), ids, message.answers]))
 
@@ -30,7 +30,7 @@ class _Said(NamedTuple):
 
 
 class Memory:
-    """Outputs by session, the least recently used forgotten first; nothing of it outlives the process.
+    """Outputs by session, in memory only; the least recently used are forgotten first.
 
     Args:
         sessions: that are remembered.
@@ -45,12 +45,12 @@ class Memory:
         self._ids = 0
 
     def owner(self, messages: Sequence[ChatMessage]) -> str | None:
-        """The session whose calls stand in the messages, the last ones first."""
+        """Return the session of the latest known call in the messages."""
         keys = (_call_key(message.calls) for message in reversed(messages) if message.calls)
         return next((self._owners[key] for key in keys if key in self._owners), None)
 
     def remember(self, session: str, past: Past, reply: ChatReply, output_ids: Sequence[int]) -> None:
-        """Remember what was answered behind a past: by its calls, whose ids are unique, or by its words."""
+        """Remember an answer by the ids of its calls, which are unique, or by its past and its words."""
         said = _Said(reply.text.strip(), _meant(reply.calls), array("i", output_ids))
         known = self._sessions.setdefault(session, OrderedDict())
         self._sessions.move_to_end(session)
@@ -66,7 +66,7 @@ class Memory:
             self._forget_session(next(iter(self._sessions)))
 
     def recall(self, session: str, past: Past, message: ChatMessage) -> Ids | None:
-        """The sampled ids of a message that was answered here; None of any other, and of one that was edited.
+        """Return the sampled ids of a message that was answered here; None if it was not, or was edited.
 
         Words are looked up behind the very past in which they were said, then anywhere in the session. A client may
         leave out the words beside its calls.

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions (https://platform.openai.com/docs/api-reference/chat), read and written."""
+"""Read and write OpenAI's chat completions (https://platform.openai.com/docs/api-reference/chat)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from harness1.serve.proxy.chat import (
     ChatMessage,
     ChatReply,
     ChatRequest,
-    Seed,
-    Temperature,
+    Parameters,
     Tokens,
-    TopK,
-    TopP,
     converted,
     spec_of,
 )
@@ -24,35 +21,21 @@ from harness1.serve.proxy.dialect import Dialect, Event
 from harness1.serve.service import Refused
 
 ONE_OUTPUT: dict[str, tuple[Any, ...]] = {"n": (1,)}
-"""What no upstream is asked for: a call has one output."""
-NEUTRAL: dict[str, tuple[Any, ...]] = ONE_OUTPUT | {
+"""A call has one output; more are never asked of an upstream."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **ONE_OUTPUT,
     "best_of": (1,),
     "stop": ("", []),
-    "stop_token_ids": ([],),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
+    **dict.fromkeys(("stop_token_ids", "bad_words", "functions"), ([],)),
+    **dict.fromkeys(("logit_bias", "structured_outputs"), ({},)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), (0,)),
     "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "ignore_eos": (False,),
     "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "regex": (),
-    "ebnf": (),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "tool_choice": ("auto", "none", "required"),
-    "functions": ([],),
-    "function_call": (),
-    "reasoning_effort": (),
-    "verbosity": (),
     "modalities": (["text"],),
-    "audio": (),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"), ()),
+    **dict.fromkeys(("allowed_token_ids", "function_call", "reasoning_effort", "verbosity", "audio"), ()),
     "web_search_options": (),
 }
 
@@ -94,29 +77,22 @@ class _StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class _Request(msgspec.Struct):
+class _Request(Parameters, frozen=True, kw_only=True):
     messages: list[_Message]
-    model: str = ""
     tools: list[_Tool] = []
     tool_choice: Any = "auto"
     parallel_tool_calls: bool = True
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
-    seed: Seed | None = None
-    stream: bool = False
     stream_options: _StreamOptions = _StreamOptions()
     return_token_ids: bool = False
-    """As vLLM has it."""
+    """An extension of vLLM."""
 
 
 def read(body: Mapping[str, Any]) -> ChatRequest:
-    """A request.
+    """Read a request.
 
     Raises:
-        Refused: it is none, or has parts that are no text.
+        Refused: the body is not a request, or has parts other than text.
     """
     asked = converted(body, _Request)
     if not asked.messages:
@@ -128,22 +104,16 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
             for tool in asked.tools
             if asked.tool_choice != "none"
         ),
-        model=asked.model,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        max_tokens=asked.max_completion_tokens or asked.max_tokens,
-        seed=asked.seed,
         must_call=asked.tool_choice == "required",
         one_call=not asked.parallel_tool_calls,
-        stream=asked.stream,
         stream_usage=bool(asked.stream_options.include_usage),
         token_ids=asked.return_token_ids,
+        **asked.shared() | {"max_tokens": asked.max_completion_tokens or asked.max_tokens},
     )
 
 
 def body_of(request: ChatRequest) -> dict[str, Any]:
-    """The opposite of `read`: a request as a body, without what it does not say."""
+    """Return the body of a request without the parameters that are None; the inverse of `read`."""
     body: dict[str, Any] = {"model": request.model, "messages": [_written(message) for message in request.messages]}
     if request.tools:
         body["tools"] = [{"type": "function", "function": msgspec.to_builtins(spec)} for spec in request.tools]
@@ -156,7 +126,7 @@ def body_of(request: ChatRequest) -> dict[str, Any]:
 
 
 def whole(reply: ChatReply) -> dict[str, Any]:
-    """A reply as one completion; its tokens, where they were asked for, stand as vLLM's do."""
+    """Return a reply as one completion, with its tokens, if asked for, in the fields that vLLM uses."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.calls else "")}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
@@ -174,7 +144,7 @@ def whole(reply: ChatReply) -> dict[str, Any]:
 
 
 def events(reply: ChatReply, usage: bool) -> list[Event]:
-    """A reply as chunks: the role, the text, each call, the reason of the end and, if asked for, the usage."""
+    """Return a reply as chunks: role, text, each call, finish reason and, if asked for, usage."""
     head = _head(reply, "chat.completion.chunk")
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"reasoning_content": reply.reasoning}] if reply.reasoning else []
@@ -189,7 +159,7 @@ def events(reply: ChatReply, usage: bool) -> list[Event]:
 
 
 def error(status: int, message: str) -> dict[str, Any]:
-    """What a client finds in the body of a failed call."""
+    """Return the body of a failed call."""
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
@@ -210,7 +180,7 @@ def _text(content: str | list[_Part] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if other := next((part.type for part in content if part.type != "text"), None):
-        raise Refused(400, f"a part of type {other!r} is no text, and this model reads nothing else")
+        raise Refused(400, f"a part of type {other!r} cannot be read: this model takes text only")
     return "\n".join(part.text for part in content)
 
 

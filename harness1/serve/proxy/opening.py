@@ -1,4 +1,4 @@
-"""Upstreams by what a user typed: a model as for `--policy`, or the address of a chat server."""
+"""Open an upstream as a user names it: a model as for `--policy`, or the address of a chat server."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from harness1.serve.proxy.upstream import Upstream
 
 
 def open_upstream(spec: str, config: Config) -> Upstream:
-    """What answers the calls of a proxy.
+    """Open what answers the calls of a proxy.
 
     Args:
         spec: `http://HOST:PORT/v1`, `openai:MODEL@URL`, or a model whose tokens are sampled by id: `hf:PATH`,
             `vllm:PATH`, `vllm:MODEL@URL`, `sglang:MODEL@URL`.
 
     Raises:
-        UsageError: there is no such model, or it cannot be loaded.
+        UsageError: the model does not exist or cannot be loaded.
         ConfigError: the settings do not fit it.
         MissingExtra: what runs it is not installed.
     """

@@ -1,11 +1,10 @@
-"""What is kept of a call: `calls.jsonl`, one line each, with token ids and log probabilities in a file beside it."""
+"""Keep a record of calls: `calls.jsonl`, one line each, with token ids and log probabilities in a file beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -21,11 +20,11 @@ CALLS = "calls.jsonl"
 TOKENS = "tokens.bin"
 VERB = "proxy"
 ABANDONED = 499
-"""The status in the record of a call whose client left before it was answered; nobody was sent it."""
+"""The status that is recorded, and never sent, for a call whose client left before the answer."""
 
 
 class RecordedCall(Record, kw_only=True):
-    """One call as it passed the proxy, whatever became of it. Times are in seconds since 1970."""
+    """One call that passed the proxy, answered or not. Times are in seconds since 1970."""
 
     call_id: str
     session_id: str
@@ -34,14 +33,14 @@ class RecordedCall(Record, kw_only=True):
     attempt: int = 0
     t_arrived: float = 0.0
     t_start: float = 0.0
-    """When the upstream was asked; 0: it was not."""
+    """When the upstream was asked; 0 if it was not."""
     t_end: float = 0.0
     model: str = ""
-    """As the client called it."""
+    """The name that the client gave."""
     status: int = 0
     error: str | None = None
     untrainable: str | None = None
-    """Why no row can be made of it, although it was answered."""
+    """Why an answered call cannot become a training row."""
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
     output_logprobs: tuple[float, ...] | None = None
@@ -52,13 +51,13 @@ class RecordedCall(Record, kw_only=True):
     finish_reason: str = ""
     actions: tuple[ToolCall, ...] = ()
     request: dict[str, Any] | None = None
-    """What was forwarded, and below what came back: where no ids say it."""
+    """The body that was forwarded, and in `reply` what came back; kept if there are no ids."""
     reply: dict[str, Any] | None = None
     tokens: TokenBlob | None = None
-    """Where ids and log probabilities lie; of a call that was read, None."""
+    """The place of ids and log probabilities on disk; None once they are read."""
 
     def captured(self) -> CapturedCall | None:
-        """The call as rows are built of it; None if none can be."""
+        """Return the call as rows are built of it; None if none can be."""
         if self.error is not None or self.untrainable is not None or self.output_logprobs is None:
             return None
         return CapturedCall(
@@ -75,8 +74,8 @@ class RecordedCall(Record, kw_only=True):
         )
 
 
-class Recorder:
-    """Appends calls to a folder; one process at a time holds it. `count` is how many it appended.
+class Recorder(AbstractContextManager["Recorder"]):
+    """Append calls to a folder; one process at a time holds it. `count` is how many it appended.
 
     Raises:
         UsageError: another process is writing to the folder, or this one may not.
@@ -104,21 +103,13 @@ class Recorder:
         self._journal.append(msgspec.json.encode(bare), blob)
         self.count += 1
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._journal.close()
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @contextmanager
 def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
-    """A recorder of a folder with its card (`stage.json`), which says at the end whether the end was a clean one.
+    """Open a recorder of a folder with its card (`stage.json`), which says at the end whether the end was a clean one.
 
     Args:
         inputs: what decides the answers. A folder goes on with the same, and takes no other.
@@ -137,14 +128,14 @@ def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
 
 
 def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[RecordedCall]:
-    """Every call of a folder in the order in which they ended, those that failed included.
+    """Yield every call of a folder in the order in which they ended, those that failed included.
 
     Args:
         on_torn: called with its size in bytes if the last line is torn; it is left out.
 
     Raises:
         UsageError: the folder holds no calls.
-        SchemaError: a line is no call, or its tokens are damaged.
+        SchemaError: a line is not a call, or its tokens are damaged.
     """
     path = run / CALLS
     for number, line in read_lines(path, on_torn):
@@ -155,7 +146,7 @@ def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Ite
 
 
 def read_calls(run: Path) -> Iterator[CapturedCall]:
-    """The calls of a folder that rows can be built of (`per_request`, `prefix_merging`).
+    """Yield the calls of a folder that rows can be built of (`per_request`, `prefix_merging`).
 
     Raises:
         UsageError, SchemaError: as `read_records`.

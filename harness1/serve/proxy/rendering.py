@@ -1,4 +1,4 @@
-"""Chat messages as the token ids of a prompt: the same ids that a policy in this process would make of its context."""
+"""Render chat messages as the token ids that a policy in this process would make of its context."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from harness1.serve.proxy.memory import Past
 from harness1.tools.tool import ToolSpec
 
 Recall = Callable[[Past, ChatMessage], Ids | None]
-"""The sampled ids of an assistant's message, if it was sampled here."""
+"""Look up the sampled ids of an assistant's message; None if it was not sampled here."""
 
 
 class Prompt(Record):
-    """The ids of a prompt; `past` is what the output will stand behind."""
+    """The ids of a prompt; `past` digests the messages that the output will follow."""
 
     ids: Ids
     past: Past
 
 
 def prompt_of(chat: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], recall: Recall) -> Prompt:
-    """The prompt of a call.
+    """Render the prompt of a call.
 
     Each message is one of the format's, but system messages: those at the beginning are one, which is there even if it
     is empty, for it declares the tools; later ones speak as the user.
@@ -47,7 +47,7 @@ def prompt_of(chat: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence
 
 
 def text_of_output(chat: ChatFormat, output_ids: Sequence[int]) -> str:
-    """The words of an output that holds no call; of Harmony those of its last message."""
+    """Return the text of an output without calls; in Harmony, that of its last message."""
     ids = list(output_ids)
     while ids and ids[-1] in chat.stop_ids:
         ids.pop()
@@ -72,15 +72,15 @@ def _pieces(
 
 
 def _piece(role: Role, text: str, shows: Record | None = None) -> Piece:
-    """What a format writes behind a system message or a result is on a line of its own. The key has the role: a format
-    may write one text differently in each."""
+    """Return a piece whose text ends a line, for a format may write more behind it. The key has the role, for a format
+    may write the same text differently in each."""
     closed = f"{text}\n" if text and not text.endswith("\n") and role != "user" else text
     return Piece(f"{role}#{text_digest(closed)}", role, closed, shows=shows)
 
 
 def _written(chat: ChatFormat, message: ChatMessage) -> Iterator[Ids]:
-    """A message that was not sampled here, as outputs of the format. Several calls are several outputs: no format
-    writes more than one."""
+    """Yield a message that was not sampled here as outputs of the format, one for each call: no format writes more
+    than one call in an output."""
     text = message.text
     if not message.calls:
         final = CHANNEL in chat.tokenizer.control

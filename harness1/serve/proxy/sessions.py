@@ -1,4 +1,4 @@
-"""Which session a call belongs to; a session is the episode of the rows that are made of its calls."""
+"""Find the session of a call; a session becomes the episode of the rows made of its calls."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ PLACEHOLDERS = re.compile(
     r"|na|(your|my|no|sk-no)?[-_]?(api)?[-_]?key([-_]?(here|required))?|not[-_](needed|used|required|set)",
     re.IGNORECASE,
 )
-"""Keys that name nobody: what people write where a client insists on one."""
+"""Placeholder keys, which people write where a client insists on a key."""
 _WORD = r"([A-Z]?[a-z]{1,11}|[A-Z]{1,12}|([A-Z]?[a-z]{1,6}|[A-Z]{1,6})\d{1,4}|\d{1,6})"
 NAMES = re.compile(rf"(?=.{{1,40}}$)(?!sk[-_]){_WORD}([-_.]{_WORD})*", re.ASCII)
 """Keys that are plainly names, as `episode-17` and `run_3.task-12`: at most 40 characters, words of at most 12 letters
 in one case (the first may be a capital) and numbers of at most 6 digits, between hyphens, underscores and full stops; a
-word may end with a number, of at most 10 characters together. What begins with `sk-` is none."""
+word may end with a number, of at most 10 characters together. A key that begins with `sk-` is not a name."""
 LONGEST_NAME = 128
 _UNFIT = re.compile(r"[^\w.:@/+=-]", re.ASCII)
 
 
 def session_of(headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-    """The session that a request names: in a header, in its query, or by its key; None where it names none.
+    """Return the session that a request names in a header, its query or its key; None if it does not name one.
 
     A key that is not plainly a name (`NAMES`) may be a real one, which must not stand in a record: it names a session
     by its digest.
@@ -46,11 +46,11 @@ def session_of(headers: Mapping[str, str], query: Mapping[str, str]) -> str | No
 
 
 def clean_name(name: str) -> str:
-    """A name of bounded length and plain characters; what had to be changed for it is told apart by a digest."""
+    """Return a name with plain characters and bounded length; a digest distinguishes names that had to change."""
     plain = _UNFIT.sub("_", name)[:LONGEST_NAME]
     return plain if plain == name else f"{plain[:96]}~{text_digest(name)}"
 
 
 def fresh_session() -> str:
-    """The name of a session that nobody named."""
+    """Return a name for a session without one."""
     return f"anonymous-{secrets.token_hex(8)}"

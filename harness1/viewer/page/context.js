@@ -9,7 +9,7 @@ const OPEN_BELOW = 140;
 export function contextView(episode, place) {
   const turn = episode.turns[place];
   if (!turn.context) {
-    const why = episode.problem ? `the episode cannot be replayed exactly: ${episode.problem}` : "the record does not tell";
+    const why = episode.problem ? `the episode cannot be replayed exactly: ${episode.problem}` : "the record does not say why";
     return section("Exact context", { class: "context" }, h("p", { class: "muted" }, `Not shown: ${why}.`));
   }
   const sent = turn.calls.length ? turn.calls[turn.calls.length - 1].prompt : null;
@@ -36,7 +36,7 @@ function modeChoice(episode, sent, show) {
     option("pieces", "pieces", false), option("sent", decoded ? "as sent" : "as sent (not decoded)", true));
 }
 
-/** How many pieces at the beginning are those of the turn before. */
+/** Count the pieces at the beginning that are those of the turn before. */
 function reused(episode, place) {
   const [now, before] = [episode.turns[place].context, place ? episode.turns[place - 1].context : null];
   let same = 0;
@@ -95,7 +95,7 @@ function openAll(list, button) {
   button.textContent = closed ? "Close all" : "Open all";
 }
 
-/** Hide the pieces without a word, open the others and mark the first place in each. */
+/** Hide the pieces that lack a word, open the others, and mark its first place in each. */
 function find(list, wanted, found) {
   const words = wanted.trim().toLowerCase();
   let hits = 0;
@@ -111,7 +111,7 @@ function find(list, wanted, found) {
   found.textContent = words ? plural(hits, "piece") : "";
 }
 
-/** A text with every place of a word in a mark. */
+/** Mark a word wherever it is in a text. */
 function marked(text, words) {
   if (!words) return [text];
   const parts = [];

@@ -33,7 +33,7 @@ function label(value) {
   return size !== 0 && (size >= 1e5 || size < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(4)));
 }
 
-/** A chart. `series` are `{name, number, line: [steps, values], points: [steps, values]}`, either may be missing. */
+/** Draw a chart. `series` are `{name, number, line: [steps, values], points: [steps, values]}`; either may be missing. */
 export function chart(title, series, keep) {
   const drawn = series.map((each) => ({ ...each, smooth: each.line ? smoothed(each.line[1], keep) : null }));
   const xs = drawn.flatMap((each) => [...(each.line?.[0] || []), ...(each.points?.[0] || [])]);
@@ -43,7 +43,7 @@ export function chart(title, series, keep) {
   const [low, high] = [y0 - room, y1 + room];
   const x = (step) => PAD.left + ((step - x0) / (x1 - x0 || 1)) * (WIDTH_OF_CHART - PAD.left - PAD.right);
   const y = (value) => HEIGHT - PAD.bottom - ((value - low) / (high - low)) * (HEIGHT - PAD.top - PAD.bottom);
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH_OF_CHART} ${HEIGHT}`, tabindex: 0, role: "img", "aria-label": `${title}: ${spoken(drawn)}. Arrow keys read it step by step.` },
+  const picture = svg("svg", { viewBox: `0 0 ${WIDTH_OF_CHART} ${HEIGHT}`, tabindex: 0, role: "img", "aria-label": `${title}: ${described(drawn)}. Arrow keys read it step by step.` },
     ticks(low, high).map((value) => [svg("line", { class: "grid", x1: PAD.left, x2: WIDTH_OF_CHART - PAD.right, y1: y(value), y2: y(value) }), svg("text", { class: "tick", x: PAD.left - 6, y: y(value) + 4, "text-anchor": "end" }, label(value))]),
     ticks(x0, x1).filter(Number.isInteger).map((step) => svg("text", { class: "tick", x: x(step), y: HEIGHT - 10, "text-anchor": "middle" }, label(step))),
     drawn.map((each) => lines(each, x, y, keep)));
@@ -62,7 +62,7 @@ function most(values) {
   return values.reduce((high, value) => Math.max(high, value), -Infinity);
 }
 
-function spoken(drawn) {
+function described(drawn) {
   return drawn.map((each) => {
     const values = each.points?.[1] || each.line[1];
     return `${each.name} from ${label(values[0])} to ${label(values[values.length - 1])}`;

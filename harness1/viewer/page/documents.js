@@ -22,7 +22,7 @@ export function star(episode, unit) {
   return h("span", { class: "star", title: says, role: "img", "aria-label": says }, answer ? "★" : "☆");
 }
 
-/** Text for readers of screens. */
+/** Make text for screen readers alone. */
 export function unseen(text) {
   return h("span", { class: "unseen" }, text);
 }

@@ -1,13 +1,13 @@
-// Elements by hand. Data reaches the page as text nodes and attributes alone: nothing of it is ever read as HTML.
+// Makes elements. Data reaches the page only as text nodes and attributes: none of it is ever read as HTML.
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
 
-/** An HTML element; attributes that are null, undefined or false are left out, "onX" are listeners. */
+/** Make an HTML element. Attributes that are null, undefined or false are left out; "onX" are listeners. */
 export function h(tag, attributes, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
 
-/** The same of SVG. */
+/** Make an SVG element in the same way. */
 export function svg(tag, attributes, ...children) {
   return filled(document.createElementNS(SVG_SPACE, tag), attributes, children);
 }
@@ -23,17 +23,17 @@ function filled(node, attributes, children) {
   return node;
 }
 
-/** A number with so many decimals; a dash for what is not defined. */
+/** Write a number with so many decimals, and a dash for one that is undefined. */
 export function num(value, decimals = 2) {
   return typeof value === "number" ? value.toFixed(decimals) : "–";
 }
 
-/** A count with thin separators. */
+/** Write a count with separators. */
 export function count(value) {
   return Math.round(value).toLocaleString("en-US");
 }
 
-/** Tokens in few characters. */
+/** Write a number of tokens in few characters. */
 export function short(value) {
   if (value >= 1e6) return `${(value / 1e6).toFixed(1)}M`;
   return value >= 1e4 ? `${(value / 1e3).toFixed(0)}k` : value >= 1e3 ? `${(value / 1e3).toFixed(1)}k` : String(value);
@@ -44,12 +44,12 @@ export function plural(value, noun) {
   return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 }
 
-/** A section with a heading, which a reader can jump to. */
+/** Make a section with a heading that a screen reader can jump to. */
 export function section(title, attributes, ...children) {
   return h("section", { ...attributes, "aria-label": title }, h("h3", {}, title), children);
 }
 
-/** Say something to those who do not see it. */
+/** Announce a text to screen readers. */
 export function announce(text) {
   document.getElementById("live").textContent = text;
 }

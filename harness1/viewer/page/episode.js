@@ -17,7 +17,7 @@ export function episodeView(episode, place, go) {
     h("div", { class: "columns" }, turnView(episode, place), sideView(episode, place, go)));
 }
 
-/** Everything that is told of one turn. */
+/** Show one turn. */
 export function turnView(episode, place) {
   const turn = episode.turns[place];
   if (!turn) return h("p", { class: "muted" }, episode.turns.length ? `The episode ended after turn ${episode.turns.length}.` : "The episode has no turns.");
@@ -45,7 +45,7 @@ export function headView(episode, brief = false) {
     goldView(episode));
 }
 
-/** What became of everything that there was to find. */
+/** Show what became of everything that there was to find. */
 function goldView(episode) {
   if (!episode.gold) return h("p", { class: "muted" }, "No gold is known for this task: nothing is marked.");
   const delivered = new Set(episode.delivered.map(([unit]) => unit));
@@ -78,7 +78,7 @@ function besideLinks(row) {
 
 /** An episode that the file does not hold. */
 export function absentView(row) {
-  return h("div", { class: "episode" }, h("h1", {}, row.query), section("Left out", {}, h("p", {}, "This file does not hold the episode. One that does is written by"), h("p", {}, h("code", {}, commandFor(row)))));
+  return h("div", { class: "episode" }, h("h1", {}, row.query), section("Left out", {}, h("p", {}, "This file does not hold the episode. This command writes one that does:"), h("p", {}, h("code", {}, commandFor(row)))));
 }
 
 /** All turns one after another, for paper. */

@@ -73,7 +73,7 @@ function clipped(text, most) {
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
 }
 
-/** The same in words, for readers of screens and for those who want to copy it. */
+/** Write the graph in words, for screen readers and for copying. */
 function words(episode, entities) {
   return h("details", {}, h("summary", {}, "in words"), h("ul", { class: "values" }, entities.map((entity) =>
     h("li", {}, h("b", {}, entity.name), `: ${entity.units.map((unit) => episode.units[unit][1] || episode.units[unit][0]).join(", ")}`))));

@@ -10,7 +10,7 @@ const KEYS = [
   ["c", "find in the exact context"],
   ["o", "side by side with the same task in the next run"],
   ["g  or  Esc", "back to the list"],
-  ["t", "light, dark, as the system"],
+  ["t", "theme: light, dark, or the system's"],
   ["?", "this help"],
 ];
 
@@ -21,7 +21,7 @@ export function helpView(dialog) {
     h("form", { method: "dialog" }, h("button", {}, "Close")));
 }
 
-/** Whether a key belongs to a field and not to the page. */
+/** Return whether a key belongs to a field and not to the page. */
 function typing(target) {
   return target.closest?.("input, select, textarea, [contenteditable]");
 }

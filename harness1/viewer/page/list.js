@@ -7,7 +7,7 @@ import { address } from "./route.js";
 
 const CHUNK = 100;
 const NOTHING = { text: "", failure: "", tool: "", run: "", low: "", high: "", least: "", most: "", held: "" };
-/** What the list shows now; it outlives the page of an episode. */
+/** The state of the list, which is kept while an episode is shown. */
 export const listState = { ...NOTHING, sort: "", down: false, shown: index.rows, made: 0 };
 
 const COLUMNS = [
@@ -31,7 +31,7 @@ const MEANINGS = {
   tokens: "of all contexts",
 };
 
-/** Whether a row passes the filters. */
+/** Return whether a row passes the filters. */
 function passes(row) {
   const state = listState;
   const within = (value, low, high) =>
@@ -132,7 +132,7 @@ function rowView(row) {
 function leftOut(row) {
   return h("details", { class: "out" },
     h("summary", { "data-at": row.at }, row.task, " ", h("small", {}, "left out")),
-    h("p", {}, row.problem ? "" : "This file has no room for it. A file that holds it is written by"),
+    h("p", {}, row.problem ? "" : "This file has no room for it. This command writes a file that holds it:"),
     h("code", {}, commandFor(row)));
 }
 

@@ -119,7 +119,7 @@ function setTheme(theme) {
   else delete document.documentElement.dataset.theme;
   const button = document.getElementById("theme");
   button.textContent = { "": "◐ auto", light: "☀ light", dark: "☾ dark" }[theme];
-  button.setAttribute("aria-label", `theme: ${theme || "as the system"}`);
+  button.setAttribute("aria-label", `theme: ${theme || "the system's"}`);
 }
 
 function nextTheme() {

@@ -14,7 +14,7 @@ export function runsView(again) {
     again();
   };
   return h("div", {},
-    out.length ? h("p", { class: "banner" }, `This file holds ${index.rows.length - out.length} of ${plural(index.rows.length, "episode")}; ${out.length} are left out and stand greyed in the list, each with the command that shows it. `,
+    out.length ? h("p", { class: "banner" }, `This file holds ${index.rows.length - out.length} of ${plural(index.rows.length, "episode")}; ${out.length} are left out: they are grey in the list, each with the command that shows it. `,
       h("button", { type: "button", class: "link", id: "show-left-out", onclick: show }, "List them")) : null,
     h("div", { class: "runs" }, index.runs.map(runCard)));
 }

@@ -1,4 +1,4 @@
-// The turns of an episode as a strip: tool, tokens of the context (reused and fresh), gold that came, errors.
+// The turns of an episode as a strip: tool, tokens of the context (reused and fresh), gold found, errors.
 
 import { count, h } from "./dom.js";
 

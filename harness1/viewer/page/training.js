@@ -11,7 +11,7 @@ const chosenCurves = { names: null, keep: 0.6, hidden: new Set() };
 /** The page of all trainings. */
 export async function trainingView() {
   const trainings = await Promise.all(index.trainings.map((_, number) => loadTraining(number)));
-  const names = [...new Set(trainings.flatMap((each) => [...Object.keys(each.curves), ...Object.keys(each.looks)]))].sort();
+  const names = [...new Set(trainings.flatMap((each) => [...Object.keys(each.curves), ...Object.keys(each.validation)]))].sort();
   chosenCurves.names = chosenCurves.names || new Set(firstNames(names));
   const charts = h("div", { class: "charts" });
   const update = () => charts.replaceChildren(...[...chosenCurves.names].map((name) => metricChart(name, trainings)).filter(Boolean));
@@ -26,7 +26,7 @@ function firstNames(names) {
 
 function metricChart(name, trainings) {
   const series = trainings
-    .map((each, number) => ({ name: each.name, number, line: each.curves[name], points: each.looks[name] }))
+    .map((each, number) => ({ name: each.name, number, line: each.curves[name], points: each.validation[name] }))
     .filter((each) => (each.line || each.points) && !chosenCurves.hidden.has(each.number));
   return series.length ? chart(name, series, chosenCurves.keep) : null;
 }
@@ -40,7 +40,7 @@ function key(trainings, update) {
   const steps = (each) => Math.max(0, ...Object.values(each.curves).map(([taken]) => taken[taken.length - 1]));
   return h("ul", { class: "series-key" }, trainings.map((each, number) => h("li", {}, h("label", {},
     h("input", { type: "checkbox", checked: !chosenCurves.hidden.has(number), onchange: toggle(number) }),
-    h("span", { class: `line-key key-${number % 6}`, "aria-hidden": "true" }), each.name, h("small", {}, ` ${plural(steps(each), "step")}, ${plural(Object.values(each.looks)[0]?.[0].length || 0, "evaluation")}`)))));
+    h("span", { class: `line-key key-${number % 6}`, "aria-hidden": "true" }), each.name, h("small", {}, ` ${plural(steps(each), "step")}, ${plural(Object.values(each.validation)[0]?.[0].length || 0, "evaluation")}`)))));
 }
 
 function controls(names, update) {
@@ -57,7 +57,7 @@ function controls(names, update) {
   };
   return h("div", { class: "controls" },
     h("label", {}, "smoothing ", h("input", { type: "range", id: "smoothing", min: 0, max: 0.98, step: 0.02, value: chosenCurves.keep, oninput: smooth }), value),
-    h("p", { class: "muted" }, "Lines are of training, points are evaluations on held-out tasks."),
+    h("p", { class: "muted" }, "Lines show training; points show evaluations on held-out tasks."),
     h("details", {}, h("summary", {}, `${plural(names.length, "metric")} to choose from`), h("div", { class: "metric-choice" }, names.map((name) =>
       h("label", {}, h("input", { type: "checkbox", checked: chosenCurves.names.has(name), onchange: pick(name) }), name)))));
 }

@@ -1,0 +1,91 @@
+"""The one place where HTML is made: Jinja templates in which nothing from outside can become markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import msgspec
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+THREE_DECIMALS = re.compile(r"recall|precision|_f[12]|@\d|^AP$|^RR$|selection_loss|reward|merge_ratio")
+"""The metrics that are written with three decimals."""
+
+
+def render(name: str, /, **values: Any) -> Iterator[str]:
+    """Yield a page of `templates/` piece by piece, so that a large one need not be held in memory.
+
+    Args:
+        values: what the template shows. Every text among them is made printable and escaped.
+
+    Raises:
+        jinja2.UndefinedError: the template needs a value that was not given.
+    """
+    return environment().get_template(name).generate(values)
+
+
+def asset(name: str) -> str:
+    """Return a style sheet or a script of `page/`."""
+    return (files("harness1.viewer") / "page" / name).read_text(encoding="utf-8")
+
+
+def printable(value: Any) -> Any:
+    """Replace the control characters of a text, among them those that turn the direction of writing, by spaces.
+
+    Markup and values that are no text are returned as they are.
+    """
+    if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
+        return value
+    return "".join(sign if sign.isprintable() else " " for sign in value)
+
+
+def shown(value: Any) -> str:
+    """Format a value of a card or a setting."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return f"{value:,.6g}"
+        case list() | tuple():
+            return ", ".join(map(shown, value)) or "none"
+        case dict():
+            return ", ".join(f"{name} {shown(each)}" for name, each in value.items()) or "none"
+        case _:
+            return str(value) or "empty"
+
+
+def amount(value: float | None, metric: str) -> str:
+    """Format a value of a metric."""
+    if value is None:
+        return "–"
+    if THREE_DECIMALS.search(metric):
+        return f"{value:.3f}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
+
+
+@cache
+def environment() -> Environment:
+    """Return the environment of all templates. Jinja is loaded by the first page that is made."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("harness1.viewer"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals["asset"] = asset
+    made.filters |= {"shown": shown, "amount": amount, "address": lambda text: quote(text, safe="")}
+    made.policies["json.dumps_function"] = lambda value: msgspec.json.encode(value).decode()
+    made.policies["json.dumps_kwargs"] = {}
+    return made

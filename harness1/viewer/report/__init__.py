@@ -1,1 +1,0 @@
-"""One page about a run, for people."""
