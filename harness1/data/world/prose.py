@@ -1,4 +1,4 @@
-"""Writes documents about entities: every fact in one of several phrasings (`prose.toml`), among true but useless detail.
+"""Writes documents about entities: each fact in one of several phrasings (`prose.toml`), among true but useless detail.
 
 Questions use other words for the same relations (`questions.toml`).
 """
