@@ -1,4 +1,4 @@
-"""The base of every group of settings, and the ranges that their numbers are in."""
+"""The base class of settings groups, and the ranges of their numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Seconds = Annotated[float, Meta(gt=0.0)]
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The base of every group of settings: immutable, unknown keys refused."""
+    """The base class of all settings groups: immutable, unknown keys refused."""
 
 
 Rate = Annotated[float, Meta(gt=0.0)]

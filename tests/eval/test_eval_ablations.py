@@ -63,7 +63,7 @@ def test_without_tags_the_oldest_entry_is_evicted() -> None:
 
 def test_a_model_is_played_without_what_it_was_trained_with() -> None:
     assert ablated(CONFIG, "history").machine.model.foreign
-    with pytest.raises(UsageError, match="'hope' is no ablation; there are: all, importance_tags"):
+    with pytest.raises(UsageError, match="unknown ablation 'hope'; choose from: all, importance_tags"):
         ablated(CONFIG, "hope")
 
 

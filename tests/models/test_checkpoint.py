@@ -92,7 +92,7 @@ def test_of_many_differences_the_first_are_named_and_the_others_counted(folder: 
 def test_other_words_of_the_prompt_are_another_environment(folder: Path) -> None:
     """Of an earlier version of this package, say, with equal settings."""
     write_card(folder, card(env_hash="of other words"))
-    with pytest.raises(ConfigError, match="differs in the words of the prompt or of a tool"):
+    with pytest.raises(ConfigError, match="differs in the wording of the prompt or of a tool"):
         format_of(folder, learned())
 
 

@@ -1,4 +1,4 @@
-"""A folder of answers: what a model said to the questions of a run, what it is worth, and how it was asked."""
+"""A folder of answers: a model's replies to the questions of a run, their scores, and how they were obtained."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ TABLE = "answers.csv"
 
 @dataclass(frozen=True)
 class AnswerRun:
-    """The answers to a run.
+    """The answers to the questions of a run.
 
     Args:
-        out: the folder that they go to.
-        places: questions that are worked on at a time.
+        out: the output folder.
+        places: questions in progress at a time.
     """
 
     run: RunView
@@ -41,7 +41,7 @@ class AnswerRun:
     places: int = 16
 
     def stage(self) -> Stage:
-        """The card of the work; equal work has an equal card."""
+        """Return the card of the work; equal work has an equal card."""
         work = self.work
         inputs = {
             "run": digest([self.run.stage.inputs, self.run.stage.hashes]),
@@ -58,7 +58,7 @@ class AnswerRun:
         return Stage(VERB, inputs, outputs={"run": str(self.run.folder.resolve())})
 
     def found(self) -> dict[str, Any] | None:
-        """The summary of this very work, if it is finished."""
+        """Return the summary of this exact work if it is finished, else None."""
         if not (self.out / SUMMARY).is_file() or not self.stage().is_done(self.out):
             return None
         summary: dict[str, Any] = msgspec.json.decode((self.out / SUMMARY).read_bytes())
@@ -70,16 +70,16 @@ class AnswerRun:
         on_answer: Callable[[Answered], None],
         on_torn: Callable[[int], None] = lambda _: None,
     ) -> dict[str, Any]:
-        """Ask what was not answered yet, then write and return the summary. The card says `finished` once no answer
-        and no verdict is missing; whatever is missing is asked again by the next run.
+        """Ask what is not answered yet, then write and return the summary. The card says `finished` once no answer and
+        no verdict is missing; missing ones are requested again by the next run.
 
         Args:
-            on_start: called with the number of answers that there are to be.
-            on_torn: called with the bytes of a torn last line that a crash had left, and that was cut off.
+            on_start: called with the total number of answers.
+            on_torn: called with the bytes of a torn last line, left by a crash, that was cut off.
 
         Raises:
-            UsageError: the folder holds something else or cannot be written, the index is not the one of the run, or a
-                server would refuse every request.
+            UsageError: the folder holds something else or cannot be written, the index is not the run's, or a server
+                would refuse every request.
         """
         refuse_foreign(self.out, VERB)
         self._refuse_other_index()
@@ -96,7 +96,7 @@ class AnswerRun:
         return summary
 
     def _refuse_other_index(self) -> None:
-        """The curated sets name what is in the index that was searched, and the single search must ask the same."""
+        """Refuse another index than the run's, whose units the curated sets and the single search must use."""
         found, searched = self.work.texts.index_hash, self.run.stage.inputs["index"]
         if found != searched:
             raise UsageError(f"{self.run.folder} searched another index ({searched[:12]}) than this one ({found[:12]})")
@@ -121,7 +121,7 @@ class AnswerRun:
 
 
 def clear_answers(out: Path) -> None:
-    """Remove earlier answers; nothing else in the folder is touched.
+    """Remove earlier answers, and nothing else in the folder.
 
     Raises:
         UsageError: the folder holds something else.
@@ -132,5 +132,5 @@ def clear_answers(out: Path) -> None:
 
 
 def _described(model: NamedModel) -> dict[str, Any]:
-    """A model and how it is asked: what it is sent beside the messages, as far as its server takes it."""
+    """Return a model's name and the settings sent with its messages, if its server accepts them."""
     return {"model": model.name, "settings": {"temperature": 0, "max_tokens": model.completer.most_tokens}}

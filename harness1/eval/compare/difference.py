@@ -1,4 +1,4 @@
-"""What is different between two runs: their cards, and their configurations setting by setting."""
+"""Differences between the cards and the settings of two runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from harness1.eval.run_view import RunView
 
 
 def config_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The dotted name of every setting whose value differs, with both values; None where a tree lacks the setting.
+    """Return the dotted name of every setting whose value differs, with both values; None where a setting is absent.
 
     Args:
-        first: a configuration as plain data, groups within groups (see `run_folder.shown_config`).
+        first: a configuration as nested plain data (see `runs.folder.shown_config`).
     """
     flat = dict(_settings(first)), dict(_settings(second))
     names = sorted(flat[0].keys() | flat[1].keys())
@@ -22,7 +22,7 @@ def config_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> di
 
 
 def card_difference(first: RunView, second: RunView) -> dict[str, tuple[Any, Any]]:
-    """What decides a run beside its configuration and its tasks, where the two differ, with both values."""
+    """Return, with both values, the differences in what decides a run beside its configuration and tasks."""
     cards = _card(first), _card(second)
     return {name: (value, cards[1][name]) for name, value in cards[0].items() if value != cards[1][name]}
 

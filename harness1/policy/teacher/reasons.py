@@ -1,7 +1,5 @@
-"""What the teacher says with an action: what is known, what is missing and why this action, in one or two sentences.
-
-The slots take words that a view has shown; everything else stands here.
-"""
+"""The oracle teacher's reasoning with each action, in a sentence or two: what is known, what is missing, and why this
+action. The slots of the sentences in `reasons.toml` are filled with words that a view has shown."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ LINES = msgspec.toml.decode(
 
 
 def line(kind: str, choice: int, source: Sequence[str] = (), topic: Sequence[str] = ()) -> str:
-    """One of the lines of a kind. `source` are handles of shown documents, `topic` are shown names or words."""
+    """Return one of the lines of a kind. `source` are handles of shown documents, `topic` are shown names or words."""
     chosen = LINES[kind][choice % len(LINES[kind])]
     return chosen.format(source=_listed(source, 3) or "it", topic=_listed(topic, 2) or "the question")
 
 
 def _listed(items: Sequence[str], limit: int) -> str:
-    """The first few items, each cut to a few whole words, as a list in a sentence."""
+    """Return the first few items, each cut to a few whole words, as a list in a sentence."""
     short = [_cut(item) for item in items[:limit]]
     return " and ".join(part for part in (", ".join(short[:-1]), *short[-1:]) if part)
 
