@@ -20,11 +20,12 @@ from pathlib import Path
 import msgspec
 
 from harness1.data.benchmarks import tables
-from harness1.data.benchmarks.benchmark import Benchmark, Hub, Located, source_of
+from harness1.data.benchmarks.benchmark import Located, source_of, tasks_of
 from harness1.data.benchmarks.corpora import corpus_of
-from harness1.data.faults import DuplicateId, Fault
+from harness1.data.benchmarks.tables import Row
+from harness1.data.faults import Fault, distinct
 from harness1.data.formats import trec
-from harness1.data.formats.jsonl import numbered_lines
+from harness1.data.formats.jsonl import decoded
 from harness1.data.source import Source
 from harness1.errors import CorpusError
 from harness1.records import DocId, Gold, Task
@@ -89,23 +90,21 @@ def _tasks(topics: Path, gold: Path, evidence: Path, answers: tuple[Path, ...], 
     final, needed = _judged(gold, known, fault), _judged(evidence, known, fault)
     texts = _answers(answers[0], fault) if answers else {}
     taught = training_ids(known)
-    for where, row in questions:
+
+    def task(where: str, row: Row, number: int) -> Task | None:
         task_id = row["query_id"]
         if split != "all" and (task_id in taught) != (split == "train"):
-            continue
-        try:
-            if not task_id.strip():
-                raise CorpusError(f"{where}: needs an id before the first tab")
-            query = tables.text_of(where, row, "query")
-        except CorpusError as error:
-            fault(error)
-            continue
+            return None
+        if not task_id.strip():
+            raise CorpusError(f"{where}: needs an id before the first tab")
         found = Gold(
             relevant=dict.fromkeys((*final.get(task_id, ()), *needed.get(task_id, ())), 1),
             answer_docs=tuple(final.get(task_id, ())),
             answers=texts.get(task_id, ()),
         )
-        yield where, Task(task_id=task_id, query=query, split=split, gold=found)
+        return Task(task_id, tables.text_of(where, row, "query"), split, found)
+
+    return tasks_of(iter(questions), fault, task)
 
 
 def _judged(path: Path, known: set[str], fault: Fault) -> dict[str, dict[DocId, None]]:
@@ -120,40 +119,6 @@ def _judged(path: Path, known: set[str], fault: Fault) -> dict[str, dict[DocId, 
 
 
 def _answers(path: Path, fault: Fault) -> dict[str, tuple[str]]:
-    decoder = msgspec.json.Decoder(_Answer)
-    found: dict[str, tuple[str]] = {}
-    for number, line in numbered_lines(path):
-        if not line.strip():
-            continue
-        try:
-            answer = decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            fault(CorpusError(f"{path}:{number}: not a question with its answer: {error}"))
-            continue
-        if str(answer.query_id) in found:
-            fault(DuplicateId(f"{path}:{number}: the id {str(answer.query_id)!r} occurs a second time"))
-            continue
-        found[str(answer.query_id)] = (answer.answer,)
-    return found
-
-
-BROWSECOMP_PLUS = Benchmark(
-    name=NAME,
-    what="BrowseComp's questions over a fixed corpus of web pages, judged as evidence and as holding the answer",
-    size="830 questions (166 in the paper's test split), 100,195 documents",
-    licence="MIT as declared; the pages are third parties'. Questions and answers must not be published as plain text",
-    origin="https://github.com/texttron/BrowseComp-Plus, Tevatron/browsecomp-plus-corpus on the hub",
-    files=(
-        "topics-qrels/queries.tsv (made by the benchmark's scripts_build_index/decrypt_dataset.py --generate-tsv)",
-        "topics-qrels/qrel_golds.txt and topics-qrels/qrel_evidence.txt (in its repository)",
-        "corpus/*.parquet: docid, text, url; or corpora/browsecompplus/test/*.parquet: chunk_id, document_text",
-        "data/browsecomp_plus_decrypted.jsonl, if there are to be answers",
-    ),
-    verified="layout and columns against the benchmark's own code and that of others who read it; fixtures written by"
-    " that; the parting into train and test against the published list of ids, all 830. Not tried on an original"
-    " file",
-    open=open_browsecomp_plus,
-    hub=(Hub("Tevatron/browsecomp-plus-corpus", ("data/*.parquet",), "corpus"),),
-    by_hand="clone https://github.com/texttron/BrowseComp-Plus, run its scripts_build_index/decrypt_dataset.py with"
-    " --generate-tsv, and copy its topics-qrels/ into the folder",
-)
+    lines = decoded(path, _Answer, "a question with its answer", fault)
+    answers = distinct(lines, lambda line: str(line.query_id), fault)
+    return {str(line.query_id): (line.answer,) for _, line in answers}

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness1.data.benchmarks import tables
-from harness1.data.benchmarks.benchmark import Benchmark, Hub, source_of, tasks_of
-from harness1.data.benchmarks.corpora import Corpus
-from harness1.data.benchmarks.sealqa import LICENCE, REPOSITORY, page_id, task_of
+from harness1.data.benchmarks.benchmark import source_of, tasks_of
+from harness1.data.benchmarks.corpora import Placed, pooled
+from harness1.data.benchmarks.sealqa import page_id, task_of
 from harness1.data.benchmarks.tables import Row
-from harness1.data.faults import Fault
+from harness1.data.faults import Fault, made
 from harness1.data.source import Source
 from harness1.errors import CorpusError
-from harness1.hashing import text_digest
 from harness1.records import DocId, Task
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.engines.page_cache import page_url
@@ -32,34 +31,19 @@ def open_longseal(root: Path, fault: Fault) -> Source:
     patterns = ("longseal.parquet", "longseal*.parquet", "longseal/test-*.parquet", "longseal.jsonl", "longseal.json")
     files = tables.require_files(root, "questions", *patterns)
     problems: list[str] = []
-
-    def documents() -> Iterator[Document]:
-        problems.clear()
-        return _documents(files, fault, problems)
-
-    corpus = Corpus(documents, lambda: (document.doc_id for document in documents()))
-    return source_of(NAME, root, corpus, {"test": lambda: tasks_of(files, fault, _task)}, fault, problems)
+    corpus = pooled(lambda: _documents(files, fault, problems), problems)
+    splits = {"test": lambda: tasks_of(tables.rows(files, fault), fault, _task)}
+    return source_of(NAME, root, corpus, splits, fault, problems)
 
 
-def _documents(files: tuple[Path, ...], fault: Fault, problems: list[str]) -> Iterator[Document]:
-    texts: dict[str, str] = {}
-    for where, row in tables.rows(files, fault):
-        try:
-            pages = _pages(where, row)
-        except CorpusError as error:
-            fault(error)
-            continue
+def _documents(files: tuple[Path, ...], fault: Fault, problems: list[str]) -> Iterator[Placed]:
+    for where, pages in made(tables.rows(files, fault), _pages, fault):
         for page in pages:
             url, title, text = page_url(page["url"] or ""), page["title"] or "", page["text"] or ""
             if url is None or not (title + text).strip():
                 problems.append(f"{where}: a page without {'text' if url else 'an address'}")
-                continue
-            content = text_digest(f"{title}\n{text}")
-            if url not in texts:
-                texts[url] = content
-                yield Document(doc_id=DocId(url), title=title, text=text)
-            elif texts[url] != content:
-                problems.append(f"{where}: another text of {url}")
+            else:
+                yield Document(DocId(url), title, text), f"{title}\n{text}", f"{where}: another text of {url}"
 
 
 def _pages(where: str, row: Row) -> list[dict[str, str | None]]:
@@ -76,17 +60,3 @@ def _task(where: str, row: Row, number: int) -> Task:
     pages = [page for page in tables.list_of(where, row, "golds") if isinstance(page, dict)]
     addresses = [page.get("url") for page in pages] or tables.list_of(where, row, "urls")
     return task_of(where, row, number, [page_id(where, address) for address in addresses])
-
-
-LONGSEAL = Benchmark(
-    name=NAME,
-    what="SealQA's questions with pages that help among many that distract, as one corpus",
-    size="254 questions with up to 30 distracting pages each",
-    licence=LICENCE,
-    origin="vtllms/sealqa on the hub, configuration longseal",
-    files=("longseal.parquet: question, answer, urls, golds, 12_docs, 20_docs, 30_docs",),
-    verified="columns against public code that reads them and the file list of the hub; fixtures written by that. Not"
-    " tried on an original file; the paper's own conversion is not published",
-    open=open_longseal,
-    hub=(Hub(REPOSITORY, ("longseal.parquet",)),),
-)
