@@ -11,7 +11,7 @@ from harness1.data.benchmarks.corpora import Corpus
 from harness1.data.benchmarks.tables import Row, Rows
 from harness1.data.faults import AbsentGold, Fault, NoGold, distinct
 from harness1.data.source import Source
-from harness1.errors import CorpusError, UsageError
+from harness1.errors import CorpusError
 from harness1.records import Gold, Task
 from harness1.retrieval.corpus import Document
 
@@ -51,13 +51,12 @@ def source_of(
             raise CorpusError(f"{name}:{root} holds no documents")
 
     def tasks(split: str) -> list[Task]:
-        if split not in splits:
-            raise UsageError(f"{name}:{root} has no split {split!r}; it has: {', '.join(splits) or 'none'}")
         return _checked(list(distinct(splits[split](), lambda task: task.task_id, fault)), corpus, fault)
 
     return Source(
         *(name, name, documents, tuple(splits), tasks, [] if problems is None else problems, root.resolve()),
         edition=name,
+        label=f"{name}:{root}",
         has_documents=corpus is not None,
         secret_answers=secret_answers,
     )

@@ -28,31 +28,19 @@ from harness1.data.formats import trec
 from harness1.data.formats.jsonl import decoded
 from harness1.data.source import Source
 from harness1.errors import CorpusError
-from harness1.records import DocId, Gold, Task
+from harness1.records import Gold, Task
 
 NAME = "browsecomp_plus"
 SEED, TRAIN_SHARE = 42, 0.8
 """The split of the published training code: sorted ids, shuffled by Python's generator, of which the first 80 %
 train."""
 TOPICS = ("topics-qrels/queries.tsv", "queries.tsv")
-GOLD = (
-    "topics-qrels/qrel_golds.txt",
-    "qrel_golds.txt",
-    "topics-qrels/qrel_gold.txt",
-    "qrel_gold.txt",
-    "qrels_gold.txt",
-)
+GOLD = ("topics-qrels/qrel_golds.txt", "qrel_golds.txt", "topics-qrels/qrel_gold.txt", "qrel_gold.txt",
+        "qrels_gold.txt")  # fmt: skip
 EVIDENCE = ("topics-qrels/qrel_evidence.txt", "qrel_evidence.txt", "qrels_evidence.txt")
-CORPUS = (
-    *(
-        "corpus/**/*.parquet",
-        "corpus.parquet",
-        "corpus.jsonl",
-        "corpus.jsonl.gz",
-        "browsecomp-plus-corpus/**/*.parquet",
-    ),
-    *("corpora/browsecompplus/test/**/*.parquet", "corpora/browsecompplus/**/*.parquet", "data/*.parquet"),
-)
+CORPUS = ("corpus/**/*.parquet", "corpus.parquet", "corpus.jsonl", "corpus.jsonl.gz",
+          "browsecomp-plus-corpus/**/*.parquet", "corpora/browsecompplus/test/**/*.parquet",
+          "corpora/browsecompplus/**/*.parquet", "data/*.parquet")  # fmt: skip
 ANSWERS = ("data/browsecomp_plus_decrypted.jsonl", "browsecomp_plus_decrypted.jsonl", "answers.jsonl")
 
 
@@ -87,7 +75,7 @@ def training_ids(task_ids: Iterable[str]) -> set[str]:
 def _tasks(topics: Path, gold: Path, evidence: Path, answers: tuple[Path, ...], split: str, fault: Fault) -> Located:
     questions = list(tables.tsv_rows(topics, fault, ("query_id", "query")))
     known = {row["query_id"] for _, row in questions}
-    final, needed = _judged(gold, known, fault), _judged(evidence, known, fault)
+    final, needed = (trec.read_qrels(path, known, "questions", fault) for path in (gold, evidence))
     texts = _answers(answers[0], fault) if answers else {}
     taught = training_ids(known)
 
@@ -105,17 +93,6 @@ def _tasks(topics: Path, gold: Path, evidence: Path, answers: tuple[Path, ...], 
         return Task(task_id, tables.text_of(where, row, "query"), split, found)
 
     return tasks_of(iter(questions), fault, task)
-
-
-def _judged(path: Path, known: set[str], fault: Fault) -> dict[str, dict[DocId, None]]:
-    """Return, for each question, the documents with a grade above 0."""
-    found: dict[str, dict[DocId, None]] = {}
-    for judgement in trec.judgements(path, fault):
-        if judgement.task_id not in known:
-            fault(CorpusError(f"{judgement.where}: query {judgement.task_id!r} is not among the questions"))
-        elif judgement.grade > 0:
-            found.setdefault(judgement.task_id, {})[DocId(judgement.unit_id)] = None
-    return found
 
 
 def _answers(path: Path, fault: Fault) -> dict[str, tuple[str]]:

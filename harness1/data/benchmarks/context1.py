@@ -79,15 +79,8 @@ def _corpus(name: str, root: Path) -> tuple[tuple[Path, ...], str | None]:
     for split in SPLITS:
         if files := tables.find_files(root, f"corpora/{name}/{split}/**/*.parquet"):
             return files, split
-    return tables.require_files(
-        root,
-        "corpus",
-        "corpus.parquet",
-        "corpus/**/*.parquet",
-        "corpus.jsonl",
-        "corpus.jsonl.gz",
-        f"corpora/{name}/**/*.parquet",
-    ), None
+    names = ("corpus.parquet", "corpus/**/*.parquet", "corpus.jsonl", "corpus.jsonl.gz", f"corpora/{name}/**/*.parquet")
+    return tables.require_files(root, "corpus", *names), None
 
 
 def _questions(name: str, root: Path, split: str) -> tuple[Path, ...]:

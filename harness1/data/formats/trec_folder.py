@@ -17,7 +17,7 @@ from harness1.data.faults import DuplicateId, Fault, distinct, refuse
 from harness1.data.formats import jsonl, trec, trec_text
 from harness1.data.formats.trec_text import Topic
 from harness1.errors import CorpusError
-from harness1.records import DocId, Gold, Task
+from harness1.records import Gold, Task
 from harness1.retrieval.corpus import Document
 
 TOPICS = ("topics.tsv", "queries.tsv", "topics.trec", "topics.txt", "topics")
@@ -63,12 +63,7 @@ def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
     """
     topics = distinct(_questions(folder, fault), itemgetter(0), fault)
     questions = {number: text for _, (number, text) in topics}
-    relevant: dict[str, dict[DocId, int]] = {}
-    for judgement in trec.judgements(_qrels(folder)[split], fault):
-        if judgement.task_id not in questions:
-            fault(CorpusError(f"{judgement.where}: query {judgement.task_id!r} is not among the topics"))
-        elif judgement.grade > 0:
-            relevant.setdefault(judgement.task_id, {})[DocId(judgement.unit_id)] = judgement.grade
+    relevant = trec.read_qrels(_qrels(folder)[split], questions, "topics", fault)
     return [
         Task(task_id=number, query=text, split=split, gold=Gold(relevant=relevant[number]))
         for number, text in questions.items()

@@ -50,26 +50,16 @@ class SyntheticWorld:
 
     def document(self, position: int) -> Document:
         """Return the document of an entity, or, behind the last entity, the near duplicate of one."""
-        entity = self.entities[position if position < len(self.entities) else self._original(position)]
+        copy = position - len(self.entities)
+        entity = self.entities[position if copy < 0 else self.copied[copy]]
         text = compose(entity, self.entities, self._towns)
-        if position >= len(self.entities):
+        if copy >= 0:
             text = republish(text, random.Random(f"{entity.style}/copy"))
         return Document(doc_id=self.doc_id(position), title=entity.title, text=text)
 
     def doc_id(self, position: int) -> DocId:
         """Return the id of a document. Ids are dealt without order, so that they say nothing about the entity."""
         return DocId(f"w{(position * self._step + self._shift) % self.size:07d}")
-
-    @cached_property
-    def near_duplicates(self) -> dict[DocId, DocId]:
-        """Return every republished document, with the one that it repeats."""
-        positions = range(len(self.entities), self.size)
-        return {self.doc_id(position): self.doc_id(self._original(position)) for position in positions}
-
-    @cached_property
-    def look_alikes(self) -> dict[DocId, DocId]:
-        """Return documents worded like another that do not duplicate it: a number, date or negation differs."""
-        return {self.doc_id(e.index): self.doc_id(e.model) for e in self.entities if e.model is not None}
 
     @cached_property
     def tasks(self) -> dict[str, list[Task]]:
@@ -91,9 +81,6 @@ class SyntheticWorld:
         start = self.entities[question.start].name
         metadata = {"hops": len(evidence), "answer": question.answer, "start": start, "chain": chain}
         return Task(f"{split}-{number:05d}", question.text, split, gold, metadata)
-
-    def _original(self, position: int) -> int:
-        return self.copied[position - len(self.entities)]
 
     @cached_property
     def _towns(self) -> range:
@@ -148,10 +135,7 @@ def world_source(size: int, seed: int = 0) -> Source:
         UsageError: `size` is below 20.
     """
     world = build_world(size, seed)
-
-    def tasks(split: str) -> list[Task]:
-        if split not in SPLITS:
-            raise UsageError(f"a synthetic world has no split {split!r}; it has: {', '.join(SPLITS)}")
-        return world.tasks[split]
-
-    return Source(f"world-{size}-{seed}", "world", world.documents, SPLITS, tasks, edition=EDITION)
+    name, label = f"world-{size}-{seed}", "a synthetic world"
+    return Source(
+        name, "world", world.documents, SPLITS, lambda split: world.tasks[split], edition=EDITION, label=label
+    )
