@@ -6,10 +6,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from harness1.data.source import Source
 from harness1.data.world.casting import cast_entities
-from harness1.data.world.facts import Entity, coprime, kind_ranges
+from harness1.data.world.facts import Entity, coprime, deal, kind_ranges
 from harness1.data.world.links import link_entities
 from harness1.data.world.names import below
 from harness1.data.world.prose import compose, republish
@@ -113,13 +114,11 @@ def build_world(size: int, seed: int = 0) -> SyntheticWorld:
 
 def _choose_copied(entities: list[Entity], towns: range, copies: int, rng: random.Random) -> list[int]:
     """Return scattered entities whose documents can be republished."""
-    step, at = coprime(rng, len(entities)), below(rng, len(entities))
     copied: list[int] = []
-    for turn in range(len(entities)):
-        entity = entities[(at + turn * step) % len(entities)]
-        text = compose(entity, entities, towns)
+    for index in islice(deal(rng, range(len(entities))), len(entities)):
+        text = compose(entities[index], entities, towns)
         if len(text.split()) in COPY_WORDS and republish(text, rng) != text:
-            copied.append(entity.index)
+            copied.append(index)
         if len(copied) == copies:
             break
     return copied
