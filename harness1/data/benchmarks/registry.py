@@ -13,8 +13,7 @@ from harness1.data.benchmarks.browsecomp_plus import open_browsecomp_plus
 from harness1.data.benchmarks.context1 import document_gold, fact_gold, open_context1
 from harness1.data.benchmarks.frames import open_frames
 from harness1.data.benchmarks.hotpotqa import open_hotpotqa
-from harness1.data.benchmarks.longseal import open_longseal
-from harness1.data.benchmarks.sealqa import open_seal0
+from harness1.data.benchmarks.sealqa import open_longseal, open_seal0
 from harness1.data.faults import Fault
 from harness1.data.source import Source
 from harness1.errors import UsageError
