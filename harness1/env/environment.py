@@ -223,6 +223,6 @@ def env_hash(env: Env) -> str:
 def choose(actions: Sequence[ToolCall]) -> tuple[ToolCall, tuple[ToolCall, ...]]:
     """Return the executed action and the ignored ones. `end_search` comes last, so that no final curation is lost."""
     if not actions:
-        raise ValueError("there is no action")
+        raise ValueError("a decision without an action must have a parse error")
     at = next((place for place, call in enumerate(actions) if call.name != END_SEARCH), 0)
     return actions[at], tuple(call for place, call in enumerate(actions) if place != at)

@@ -156,7 +156,7 @@ def test_force_clears_nothing_for_a_training_that_cannot_be(
         (train("taught"), "taught is not empty and holds"),
         (build("wrong", "--tokenizer", "model"), "give --rerender, too"),
         (build("wrong", "--set", "sft.gates.tools=9"), "none of 4 episodes is left"),
-        (collect("wrong", "--split", "test"), "tested on"),
+        (collect("wrong", "--split", "test"), "is for testing"),
     ],
 )
 def test_what_is_wrong_with_a_command_is_one_line(
