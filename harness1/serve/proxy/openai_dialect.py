@@ -21,7 +21,7 @@ from harness1.serve.proxy.dialect import Dialect, Event
 from harness1.serve.service import Refused
 
 ONE_OUTPUT: dict[str, tuple[Any, ...]] = {"n": (1,)}
-"""A call has one output; more are never asked of an upstream."""
+"""A call has one output; upstreams are never asked for more."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **ONE_OUTPUT,
     "best_of": (1,),
@@ -40,14 +40,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-class _Function(msgspec.Struct):
+class FunctionBody(msgspec.Struct):
+    """A called function, in a request or a reply."""
+
     name: str
-    arguments: str = ""
+    arguments: str = "{}"
 
 
-class _Call(msgspec.Struct):
+class CallBody(msgspec.Struct):
+    """A tool call, in a request or a reply."""
+
     id: str
-    function: _Function
+    function: FunctionBody
 
 
 class _Part(msgspec.Struct):
@@ -58,7 +62,7 @@ class _Part(msgspec.Struct):
 class _Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_Part] | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[CallBody] | None = None
     tool_call_id: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Keep a record of calls: `calls.jsonl`, one line each, with token ids and log probabilities in a file beside it."""
+"""The record of calls: a line each in `calls.jsonl`, with token ids and log probabilities in `tokens.bin`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLS = "calls.jsonl"
 TOKENS = "tokens.bin"
 VERB = "proxy"
 ABANDONED = 499
-"""The status that is recorded, and never sent, for a call whose client left before the answer."""
+"""Recorded status of a call whose client left before the answer; it is never sent."""
 
 
 class RecordedCall(Record, kw_only=True):
@@ -33,7 +33,7 @@ class RecordedCall(Record, kw_only=True):
     attempt: int = 0
     t_arrived: float = 0.0
     t_start: float = 0.0
-    """When the upstream was asked; 0 if it was not."""
+    """Time at which the upstream was called; 0 if it was not."""
     t_end: float = 0.0
     model: str = ""
     """The name that the client gave."""
@@ -44,20 +44,20 @@ class RecordedCall(Record, kw_only=True):
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
     output_logprobs: tuple[float, ...] | None = None
-    """Natural logarithms, one for each output id; None where they are not known."""
+    """Natural logarithms, one for each output id; None if unknown."""
     sampling: Sampling | None = None
     version_start: int = 0
     version_end: int = 0
     finish_reason: str = ""
     actions: tuple[ToolCall, ...] = ()
     request: dict[str, Any] | None = None
-    """The body that was forwarded, and in `reply` what came back; kept if there are no ids."""
+    """The forwarded body, with the returned message in `reply`; kept if there are no ids."""
     reply: dict[str, Any] | None = None
     tokens: TokenBlob | None = None
     """The place of ids and log probabilities on disk; None once they are read."""
 
     def captured(self) -> CapturedCall | None:
-        """Return the call as rows are built of it; None if none can be."""
+        """Return the call for training rows, or None if it cannot be trained on."""
         if self.error is not None or self.untrainable is not None or self.output_logprobs is None:
             return None
         return CapturedCall(
@@ -75,10 +75,10 @@ class RecordedCall(Record, kw_only=True):
 
 
 class Recorder(AbstractContextManager["Recorder"]):
-    """Append calls to a folder; one process at a time holds it. `count` is how many it appended.
+    """Append calls to a folder, which one process at a time may write. `count` is the number of appended calls.
 
     Raises:
-        UsageError: another process is writing to the folder, or this one may not.
+        UsageError: another process is writing to the folder, or it is not writable.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,17 +86,9 @@ class Recorder(AbstractContextManager["Recorder"]):
         self.torn, self.count = self._journal.torn, 0
 
     def append(self, call: RecordedCall) -> None:
-        """Write one call that has ended.
-
-        Raises:
-            OSError: the disk does not take it.
-        """
-        logprobs = call.output_logprobs or ()
-        arrays = (
-            np.asarray(call.prompt_ids, dtype="<i4"),
-            np.asarray(call.output_ids, dtype="<i4"),
-            np.asarray(logprobs, dtype="<f4"),
-        )
+        """Write a finished call; raise OSError if that fails."""
+        columns = ((call.prompt_ids, "<i4"), (call.output_ids, "<i4"), (call.output_logprobs or (), "<f4"))
+        arrays = tuple(np.asarray(values, dtype=kind) for values, kind in columns)
         blob, place = to_bytes(arrays, self._journal.offset)
         known = None if call.output_logprobs is None else ()
         bare = msgspec.structs.replace(call, prompt_ids=(), output_ids=(), output_logprobs=known, tokens=place)
