@@ -1,4 +1,4 @@
-"""How to feed an export to SkyRL, in words: the `README.md` of its folder."""
+"""The `README.md` of an export, with instructions for SkyRL."""
 
 from __future__ import annotations
 
@@ -83,11 +83,6 @@ that sampled a batch are in its `rollout_metrics`.
 
 
 def readme(files: int, groups: int, samples: int, run: Stage) -> str:
-    """The text for an export.
-
-    Args:
-        files: batches, each of so many `groups` of so many `samples`.
-        run: the card of the run that the episodes are of.
-    """
+    """Return the text for an export of `files` batches of `groups` groups of `samples` episodes, from a run."""
     policy, tokenizer = run.outputs.get("policy", ""), run.hashes.get("tokenizer", "unknown")
     return _TEXT.format(files=files, groups=groups, samples=samples, policy=policy, tokenizer=tokenizer)
