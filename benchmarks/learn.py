@@ -39,7 +39,8 @@ from harness1.eval.statistics import bootstrap_mean
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Task
 from harness1.reward.outcome import outcome
-from harness1.rl.learning import Learning, MakeRows, learn
+from harness1.rl.learner import MakeRows
+from harness1.rl.learning import Learning, learn
 from harness1.rl.local_rollouts import LocalRollouts, open_policy_to_train
 from harness1.rl.rollouts import EpisodeGroup, Rollouts
 from harness1.rl.task_stream import PlacedTask

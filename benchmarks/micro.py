@@ -259,7 +259,7 @@ def play(
         start.seed,
         student=spoken,
     )
-    evaluate(evaluation, start.folder / name, lambda _done, _all: None, lambda _episode: None)
+    evaluate(evaluation, start.folder / name)
     return list(read_episodes(start.folder / name))
 
 

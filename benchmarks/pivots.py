@@ -39,8 +39,9 @@ from harness1.records import Episode, Task
 from harness1.rl.advantages import has_signal
 from harness1.rl.learning import Learning, learn
 from harness1.rl.local_rollouts import LocalRollouts, open_policy_to_train, publish_to
-from harness1.rl.pivots.profile import PivotTraining, Profile, open_training, profile
+from harness1.rl.pivots.profile import Profile, profile
 from harness1.rl.pivots.rollouts import PivotRollouts
+from harness1.rl.pivots.training import PivotTraining, open_training
 from harness1.rl.task_stream import PlacedTask, TaskStream
 from harness1.sft.teacher_run import open_runs
 from harness1.train.log import VALIDATION_PREFIX, read_log

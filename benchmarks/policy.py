@@ -27,8 +27,9 @@ if not __package__:
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, run_staged
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
 from harness1.episodes.rollout import rollout
+from harness1.episodes.staged import run_staged
 from harness1.eval.summary import summarise
 from harness1.models.files.fetch import resolve_model
 from harness1.models.formats.registry import open_format
@@ -40,8 +41,7 @@ from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Task
 from harness1.retrieval.open import open_retriever
-from harness1.rl.grammar_masks import grammar_masks
-from harness1.rl.logprobs import compare_calls
+from harness1.rl.logprobs import compare_calls, grammar_masks
 from harness1.rows.calls import captured_calls, sampled_calls
 from harness1.rows.merging import prefix_merging
 from harness1.tools.registry import Toolbox

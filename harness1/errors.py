@@ -1,34 +1,34 @@
-"""Every error has an owner: the policy, the user, or the infrastructure.
+"""The errors of the package, each the responsibility of the policy, the user, or the infrastructure.
 
-A policy's mistake becomes an observation and never leaves the environment. A user's mistake ends the command with
-exit code 2 and one clear line. An infrastructure fault is retried, then invalidates the episode.
+A policy's mistake becomes an observation and never leaves the environment. A user's mistake ends the command with exit
+code 2 and a one-line message. An infrastructure fault is retried, then invalidates the episode.
 """
 
 from __future__ import annotations
 
 
 class HarnessError(Exception):
-    """The root of all errors that this package raises on purpose."""
+    """The base class of all errors that this package raises on purpose."""
 
 
 class UsageError(HarnessError):
-    """The user asked for something that cannot be done: a bad path, option, or file."""
+    """A request of the user that cannot be carried out: a bad path, option, or file."""
 
 
 class ConfigError(UsageError):
-    """A configuration value is unknown or out of range."""
+    """A configuration value that is unknown or out of range."""
 
 
 class CorpusError(UsageError):
-    """A corpus, dataset or index on disk cannot be read as what it claims to be."""
+    """A corpus, dataset or index on disk that cannot be read in its declared format."""
 
 
 class SchemaError(UsageError):
-    """A record was written by a newer version of the package, or is not a record at all."""
+    """A record that was written by a newer version of the package, or that is not a record at all."""
 
 
 class MissingExtra(UsageError):
-    """An optional dependency is not installed.
+    """An optional dependency that is not installed.
 
     Args:
         package: the module that could not be imported.
@@ -40,25 +40,25 @@ class MissingExtra(UsageError):
         self.package, self.extra = package, extra
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
-        # It comes from worker processes, and exceptions are copied by the arguments that their base class was given.
+        # Worker processes pickle it, and by default an exception is rebuilt from the arguments of its base class.
         return type(self), (self.package, self.extra)
 
 
 class ModelError(UsageError, ValueError):
-    """A model gives what cannot be used. While an index is built that is the user's to mend; in a search it is a fault
-    like every other `ValueError` of an engine."""
+    """Output of a model that cannot be used. During an index build this is the user's error; in a search it is a fault,
+    like any other `ValueError` of an engine."""
 
 
 class InfrastructureFault(HarnessError):
-    """A retriever, verifier or model failed after its retries: the episode is invalid, never punished."""
+    """A retriever, verifier or model that failed after its retries: the episode is invalid, never punished."""
 
 
 class Refusal(InfrastructureFault):
-    """The server of a model refuses one request for good: too long, filtered, or with a name that it does not know.
-    It may take the next one.
+    """A model server's permanent refusal of one request: too long, filtered, or with an unknown name. The next request
+    may succeed.
 
     Args:
-        status: the one of HTTP that it answered with.
+        status: the HTTP status of the response.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:

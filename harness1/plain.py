@@ -1,4 +1,4 @@
-"""What a policy emitted, as plain JSON that can be recorded: whatever it was, it is storable afterwards."""
+"""Conversion of a policy's output to plain JSON: the result can always be stored."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ DEEPEST = 16
 
 
 def json_safe_call(call: ToolCall) -> ToolCall:
-    """The call with plain arguments; arguments that are no mapping stand under the name `arguments`."""
+    """Return the call with plain arguments; arguments that are not a mapping are put under the name `arguments`."""
     arguments = call.arguments if isinstance(call.arguments, dict) else {"arguments": call.arguments}
     return ToolCall(utf8_safe(str(call.name)), json_safe(arguments))
 
 
 def json_safe(value: Any, depth: int = 0) -> Any:
-    """A value as JSON knows it: text without lone surrogates, finite numbers, text as keys, bounded nesting.
+    """Convert a value to plain JSON: text without lone surrogates, finite numbers, text keys, limited nesting.
 
-    What is none of these is replaced by the name of its type.
+    Anything else is replaced by the name of its type.
     """
     match value:
         case None | bool():
@@ -40,5 +40,5 @@ def json_safe(value: Any, depth: int = 0) -> Any:
 
 
 def utf8_safe(text: str) -> str:
-    """The text with each lone surrogate, which UTF-8 cannot hold, replaced by a question mark."""
+    """Replace each lone surrogate, which UTF-8 cannot encode, by a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

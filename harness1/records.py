@@ -1,5 +1,5 @@
-"""The records that every part of the system exchanges. All are frozen values; an `Episode` is the seam between
-acting, training and evaluation (design: "the record is the seam")."""
+"""The records that every part of the system exchanges, all frozen values. An `Episode` is the interface between acting,
+training and evaluation (design: "the record is the seam")."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 DocId = NewType("DocId", str)
 ChunkId = NewType("ChunkId", str)
 UnitId = NewType("UnitId", str)
-"""What is pooled and curated: a document id, or a chunk id where the corpus says that chunks are scored."""
+"""The id of a unit, which is pooled and curated: a document, or a chunk where the corpus scores chunks."""
 
 Unit = Literal["document", "chunk"]
 Tag = Literal["very_high", "high", "fair", "low"]
@@ -33,16 +33,16 @@ class Gold(Record):
     relevant: dict[DocId, int]
     """Grade of every relevant document; grades above 0 count as relevant."""
     answer_docs: tuple[DocId, ...] = ()
-    """Documents that hold the final answer; empty means: all relevant ones."""
+    """Documents that hold the final answer; empty: all relevant ones."""
     facts: tuple[tuple[ChunkId, ...], ...] | None = None
-    """Where facts are scored: for each fact, the chunks any one of which states it."""
+    """For each fact, the chunks that state it, any one of which is enough; None where documents are scored."""
     answer_facts: tuple[int, ...] = ()
-    """Positions in `facts` of those that hold the final answer; empty means: all."""
+    """Positions in `facts` of those that hold the final answer; empty: all."""
     answers: tuple[str, ...] = ()
 
 
 class Task(Record):
-    """One query over a corpus. Environments and policies take it without its gold, as `public` returns it."""
+    """One query over a corpus. Environments and policies get it without its gold, as `public` returns it."""
 
     task_id: str
     """Unique within its dataset; runs and gold are joined by it."""
@@ -52,12 +52,12 @@ class Task(Record):
     metadata: dict[str, Any] = {}
 
     def public(self) -> Task:
-        """The task as an environment and a policy may see it: no gold, and no metadata, which often holds answers."""
+        """Return the task as environments and policies see it: no gold, and no metadata, which often holds answers."""
         return Task(task_id=self.task_id, query=self.query, split=self.split)
 
 
 class Chunk(Record):
-    """A stretch of one document as it is indexed; `index` counts chunks within the document from 0."""
+    """A stretch of one document as it is indexed; `index` counts the document's chunks from 0."""
 
     chunk_id: ChunkId
     doc_id: DocId
@@ -67,7 +67,7 @@ class Chunk(Record):
 
 
 class Hit(Record):
-    """A chunk as an answer from outside the pure core. `rank` counts from 0; `score` is the engine's own."""
+    """A chunk returned by a search. `rank` counts from 0; `score` is the engine's own."""
 
     chunk_id: ChunkId
     doc_id: DocId
@@ -77,16 +77,16 @@ class Hit(Record):
     score: float
     rank: int
     tokens: int
-    """Approximate size of the text in tokens (characters / 4), the same on every machine."""
+    """Approximate size of the text in tokens (characters / 4), equal on every machine."""
 
 
 class Ranking(Record):
-    """What one query of a search found, best first; the hits themselves stand once in the observation."""
+    """The chunks found for one query of a search, best first; the hits are stored once, in the observation."""
 
     query: str
     chunk_ids: tuple[ChunkId, ...]
     pre_rerank_ids: tuple[ChunkId, ...] = ()
-    """Where a reranker ordered the hits: what it was given, in the order before."""
+    """The input of a reranker in its original order; empty without reranking."""
 
 
 class Verdict(Record):
@@ -96,19 +96,19 @@ class Verdict(Record):
     claim: str
     label: Literal["yes", "no", "unclear"]
     sentence: str = ""
-    """The sentence of the document on which the verdict rests; empty where there is none."""
+    """The sentence that the verdict rests on; empty if there is none."""
     cached: bool = False
 
 
 class Note(Record):
-    """Something to tell the policy, as a value: the renderer alone turns `code` and `data` into prose."""
+    """A message to the policy, as a value. Only the renderer turns `code` and `data` into prose."""
 
     code: str
     data: dict[str, Any] = {}
 
 
 class Delta(Record):
-    """What one action changed in the working memory, by unit id."""
+    """The changes that one action made to the working memory, by unit id."""
 
     new: tuple[UnitId, ...] = ()
     aliases: dict[UnitId, UnitId] = {}
@@ -124,15 +124,15 @@ class Delta(Record):
 
 
 class Observation(Record):
-    """The structured answer to one action. Everything in it that came from outside the pure core (hits, rankings,
-    verdicts) is recorded, so that replay needs no index, model or network."""
+    """The structured answer to one action. It records everything that came from outside the pure core (hits, rankings,
+    verdicts), so a replay needs no index, model or network."""
 
     tool: str
     hits: tuple[Hit, ...] = ()
     rankings: tuple[Ranking, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     resolved: dict[str, str] = {}
-    """Every handle the policy used, with the id that it stood for."""
+    """The id of every handle that the policy used."""
     notes: tuple[Note, ...] = ()
     error: Note | None = None
     delta: Delta = Delta()
@@ -146,24 +146,24 @@ class ToolCall(Record):
 
 
 class Sampling(Record):
-    """How the tokens of one model call were drawn."""
+    """The sampling parameters of one model call."""
 
     temperature: float = 1.0
-    """0: the most likely token."""
+    """0: greedy."""
     top_p: float = 1.0
     top_k: int = 0
-    """0: no bound."""
+    """0: no limit."""
     max_tokens: int = 2048
     seed: int | None = None
     stop_ids: tuple[int, ...] = ()
-    """Tokens that end the output; the one that did is its last token."""
+    """Tokens that end the output; the one that ended it is the output's last token."""
     grammar: str | None = None
-    """The digest of the grammar that masked the distribution, where one did."""
+    """Digest of the grammar that masked the distribution; None if there was none."""
 
 
 class ModelCall(Record):
-    """One call of a language model, exactly: `output_ids` and `output_logprobs` are the sampled tokens and the log
-    probabilities under the distribution that was sampled from; `prompt` names segments of the episode."""
+    """One call of a language model: the sampled tokens, their log probabilities under the distribution that they were
+    sampled from, and the prompt as keys of the episode's segments."""
 
     call_id: str
     parent_call_id: str | None = None
@@ -182,7 +182,7 @@ class ModelCall(Record):
 
 
 class Turn(Record):
-    """One decision and what came of it. `context_hash` names what the policy saw, `memory_hash` the state after."""
+    """One decision of the policy and its result. `context_hash` is of what it saw, `memory_hash` of the state after."""
 
     index: int
     calls: tuple[ModelCall, ...] = ()
@@ -196,11 +196,11 @@ class Turn(Record):
     prompt_tokens: int = 0
     """Tokens of the context that the policy saw, as its environment counts them."""
     prefill_tokens: int = 0
-    """Those of them behind the longest common prefix with the context before: what a prefix cache does not hold."""
+    """Tokens after the longest prefix shared with the previous context, which a prefix cache does not hold."""
 
 
 class StopReason(StrEnum):
-    """Why an episode ended."""
+    """The reason why an episode ended."""
 
     END_SEARCH = "end_search"
     TURN_LIMIT = "turn_limit"
@@ -210,7 +210,7 @@ class StopReason(StrEnum):
 
 
 class Status(StrEnum):
-    """Whose responsibility the end of an episode was, and so how it is scored (design section 4)."""
+    """The party responsible for the end of an episode, which decides how it is scored (design section 4)."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -236,14 +236,14 @@ class Curated(Record):
 
 
 class RewardTerm(Record):
-    """One component of a reward: it contributes `weight * value`."""
+    """One component of a reward, which contributes `weight * value`."""
 
     value: float
     weight: float
 
 
 class RewardRecord(Record):
-    """A scored episode: `total` is the override where there is one, else the floored sum of the terms."""
+    """The reward of an episode: `total` is the override's value if there is one, else the floored sum of the terms."""
 
     total: float
     terms: dict[str, RewardTerm] = {}
@@ -251,7 +251,7 @@ class RewardRecord(Record):
 
 
 class EpisodeKey(NamedTuple):
-    """What makes an episode the same work; a run is resumed by it."""
+    """The identity of an episode, by which a run is resumed."""
 
     task_id: str
     sample_idx: int
@@ -261,7 +261,7 @@ class EpisodeKey(NamedTuple):
 
 
 class Hashes(Record):
-    """What an episode was made with (design section 4)."""
+    """The hashes of everything that an episode was made with (design section 4)."""
 
     env: str
     policy: str
@@ -271,13 +271,13 @@ class Hashes(Record):
 
 
 class TokenBlob(Record):
-    """Where an episode's token ids (int32) and log probabilities (float32) lie in the side file, in bytes."""
+    """Byte range of an episode's token ids (int32) and log probabilities (float32) in the side file."""
 
     offset: int
     size: int
     crc32: int
     counts: tuple[int, ...]
-    """Lengths: for each model call in order its ids and its log probabilities, then each segment in order."""
+    """Lengths: the ids and the log probabilities of each model call in order, then each segment in order."""
 
 
 class Episode(Record, kw_only=True):
@@ -289,7 +289,7 @@ class Episode(Record, kw_only=True):
 
     episode_id: str
     task: Task
-    """The public task: gold is joined by `task_id` when scoring."""
+    """The public task; scoring joins the gold by `task_id`."""
     sample_idx: int = 0
     group_id: str | None = None
     seed: int = 0
@@ -307,13 +307,13 @@ class Episode(Record, kw_only=True):
     stage_ms: dict[str, float] = {}
     """Milliseconds spent in the policy and in the environment."""
     error: str | None = None
-    """What failed, where the infrastructure did."""
+    """The failure of the infrastructure, if there was one."""
     untrainable: str | None = None
-    """Why a policy gradient cannot be made of its model calls, where there are some."""
+    """The reason why its model calls cannot be used for a policy gradient, if there is one."""
     segments: dict[str, tuple[int, ...]] = {}
-    """Token ids of the prompt segments that its model calls refer to, each once."""
+    """Token ids of the prompt segments that its model calls refer to, each stored once."""
     counts: dict[str, int] = {}
-    """Tokens of whatever else the budget was reckoned with, by key, where a model's tokenizer counted."""
+    """Token counts, by key, of everything else in the budget, where a model's tokenizer counted."""
     tokens: TokenBlob | None = None
     """Set on disk only, in place of ids, log probabilities and segments."""
     schema_version: int = SCHEMA_VERSION
@@ -328,7 +328,7 @@ class _Versioned(msgspec.Struct):
 
 
 def encode_episode(episode: Episode) -> bytes:
-    """One line of JSON, without the newline. Mappings keep their order, which is the order of what they record."""
+    """Encode an episode as one line of JSON, without the newline. Mappings keep their recorded order."""
     return msgspec.json.encode(episode)
 
 
@@ -336,7 +336,7 @@ def decode_episode(line: bytes) -> Episode:
     """Read one line of `episodes.jsonl`.
 
     Raises:
-        SchemaError: the record is from a newer version of the package, or is no episode.
+        SchemaError: the record is from a newer version of the package, or is not an episode.
     """
     try:
         version = msgspec.json.decode(line, type=_Versioned).schema_version

@@ -1,4 +1,4 @@
-"""Addresses and messages as they may be shown: without passwords, keys and what looks like one."""
+"""Redaction of passwords and keys from addresses and messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HIDDEN = "***"
 
 
 def without_password(address: str) -> str:
-    """An address as it may be shown: without the user name and password of `http://USER:PASSWORD@HOST`."""
+    """Remove the user name and password of `http://USER:PASSWORD@HOST` from an address."""
     return re.sub(r"^((?:\w+:)+/*)[^/]*@", r"\1", address)
 
 
@@ -22,11 +22,11 @@ _LOOKS_SECRET = re.compile(
     | \b sk- [\w*-]{4,}
     """
 )
-"""A value behind the name of a key; what follows `Bearer` and has a digit; a key in the form of OpenAI's."""
+"""A value after the name of a key; a value after `Bearer` that has a digit; a key in OpenAI's form."""
 
 
 def without_secrets(text: str, secrets: Sequence[str] = ()) -> str:
-    """A text as it may be shown: known secrets, and whatever looks like a key, give way to `***`."""
+    """Replace known secrets, and whatever looks like a key, by `***`."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
-    return _LOOKS_SECRET.sub(lambda found: (found[1] or "") + HIDDEN, text)
+    return _LOOKS_SECRET.sub(lambda match: (match[1] or "") + HIDDEN, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 import tomllib
@@ -84,7 +85,9 @@ def test_a_public_name_says_what_it_is_what_it_raises_its_units_and_its_source(n
     assert ("Raises:" in said) is (name not in SAFE)
     flat = " ".join(said.split())
     assert [words for words in UNITS[name] if words not in flat] == []
-    assert "Args:" in said or not inspect.isfunction(value) or len(inspect.signature(value).parameters) < 4
+    described = re.findall(r"^    (\w+): ", said.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)
+    assert set(described) <= set(inspect.signature(value).parameters)
+    assert described or not inspect.isfunction(value) or len(inspect.signature(value).parameters) < 4
 
 
 def test_the_version_is_that_of_the_distribution() -> None:

@@ -33,18 +33,18 @@ class Verb(TyperCommand):
         return get_command(found)
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
-        """Read the arguments as the imported verb does."""
+        """Parse the arguments as the imported verb does."""
         return self.load().make_context(*args, **settings)
 
 
 class Verbs(TyperGroup):
-    """A group of verbs. Typer's own would end an interrupted verb without a word."""
+    """A group of verbs. Typer's own group would end an interrupted verb silently."""
 
     def __init__(self, name: str, line: str, *verbs: Verb | Verbs) -> None:
         super().__init__(name=name, help=line, commands=verbs, no_args_is_help=True, rich_markup_mode=None)
 
     def invoke(self, ctx: Any) -> Any:
-        """Carry out a verb. An interrupt is told with the notes that the verb put on it."""
+        """Run a verb. Report an interrupt with the notes that the verb added to it."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:

@@ -1,5 +1,5 @@
-"""The configuration of everything, as one frozen value: from TOML plus dotted overrides (design section 2.5). One file
-for each section; defaults are the published constants (Harness-1, arXiv 2606.02373; `configs/paper.toml` says so)."""
+"""The whole configuration as one frozen value, from TOML plus dotted overrides (design section 2.5). Each section has
+its own file; defaults are the published constants (Harness-1, arXiv 2606.02373; see `configs/paper.toml`)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from harness1.hashing import digest
 from harness1.settings import Settings
 
 FORMER = "run"
-"""The name that `[machine]` once had. Cards of runs and hashes on record know the section by it."""
+"""The old name of `[machine]`. Recorded cards and hashes still use it."""
 
 
 class Config(Settings):
@@ -79,7 +79,7 @@ class Config(Settings):
             raise ConfigError("env.rendering.recent_max must not be smaller than env.rendering.recent")
         if self.env.pruning.on and self.env.rendering.order != "transcript":
             raise ConfigError(
-                "env.pruning.on=true is for env.rendering.order=transcript: other orders forget by themselves"
+                "env.pruning.on=true needs env.rendering.order=transcript: the other orders drop old turns anyway"
             )
 
     @property
@@ -88,9 +88,9 @@ class Config(Settings):
 
     @property
     def hash(self) -> str:
-        """Return the hash of every setting but those of `[machine]`, which decide no result."""
+        """Return the hash of all settings except `[machine]`, which affects no result."""
         tree = msgspec.to_builtins(msgspec.structs.replace(self, machine=Machine()))
-        # Hashes that are on record were taken when the section was called `run`.
+        # Recorded hashes were computed when the section was called `run`.
         tree[FORMER] = tree.pop("machine")
         return digest(tree)
 
@@ -98,8 +98,8 @@ class Config(Settings):
 def load_config(path: Path | None = None, overrides: list[str] | None = None) -> Config:
     """Return the defaults, overlaid with a TOML file, overlaid with `a.b=value` settings.
 
-    Reward weights that neither gives are those of `reward.recipe`; a recipe named by an override replaces everything
-    that the file says about rewards. Defaults are the published constants (Harness-1, arXiv 2606.02373).
+    Reward weights that neither gives are those of `reward.recipe`; an override of the recipe replaces the file's whole
+    `[reward]` section. Defaults are the published constants (Harness-1, arXiv 2606.02373).
 
     Args:
         path: a TOML file with any of the keys that `harness1 config show` prints.
@@ -130,7 +130,7 @@ def load_config(path: Path | None = None, overrides: list[str] | None = None) ->
 
 
 def present_tree(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return a recorded configuration with its sections under their present names."""
+    """Return a recorded configuration with its sections under their current names."""
     return {"machine" if name == FORMER else name: section for name, section in tree.items()}
 
 
@@ -147,7 +147,7 @@ def _refuse_former(tree: dict[str, Any], path: Path | None, overrides: list[str]
 
 
 def _overlay(tree: dict[str, Any], override: str) -> None:
-    """Put `a.b=value` into the tree; the value is read as TOML, and as a plain string where it is none."""
+    """Set `a.b=value` in the tree; the value is parsed as TOML, or taken as a plain string if it is not TOML."""
     path, sign, text = override.partition("=")
     keys = path.strip().split(".")
     if not sign or not all(keys):

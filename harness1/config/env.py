@@ -1,4 +1,4 @@
-"""`[env]`: everything that decides what a policy can do and see. It is in `env_hash`, whole.
+"""`[env]`: everything that decides what a policy can do and see, all of it in `env_hash`.
 
 Every mechanism of the environment is a field with an `on` switch or a choice; turning it off removes it from the
 prompt, the tool schemas, the memory, the reward and the metrics together.
@@ -15,34 +15,34 @@ from harness1.records import Tag
 from harness1.settings import Count, Positive, Settings, Share, Weight
 
 OBSERVATION_SHARE = 0.4
-"""The most of a prompt that one observation may take."""
+"""The largest share of a prompt that one observation may take."""
 
 
 class Search(Settings):
-    """What one search query may return."""
+    """The limits of one search query."""
 
     hits: Positive = 10
     """Hits per query."""
     tokens: Positive = 4096
-    """Tokens of shown text per query; hits that do not fit are left for a later search, whole."""
+    """Tokens of shown text per query; hits that do not fit are left, uncut, for a later search."""
 
 
 class Rerank(Settings):
-    """A cross-encoder reads query and chunk together (which one: `machine.reranker`)."""
+    """Reranking by a cross-encoder (`machine.reranker`), which reads query and chunk together."""
 
     on: bool = False
     candidates: Positive = 50
-    """How many of the best chunks it reads."""
+    """Number of top chunks that it reads."""
 
 
 class Retrieval(Settings):
-    """How an index with terms and embeddings ranks. Engines beyond this package read what applies to them."""
+    """Ranking with an index of terms and embeddings. External engines read the settings that apply to them."""
 
     mode: Literal["auto", "bm25", "dense", "hybrid"] = "auto"
     """`auto`: hybrid where the index has embeddings, else BM25."""
     rrf_k: Positive = 60
     bm25_depth: Positive = 25
-    """Chunks of the BM25 list that take part in fusion; never fewer than are asked for."""
+    """Chunks of the BM25 list that take part in fusion; never fewer than requested."""
     dense_depth: Positive = 25
     bm25_weight: Weight = 1.0
     dense_weight: Weight = 1.0
@@ -78,12 +78,12 @@ class Review(Settings):
 class Verification(Settings):
     on: bool = True
     judge: Literal["lexical", "cross_encoder", "language_model"] = "lexical"
-    """By shared words, by the cross-encoder at `machine.reranker`, or by the language model at `machine.verifier`."""
+    """Shared words, the cross-encoder at `machine.reranker`, or the language model at `machine.verifier`."""
     model: str = ""
-    """The name of the language model that judges, as its server knows it."""
+    """The judging language model's name on its server."""
     documents: Positive = 5
     characters: Positive = 6000
-    """How much of a document the verifier reads."""
+    """Characters of a document that the verifier reads."""
     lines: Positive = 8
     """Verdicts shown in the memory, newest first."""
 
@@ -91,7 +91,7 @@ class Verification(Settings):
 class Curation(Settings):
     cap: Annotated[int, Meta(ge=1, le=30)] = 30
     tags: bool = True
-    """Importance tags; without them every entry is equal."""
+    """Importance tags; without them all entries are equal."""
     eviction: Literal["rank", "fifo", "refuse"] = "rank"
     """At the cap: evict a strictly less important entry, the oldest entry, or refuse the new one."""
 
@@ -121,10 +121,10 @@ class Evidence(Settings):
     documents: Positive = 5
     """Documents named beside each bridge entity."""
     characters: Positive = 8000
-    """How much of a chunk is searched for entities."""
+    """Characters of a chunk that are searched for entities."""
     handles: bool = False
-    """Entities of the question and of shown hits have handles (E3), which the queries of a search may contain. It does
-    not depend on `on`, which is about entities that documents share."""
+    """Give entities of the question and of shown hits handles (E3), which search queries may contain. Independent of
+    `on`, which is about entities that documents share."""
 
 
 class History(Settings):
@@ -134,9 +134,9 @@ class History(Settings):
 
 class PoolView(Settings):
     lines: Positive = 50
-    """Newest uncurated entries shown with a snippet."""
+    """Newest uncurated entries, shown with a snippet."""
     older: Count = 30
-    """Older uncurated entries shown by handle alone."""
+    """Older uncurated entries, shown by handle alone."""
     snippet: Positive = 120
 
 
@@ -148,16 +148,16 @@ class BudgetMarker(Settings):
 
 
 class Pruning(Settings):
-    """What a transcript (`rendering.order`), which only grows, does about its size: the policy prunes. Constants of the
-    baseline that Harness-1 is compared with (Context-1)."""
+    """Limits on the size of a transcript (`rendering.order`), which only grows: the policy has to prune it. Constants
+    of Context-1, the baseline that Harness-1 is compared with."""
 
     on: bool = False
     tokens: Positive = 16384
-    """Above so many, every observation asks to prune or to conclude."""
+    """Size in tokens above which every observation asks the policy to prune or to conclude."""
     refusal: Positive = 24326
-    """Above so many, nothing but pruning, curating and ending is carried out."""
+    """Size in tokens above which only pruning, curating and ending are carried out."""
     output: Positive = 4096
-    """The most tokens of one observation."""
+    """Most tokens of one observation."""
 
 
 class Rendering(Settings):
@@ -168,8 +168,8 @@ class Rendering(Settings):
     """`stable_first`: the window grows to this many turns, then is cut back to `recent`."""
     epoch_turns: Positive = 5
     instructions: Literal["full", "brief", "minimal"] = "full"
-    """The static prompt: all rules, what a small window has room for, or one line, with tools that are named and not
-    described and the turn in place of the budget line: for a model that was trained for the very environment."""
+    """The static prompt: all rules; the few that fit a small window; or a single line, for a model trained for this
+    very environment, with tools named but not described and the turn in place of the budget line."""
 
 
 class Env(Settings):
@@ -205,10 +205,10 @@ class Env(Settings):
 
     @property
     def prompt_limit(self) -> int:
-        """The most tokens that a prompt may have: context window minus generation reserve."""
+        """Most tokens of a prompt: context window minus generation reserve."""
         return self.context_window - self.generation_reserve
 
     def observation_limit(self, tokens: int) -> int:
-        """An allowance in tokens, kept small enough that a small context window still holds a whole turn."""
+        """Cap an allowance in tokens, so that even a small context window holds a whole turn."""
         most = int(self.prompt_limit * OBSERVATION_SHARE)
         return min(tokens, most, self.pruning.output) if self.pruning.on else min(tokens, most)

@@ -1,4 +1,4 @@
-"""`[index]`: how a corpus is cut, analysed and embedded. It is in `index_hash`."""
+"""`[index]`: chunking, analysis and embedding of a corpus. It is in `index_hash`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from harness1.settings import Count, Positive, Settings, Share
 
 
 class Dense(Settings):
-    """Embeddings of the chunks of an index, beside their terms."""
+    """Embeddings of an index's chunks, stored beside their terms."""
 
     model: str = ""
-    """A name or local folder for sentence-transformers, or `hash:DIMENSIONS` (needs no model); empty: none."""
+    """A name or local folder for sentence-transformers, or `hash:DIMENSIONS` (needs no model); empty: no embeddings."""
     search: Literal["exact", "hnsw", "ivf"] = "exact"
-    """Exact up to about a million chunks; the approximate graphs and lists of faiss beyond."""
+    """Exact suits up to about a million chunks; the approximate graphs and lists of faiss suit more."""
     query_prefix: str = ""
-    """Put before a query, where the model was trained so (`query: `)."""
+    """Text put before a query, if the model was trained that way (`query: `)."""
     document_prefix: str = ""
     hnsw_links: Positive = 32
     hnsw_build: Positive = 200
@@ -28,11 +28,11 @@ class Dense(Settings):
 
 
 class Index(Settings):
-    """How a corpus is cut and analysed. It is in `index_hash`."""
+    """The chunking and analysis of a corpus. It is in `index_hash`."""
 
     unit: Literal["document", "chunk"] = "document"
     chunk_tokens: Positive = 512
-    """Documents longer than this (characters / 4) are cut at sentence borders; shorter ones stay whole."""
+    """Documents longer than this (characters / 4) are cut at sentence boundaries; shorter ones stay whole."""
     k1: Annotated[float, Meta(ge=0.0)] = 1.2
     b: Share = 0.75
     dense: Dense = Dense()

@@ -1,4 +1,4 @@
-"""`[policy]`: how a language model is asked. It is in `policy_hash`."""
+"""`[policy]`: prompting and sampling of a language model. It is in `policy_hash`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from harness1.settings import Count, Settings
 
 
 class ChatPolicy(Settings):
-    """How a language model is asked, whichever it is. It is in `policy_hash`."""
+    """Prompting and sampling of any language model. It is in `policy_hash`."""
 
     format: Literal["auto", "hermes", "harmony", "compact"] = "auto"
-    """`auto`: what the model's tokenizer was made for."""
+    """`auto`: the format that the model's tokenizer was made for."""
     temperature: Annotated[float, Meta(ge=0.0)] = 1.0
-    """0: the most likely token."""
+    """0: greedy."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     top_k: Count = 0
-    """0: no bound."""
+    """0: no limit."""
     format_retries: Count = 3
     """Further attempts at a turn whose output holds no call."""
     constrained: bool = False
-    """Sample under a grammar that admits nothing but calls of the shown tools."""
+    """Sample under a grammar that allows only calls of the shown tools."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of a model in this process; logits are single precision in both."""
+    """Type of a model in this process; logits are float32 either way."""

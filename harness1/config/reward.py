@@ -1,4 +1,4 @@
-"""The `[reward]` settings: what an episode is worth. They are in `reward_hash`."""
+"""`[reward]`: the value of an episode. It is in `reward_hash`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from harness1.settings import Count, Positive, Settings, Share, Weight
 
 
 class Reward(Settings):
-    """Weights of the composite terminal reward; the defaults are the published ones (Harness-1, arXiv 2606.02373,
-    Table 5)."""
+    """Weights of the composite terminal reward; defaults as published (Harness-1, arXiv 2606.02373, Table 5)."""
 
     recipe: Literal["paper", "robust"] = "paper"
-    """Where weights that are not given come from when a configuration is loaded: the defaults, or `RECIPES`."""
+    """Source of the weights that a loaded configuration does not give: the defaults, or `RECIPES`."""
     outcome: float = 0.7
     beta: Annotated[float, Meta(gt=0.0)] = 2.0
     trajectory: float = 0.3
@@ -26,7 +25,7 @@ class Reward(Settings):
     answer_missed: float = 0.35
     recall_gap: float = 0.0
     clutter: float = 0.0
-    """What a full set of nothing but irrelevant units costs."""
+    """The cost of a full set of only irrelevant units."""
     diversity: float = 0.15
     diversity_target: Positive = 6
     diversity_shortfall: float = 0.0
@@ -35,7 +34,7 @@ class Reward(Settings):
     turn_penalty: float = 0.02
     turn_penalty_from: Count = 20
     process_cap: Weight = 0.5
-    """The most that diversity, its shortfall, curation and turns may add up to, in absolute value."""
+    """Limit on the absolute sum of diversity, its shortfall, curation and turns."""
     empty: float = -0.2
     format_failure: float = -0.5
     floor: float = 0.001
@@ -60,11 +59,11 @@ RECIPES: Mapping[str, Mapping[str, float]] = MappingProxyType(
         )
     }
 )
-"""What a recipe sets otherwise than the defaults. `robust` pays for the delivered set alone, by F_1 less a price for
-each irrelevant unit: nothing for what was only seen, for a first hit, or for tools."""
+"""The settings in which a recipe differs from the defaults. `robust` pays for the delivered set alone, by F_1 less a
+price for each irrelevant unit: nothing for units that were only seen, for a first hit, or for tools."""
 
 
 def with_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of `[reward]` that were given, over those of the recipe that they name."""
+    """Return the given `[reward]` settings on top of those of the recipe that they name."""
     recipe = given.get("recipe")
     return {**RECIPES.get(recipe, {}), **given} if isinstance(recipe, str) else dict(given)

@@ -1,4 +1,4 @@
-"""`[sft]`: rows made of teachers' episodes. Defaults are the published recipe (Harness-1, arXiv 2606.02373,
+"""`[sft]`: training rows made of teachers' episodes. Defaults are the published recipe (Harness-1, arXiv 2606.02373,
 appendix on training)."""
 
 from __future__ import annotations
@@ -10,37 +10,36 @@ from harness1.settings import Count, Positive, Settings, Share
 
 
 class Gates(Settings):
-    """Which of a teacher's episodes are learned from."""
+    """The conditions under which a teacher's episode is learned from."""
 
     recall: Share = 0.10
-    """Curated recall below this is no example."""
+    """Least curated recall."""
     documents: Positive = 1
-    """Curated documents, at least."""
+    """Fewest curated documents."""
     tools: Positive = 1
-    """Different tools that an episode must have used with success."""
+    """Fewest different tools that an episode must have used successfully."""
     tool_share: Share = 0.0
-    """Tool-mix floor: each tool that the environment offers has at least this share of the turns of the kept episodes,
-    or the collection is refused."""
+    """Tool-mix floor: least share of the kept episodes' turns for each offered tool, or the collection is refused."""
     near: Share = 0.8
-    """Two queries whose word sets are at least this alike (Jaccard, estimated by MinHash) count as the same."""
+    """Two queries count as the same if their word sets are at least this similar (Jaccard, estimated by MinHash)."""
     quotas: dict[str, Positive] = {}
-    """Episodes kept of each dataset, by its name; of others: all."""
+    """Most episodes kept per dataset, by its name; of other datasets, all."""
 
     def __hash__(self) -> int:
-        # A configuration is a key of caches, and a mapping has no hash of its own.
+        # A configuration is a key of caches, and a mapping is not hashable.
         return hash(digest(self))
 
 
 class Sft(Settings):
-    """From episodes to rows."""
+    """The making of rows from episodes."""
 
     gates: Gates = Gates()
     rows: Literal["turn", "epoch"] = "turn"
-    """One row for each turn, or one for each chain of turns whose prompts are proven prefixes of each other."""
+    """One row per turn, or one per chain of turns whose prompts are proven prefixes of each other."""
     max_tokens: Positive = 32768
     """Longer rows are dropped and counted."""
     repeated_weight: Share = 1.0
-    """Weight of a turn whose tool was that of both turns before it; 1: as every other."""
+    """Weight of a turn that uses the same tool as both turns before it; 1: like any other."""
     held_out: Share = 0.05
-    """Share of the tasks that is never trained on, and watched instead."""
+    """Share of the tasks that is used for validation and never trained on."""
     seed: Count = 42

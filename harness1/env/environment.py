@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness1.config import Env, Machine
+from harness1.env.render.context import Context
 from harness1.env.render.pieces import ApproximateCounter, TokenCounter
-from harness1.env.render.prompt import static_piece
-from harness1.env.render.renderer import Context, EpochState, Renderer, shown_question
+from harness1.env.render.prompt import shown_question, static_piece
+from harness1.env.render.renderer import Renderer
 from harness1.env.render.turn_pieces import TurnPieces, turn_pieces
 from harness1.env.transition import begin, replayed, resume, transition
 from harness1.env.verifiers.open import unopened_verifier
@@ -43,12 +44,11 @@ class State:
 
     memory: WorkingMemory
     turns: tuple[TurnPieces, ...] = ()
-    epoch: EpochState | None = None
     context: Context | None = None
     done: StopReason | None = None
 
     def fork(self) -> State:
-        return State(self.memory.fork(), self.turns, self.epoch, self.context, self.done)
+        return State(self.memory.fork(), self.turns, self.context, self.done)
 
 
 class SearchEnv:
@@ -205,12 +205,8 @@ class SearchEnv:
 
     def _render(self) -> Context | None:
         state = self.state
-        before = state.context
-        rendered = self.renderer.render(state.memory, state.turns, state.epoch)
-        state.context, state.epoch = rendered or (None, None)
-        if state.context is not None:
-            state.context = replace(state.context, fresh=self.renderer.fresh(state.context, before))
-        state.done = None if rendered else StopReason.CONTEXT_LIMIT
+        state.context = self.renderer.render(state.memory, state.turns, state.context)
+        state.done = None if state.context else StopReason.CONTEXT_LIMIT
         return state.context
 
 

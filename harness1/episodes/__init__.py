@@ -1,1 +1,6 @@
-"""Policies meet environments: one episode, many in stages or processes, and replay."""
+"""Play episodes and replay them.
+
+`rollout` plays one episode. `processes.run_episodes` plays many: those of a language model in one event loop
+(`staged`, over the general `stages`), those of any other policy over worker processes (`processes`). `jobs` holds what
+both are told.
+"""

@@ -1,4 +1,4 @@
-"""Many episodes over worker processes, for policies without a model; a model's run in one loop (`jobs`).
+"""Play many episodes over worker processes, for policies without a model; a model plays in one loop (`staged`).
 
 Threads gain nothing here, because an episode is Python work; processes share the memory-mapped index.
 """
@@ -11,23 +11,27 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
 from typing import Any
 
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths, run_chunk, run_staged
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths, play_job
+from harness1.episodes.staged import run_staged
 from harness1.errors import InfrastructureFault
 from harness1.models.open import is_model
+from harness1.policy.policy import Policy
 from harness1.records import Episode, decode_episode, encode_episode
 from harness1.retrieval.open import is_exclusive
+from harness1.retrieval.protocol import Retriever
+from harness1.reward.composite import score
 
 POLL_S = 2.0
-"""Seconds without a result after which somebody looks whether all workers are there."""
+"""Seconds without a result after which the workers are counted."""
 
 FEW = 4
-"""Episodes for which a further worker process is not worth its start."""
+"""Episodes that do not justify the start of a further worker process."""
 
 
 def run_episodes(
@@ -36,17 +40,20 @@ def run_episodes(
     on_episode: Callable[[Episode], None],
     on_depths: OnDepths = ignore_depths,
 ) -> None:
-    """Run all jobs; `on_episode` receives each scored episode as it finishes, in no fixed order.
+    """Play all jobs; `on_episode` receives each scored episode as it finishes, in no fixed order.
+
+    A language model plays in one event loop; the chunks of any other policy are spread over `machine.workers`.
 
     Raises:
-        InfrastructureFault: a worker process died; what had finished was handed over, and a resumed run goes on.
+        InfrastructureFault: a worker process died; finished episodes were handed over, and a resumed run goes on.
         KeyboardInterrupt: passed on after the running chunks were handed over.
     """
     if is_model(setup.policy):
         asyncio.run(run_staged(setup, jobs, on_episode, on_depths))
         return
     workers = _workers(setup, len(jobs))
-    chunks = deque(batched_jobs(jobs, min(setup.config.machine.concurrency, -(-len(jobs) // workers) or 1)))
+    size = min(setup.config.machine.concurrency, -(-len(jobs) // workers) or 1)
+    chunks = deque(jobs[start : start + size] for start in range(0, len(jobs), size))
     if workers == 1:
         for chunk in chunks:
             for episode in run_chunk(setup, chunk):
@@ -62,33 +69,37 @@ def run_episodes(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
+def run_chunk(setup: EpisodeSetup, jobs: Sequence[EpisodeJob]) -> list[Episode]:
+    """Play a few jobs concurrently in this process, and score them."""
+    return asyncio.run(_chunk(setup, jobs))
+
+
+async def _chunk(setup: EpisodeSetup, jobs: Sequence[EpisodeJob]) -> list[Episode]:
+    retriever, policy = setup.open_retriever(), setup.policy_for(jobs)
+    return await asyncio.gather(*(_scored(setup, retriever, policy, job) for job in jobs))
+
+
+async def _scored(setup: EpisodeSetup, retriever: Retriever, policy: Policy, job: EpisodeJob) -> Episode:
+    episode = await play_job(setup.environment(retriever, policy), policy, job)
+    return score(episode, job.task.gold, setup.config) if job.task.gold is not None else episode
+
+
 def _workers(setup: EpisodeSetup, jobs: int) -> int:
     if is_exclusive(setup.retriever):
         return 1
     return min(setup.config.machine.workers or os.cpu_count() or 1, max(1, jobs // FEW))
 
 
-def batched_jobs(jobs: Sequence[EpisodeJob], size: int) -> Iterator[tuple[EpisodeJob, ...]]:
-    """The jobs in chunks: what a worker takes at a time, and has in flight."""
-    for start in range(0, len(jobs), size):
-        yield tuple(jobs[start : start + size])
-
-
 def _drain(
     pool: ProcessPoolExecutor,
     setup: EpisodeSetup,
-    chunks: deque[tuple[EpisodeJob, ...]],
+    chunks: deque[Sequence[EpisodeJob]],
     workers: int,
     on_episode: Callable[[Episode], None],
     on_depths: OnDepths,
 ) -> None:
     """Keep two chunks per worker in flight, so that memory stays bounded however many jobs there are."""
-
-    def begin(count: int) -> set[Future[list[bytes]]]:
-        taken = [chunks.popleft() for _ in range(min(count, len(chunks)))]
-        return {pool.submit(_encoded_chunk, setup, chunk) for chunk in taken}
-
-    running = begin(2 * workers)
+    running = _submit(pool, setup, chunks, 2 * workers)
     on_depths(lambda: {"chunks waiting": len(chunks), "in flight": len(running)})
     try:
         while running:
@@ -96,16 +107,23 @@ def _drain(
             if not done and len(multiprocessing.active_children()) < workers:
                 _break(pool)
             _hand_over(done, on_episode)
-            running |= begin(len(done))
+            running |= _submit(pool, setup, chunks, len(done))
     except KeyboardInterrupt:
         begun = {future for future in running if not future.cancel()}
         _hand_over(wait(begun).done, on_episode)
         raise
 
 
+def _submit(
+    pool: ProcessPoolExecutor, setup: EpisodeSetup, chunks: deque[Sequence[EpisodeJob]], count: int
+) -> set[Future[list[bytes]]]:
+    taken = [chunks.popleft() for _ in range(min(count, len(chunks)))]
+    return {pool.submit(_encoded_chunk, setup, chunk) for chunk in taken}
+
+
 def _break(pool: ProcessPoolExecutor) -> None:
-    """End a pool that a worker left while it was sending a result: it took the lock of the others with it, and the pool
-    waits for the rest of the message. Once no end of the pipe is open for writing, the pool finds itself broken."""
+    """End a pool whose worker died while it was sending a result: it held the lock of the queue, and the pool waits for
+    the rest of the message until no writing end of the pipe is open. Only then does it find itself broken."""
     for child in multiprocessing.active_children():
         child.kill()
     queue: Any = pool._result_queue
@@ -123,7 +141,7 @@ def _encoded_chunk(setup: EpisodeSetup, jobs: Sequence[EpisodeJob]) -> list[byte
 
 
 def _begin_worker() -> None:
-    """Leave interrupts to the parent, and end when it does: a worker would wait for work for ever."""
+    """Leave interrupts to the parent, and end with it: a worker would wait for work for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent:

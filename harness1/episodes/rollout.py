@@ -1,4 +1,4 @@
-"""The one loop in which a policy meets an environment."""
+"""Play one episode: the only loop in which a policy acts in an environment."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from harness1.env.environment import SearchEnv, Step
+from harness1.env.render.context import Context
 from harness1.env.render.pieces import ApproximateCounter
-from harness1.env.render.renderer import Context
 from harness1.errors import InfrastructureFault
 from harness1.hashing import digest
 from harness1.plain import utf8_safe
@@ -47,10 +47,9 @@ async def rollout(
     """
     public = task.public()
     hashes = Hashes(env.hash, policy.hash, env.retriever.info.index_hash, env.counter.hash)
-    turns: list[Turn] = []
-    segments: dict[str, tuple[int, ...]] = {}
-    clock = _Clock()
-    stop, error = await _run(env, policy, public, seed, turns, segments, clock, on_step)
+    record = _Record(env, on_step)
+    stop, error = await record.play(policy, public, seed)
+    turns, segments = record.turns, record.segments
     memory = env.state.memory
     versions = [version for turn in turns for call in turn.calls for version in _versions(call)]
     return Episode(
@@ -68,7 +67,7 @@ async def rollout(
         hashes=hashes,
         unit=memory.pool.unit,
         policy_versions=(min(versions, default=0), max(versions, default=0)),
-        stage_ms=clock.spent,
+        stage_ms=record.clock.spent,
         error=error,
         untrainable=_untrainable(turns),
         segments=segments,
@@ -76,66 +75,58 @@ async def rollout(
     )
 
 
-async def _run(
-    env: SearchEnv,
-    policy: Policy,
-    task: Task,
-    seed: int,
-    turns: list[Turn],
-    segments: dict[str, tuple[int, ...]],
-    clock: _Clock,
-    on_step: OnStep | None,
-) -> tuple[StopReason, str | None]:
-    """Play within the deadline; return what ended the episode and, if the infrastructure failed, how."""
-    session: Session | None = None
-    deadline = asyncio.timeout(env.world.machine.episode_deadline_s)
-    try:
-        async with deadline:
-            context = await env.reset(task)
-            session = policy.open(task, seed)
-            return await _play(env, session, context, turns, segments, clock, on_step), None
-    except TimeoutError:
-        if not deadline.expired():
-            raise
-        error = f"the episode took more than {env.world.machine.episode_deadline_s:g} s"
-    except InfrastructureFault as fault:
-        error = str(fault)
-    if (cut := getattr(session, "pending", None)) is not None:
-        turns.append(_failed_turn(env, cut))
-        segments |= cut.segments
-    return StopReason.FAULT, error
+class _Record:
+    """What an episode leaves while it is played: finished turns, token ids, and times."""
 
+    def __init__(self, env: SearchEnv, on_step: OnStep | None) -> None:
+        self._env, self._on_step = env, on_step
+        self.turns: list[Turn] = []
+        self.segments: dict[str, tuple[int, ...]] = {}
+        self.clock = _Clock()
 
-async def _play(
-    env: SearchEnv,
-    session: Session,
-    context: Context | None,
-    turns: list[Turn],
-    segments: dict[str, tuple[int, ...]],
-    clock: _Clock,
-    on_step: OnStep | None,
-) -> StopReason:
-    """Act and step until something ends the episode; finished turns are appended as they come."""
-    while context is not None:
-        decision = await session.act(context)
-        clock.lap("policy")
-        segments |= decision.segments
-        if decision.parse_error is not None or not decision.actions:
-            turns.append(_failed_turn(env, decision))
-            return StopReason.FORMAT_LIMIT
-        step = await env.step(decision.actions, decision.reasoning, decision.calls)
-        clock.lap("environment")
-        turns.append(step.turn)
-        if on_step is not None:
-            on_step(step)
-        if step.done is not None:
-            return step.done
-        context = step.context
-    return StopReason.CONTEXT_LIMIT
+    async def play(self, policy: Policy, task: Task, seed: int) -> tuple[StopReason, str | None]:
+        """Play within the deadline; return what ended the episode and, if the infrastructure failed, how."""
+        env, session = self._env, None
+        seconds = env.world.machine.episode_deadline_s
+        deadline = asyncio.timeout(seconds)
+        try:
+            async with deadline:
+                context = await env.reset(task)
+                session = policy.open(task, seed)
+                return await self._steps(session, context), None
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            error = f"the episode took more than {seconds:g} s"
+        except InfrastructureFault as fault:
+            error = str(fault)
+        if (cut := getattr(session, "pending", None)) is not None:
+            self.turns.append(_failed_turn(env, cut))
+            self.segments |= cut.segments
+        return StopReason.FAULT, error
+
+    async def _steps(self, session: Session, context: Context | None) -> StopReason:
+        """Act and step until something ends the episode."""
+        while context is not None:
+            decision = await session.act(context)
+            self.clock.lap("policy")
+            self.segments |= decision.segments
+            if decision.parse_error is not None or not decision.actions:
+                self.turns.append(_failed_turn(self._env, decision))
+                return StopReason.FORMAT_LIMIT
+            step = await self._env.step(decision.actions, decision.reasoning, decision.calls)
+            self.clock.lap("environment")
+            self.turns.append(step.turn)
+            if self._on_step is not None:
+                self._on_step(step)
+            if step.done is not None:
+                return step.done
+            context = step.context
+        return StopReason.CONTEXT_LIMIT
 
 
 def _failed_turn(env: SearchEnv, decision: Decision) -> Turn:
-    """A turn that came to no action, with the attempts at it."""
+    """Record a turn that came to no action, with the attempts at one."""
     context = env.state.context
     return Turn(
         index=env.state.memory.turn + 1,
@@ -150,14 +141,14 @@ def _failed_turn(env: SearchEnv, decision: Decision) -> Turn:
 
 
 def _counts(env: SearchEnv, segments: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """What a replay needs in place of a tokenizer, beside the segments; nothing, where it was an approximation."""
+    """Return the token counts that a replay needs in place of a tokenizer; none if they were approximate."""
     if isinstance(env.counter, ApproximateCounter):
         return {}
     return {key: count for key, count in env.renderer.counts.known.items() if key not in segments}
 
 
 def _untrainable(turns: Sequence[Turn]) -> str | None:
-    """What is missing in the model calls, if anything is."""
+    """Return what the model calls lack for training, or None."""
     calls = [call for turn in turns for call in turn.calls]
     if not all(call.output_ids for call in calls):
         return "its model gives no token ids"

@@ -1,10 +1,10 @@
-"""Jobs in stages: each stage has its own bound, so that a slow stage does not hold the slots of another.
+"""Carry jobs through stages, each with its own bound, so that a slow stage does not hold the slots of another.
 
     INIT -> READY -> RUN -> (waiting) -> POST -> on_result
 
 A job holds the slot of its stage until the next one has room for it. So every bound holds always, and a slow consumer
-slows down, stage by stage, the source that jobs are taken from. (The stages are those of POLAR's dispatcher,
-arXiv 2605.24220, and SkyRL-Agent's, arXiv 2511.16108; bounded queues and the fate of failures are our own.)
+slows down, stage by stage, the source of jobs. (The stages are those of POLAR's dispatcher, arXiv 2605.24220, and
+SkyRL-Agent's, arXiv 2511.16108; bounded queues and the handling of failures are our own.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar, get_args
 
-from harness1.errors import ConfigError
+from harness1.errors import ConfigError, HarnessError
 from harness1.records import Record
 
 Item = TypeVar("Item")
@@ -31,7 +31,7 @@ Cut = Literal["deadline", "cancelled"]
 
 
 class StageLimits(Record):
-    """Bounds of the stages in jobs, and deadlines of their work in seconds (None: no deadline); waits do not count."""
+    """Bounds of the stages in jobs, and deadlines of their work in seconds, waits excluded (None: no deadline)."""
 
     init: int = 8
     """In INIT. A prepared job that READY has no room for stays here."""
@@ -39,7 +39,7 @@ class StageLimits(Record):
     """Prepared, and waiting for a slot of RUN."""
     run: int = 8
     post: int = 8
-    """In POST, and as many that wait for it."""
+    """In POST; as many may wait for it."""
     init_s: float | None = None
     run_s: float | None = None
     post_s: float | None = None
@@ -48,10 +48,15 @@ class StageLimits(Record):
         if min(self.init, self.ready, self.run, self.post) < 1:
             raise ConfigError("every stage needs room for at least one job")
 
+    @classmethod
+    def equal(cls, places: int) -> StageLimits:
+        """Give every stage the same bound, and no deadlines."""
+        return cls(init=places, ready=places, run=places, post=places)
+
 
 @dataclass(frozen=True)
 class Finished(Generic[Result]):
-    """A job that went through all stages; `cut` says that RUN was ended early and POST got what it had kept."""
+    """The outcome of a job that passed all stages; with `cut`, RUN was ended early and POST got what it had kept."""
 
     result: Result
     ms: dict[StageName, float]
@@ -61,7 +66,7 @@ class Finished(Generic[Result]):
 
 @dataclass(frozen=True)
 class StageFailure:
-    """A job that ended in a stage: it raised, passed its deadline, or was cancelled."""
+    """The outcome of a job that ended in a stage: it raised, passed its deadline, or was cancelled."""
 
     stage: StageName
     kind: Literal["fault", "deadline", "cancelled"]
@@ -69,15 +74,20 @@ class StageFailure:
     ms: dict[StageName, float]
     """Milliseconds in each stage that it entered."""
     cause: BaseException | None = None
-    """What was raised."""
+    """The exception that the stage raised."""
+
+    @property
+    def exception(self) -> BaseException:
+        """The exception for a caller that accepts no failures."""
+        return self.cause or HarnessError(self.error)
 
 
 class Pipeline(Generic[Item, Prepared, Ran, Result]):
-    """Takes jobs through `init(job)`, `run(prepared, keep)` and `post(ran)`; for one source of jobs, then done.
+    """Carries the jobs of one source through `init(job)`, `run(prepared, keep)` and `post(ran)`.
 
-    A stage that raises ends its job and nothing else. `run` may call `keep` with what it would return if it had to end
-    now: a job that is cancelled or passes its deadline in RUN enters POST with what was kept last, once; without, it
-    has failed. Stages are ended by cancelling them; one that ignores that is waited for.
+    A stage that raises ends its job and nothing else. `run` may call `keep` with the value that it would return if it
+    had to end now: a job that is cancelled or passes its deadline in RUN enters POST with the value kept last, or fails
+    if there is none. A stage is ended by cancelling it; one that ignores that is waited for.
     """
 
     def __init__(
@@ -99,15 +109,15 @@ class Pipeline(Generic[Item, Prepared, Ran, Result]):
         self._busy_ms = 0.0
 
     async def process(self, jobs: Iterable[Item] | AsyncIterable[Item]) -> float:
-        """Carry all jobs to their end; the share of the RUN slots' time that was spent in `run`.
+        """Carry all jobs to their end, and return the share of the RUN slots' time that was spent in `run`.
 
-        A job is taken from the source when INIT has room for it. `on_result` is called once for each job that was
-        taken, while the job holds its last slot: an awaitable that it returns is awaited, and slows the stages down.
-        When this is cancelled, all stages are; jobs that were through are handed over still, the others get no result.
+        A job is taken from the source when INIT has room for it. `on_result` is called once for each job, while the job
+        holds its last slot: an awaitable that it returns is awaited, and slows the stages down. Cancelling this cancels
+        all stages; jobs that had passed them are still handed over, the others get no result.
 
         Raises:
-            Exception: what the source raised, after the jobs taken from it have ended; or what `on_result` raised, and
-                all that was at work is cancelled.
+            Exception: from the source, after the jobs taken from it have ended; or from `on_result`, and all jobs at
+                work are cancelled.
         """
         if self._feeding:
             raise RuntimeError("a pipeline takes one source of jobs; make another for the next")
@@ -128,12 +138,12 @@ class Pipeline(Generic[Item, Prepared, Ran, Result]):
 
     @property
     def depths(self) -> dict[str, int]:
-        """How many jobs are in each stage at this moment. Any thread may ask."""
+        """The number of jobs in each stage at this moment. Any thread may ask."""
         counts = Counter(live.stage for live in self._live.copy())
         return {stage: counts[stage] for stage in get_args(StageName)}
 
     def cancel(self, which: Callable[[Item], bool]) -> int:
-        """Cancel the jobs at work that `which` chooses, and return their number; one being handed over is done."""
+        """Cancel the jobs that `which` selects, and return their number; a job being handed over is done."""
         chosen = [live for live in self._live if not live.through and which(live.job)]
         for live in chosen:
             live.cancel()
@@ -157,14 +167,14 @@ class Pipeline(Generic[Item, Prepared, Ran, Result]):
             self._stop()
 
     def _stop(self) -> None:
-        """Cancel the source and the stages, but no carrier: it still frees its slots and hands over what is through."""
+        """Cancel the source and the stages. Carriers go on: they free their slots and hand over what is finished."""
         self._stopping = True
         if self._feeding:
             self._feeding.cancel()
         self.cancel(lambda job: True)
 
     async def _carry(self, live: _Live[Item, Ran]) -> None:
-        """One job from its INIT slot to its result."""
+        """Carry one job from its INIT slot to its result."""
         outcome: Finished[Result] | StageFailure
         try:
             outcome = await self._staged(live)
@@ -194,7 +204,7 @@ class Pipeline(Generic[Item, Prepared, Ran, Result]):
             if end.kind == "fault" or not live.kept:
                 raise
             ran, cut = live.kept[0], end.kind
-        live.cancelled = False  # that ended RUN; the way to POST is cancelled anew
+        live.cancelled = False  # the cancellation ended RUN alone; POST may be cancelled again
         await self._move(live, "post_wait", self._post_wait)
         await self._move(live, "post_wait", self._post)
         return Finished(await self._work(live, "post", limits.post_s, post, ran), live.ms, cut)
@@ -207,8 +217,8 @@ class Pipeline(Generic[Item, Prepared, Ran, Result]):
         function: Callable[..., Awaitable[Value]],
         *arguments: Any,
     ) -> Value:
-        """Await a function as a task of its own, so that it can be cancelled and what it raises is looked at."""
-        if live.cancelled or self._stopping:  # it came when the step before was just through
+        """Await a function as a task of its own, which can be cancelled, and turn its exception into `_Ended`."""
+        if live.cancelled or self._stopping:  # in the moment the previous step ended
             raise _Ended(stage, "cancelled", "it was cancelled")
         live.stage, began = stage, _now()
         task = asyncio.create_task(_awaited(function, *arguments))
@@ -222,7 +232,7 @@ class Pipeline(Generic[Item, Prepared, Ran, Result]):
         error = asyncio.CancelledError("from within") if task.cancelled() else task.exception()
         if error is None:
             return task.result()
-        # What a stage raises because it was cancelled is no fault of its own.
+        # An exception of a cancelled stage is not its fault.
         if live.cancelled:
             raise _Ended(stage, "cancelled", "it was cancelled") from error
         if late:
@@ -230,7 +240,7 @@ class Pipeline(Generic[Item, Prepared, Ran, Result]):
         raise _Ended(stage, "fault", f"{type(error).__name__}: {error}") from error
 
     async def _move(self, live: _Live[Item, Ran], stage: StageName, slot: asyncio.Semaphore) -> None:
-        """Leave the slot that a job holds for another, as soon as that is free."""
+        """Wait for a slot of the next stage, and then free the one that the job holds."""
         await self._work(live, stage, None, slot.acquire)
         if live.slot:
             live.slot.release()
@@ -239,7 +249,7 @@ class Pipeline(Generic[Item, Prepared, Ran, Result]):
 
 @dataclass(eq=False)
 class _Live(Generic[Item, Ran]):
-    """A job on its way: the slot that it holds, and the task that it waits for."""
+    """A job on its way: the slot that it holds, and the task that it awaits."""
 
     job: Item
     slot: asyncio.Semaphore | None
@@ -260,11 +270,27 @@ class _Live(Generic[Item, Ran]):
 
 
 class _Ended(Exception):
-    """A job ended in a stage."""
+    """Ends a job in a stage."""
 
     def __init__(self, stage: StageName, kind: Literal["fault", "deadline", "cancelled"], message: str) -> None:
         super().__init__(message)
         self.stage, self.kind = stage, kind
+
+
+async def unchanged(value: Value) -> Value:
+    """Return the value: a stage with nothing to do."""
+    return value
+
+
+def results_to(on_result: Callable[[Result], None]) -> Callable[[Any, Finished[Result] | StageFailure], None]:
+    """Return an `on_result` of a pipeline that passes results on and raises the first failure."""
+
+    def hand_over(_job: Any, outcome: Finished[Result] | StageFailure) -> None:
+        if isinstance(outcome, StageFailure):
+            raise outcome.exception
+        on_result(outcome.result)
+
+    return hand_over
 
 
 def _now() -> float:

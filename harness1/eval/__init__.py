@@ -1,1 +1,1 @@
-"""Scoring finished episodes against gold: outcomes, metrics, intervals and the summary of a run."""
+"""Evaluation of finished episodes against gold: metrics, intervals, summaries of runs, and comparisons."""

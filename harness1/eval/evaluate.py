@@ -1,8 +1,8 @@
-"""Evaluation: a policy over the tasks of a dataset, into a run folder that can be resumed, replayed and compared."""
+"""Evaluation of a policy on the tasks of a dataset, in a run folder that can be resumed, replayed and compared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from harness1.retrieval.index.index import EmbeddedIndex, open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
 from harness1.reward.outcome import targets
 from harness1.runs import provenance
-from harness1.runs.folder import METRICS, REPORT, drop_leftovers, episodes_of, refuse_other_run, run_stage
+from harness1.runs.folder import METRICS, REPORT, clear_run, drop_leftovers, episodes_of, refuse_other_run, run_stage
 from harness1.runs.stage import Stage, read_stage, under_way
 from harness1.runs.store import EPISODES, EpisodeStore
 from harness1.tools.registry import Toolbox
@@ -32,21 +32,21 @@ from harness1.tools.registry import Toolbox
 Progress = Callable[[Episode], None]
 OnStart = Callable[[int, int], None]
 LOOKED_UP = 20
-"""Tasks whose gold is looked up in an index, to tell whether it is of their corpus at all."""
-GOES_ON = "the same command goes on where it was"
-"""What is noted on an interrupt."""
+"""Tasks whose gold is looked up in an index to check that it is of their corpus."""
+GOES_ON = "the same command continues where it stopped"
+"""The note added to an interrupt."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A policy to be played over the tasks of a dataset.
+    """A policy to be played on the tasks of a dataset.
 
     Args:
-        dataset: what `open_source` opened; it is written into the card of the run.
-        split: where the tasks come from.
+        dataset: what `open_source` opened; the card of the run records it.
+        split: the split of the tasks.
         tasks: with their gold.
         index: the folder or engine that `open_retriever` opens.
-        policy: a name that `open_policy` takes.
+        policy: a name that `open_policy` accepts.
         samples: episodes for each task; sample `i` is played with `seed + i`.
     """
 
@@ -60,7 +60,7 @@ class Evaluation:
     seed: int = 0
     reasoned: bool = False
     student: str = ""
-    """As of a `EpisodeSetup`: how a teacher is asked, and in whose format its episodes are recorded."""
+    """As in `EpisodeSetup`, with `reasoned`: how a teacher is asked, and in whose format its episodes are recorded."""
 
     @property
     def setup(self) -> EpisodeSetup:
@@ -71,25 +71,25 @@ class Evaluation:
 
     @property
     def episodes(self) -> int:
-        """How many there will be."""
+        """Number of episodes in all."""
         return self.samples * len(self.tasks)
 
     def check(self) -> None:
-        """Look whether there is anything to run, to score and to find.
+        """Check that there is something to run, to score and to find.
 
         Raises:
             UsageError: there is no task, a task has no gold, or the index is of another corpus.
-            CorpusError: the index is none, or is damaged.
+            CorpusError: the index is missing or damaged.
         """
         if not self.tasks:
             raise UsageError(f"{self.dataset} has no tasks in split {self.split}")
         for task in self.tasks:
             targets(task.task_id, task.gold, self.config.index.unit)
         if not is_engine(self.index) and not self._finds_gold(open_index(Path(self.index))):
-            raise UsageError(f"{self.index} is of another corpus: it holds no gold of the tasks of {self.dataset}")
+            raise UsageError(f"{self.index} is an index of another corpus: it has no gold of {self.dataset}'s tasks")
 
     def _finds_gold(self, index: EmbeddedIndex) -> bool:
-        """Whether an index holds anything that one of the first tasks asks for."""
+        """Return whether an index contains anything that one of the first tasks asks for."""
         golds = [targets(task.task_id, task.gold, self.config.index.unit) for task in self.tasks[:LOOKED_UP]]
         units = {unit for gold in golds for target in gold.relevant for unit in target}
         if self.config.index.unit == "chunk":
@@ -97,7 +97,7 @@ class Evaluation:
         return any(index.positions_of(DocId(unit)) for unit in units)
 
     def stage(self) -> Stage:
-        """The card of the run; equal work has an equal card. Its `source` names the dataset from anywhere."""
+        """Return the card of the run; equal work has an equal card. Its `source` is the dataset by an absolute path."""
         retriever = open_retriever(self.index, self.config)
         policy = self.setup.policy_for(self.jobs())
         env = self.setup.environment(retriever, policy)
@@ -120,9 +120,9 @@ class Evaluation:
         return msgspec.structs.replace(card, outputs={**card.outputs, "source": from_anywhere(self.dataset)})
 
     def facts(self, stage: Stage) -> dict[str, Any]:
-        """What the provenance of the run says of it, whoever runs it: names, sizes, and the hashes of all that decided
-        its episodes. `config` is that of all settings but `machine`, which is how work is carried out; `data` that of
-        the tasks with their gold, for the corpus is in `index`."""
+        """Return the run's part of its provenance, the same on every machine: names, sizes, and the hashes of
+        everything that decides its episodes. `config` covers all settings but `machine`, which decides no result;
+        `data` covers the tasks with their gold (the corpus is in `index`)."""
         env = self.config.env
         hashes = {
             **stage.hashes,
@@ -133,6 +133,27 @@ class Evaluation:
         }
         names = {"dataset": self.dataset, "split": self.split, "policy": self.policy}
         return {**names, "tasks": len(self.tasks), "samples": self.samples, "seed": self.seed, "hashes": hashes}
+
+
+Play = Callable[[Evaluation, Path], Mapping[str, Any]]
+"""Completes an evaluation in a folder and returns its metrics."""
+
+
+def ensure_run(
+    evaluation: Evaluation, out: Path, play: Play | None = None, *, force: bool = False
+) -> Mapping[str, Any]:
+    """Return the metrics of a run folder; play first what is missing of the run.
+
+    Args:
+        play: plays what is missing, and returns the metrics; None: `evaluate`, and tell nobody.
+        force: begin again, whatever the folder holds of earlier runs.
+
+    Raises:
+        UsageError, InfrastructureFault, KeyboardInterrupt: as `evaluate`.
+    """
+    if force:
+        clear_run(out)
+    return finished_metrics(evaluation, out) or (play or evaluate)(evaluation, out)
 
 
 def evaluate(
@@ -150,23 +171,23 @@ def evaluate(
     ranked metrics are defined as in trec_eval.
 
     Args:
-        out: the run folder; an interrupted evaluation goes on by the same call.
+        out: the run folder; the same call resumes an interrupted evaluation.
         on_start: called once with the number of finished and of all episodes.
         on_episode: called with each episode as it finishes.
-        on_torn: called with the bytes of a torn last line that a crash had left, and that was cut off.
-        on_depths: as of `run_episodes`.
-        on_earlier: called after `on_start`, where there is something to run, with each episode that had finished.
+        on_torn: called with the bytes of a torn last line, left by a crash, that was cut off.
+        on_depths: as in `run_episodes`.
+        on_earlier: called after `on_start`, if there is something to run, with each episode that was already finished.
 
     Raises:
         UsageError: there is no task, a task has no gold, the index is of another corpus, or the folder holds a
             different run, is written by another process, or cannot be written.
-        InfrastructureFault: a worker died; run again to go on.
-        KeyboardInterrupt: with the note that the same command goes on.
+        InfrastructureFault: a worker died; run again to continue.
+        KeyboardInterrupt: with a note that the same command continues the run.
     """
     evaluation.check()
     stage = evaluation.stage()
     refuse_other_run(stage, out)
-    # Opened before anything is written: whoever has the folder keeps it.
+    # Opened before anything is written, since another process may be using the folder.
     store = EpisodeStore(out)
     with under_way(stage, out), store:
         drop_leftovers(out)
@@ -190,7 +211,7 @@ def evaluate(
 
 
 def _left(evaluation: Evaluation, stage: Stage, out: Path, on_start: OnStart, on_earlier: Progress) -> list[EpisodeJob]:
-    """What is not finished yet; tells what is. Episodes that the infrastructure broke are run again."""
+    """Return the unfinished jobs, and report the finished ones. Episodes broken by the infrastructure are run again."""
     earlier = [episode for episode in episodes_of(stage, out) if episode.status is not Status.INFRA_ERROR]
     done = {(episode.task.task_id, episode.sample_idx) for episode in earlier}
     jobs = [job for job in evaluation.jobs() if (job.task.task_id, job.sample_idx) not in done]
@@ -201,28 +222,27 @@ def _left(evaluation: Evaluation, stage: Stage, out: Path, on_start: OnStart, on
 
 
 def finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] | None:
-    """The metrics of a run that is there already, unchanged and with all that is made of it; None where there is
-    something to do, such as what the infrastructure broke, episodes that were lost, or a price that was set since."""
+    """Return the metrics of a run that is complete and unchanged, with all its outputs; None if there is something to
+    do, such as broken or lost episodes, or a price that was set since."""
     names = output_names([task.task_id for task in evaluation.tasks], evaluation.samples)
     if not all((out / name).is_file() for name in (EPISODES, *names)) or not evaluation.stage().is_done(out):
         return None
     if not _is_as_closed(evaluation.config.machine, out):
         return None
     try:
-        found = msgspec.json.decode((out / METRICS).read_bytes(), type=dict[str, Any])
+        metrics = msgspec.json.decode((out / METRICS).read_bytes(), type=dict[str, Any])
     except msgspec.MsgspecError:
         return None
-    return None if found["failures"]["infra_error"] else found
+    return None if metrics["failures"]["infra_error"] else metrics
 
 
 def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, Any]:
-    """Summarise the run folder into `metrics.json`, make everything else of its episodes, and close its card, which
-    says what `finished_metrics` compares."""
+    """Summarise the run folder into `metrics.json`, write all other outputs, close its card for `finished_metrics`."""
     tasks = {task.task_id: task for task in evaluation.tasks}
     episodes = episodes_of(stage, out)
     metrics = summarise(episodes, tasks, evaluation.config, evaluation.seed, finished=True)
     encoded = write_outputs(out, episodes, tasks, evaluation.config, metrics)
-    # It is made of the closed card too, and must not outlive what it was made of if this is cut short.
+    # The report depends on the closed card, too: remove it first, in case this is interrupted.
     (out / REPORT).unlink(missing_ok=True)
     notes: dict[str, Any] = {"trec_ids": "percent-encoded"} if encoded else {}
     notes["episode_bytes"] = (out / EPISODES).stat().st_size
@@ -232,8 +252,7 @@ def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, 
 
 
 def _is_as_closed(machine: Machine, out: Path) -> bool:
-    """Whether no line was lost or added since the card was closed, and what is made of the episodes would be the same
-    by the present settings of the work."""
+    """Return whether the episodes are unchanged since the card was closed, and current settings give equal outputs."""
     stage = read_stage(out)
     noted = stage.outputs if stage is not None else {}
     before = noted.get("config", {}).get("machine", {})

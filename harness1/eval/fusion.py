@@ -1,5 +1,5 @@
-"""Several rollouts of each task fused into one ranked set by reciprocal rank fusion (see `retrieval.fusion.rrf`), as an
-ordinary run folder, which says what the rollouts that it was made of took together."""
+"""Fusion of several rollouts of each task into one ranked set by reciprocal rank fusion (`retrieval.ordering.rrf`),
+stored as an ordinary run folder with the total cost of the rollouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness1.eval.statistics import bootstrap_mean
 from harness1.eval.summary import task_metrics
 from harness1.hashing import digest, file_digest
 from harness1.records import STATUS_OF, TAGS, ChunkId, Curated, Episode, Hashes, Status, StopReason, Tag, Task, UnitId
-from harness1.retrieval.fusion import rrf
+from harness1.retrieval.ordering import rrf
 from harness1.reward.composite import score
 from harness1.runs import provenance
 from harness1.runs.files import write_atomically, write_json
@@ -32,7 +32,7 @@ from harness1.runs.stage import Stage, under_way
 from harness1.runs.store import EPISODES, EpisodeStore
 
 CAP = 30
-"""The most units that a curated set holds."""
+"""Most units of a curated set."""
 
 SUMMED = (
     "turns",
@@ -44,33 +44,33 @@ SUMMED = (
     "prefill_tokens",
     "output_tokens",
 )
-"""Metrics of what a rollout took, which add up; so do those of the single tools."""
+"""Metrics of a rollout's cost, which add up; so do those of single tools."""
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """A run whose episodes are each made of several rollouts of their task. `stage` says of which: they have no turns
-    of their own, and what their rollouts took together stands in its outputs, under `taken`."""
+    """A run whose episodes are each made of several rollouts of their task, named by `stage`. The episodes have no
+    turns of their own; the total cost of their rollouts is in the stage's outputs, under `taken`."""
 
     stage: Stage
     episodes: tuple[Episode, ...]
     left_out: int
-    """Rollouts that the infrastructure broke, and that take no part."""
+    """Rollouts broken by the infrastructure, which take no part."""
 
 
 def fuse(runs: Sequence[RunView], k: int = 60, cap: int = CAP) -> Fusion:
     """Fuse all rollouts of each task, over the samples of every run.
 
-    A unit is ranked by its sum of `1 / (k + rank)` over the delivered sets that hold it, equal ones by id, and has the
-    most important tag that any of them gave it. What one rollout saw, the fused episode saw. A rollout that ended in a
-    policy error delivered nothing.
+    A unit is ranked by its sum of `1 / (k + rank)` over the delivered sets that contain it, ties by id, and has the
+    most important of its tags. The fused episode has seen everything that one of its rollouts saw. A rollout that ended
+    in a policy error delivered nothing.
 
     Raises:
-        UsageError: there is but one rollout, or the runs are not of the same tasks, index and unit, or one of them is
-            fused itself; or `k` or `cap` is out of range.
+        UsageError: there is only one rollout, the runs are not of the same tasks, index and unit, one of them is itself
+            fused, or `k` or `cap` is out of range.
     """
     if k < 1 or not 1 <= cap <= CAP:
-        raise UsageError(f"fusion takes a k of 1 or more, not {k}, and a cap of 1 to {CAP}, not {cap}")
+        raise UsageError(f"fusion needs a k of at least 1, not {k}, and a cap of 1 to {CAP}, not {cap}")
     _refuse_unlike(runs)
     stage = _stage(runs, k, cap)
     rollouts = _rollouts(runs)
@@ -90,18 +90,18 @@ def _refuse_unlike(runs: Sequence[RunView]) -> None:
     first = runs[0]
     for run in runs:
         if "fused" in run.stage.inputs:
-            raise UsageError(f"{run.folder} is fused itself: name the runs that it was made of")
+            raise UsageError(f"{run.folder} is itself fused: name the runs that it was made of")
         refuse_other_dataset(first, run)
         if run.tasks.keys() != first.tasks.keys():
-            raise UsageError(f"{first.folder} and {run.folder} are not of the same tasks: they cannot be fused")
+            raise UsageError(f"{first.folder} and {run.folder} are not runs of the same tasks: they cannot be fused")
         if run.config.index.unit != first.config.index.unit:
-            raise UsageError(f"{first.folder} and {run.folder} are scored by different units: they cannot be fused")
+            raise UsageError(f"{first.folder} and {run.folder} are scored in different units: they cannot be fused")
         if run.stage.inputs["index"] != first.stage.inputs["index"]:
-            raise UsageError(f"{first.folder} and {run.folder} are of different indexes: they cannot be fused")
+            raise UsageError(f"{first.folder} and {run.folder} searched different indexes: they cannot be fused")
 
 
 def _stage(runs: Sequence[RunView], k: int, cap: int) -> Stage:
-    """The card of the fused run. Where its sources lie is told, and is no part of what it is."""
+    """Return the card of the fused run. The locations of its sources are recorded, but not part of its identity."""
     first = runs[0]
     names = ("policy", "env", "samples", "seed")
     sources = [
@@ -119,12 +119,12 @@ def _stage(runs: Sequence[RunView], k: int, cap: int) -> Stage:
     inputs = {**kept, "samples": 1, "seed": first.stage.inputs["seed"], **hashes, "fused": sources, "k": k, "cap": cap}
     policy = "fused:" + "+".join(dict.fromkeys(run.policy for run in runs))
     card = run_stage(first.config, policy, inputs, first.index, hashes)
-    told = {"source": first.dataset, "sources": [str(run.folder.resolve()) for run in runs], "taken": _taken(runs)}
-    return msgspec.structs.replace(card, outputs={**card.outputs, **told})
+    extra = {"source": first.dataset, "sources": [str(run.folder.resolve()) for run in runs], "taken": _taken(runs)}
+    return msgspec.structs.replace(card, outputs={**card.outputs, **extra})
 
 
 def _taken(runs: Sequence[RunView]) -> dict[str, dict[str, float]]:
-    """For each task, the sum over its rollouts of what they took."""
+    """Return the total cost of the rollouts of each task."""
     taken: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for run in runs:
         for episode in run.episodes.values():
@@ -136,7 +136,7 @@ def _taken(runs: Sequence[RunView]) -> dict[str, dict[str, float]]:
 
 
 def _rollouts(runs: Sequence[RunView]) -> dict[str, list[Episode]]:
-    """Every rollout of each task that has any, in order of the runs and of their samples."""
+    """Return the rollouts of each task that has any, in the order of runs and samples."""
     groups: dict[str, list[Episode]] = {}
     for run in runs:
         for _, episode in sorted(run.episodes.items()):
@@ -166,13 +166,13 @@ def _fused(task: Task, rollouts: Sequence[Episode], stage: Stage, k: int, cap: i
 
 
 def _spent(rollouts: Sequence[Episode]) -> dict[str, float]:
-    """Milliseconds of all rollouts together."""
+    """Return the milliseconds of all rollouts together."""
     stages = sorted({stage for episode in rollouts for stage in episode.stage_ms})
     return {stage: math.fsum(episode.stage_ms.get(stage, 0.0) for episode in rollouts) for stage in stages}
 
 
 def _stop_reason(valid: Sequence[Episode]) -> StopReason:
-    """A fused episode has ended well if one of its rollouts delivered, and is a fault only where all of them are."""
+    """Return how a fused episode ended: well if any rollout delivered, in a fault only if all did."""
     if not valid:
         return StopReason.FAULT
     delivered = any(episode.status is not Status.POLICY_ERROR for episode in valid)
@@ -190,7 +190,7 @@ def _fused_set(rollouts: Sequence[Episode], k: int, cap: int) -> tuple[Curated, 
 
 
 def _aliases(rollouts: Sequence[Episode], pool: set[UnitId]) -> dict[UnitId, UnitId]:
-    """Near duplicates by the first rollout that hid them, but for those that another one kept in its pool."""
+    """Return near duplicates as the first rollout hid them, without units that another rollout pooled."""
     aliases: dict[UnitId, UnitId] = {}
     for episode in rollouts:
         for alias, representative in episode.aliases.items():
@@ -205,16 +205,17 @@ Taken = Mapping[str, Mapping[str, float]]
 
 
 def write_fused(fusion: Fusion, runs: Sequence[RunView], out: Path, force: bool = False) -> dict[str, Any]:
-    """Write the run folder of a fusion, unless it is there already; returns its metrics.
+    """Write the run folder of a fusion unless it exists, and return its metrics.
 
-    What the rollouts took (turns, calls, tokens, seconds) stands in its metrics, tables and resources as their sums.
+    Its metrics, tables and resources show the total cost of the rollouts (turns, calls, tokens, seconds).
 
     Args:
-        runs: what was fused.
-        force: write it again, whatever the folder holds of earlier runs.
+        runs: the fused runs.
+        force: write it again, whatever earlier run is in the folder.
 
     Raises:
-        UsageError: the folder is one of the runs, holds another run or something that is no run, or cannot be written.
+        UsageError: the folder is one of the runs, holds another run or something that is not a run, or cannot be
+            written.
     """
     if out.resolve() in {run.folder.resolve() for run in runs}:
         raise UsageError(f"{out} is one of the runs to fuse: choose another --out")
@@ -223,7 +224,7 @@ def write_fused(fusion: Fusion, runs: Sequence[RunView], out: Path, force: bool 
     refuse_other_run(fusion.stage, out)
     if not (fusion.stage.is_done(out) and (out / METRICS).is_file()):
         _write_episodes(fusion, runs[0], out)
-    # Again where they were written already: the run may have been cut short between the two.
+    # Repeated even if the episodes were already there: an earlier call may have been interrupted in between.
     return _tell_taken(fusion, runs, out)
 
 
@@ -244,7 +245,7 @@ def _write_episodes(fusion: Fusion, first: RunView, out: Path) -> None:
 
 
 def _tell_taken(fusion: Fusion, runs: Sequence[RunView], out: Path) -> dict[str, Any]:
-    """Put what the rollouts took in place of the fused episodes' own, of which each has none."""
+    """Replace the fused episodes' own costs, which they do not have, by those of the rollouts."""
     taken: Taken = fusion.stage.outputs["taken"]
     config = runs[0].config
     metrics = msgspec.json.decode((out / METRICS).read_bytes(), type=dict[str, Any])
@@ -272,7 +273,7 @@ def _tool_mix(taken: Taken) -> dict[str, float]:
 
 
 def _with_columns(text: str, taken: Taken) -> str:
-    """The per-task table with what was taken in the columns of that name, new ones behind the others."""
+    """Fill the per-task table's columns of costs; new ones come after the others."""
     table = csv.DictReader(io.StringIO(text, newline=""))
     columns = [name for name in dict.fromkeys([*(table.fieldnames or ()), *_names(taken)]) if name not in UNFUSED]
     filled = io.StringIO()
@@ -283,7 +284,7 @@ def _with_columns(text: str, taken: Taken) -> str:
 
 
 def _of_rollouts(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Resources under names that say what they were counted over."""
+    """Rename resources after the rollouts that they were summed over."""
     return {
         name.replace("episode", "rollout"): _of_rollouts(value) if isinstance(value, Mapping) else value
         for name, value in found.items()

@@ -1,4 +1,4 @@
-"""The named metrics of a scored episode. Adding one is one line here."""
+"""The named metrics of a scored episode. A new one is a line in `METRICS`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Metric = Callable[[Outcome, Episode], float]
 
 
 def reward(_: Outcome, episode: Episode) -> float:
-    """The total of the recorded reward.
+    """Return the total of the recorded reward.
 
     Raises:
         UsageError: the episode has not been scored.
@@ -26,14 +26,14 @@ def reward(_: Outcome, episode: Episode) -> float:
 
 
 def auto_populated_kept(_: Outcome, episode: Episode) -> float:
-    """Delivered units that the environment, not the policy, put into the curated set."""
+    """Return the number of delivered units that the environment, not the policy, curated."""
     observations = (turn.observation for turn in episode.turns if turn.observation is not None)
     populated = {unit for observation in observations for unit in observation.delta.auto_populated}
     return float(len(populated & {entry.unit_id for entry in episode.curated}))
 
 
 def rerank_recall(episode: Episode, gold: Gold | None) -> float | None:
-    """Of the gold in what a reranker was given during an episode, the share in what it handed on; None without any.
+    """Return the share of the gold in a reranker's input, over an episode, that its output keeps; None without any.
 
     Raises:
         UsageError: the gold is missing or names nothing to find.
@@ -48,14 +48,14 @@ def rerank_recall(episode: Episode, gold: Gold | None) -> float | None:
 
 
 def shown_documents(episode: Episode) -> dict[ChunkId, DocId]:
-    """The document of every chunk that an episode was shown."""
+    """Return the document of every chunk that an episode was shown."""
     observations = (turn.observation for turn in episode.turns if turn.observation is not None)
     return {hit.chunk_id: hit.doc_id for observation in observations for hit in observation.hits}
 
 
 def _units(chunk_ids: Iterable[ChunkId], episode: Episode) -> set[UnitId]:
-    """What chunks belong to. The record has no document of a chunk that was never shown: such a chunk counts for the
-    document of its own id, and for the one of whose id and a number its id is made (see `chunking.chunk`)."""
+    """Return the units of chunks. For a chunk that was never shown the record has no document: it counts for the
+    documents whose id is its own or, with a number appended, gives its own (see `chunking.chunk`)."""
     if episode.unit == "chunk":
         return {UnitId(name) for name in chunk_ids}
     shown = shown_documents(episode)
@@ -108,7 +108,7 @@ HEADLINE = (
     "prefill_tokens",
     "reward",
 )
-"""What a run is summed up by, and what runs are compared by; model runs and older ones may lack some."""
+"""The metrics that summarise a run and by which runs are compared; model runs and older ones may lack some."""
 
 _MECHANISM: Mapping[str, Callable[[Env], bool]] = MappingProxyType(
     {
@@ -116,18 +116,19 @@ _MECHANISM: Mapping[str, Callable[[Env], bool]] = MappingProxyType(
         "auto_populated_kept": lambda env: env.auto_populate.on,
     }
 )
-"""Metrics that describe one mechanism: where it is switched off, so are they."""
+"""Metrics of a single mechanism, which exist only while it is on."""
 
 
 def metric_names(env: Env) -> tuple[str, ...]:
-    """The metrics that exist in an environment, without those of single tools."""
+    """Return the metrics that exist in an environment, without those of single tools."""
     return tuple(name for name in METRICS if name not in _MECHANISM or _MECHANISM[name](env))
 
 
 def measure(outcome: Outcome, episode: Episode, env: Env, gold: Gold | None = None) -> dict[str, float]:
-    """All metrics of one scored episode, and `tool_<name>`: the successful calls of each tool that it used.
+    """Return all metrics of one scored episode, and `tool_<name>`, the number of successful calls of each tool that it
+    used.
 
-    With gold there is `rerank_recall` too, where it is defined.
+    With gold this includes `rerank_recall`, if defined.
 
     Raises:
         UsageError: the episode has not been scored.

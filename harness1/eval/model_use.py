@@ -1,4 +1,4 @@
-"""What an episode asked of its language model, or would have asked of one."""
+"""The use that an episode made of its language model, or would have made of one."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from harness1.rows.merging import prefix_merging
 
 
 class Tokens(Record):
-    """Of all calls of an episode together."""
+    """Token counts over all calls of an episode."""
 
     prompt: int
     prefill: int
-    """Those of the prompts that a cache of the call before, its prompt and its output, does not hold."""
+    """Prompt tokens that a cache of the previous call (prompt and output) does not hold."""
     output: int
     exact: bool
-    """Counted from the recorded ids; else as the environment counts contexts."""
+    """Counted from the recorded ids, rather than as the environment counts contexts."""
 
 
 def tokens_of(episode: Episode) -> Tokens | None:
-    """The tokens of an episode. For a policy without a model, those that its contexts would have been to one, and no
-    output. None where no turn tells the size of its context.
+    """Return the tokens of an episode; for a policy without a model, those that its contexts would have cost, without
+    output. None if no turn records the size of its context.
 
-    A hosted model gives no ids. What is assumed of it: each attempt of a turn is given the context of the turn, without
-    the note that a further one gets; the server holds that of the attempt before, so that only the first has tokens to
-    read anew; and a failed attempt, whose words are in no record, said as much as the last one, which is estimated by
-    its characters.
+    A hosted model returns no ids. It is assumed that each attempt of a turn gets the turn's context, without the note
+    of a retry; that the server caches the context of the previous attempt, so that only the first one has new tokens;
+    and that a failed attempt, which is not recorded, was as long as the last one, estimated by its characters.
 
     Raises:
-        SchemaError: the episode does not hold a stretch of a prompt.
+        SchemaError: the episode lacks a segment of a prompt.
     """
     calls = list(calls_of(episode))
     if calls and all(call.output_ids for call in calls):
@@ -52,13 +51,13 @@ def tokens_of(episode: Episode) -> Tokens | None:
 
 
 def model_use(episode: Episode) -> dict[str, float]:
-    """Tokens of the contexts, where they are known; and of a model its calls, failed attempts among them, with the
-    tokens of its output where their ids were recorded.
+    """Return the tokens of the contexts, if known; for a model also its calls, failed attempts included, and its output
+    tokens if their ids were recorded.
 
-    `merge_ratio` is the number of trained calls for each training row: 1.0 where no prompt goes on from the one before.
+    `merge_ratio` is the number of trained calls per training row: 1.0 if no prompt continues the one before.
 
     Raises:
-        SchemaError: the episode does not hold a stretch of a prompt.
+        SchemaError: the episode lacks a segment of a prompt.
     """
     calls, tokens = list(calls_of(episode)), tokens_of(episode)
     used = {}
@@ -73,18 +72,18 @@ def model_use(episode: Episode) -> dict[str, float]:
 
 
 def _common_prefix(new: Sequence[int], old: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix."""
     shorter = min(len(new), len(old))
     differing = np.flatnonzero(np.asarray(new[:shorter]) != np.asarray(old[:shorter]))
     return int(differing[0]) if differing.size else shorter
 
 
 def _approximate_output(turn: Turn) -> int:
-    """About how many tokens a hosted model said in the last attempt of a turn."""
+    """Estimate the output tokens of a hosted model in the last attempt of a turn."""
     action = msgspec.json.encode(turn.action).decode() if turn.action is not None else ""
     return approximate_tokens(turn.reasoning + action)
 
 
 def _failed(episode: Episode) -> list[int]:
-    """For each turn, the attempts that held no call."""
+    """Return, for each turn, the number of attempts without a call."""
     return [len(turn.calls) - (turn.action is not None) for turn in episode.turns if turn.calls]

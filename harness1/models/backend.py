@@ -1,4 +1,4 @@
-"""The protocol of what runs a language model: token ids in, sampled token ids and their log probabilities out."""
+"""The backend protocol: token ids in, sampled token ids and their log probabilities out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class Grammar(Record):
-    """What an output may be: a grammar in the EBNF of `xgrammar`, with the digest that names it in a record."""
+    """A restriction of outputs: a grammar in the EBNF of `xgrammar`, and the digest that identifies it in records."""
 
     ebnf: str
     digest: str
@@ -22,7 +22,7 @@ class SampledOutput(Record):
     """One sampled output.
 
     `output_logprobs` are natural logarithms, one for each id, of the distribution that was sampled from: after
-    temperature, `top_p`, `top_k` and grammar (at temperature 0 that distribution is one token, and each is 0). With
+    temperature, `top_p`, `top_k` and grammar (all 0 at temperature 0, where that distribution is a single token). With
     `finish_reason` `stop` the last id is the stop token; with `length` the output was cut. The versions are those of
     the weights at the first and at the last token.
     """
@@ -35,34 +35,34 @@ class SampledOutput(Record):
 
 
 class Backend(Protocol):
-    """A language model at work. Implementations are safe to share between concurrent episodes of one process."""
+    """A running language model. Implementations are safe to share between concurrent episodes of one process."""
 
     @property
     def hash(self) -> str:
-        """Names the weights that it was opened with, and whatever else decides the distribution."""
+        """Identifies the weights it was opened with, and everything else that decides the distribution."""
         ...
 
     @property
     def version(self) -> int:
-        """The version of the weights in use: 0 at first."""
+        """The version of the weights in use, initially 0."""
         ...
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
     ) -> SampledOutput:
-        """Sample one output. Cancelling it gives its place up.
+        """Sample one output. Cancelling it frees its place.
 
         Raises:
             InfrastructureFault: the model failed, or answered without ids or log probabilities.
-            UsageError: prompt and output do not fit the model's window, or it cannot sample in this way.
+            UsageError: prompt and output exceed the model's window, or it does not support this sampling.
         """
         ...
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Go on with other weights of the same architecture; calls in flight end with the old ones.
+        """Switch to other weights of the same architecture; calls in flight finish with the old ones.
 
         Raises:
-            UsageError: the folder does not hold them.
+            UsageError: the folder does not hold such weights.
             InfrastructureFault: the model failed to load them.
         """
         ...

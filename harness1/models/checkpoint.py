@@ -1,8 +1,7 @@
-"""The card of a trained model: which environment and format it learned, and from what."""
+"""The card of a trained model: its environment and chat format, and what it was trained from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,36 @@ from harness1.config import Config
 from harness1.env.environment import env_hash
 from harness1.errors import ConfigError, SchemaError
 from harness1.records import Record
+from harness1.settings import differences
 
 CHECKPOINT = "checkpoint.json"
 SHOWN = 6
-"""Settings that a refusal names."""
+"""Most settings that an error message names."""
 
 
 class Checkpoint(Record, kw_only=True):
-    """What stands beside the weights of a model that was trained here."""
+    """The card stored beside the weights of a model that was trained here."""
 
     format: str
-    """The name of the chat format that it speaks."""
+    """The name of its chat format."""
     counter: str
     """The hash of format and tokenizer together."""
     env: dict[str, Any]
-    """The environment in which it learned, whole."""
+    """The full settings of the environment that it was trained in."""
     env_hash: str
     base: str
     """The hash of the model that training began with."""
     dataset: dict[str, Any] = {}
-    """What it was trained on, by hashes."""
+    """The hashes of its training data."""
     train: dict[str, Any] = {}
     """The settings of the trainer."""
     step: int = 0
     metrics: dict[str, float] = {}
-    """On held-out tasks, when these weights were written."""
+    """Metrics on held-out tasks when these weights were written."""
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """The card of a model's folder; None for a model that was not trained here.
+    """Return the card in a model's folder; None for a model that was not trained here.
 
     Raises:
         SchemaError: the card is damaged.
@@ -55,38 +55,28 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def format_of(folder: Path, config: Config) -> str:
-    """The chat format that a model is asked in: that which it was trained for, unless another is demanded.
+    """Return the chat format to use with a model: the one it was trained for, unless another is configured.
 
     Raises:
         ConfigError: it was trained for another environment or format, and `machine.model.foreign` is off.
         SchemaError: its card is damaged.
     """
-    card, asked = read_checkpoint(folder), config.policy.format
+    card, configured = read_checkpoint(folder), config.policy.format
     if card is None:
-        return asked
-    known = card.format if asked == "auto" else asked
+        return configured
+    chosen = card.format if configured == "auto" else configured
     if config.machine.model.foreign:
-        return known
-    differing = [] if known == card.format else [f"policy.format={known} (trained: {card.format})"]
+        return chosen
+    differing = [] if chosen == card.format else [f"policy.format={chosen} (trained: {card.format})"]
     if env_hash(config.env) != card.env_hash:
-        found: dict[str, Any] = msgspec.to_builtins(config.env)
+        current: dict[str, Any] = msgspec.to_builtins(config.env)
         differing += [
-            f"{name}={ours} (trained: {theirs})" for name, ours, theirs in differences(found, card.env, "env.")
-        ] or ["the words of the prompt or of a tool"]
+            f"{name}={ours} (trained: {theirs})" for name, ours, theirs in differences(current, card.env, "env.")
+        ] or ["the wording of the prompt or of a tool"]
     if differing:
         shown = ", ".join(differing[:SHOWN]) + (f" and {len(differing) - SHOWN} more" if differing[SHOWN:] else "")
         raise ConfigError(
-            f"{folder} was trained for another environment; it differs in {shown}. Give the configuration that it was "
-            "trained with, or say that you mean it: --set machine.model.foreign=true"
+            f"{folder} was trained for another environment, which differs in {shown}. Give the configuration "
+            "that it was trained with, or use it anyway with --set machine.model.foreign=true"
         )
-    return known
-
-
-def differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The settings in which two configurations differ: dotted name, and the value in each (None where it has none)."""
-    for name in dict.fromkeys((*ours, *theirs)):
-        mine, other = ours.get(name), theirs.get(name)
-        if isinstance(mine, dict) and isinstance(other, dict):
-            yield from differences(mine, other, f"{prefix}{name}.")
-        elif mine != other:
-            yield f"{prefix}{name}", mine, other
+    return chosen

@@ -1,8 +1,9 @@
-"""Language models by what a user typed, such as `hf:PATH` or `openai:MODEL@URL`."""
+"""Open a language model by its name, such as `hf:PATH` or `openai:MODEL@URL`."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,16 +24,17 @@ from harness1.models.tokenizer import open_tokenizer
 from harness1.models.transformers.backend import open_transformers
 from harness1.models.transformers.causal_model import context_window
 
-KINDS = ("hf", "vllm", "sglang", "openai")
+SERVED: Mapping[str, bool | None] = {"hf": False, "vllm": None, "sglang": True, "openai": True}
+"""Each kind of model, with True if it needs the address of a server; None: it may have one."""
 NAMES = ("hf:PATH", "vllm:PATH", "vllm:MODEL@URL", "sglang:MODEL@URL", "openai:MODEL@URL")
 HARMONY = "harmony"
-"""As `machine.model.tokenizer`: the vocabulary of gpt-oss."""
+"""The value of `machine.model.tokenizer` for the vocabulary of gpt-oss."""
 _SERVED = re.compile(r"(.*)@(https?://.+)", re.I)
 _PASSWORD = re.compile(r"https?://[^/]*@", re.I)
 
 
 class ModelSpec(NamedTuple):
-    """A kind of backend, the model, and where its server is, if it has one."""
+    """A kind of backend, the model, and the address of its server, if it has one."""
 
     kind: str
     model: str
@@ -40,9 +42,10 @@ class ModelSpec(NamedTuple):
 
     @classmethod
     def read(cls, spec: str) -> ModelSpec:
-        """
+        """Parse the name of a model.
+
         Raises:
-            UsageError: it is not of one of the forms of `NAMES`, or holds a password: it is shown and recorded.
+            UsageError: it has none of the forms of `NAMES`, or holds a password, which would be shown and recorded.
         """
         kind, _, rest = spec.partition(":")
         if _PASSWORD.search(rest):
@@ -51,51 +54,45 @@ class ModelSpec(NamedTuple):
             raise UsageError("the address of a model's server has no ? or #: give a key as machine.model.key")
         served = _SERVED.fullmatch(rest)
         model, url = served.groups() if served else (rest, None)
-        needs_server = {"hf": False, "sglang": True, "openai": True}.get(kind, bool(url))
-        if kind not in KINDS or not model or needs_server != bool(url):
+        if kind not in SERVED or not model or SERVED[kind] not in (None, bool(url)):
             raise UsageError(f"{spec!r} names no model: write one of {', '.join(NAMES)}")
         return cls(kind, model, url)
 
 
 def is_model(spec: str) -> bool:
-    """Whether a policy is a language model: such a one runs in a single process, which owns it."""
-    return spec.partition(":")[0] in KINDS
+    """Return True for a language model, which runs in a single process."""
+    return spec.partition(":")[0] in SERVED
 
 
 def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]:
-    """What samples tokens, and the format of its model.
+    """Open a model whose tokens are sampled by their ids, and its format.
 
     Raises:
         UsageError, ConfigError, MissingExtra: as `open_model`.
     """
+    model = config.machine.model
     if asked.url is not None:
-        chat = format_at(config.machine.model.tokenizer or _weights_of(asked), config)
-        server = VllmServer if asked.kind == "vllm" else SglangServer
+        chat = format_at(model.tokenizer or _weights_of(asked), config)
+        server = {"vllm": VllmServer, "sglang": SglangServer}[asked.kind]
         endpoint = policy_endpoint(server_root(asked.url), config.machine, HttpClient)
         return server(endpoint, asked.model, weights=asked.model), chat
     folder = resolve_model(asked.model)
     chat = format_at(folder, config)
     _check_window(folder, config)
-    model = config.machine.model
+    dtype = config.policy.dtype
     if asked.kind == "vllm":
         window = config.env.context_window
-        return open_vllm(folder, dtype=config.policy.dtype, max_model_len=window, memory_share=model.memory_share), chat
-    backend = open_transformers(
-        folder,
-        device=model.device or preferred_device(),
-        dtype=config.policy.dtype,
-        threads=model.threads,
-        rows=model.rows,
-        cache_tokens=model.cache_tokens,
-    )
-    return backend, chat
+        return open_vllm(folder, dtype=dtype, max_model_len=window, memory_share=model.memory_share), chat
+    device = model.device or preferred_device()
+    limits = {"threads": model.threads, "rows": model.rows, "cache_tokens": model.cache_tokens}
+    return open_transformers(folder, device=device, dtype=dtype, **limits), chat
 
 
 def format_at(place: str | Path, config: Config) -> ChatFormat:
-    """The format of a model by where its tokenizer lies, or `HARMONY`.
+    """Open the format of a model, by the folder of its tokenizer or `HARMONY`.
 
     Raises:
-        UsageError, ConfigError, MissingExtra: as `open_model`; ConfigError too of a model that was trained here for
+        UsageError, ConfigError, MissingExtra: as `open_model`; ConfigError also if the model was trained here for
             another environment.
     """
     if place == HARMONY:
@@ -108,11 +105,13 @@ def _weights_of(asked: ModelSpec) -> Path:
     try:
         return resolve_model(asked.model)
     except UsageError as error:
-        raise UsageError(f"{error}; for another name of a server's: --set machine.model.tokenizer=FOLDER") from error
+        raise UsageError(
+            f"{error}; if the server has its own name for it: --set machine.model.tokenizer=FOLDER"
+        ) from error
 
 
 def preferred_device() -> str:
-    """A GPU, where torch has one.
+    """Return `cuda` where torch finds a GPU, else `cpu`.
 
     Raises:
         MissingExtra: torch is not installed.

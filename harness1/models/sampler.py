@@ -1,4 +1,4 @@
-"""The distribution that tokens are drawn from, and the drawing: pure functions, shared by decoding and by its check."""
+"""The sampling distribution and the drawing of tokens: pure functions, shared by decoding and by its check."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Refuse settings that name no distribution.
+    """Refuse sampling parameters out of range.
 
     Raises:
         UsageError: a value is out of its range.
     """
     if not sampling.temperature >= 0:
-        raise UsageError(f"a temperature is 0 or more, not {sampling.temperature}")
+        raise UsageError(f"the temperature must be 0 or more, not {sampling.temperature}")
     if not 0 < sampling.top_p <= 1:
-        raise UsageError(f"top_p is more than 0 and at most 1, not {sampling.top_p}")
+        raise UsageError(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
     if sampling.top_k < 0:
-        raise UsageError(f"top_k is 0 (no bound) or more, not {sampling.top_k}")
+        raise UsageError(f"top_k must be 0 (no limit) or more, not {sampling.top_k}")
     if sampling.max_tokens < 1:
-        raise UsageError(f"an output has at least one token, not {sampling.max_tokens}")
+        raise UsageError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
 
 
 def processed_logprobs(logits: Tensor, sampling: Sampling, mask: Tensor | None = None) -> Tensor:
-    """The log probabilities that `sampling` draws from: grammar mask, temperature, top_k, top_p, in this order.
+    """Return the log probabilities that `sampling` draws from: grammar mask, temperature, top_k, top_p, in this order.
 
-    What is left after each cut is renormalised. At temperature 0 the most likely token has 0 and all others -inf.
+    The rest is renormalised after each cut. At temperature 0 the most likely token has 0 and all others -inf.
 
     Args:
         logits: [..., vocabulary], of any floating type.
-        mask: bool, of a shape that fits `logits`; False where a grammar forbids the token.
+        mask: bool, broadcastable to `logits`; False where a grammar forbids the token.
 
     Returns:
         float32, of the shape of `logits`; differentiable.
@@ -56,7 +56,7 @@ def processed_logprobs(logits: Tensor, sampling: Sampling, mask: Tensor | None =
 
 
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Where the likeliest tokens are whose probabilities reach `top_p`, the one that reaches it included; bool.
+    """Return a bool mask of the most likely tokens whose probabilities add up to `top_p`, the last one included.
 
     From: Holtzman et al., "The curious case of neural text degeneration", ICLR 2020.
     """
@@ -69,14 +69,14 @@ def _nucleus(logits: Tensor, top_p: float) -> Tensor:
 
 
 def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
-    """One id for each row by inversion of the cumulative distribution.
+    """Draw one id for each row by inversion of the cumulative distribution.
 
     Args:
-        logprobs: [rows, vocabulary], as `processed_logprobs` gives them.
+        logprobs: [rows, vocabulary], as returned by `processed_logprobs`.
         uniforms: [rows], float64 in [0, 1), one draw of each row's own generator.
 
     Returns:
-        [rows], int64. A token of probability 0 is never drawn; a row that is not finite gives any id.
+        [rows], int64. A token of probability 0 is never drawn; for a row that is not finite the id is arbitrary.
     """
     import torch
 

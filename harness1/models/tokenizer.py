@@ -18,22 +18,22 @@ TOKENIZER = "tokenizer.json"
 
 
 class Tokenizer(Protocol):
-    """What a chat format needs of a model's vocabulary."""
+    """The vocabulary of a model, as chat formats use it."""
 
     @property
     def hash(self) -> str: ...
 
     @property
     def control(self) -> Mapping[str, int]:
-        """Ids of the tokens that stand for no text: what separates messages, and the like."""
+        """Ids, by name, of the tokens that are not text, such as separators of messages."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text as text: whatever it says, none of them is a control token."""
+        """Return the ids of a text, none of which is a control token, whatever the text says."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, control tokens by their names. Ids that do not exist are left out; bytes that are no UTF-8
+        """Return the text of ids, control tokens by name. Ids that do not exist are left out; bytes that are not UTF-8
         become U+FFFD."""
         ...
 
@@ -45,7 +45,7 @@ class FastTokenizer:
         data: the bytes of the file.
 
     Raises:
-        UsageError: it is no such file, or its tokens of joined lines differ from the joined tokens of the lines.
+        UsageError: it is not such a file, or the tokens of joined lines differ from the joined tokens of the lines.
         MissingExtra: `tokenizers` is not installed.
     """
 
@@ -58,12 +58,12 @@ class FastTokenizer:
         try:
             tree: dict[str, Any] = msgspec.json.decode(data)
             self._whole = Loaded.from_buffer(data)
-            # Without its added tokens, it takes their names in a text for the text that they are.
+            # Without its added tokens, it encodes their names in a text as plain text.
             plain = {**tree, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
             self._plain = Loaded.from_buffer(msgspec.json.encode(plain))
         except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"not a tokenizer.json: {error}") from error
-        # Where the ids in a file leave holes, the library numbers them anew: its ids are the ones in use.
+        # The library renumbers ids if those in the file have gaps: only its own ids are valid.
         added = self._whole.get_added_tokens_decoder().items()
         self.control: dict[str, int] = {token.content: number for number, token in sorted(added)}
         self._ids = frozenset(self.control.values())
@@ -74,7 +74,7 @@ class FastTokenizer:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         if self._ids.isdisjoint(ids):
             return ids
-        # A vocabulary may hold the name of a control token as a word: in pieces it is none.
+        # The name of a control token may be a word of the vocabulary: encoded by character, it is not.
         return [token for character in text for token in self._plain.encode(character, add_special_tokens=False).ids]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -89,21 +89,21 @@ class FastTokenizer:
     def _check_joining(self) -> None:
         lines = ["Turn 1: search.\n", "[D1] Ada Lovelace (1815)\nShe wrote it.\n", "Curated 0/30.\n"]
         if self.encode("".join(lines)) != [token for line in lines for token in self.encode(line)]:
-            raise UsageError("this tokenizer adds something to every text: pieces of a prompt would not join exactly")
+            raise UsageError("the tokenizer adds something to every text: pieces of a prompt would not join exactly")
 
 
 def open_tokenizer(folder: Path) -> FastTokenizer:
-    """The tokenizer of a model's folder.
+    """Return the tokenizer in a model's folder.
 
     Raises:
-        UsageError: the folder holds no `tokenizer.json` that can be used.
+        UsageError: the folder has no usable `tokenizer.json`.
         MissingExtra: `tokenizers` is not installed.
     """
     path = folder / TOKENIZER
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{folder} holds no {TOKENIZER}: {error.strerror}") from error
+        raise UsageError(f"{folder} has no {TOKENIZER}: {error.strerror}") from error
     try:
         return FastTokenizer(data)
     except MissingExtra:
@@ -113,7 +113,7 @@ def open_tokenizer(folder: Path) -> FastTokenizer:
 
 
 def stretches(text: str, control: Mapping[str, int]) -> list[str | int]:
-    """A text cut at the names of control tokens: for texts that a program wrote, never for those of documents."""
+    """Split a text at the names of control tokens; only for texts that a program wrote, never for documents."""
     if not control:
         return [text] if text else []
     names = "|".join(re.escape(name) for name in sorted(control, key=len, reverse=True))

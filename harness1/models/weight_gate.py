@@ -1,4 +1,4 @@
-"""Who may use a model's weights: calls share them, and a change of weights has them alone."""
+"""A gate between calls, which share a model's weights, and changes of weights, which need exclusive access."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from harness1.errors import InfrastructureFault, UsageError
 
 
 class WeightGate:
-    """Lets calls in, and keeps them out while weights change, so that every output is of one version.
+    """A gate that holds calls back while weights change: every output is of one version.
 
-    A change waits until the calls in flight have ended; calls that come in the meantime wait for it. An event lives
-    for one change only, so that a gate serves one event loop after another.
+    A change waits until the calls in flight have ended; calls that arrive meanwhile wait for it. Each change has its
+    own event, so that a gate can serve one event loop after another.
     """
 
     def __init__(self) -> None:
         self.version = 0
-        """Of the weights in use."""
+        """Version of the weights in use."""
         self._calls = 0
         self._usable = True
         self._changed: asyncio.Event | None = None
@@ -29,7 +29,7 @@ class WeightGate:
         """Use the weights.
 
         Raises:
-            InfrastructureFault: the last change failed half-way: nobody knows what the weights are.
+            InfrastructureFault: the last change failed half-way, and the state of the weights is unknown.
         """
         while self._changed is not None:
             await self._changed.wait()
@@ -45,8 +45,8 @@ class WeightGate:
 
     @asynccontextmanager
     async def change(self, version: int) -> AsyncIterator[None]:
-        """Change the weights; they have the version if nothing is raised. A `UsageError` says that the old ones stay;
-        whatever else is raised leaves no weights to use."""
+        """Change the weights, which have the new version if nothing is raised. After a `UsageError` the old ones stay
+        in use; after any other error there are no usable weights."""
         while self._changed is not None:
             await self._changed.wait()
         changed = self._changed = asyncio.Event()

@@ -1,1 +1,1 @@
-"""Policies: whatever decides the next action from a context."""
+"""Policies, which choose the next action from a context."""

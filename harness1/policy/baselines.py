@@ -1,4 +1,4 @@
-"""Policies that nothing should lose to: random actions, one search, and those that a reward must not pay."""
+"""Baselines that nothing should lose to: random actions, a single search, and rules that a reward must not pay for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.hashing import digest
 from harness1.policy.actions import curate_call, is_late
@@ -20,27 +20,27 @@ from harness1.tools.tool import ToolSpec
 REPEATS = 10
 """Searches of the query repeater."""
 ROUNDS = 2
-"""How often the tool spammer uses each tool."""
+"""Times that the tool spammer uses each tool."""
 REVISION = 1
-"""Counted up whenever one of them decides differently."""
+"""Increased whenever one of the rules decides differently."""
 
 END = ToolCall(END_SEARCH, {"reasoning": "This policy does no more."})
 Rule = Callable[[int, Context], ToolCall]
-"""The action of a turn, counted from 0."""
+"""Returns the action of a turn, counted from 0."""
 
 
 def no_op(turn: int, context: Context) -> ToolCall:
-    """Ends at once, with nothing."""
+    """End at once, with nothing."""
     return END
 
 
 def stop_at_once(turn: int, context: Context) -> ToolCall:
-    """Searches for the question as it stands, and delivers whatever that populated."""
+    """Search for the unchanged question, and deliver whatever that populated."""
     return _search(context.view.query) if turn == 0 else END
 
 
 def curate_everything(turn: int, context: Context) -> ToolCall:
-    """Searches for the question page by page, and curates all that comes until the set is full."""
+    """Search for the question page by page, and curate every hit until the set is full."""
     view = context.view
     if len(view.curated) >= view.cap or is_late(view) or (turn > 1 and turn % 2 == 1 and not view.hits.get(turn)):
         return END if turn else _search(view.query)
@@ -48,13 +48,12 @@ def curate_everything(turn: int, context: Context) -> ToolCall:
 
 
 def query_repeater(turn: int, context: Context) -> ToolCall:
-    """Asks the same again and again, and curates nothing."""
+    """Repeat the same search, and curate nothing."""
     return _search(context.view.query) if turn < REPEATS else END
 
 
 def tool_spammer(turn: int, context: Context) -> ToolCall:
-    """Uses every tool in turn, on single words of the question and on the documents that were shown last; it curates
-    all that it can see."""
+    """Use each tool in turn, on single words of the question and the last documents; curate all that is visible."""
     specs = [spec for spec in context.tools if spec.name != END_SEARCH]
     if turn >= ROUNDS * len(specs):
         return END
@@ -63,8 +62,8 @@ def tool_spammer(turn: int, context: Context) -> ToolCall:
 
 
 def id_inventor(turn: int, context: Context) -> ToolCall:
-    """Curates ids out of its own head, and documents whose very ids stand in the question: after a search, for nothing
-    is curated that none has found, but with no eye on what that search found. The rest it takes out again."""
+    """Curate invented ids, and documents whose ids occur in the question. It searches once, since only found documents
+    can be curated, but ignores the results, and finally removes all other documents."""
     view = context.view
     if turn == 0:
         return _curate([f"D{number}" for number in range(1, 6)] + [f"doc_{number}" for number in range(5)])
@@ -78,7 +77,7 @@ def id_inventor(turn: int, context: Context) -> ToolCall:
 
 
 class ReflexPolicy:
-    """A policy that is a rule: the turn and what is shown decide."""
+    """A policy that follows a fixed rule of the turn number and the context."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -109,7 +108,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         for rule in (no_op, stop_at_once, curate_everything, query_repeater, tool_spammer, id_inventor)
     }
 )
-"""The rule of each of these policies, by the policy's name."""
+"""The rules by policy name."""
 
 
 def _search(query: str) -> ToolCall:
@@ -121,7 +120,7 @@ def _curate(handles: Sequence[str]) -> ToolCall:
 
 
 def _newest(view: View) -> list[str]:
-    """The documents of the last turn that showed hits."""
+    """Return the documents of the last turn that showed hits."""
     return [hit.document.handle for hit in view.hits.get(max(view.hits, default=0), ())]
 
 
@@ -148,7 +147,7 @@ END_PROBABILITY = 0.1
 
 
 class RandomPolicy:
-    """Draws an action from those that make sense now, with arguments drawn from what is visible."""
+    """A policy that draws a sensible action, with arguments drawn from what is visible."""
 
     name = "random"
     hash = digest(["random", END_PROBABILITY])
@@ -198,7 +197,7 @@ class RandomSession:
                 return {"doc_ids": self._handles(view, 3)}
 
     def _words(self, view: View) -> str:
-        """A few words of the question or of a visible title; where entities have handles, one with a word or none."""
+        """Return a few words of the question or a visible title; if entities have handles, one, and a word or none."""
         if view.entities:
             word = self._rng.choice(["", *(word for word in view.query.split() if word.isalpha() and word.islower())])
             return f"{self._rng.choice(list(view.entities))} {word}".strip()
@@ -216,9 +215,9 @@ TOP = 30
 
 
 class SingleShotPolicy:
-    """Searches once, curates the hits best first (at most `TOP`), ends. `env.search.hits=30` gives a deep ranking.
+    """A policy that searches once, curates the hits best first (at most `TOP`: set `env.search.hits=30`) and ends.
 
-    What the first search populated is the head of the same ranking, so the delivered order is the ranking's.
+    The first search populates the top of the same ranking, hence the delivered order is the ranking's.
     """
 
     name = "single-shot"

@@ -1,4 +1,4 @@
-"""What a document is worth to a question: its plain rank, its title in the question, its title in strong documents."""
+"""The value of a document for a question: its rank, its title in the question, and its title in strong documents."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from harness1.memory.entities import FUNCTION_WORDS, extract
 from harness1.policy.question import SCANNED_CHARACTERS, head, is_whole, normalised_name, relatedness, relation_stems
 
 SOURCE = 0.1
-"""A document weaker than this (about rank 10 of the plain ranking) lends no names."""
+"""A weaker document (below about rank 10 of the plain ranking) does not contribute names."""
 PROOF = 0.3
-"""A link this strong counts as evidence beyond the plain ranking."""
+"""A link at least this strong counts as evidence beyond the plain ranking."""
 HOPS = 2
 DECAY = 0.7
-"""What is left of a link's strength when the linked document lends names itself."""
+"""Share of a link's strength that the linked document passes on to the documents it names."""
 
 
 @dataclass
@@ -30,9 +30,9 @@ class ScoredDocument:
     head: str
     rank: int | None = None
     via: dict[str, int] = field(default_factory=dict)
-    """By normalised query: the rank at which that query found it."""
+    """Rank at which each other query found it, by normalised query."""
     names: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """By normalised name: relation words near it, and its spelling."""
+    """By normalised name: the number of relation words near it, and its spelling."""
     base: float = 0.0
     match: float = 0.0
     link: float = 0.0
@@ -43,12 +43,12 @@ class ScoredDocument:
 
     @property
     def proven(self) -> bool:
-        """Whether something beyond the plain ranking speaks for it."""
+        """There is evidence for it beyond the plain ranking."""
         return self.match >= 0.5 or self.link >= PROOF
 
 
 class EvidenceScore:
-    """Collects candidates from hits and scores them all against each other."""
+    """Candidates collected from hits, and scored against each other."""
 
     def __init__(self, question: str) -> None:
         self.question = question
@@ -59,7 +59,7 @@ class EvidenceScore:
         """Names worth a search: by normalised name, the value and the spelling."""
 
     def read(self, hit: HitView, queries: tuple[str, ...], pages: int) -> None:
-        """Take a hit in. Ranks of the question itself continue over `pages` earlier pages of ten."""
+        """Add a hit. Its rank for the question itself continues after `pages`, the hits of earlier pages."""
         document = hit.document
         candidate = self.candidates.setdefault(
             document.handle, ScoredDocument(document.handle, document.title, head(document.title))
@@ -77,7 +77,7 @@ class EvidenceScore:
                     candidate.names[key] = (near, name)
 
     def update(self) -> list[ScoredDocument]:
-        """Score everything anew; the candidates come back best first, equal ones in the order found."""
+        """Rescore everything and return the candidates best first, ties in the order found."""
         candidates = list(self.candidates.values())
         by_head = self._by_head()
         named = {key for key in by_head if key not in FUNCTION_WORDS and f" {key} " in self.flat}
@@ -96,7 +96,7 @@ class EvidenceScore:
         return groups
 
     def _match(self, candidate: ScoredDocument, named: set[str], namesakes: int) -> float:
-        """How surely the question names this document; less for a part of a longer name, shared among namesakes."""
+        """Return how surely the question names this document: less for part of a longer name or for namesakes."""
         if candidate.head not in named:
             return 0.0
         detail = re.search(r"\(([^)]*)\)\s*$", candidate.title)
@@ -106,7 +106,7 @@ class EvidenceScore:
         return (0.25 if part else 1.0) / namesakes
 
     def _targets(self, by_head: Mapping[str, list[ScoredDocument]]) -> dict[str, list[tuple[ScoredDocument, float]]]:
-        """Which documents a name stands for, each with its share: an equal title, or a near one that the name found."""
+        """Return the documents that a name may mean, with shares: an equal title, or a near one that the name found."""
         targets = {key: [(found, 1 / len(group)) for found in group] for key, group in by_head.items()}
         for candidate in self.candidates.values():
             title = set(candidate.head.split())
@@ -120,7 +120,7 @@ class EvidenceScore:
     def _follow(
         self, candidates: Iterable[ScoredDocument], targets: Mapping[str, list[tuple[ScoredDocument, float]]]
     ) -> None:
-        """Let strong documents lend their strength to those that they name, over two hops."""
+        """Pass the strength of strong documents on to those that they name, over two hops."""
         candidates = list(candidates)
         counts = Counter(key for candidate in candidates for key in candidate.names)
         strength = {candidate.handle: max(candidate.base, candidate.match) for candidate in candidates}

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from harness1.config import ChatPolicy
+from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece, piece
-from harness1.env.render.renderer import Context
 from harness1.hashing import digest
 from harness1.models.backend import Backend, Grammar
 from harness1.models.formats.chat_format import ChatFormat, Parsed, PromptSpan
@@ -19,12 +19,12 @@ from harness1.tools.tool import ToolSpec
 
 
 class LanguageModelPolicy:
-    """A model that speaks a chat format.
+    """A model that uses a chat format.
 
     Args:
-        reserve: tokens that an output may have: `env.generation_reserve`.
+        reserve: most tokens of an output: `env.generation_reserve`.
         settings: sampling, retries and constraints.
-        name: what a user typed.
+        name: the policy's name as the user typed it.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class LanguageModelPolicy:
     ) -> None:
         self.model, self.counter, self.reserve, self.name = model, chat, reserve, name
         self.settings = settings or ChatPolicy()
-        asked = msgspec.structs.replace(self.settings, format="auto")
-        self.hash = digest(["language model", model.hash, chat.hash, asked, reserve])
+        sampled = msgspec.structs.replace(self.settings, format="auto")
+        self.hash = digest(["language model", model.hash, chat.hash, sampled, reserve])
 
     def open(self, task: Task, seed: int) -> LanguageModelSession:
         return LanguageModelSession(self, digest([task.query, seed]))
@@ -42,7 +42,7 @@ class LanguageModelPolicy:
 class LanguageModelSession:
     """One episode. A faulty attempt is a side branch: it and its note leave the context (design section 5).
 
-    From turn to turn it remembers nothing: what a turn depends on is in the context, and a session may begin at any.
+    The session keeps nothing between turns: a turn depends on its context alone, and a session may begin at any turn.
     """
 
     def __init__(self, policy: LanguageModelPolicy, seed: str) -> None:
@@ -50,21 +50,21 @@ class LanguageModelSession:
         self.pending: Decision | None = None
 
     async def act(self, context: Context) -> Decision:
-        """Ask until an output holds a call, at most `format_retries` times more than once.
+        """Sample until an output holds a call, with at most `format_retries` retries.
 
         Raises:
             InfrastructureFault, UsageError: as the backend.
         """
         policy, chat = self._policy, self._policy.counter
-        told = chat.segments(context)
+        prefix = chat.segments(context)
         calls: list[ModelCall] = []
-        used = {segment.key: segment.ids for segment in told}
+        used = {segment.key: segment.ids for segment in prefix}
         parsed = Parsed()
         for attempt in range(policy.settings.format_retries + 1):
             note = chat.messages([[retry_note(parsed, chat)]], context.tools) if attempt else []
-            prompt = [*told, *note, chat.prompt_end()]
+            prompt = [*prefix, *note, chat.prompt_end()]
             room = policy.reserve - sum(len(segment.ids) for segment in note)
-            if room < 1:  # the note would take all that is left of the window
+            if room < 1:  # the note would use up the rest of the window
                 break
             call = await self._call(prompt, room, attempt, context)
             calls.append(call)
@@ -119,12 +119,12 @@ class LanguageModelSession:
 
 
 def call_seed(episode: str, turn: int, attempt: int) -> int:
-    """The seed of one call: the same episode, turn and attempt draw the same, whatever runs beside them."""
+    """Return the seed of one call: equal episodes, turns and attempts sample the same, whatever runs beside them."""
     return int(digest([episode, turn, attempt])[:8], 16) >> 1
 
 
 def read_output(chat: ChatFormat, call: ModelCall, tools: Sequence[ToolSpec]) -> Parsed:
-    """What an output means; of one that was cut before it held a call, that it was cut."""
+    """Parse an output; the error for one that was cut before it held a call says that it was cut."""
     parsed = chat.parse(call.output_ids, tools)
     if parsed.actions or call.finish_reason != "length":
         return parsed
@@ -132,5 +132,5 @@ def read_output(chat: ChatFormat, call: ModelCall, tools: Sequence[ToolSpec]) ->
 
 
 def retry_note(parsed: Parsed, chat: ChatFormat) -> Piece:
-    """What a policy is told after an output without a call. It quotes nothing of it."""
+    """Return the note to a policy after an output without a call. It quotes nothing of the output."""
     return piece("retry", "user", f"Your last output was not valid: {parsed.error}. {chat.instruction}")

@@ -1,11 +1,11 @@
-"""The oracle: sight of the gold, and the same tools as everyone. It shows what can be reached, and checks scoring."""
+"""The oracle: a policy with the gold and the usual tools, which shows what is attainable and checks the scoring."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.errors import UsageError
 from harness1.hashing import digest
@@ -18,12 +18,12 @@ from harness1.tools.tool import ToolSpec
 
 BATCH = 5
 LAST_TURNS = 2
-"""Turns kept back: for the last curation and the end."""
+"""Turns reserved for the last curation and the end."""
 SCANNED_CHARACTERS = 8000
 
 
 class OraclePolicy:
-    """Curates gold and nothing else. Its queries come from the question and from gold documents that it has found.
+    """A policy that curates exactly the gold. Its queries come from the question and the gold documents found so far.
 
     Raises:
         UsageError: on opening, if the task's gold was not given.
@@ -42,14 +42,14 @@ class OraclePolicy:
 
 
 def wanted(gold: Gold) -> tuple[frozenset[UnitId], ...]:
-    """What must be curated: for each fact, or each relevant document, the units any one of which will do."""
+    """Return what must be curated: for each fact or relevant document, the units that satisfy it, any one of them."""
     if gold.facts is not None:
         return tuple(frozenset(UnitId(chunk_id) for chunk_id in fact) for fact in gold.facts)
     return tuple(frozenset({UnitId(doc_id)}) for doc_id, grade in gold.relevant.items() if grade > 0)
 
 
 class OracleSession:
-    """One episode with the gold in sight: it keeps the handles that it has seen, and what it has read and asked."""
+    """One episode with the gold, with a memory of the handles seen and of everything read and searched for."""
 
     def __init__(self, needs: tuple[frozenset[UnitId], ...]) -> None:
         self._needs = needs
@@ -86,7 +86,7 @@ class OracleSession:
         return self._search(view, names)
 
     def _edit(self, view: View, tools: Sequence[ToolSpec], gold: dict[UnitId, str]) -> ToolCall | None:
-        """Curate what is gold and drop what is not, if there is a difference."""
+        """Curate missing gold and drop everything else; None if nothing has to change."""
         held = {entry.unit_id: entry for entry in view.curated}
         add = [handle for unit_id, handle in gold.items() if unit_id not in held]
         remove = [entry.handle for unit_id, entry in held.items() if unit_id not in gold]
@@ -96,7 +96,7 @@ class OracleSession:
 
     def _search(self, view: View, names: set[str]) -> ToolCall:
         fresh = [query for query in self._candidates(view) if query not in self._asked]
-        # With nothing new to ask, every query in turn is asked again for its next page.
+        # Without a new query, repeat the old ones in turn for their next pages.
         chosen = list(dict.fromkeys(fresh or self._asked))[: BATCH if "fan_out_search" in names else 1]
         for query in chosen:
             self._asked.pop(query, None)
@@ -108,16 +108,16 @@ class OracleSession:
     def _candidates(self, view: View) -> Iterator[str]:
         yield view.query
         yield from extract(view.query, SCANNED_CHARACTERS)
-        # The gold found last is the farthest along the chain.
+        # The gold found last is farthest along the chain.
         for text in reversed(self._texts.values()):
             names = extract(text, SCANNED_CHARACTERS)
             yield from names
-            # "Paris, Texas" is two names that find their place together.
+            # "Paris, Texas" is two names that find the place together.
             yield from (f"{name} {follower}" for name, follower in pairwise(names))
             yield from (f"{name} {view.query}" for name in names)
 
     def _note(self, view: View) -> None:
-        """Remember handles, and the longest text that was shown of each gold document."""
+        """Remember handles, and the longest text shown of each gold document."""
         gold = frozenset().union(*self._needs)
         for document in view.documents.values():
             self._handles.setdefault(document.unit_id, document.handle)

@@ -1,4 +1,4 @@
-"""Reading a question: the names it mentions, and the words that say which relation it asks for."""
+"""Analysis of a question: the names it mentions, and the words that show which relation it asks for."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from harness1.memory.entities import FUNCTION_WORDS, extract
 
 SCANNED_CHARACTERS = 8000
 CUT_FROM = 100
-"""No query that is shown is cut to fewer characters than this."""
+"""Queries are never cut to fewer characters than this when shown."""
 STEM = 5
-"""Letters that stand for a word: director, directed and directing begin alike."""
+"""Letters that identify a word: director, directed and directing share them."""
 
 RELATIONS = tuple(
     frozenset(group.split())
@@ -32,7 +32,7 @@ RELATIONS = tuple(
         "died death killed buried",
     )
 )
-"""Words that speak of the same relation: one of them in the question makes all of them relevant beside a name."""
+"""Groups of words about the same relation: if the question has one of them, all are relevant near a name."""
 
 _LINK = "(?:of|the|and|or|in|on|to|for|at|with|a|an|my|de|la|&) "
 _JOINED = re.compile(rf"\b[A-Z][\w'’.-]*(?:,? (?:{_LINK})*[A-Z0-9][\w'’.-]*)+")
@@ -45,7 +45,7 @@ _SIDES = re.compile(
 
 @lru_cache(maxsize=16384)
 def normalised_name(text: str) -> str:
-    """Lower case, no accents, no punctuation, no possessive s: how names are compared."""
+    """Normalise a name for comparison: lower case, no accents, no punctuation, no possessive s."""
     text = re.sub(r"['’][sS]\b", "", text.replace("&amp;", "&"))
     bare = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
     return " ".join(re.findall(r"[^\W_]+", bare.lower().replace("'", "").replace("’", "")))
@@ -53,28 +53,28 @@ def normalised_name(text: str) -> str:
 
 @lru_cache(maxsize=16384)
 def head(title: str) -> str:
-    """What a title names: without its bracketed detail, the section after a dash, and a leading article."""
+    """Return what a title names: the title without bracketed detail, a section after a dash, and a leading article."""
     bare = re.sub(r"\s*\([^)]*\)\s*$", "", title)
     return re.sub(r"^(the|a|an) ", "", normalised_name(re.split(r"\s+[-–|]\s+", bare)[0]))
 
 
 def stems(words: list[str] | frozenset[str]) -> set[str]:
-    """The crude stems of the words that carry meaning."""
+    """Return the crude stems of the content words."""
     return {word[:STEM] for word in words if word not in FUNCTION_WORDS}
 
 
 def relation_stems(question: str) -> set[str]:
-    """Stems of the question's words, and of all words that speak of the relations it names."""
+    """Return stems of the question's words, and of all words about the relations it names."""
     words = normalised_name(question).split()
-    found = stems(words)
+    result = stems(words)
     for group in RELATIONS:
         if not group.isdisjoint(words):
-            found |= stems(group)
-    return found
+            result |= stems(group)
+    return result
 
 
 def mentions(question: str) -> list[str]:
-    """What a question names, most telling first: quotations, dotted names, names, sides of a choice, long titles."""
+    """Return what a question names, most specific first: quotations, dotted names, names, sides of a choice, titles."""
     sides = _SIDES.search(question)
     found = [
         *_QUOTED.findall(question),
@@ -88,12 +88,12 @@ def mentions(question: str) -> list[str]:
 
 
 def is_whole(query: str, question: str) -> bool:
-    """Whether a query as a context shows it, maybe cut, is the question itself."""
+    """Return whether a query as a context shows it, possibly cut, is the whole question."""
     return query == question or (len(query) >= CUT_FROM and question.startswith(query))
 
 
 def relatedness(text: str, name: str, relations: set[str]) -> int:
-    """How many relation words stand within a clause of a name, at most 3."""
+    """Return the number of relation words within a clause of a name, at most 3."""
     start = max(0, text.find(name))
     before = normalised_name(text[max(0, start - 60) : start]).split()[-8:]
     after = normalised_name(text[start + len(name) : start + len(name) + 40]).split()[:4]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.policy.policy import Decision
@@ -14,7 +14,7 @@ from harness1.tools.end_search import END_SEARCH
 
 
 class RecordedPolicy:
-    """Emits what was recorded, end of search included; ends the search where the record ends.
+    """A policy that emits the recorded actions, end of search included, and ends the search where the record ends.
 
     Raises:
         UsageError: on opening, if no recorded episode has the task's query.
@@ -34,7 +34,7 @@ class RecordedPolicy:
 
     def open(self, task: Task, seed: int) -> RecordedSession:
         if task.query not in self._episodes:
-            raise UsageError(f"no recorded episode for the query {task.query[:80]!r}")
+            raise UsageError(f"no recorded episode has the query {task.query[:80]!r}")
         return RecordedSession(self._episodes[task.query], 0)
 
 

@@ -1,8 +1,9 @@
-"""Making a policy by what a user typed after `--policy`. Adding one is one file and one line here."""
+"""Open a policy by its name, as typed after `--policy`. A new one is one file, and one line in `OPENERS`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from harness1.config import Config
@@ -21,49 +22,16 @@ from harness1.policy.teacher.teacher import OracleTeacher
 from harness1.policy.wrappers import MixedPolicy, SilentPolicy
 from harness1.records import Gold
 
-
-def open_model(spec: str, config: Config) -> Policy:
-    """A language model as a policy.
-
-    Raises:
-        UsageError: there is no such model, or it cannot be loaded.
-        ConfigError: the settings do not fit it.
-        MissingExtra: what runs it is not installed.
-    """
-    asked = ModelSpec.read(spec)
-    settings, reserve = config.policy, config.env.generation_reserve
-    if asked.kind == "openai":
-        if settings.constrained:
-            raise ConfigError("policy.constrained needs a model whose tokens are sampled here or by vLLM")
-        return ChatCompletionsPolicy(
-            policy_endpoint(asked.url or "", config.machine), asked.model, reserve, settings, spec
-        )
-    model, chat = open_backend(asked, config)
-    return LanguageModelPolicy(model, chat, reserve, settings, spec)
-
-
-PLAIN: dict[str, Callable[[], Policy]] = {
-    "scripted": ScriptedPolicy,
-    "single-shot": SingleShotPolicy,
-    "random": RandomPolicy,
-}
-"""Policies that need nothing but their name."""
-
-SIGHTED: dict[str, Callable[[Mapping[str, Gold]], Policy]] = {
-    "oracle": OraclePolicy,
-    "oracle-teacher": OracleTeacher,
-}
-"""Policies with sight of the gold, by task id."""
-
-NAMES = (*PLAIN, *RULES, "scripted:SIZE (1 to 30)", *SIGHTED, "mixed:SHARE", "silent:POLICY", "replay:RUN", *MODELS)
-
-SILENT, MIXED = "silent:", "mixed:"
+Golds = Mapping[str, Gold]
+"""The gold of each task by its id; only the oracles are given it."""
+Opener = Callable[[str, Golds, Config], Policy | None]
+"""Opens a policy by the argument after the colon; None if there is no such policy."""
 
 
 def needs_gold(spec: str) -> bool:
-    """Whether a policy acts with sight of the gold."""
+    """Return True if a policy sees the gold."""
     bare = spec.removeprefix(SILENT)
-    return bare in SIGHTED or bare.startswith(MIXED)
+    return bare in ORACLES or bare.startswith(MIXED)
 
 
 def check_policy(spec: str) -> None:
@@ -78,11 +46,11 @@ def check_policy(spec: str) -> None:
         open_policy(spec)
 
 
-def open_policy(spec: str, golds: Mapping[str, Gold] | None = None, config: Config = Config()) -> Policy:
+def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()) -> Policy:
     """Open a policy by its name: `scripted`, `single-shot`, `random`, `oracle`, `hf:PATH`, `openai:MODEL@URL`, ...
 
     `mixed:0.6` is the oracle teacher in six turns of ten and the random policy in the others; `silent:POLICY` is any
-    of those without a model, without its reasons.
+    policy without a model, stripped of its reasons.
 
     Args:
         golds: the gold of each task by its id; only the oracles are given it.
@@ -91,30 +59,76 @@ def open_policy(spec: str, golds: Mapping[str, Gold] | None = None, config: Conf
         UsageError: there is no such policy, or its model cannot be loaded.
         ConfigError: the settings do not fit its model.
     """
-    kind, _, argument = spec.partition(":")
-    if spec.startswith(SILENT) and not is_model(argument) and not argument.startswith(SILENT):
-        return SilentPolicy(open_policy(argument, golds, config))
-    if spec.startswith(MIXED) and (share := _share(argument)) is not None:
-        return MixedPolicy((OracleTeacher(golds or {}), RandomPolicy()), (share, 1.0 - share))
-    if kind == "replay" and argument:
-        return RecordedPolicy.load(Path(argument))
-    if kind == "scripted" and argument.isdecimal() and 1 <= int(argument[:3]) <= 30:
-        return ScriptedPolicy(int(argument))
-    if spec in SIGHTED:
-        return SIGHTED[spec](golds or {})
-    if spec in PLAIN:
-        return PLAIN[spec]()
-    if spec in RULES:
-        return ReflexPolicy(spec)
     if is_model(spec):
         return open_model(spec, config)
-    raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(NAMES)}")
+    kind, colon, argument = spec.partition(":")
+    opener = OPENERS.get(kind + colon)
+    policy = opener(argument, golds or {}, config) if opener else None
+    if policy is None:
+        raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(NAMES)}")
+    return policy
 
 
-def _share(text: str) -> float | None:
-    """A number between 0 and 1, or None for what is none."""
+def open_model(spec: str, config: Config) -> Policy:
+    """Open a language model as a policy.
+
+    Raises:
+        UsageError: there is no such model, or it cannot be loaded.
+        ConfigError: the settings do not fit it.
+        MissingExtra: the package that runs it is not installed.
+    """
+    asked = ModelSpec.read(spec)
+    settings, reserve = config.policy, config.env.generation_reserve
+    if asked.kind == "openai":
+        if settings.constrained:
+            raise ConfigError("policy.constrained needs a model whose tokens are sampled here or by vLLM")
+        return ChatCompletionsPolicy(
+            policy_endpoint(asked.url or "", config.machine), asked.model, reserve, settings, spec
+        )
+    model, chat = open_backend(asked, config)
+    return LanguageModelPolicy(model, chat, reserve, settings, spec)
+
+
+def _open_scripted(size: str, golds: Golds, config: Config) -> Policy | None:
+    return ScriptedPolicy(int(size)) if size.isdecimal() and 1 <= int(size[:3]) <= 30 else None
+
+
+def _open_mixed(share: str, golds: Golds, config: Config) -> Policy | None:
     try:
-        share = float(text)
+        good = float(share)
     except ValueError:
         return None
-    return share if 0.0 <= share <= 1.0 else None
+    return MixedPolicy((OracleTeacher(golds), RandomPolicy()), (good, 1.0 - good)) if 0.0 <= good <= 1.0 else None
+
+
+def _open_silent(policy: str, golds: Golds, config: Config) -> Policy | None:
+    wraps = not is_model(policy) and not policy.startswith(SILENT)
+    return SilentPolicy(open_policy(policy, golds, config)) if wraps else None
+
+
+def _make(make: Callable[[], Policy], argument: str, golds: Golds, config: Config) -> Policy:
+    return make()
+
+
+def _make_sighted(make: Callable[[Golds], Policy], argument: str, golds: Golds, config: Config) -> Policy:
+    return make(golds)
+
+
+PLAIN: Mapping[str, Callable[[], Policy]] = {
+    "scripted": ScriptedPolicy,
+    "single-shot": SingleShotPolicy,
+    "random": RandomPolicy,
+    **{rule: partial(ReflexPolicy, rule) for rule in RULES},
+}
+ORACLES: Mapping[str, Callable[[Golds], Policy]] = {"oracle": OraclePolicy, "oracle-teacher": OracleTeacher}
+SILENT, MIXED = "silent:", "mixed:"
+OPENERS: Mapping[str, Opener] = {
+    "scripted:": _open_scripted,
+    MIXED: _open_mixed,
+    SILENT: _open_silent,
+    "replay:": lambda folder, golds, config: RecordedPolicy.load(Path(folder)) if folder else None,
+    **{name: partial(_make, make) for name, make in PLAIN.items()},
+    **{name: partial(_make_sighted, make) for name, make in ORACLES.items()},
+}
+"""Opens each policy without a model, by its name; a colon stands before an argument."""
+NAMES = (*PLAIN, "scripted:SIZE (1 to 30)", *ORACLES, "mixed:SHARE", "silent:POLICY", "replay:RUN", *MODELS)

@@ -1,18 +1,18 @@
-"""The scripted policy: ask the question, then follow names. No model, and nothing is read but the view.
+"""The scripted policy: search the question, then follow names. It has no model and reads only the view.
 
-1. Search the whole question, page by page, so that its plain ranking is known as far as the answer may reach.
-2. Fan out over the names in the question, then over names that strong documents write, best first, in three waves.
-3. A document is worth its plain rank, its title in the question, and its title in strong documents (two hops).
-4. Verify the best, curate with tags, drop what was populated and is not worth it, stop.
+1. Search the whole question, page by page, until its plain ranking is known as far down as the answer may reach.
+2. Fan out over the names in the question, then over names in strong documents, best first, in three waves.
+3. Score a document by its plain rank, its title in the question, and its title in strong documents (two hops).
+4. Verify the best, curate with tags, drop populated documents that are not worth it, stop.
 
-Where the context is a transcript, what is not worth it is pruned before it is too full.
+A transcript is pruned of documents that are not worth it before it is too full.
 """
 
 from __future__ import annotations
 
 import copy
 
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.hashing import digest
 from harness1.policy.actions import SPARE_TURNS, curate_call, is_full, is_late
@@ -23,16 +23,16 @@ from harness1.records import Tag, Task, ToolCall
 from harness1.tools.end_search import END_SEARCH
 
 LIMIT = 15
-"""Documents delivered when nothing but the plain ranking speaks."""
+"""Documents delivered when there is only the plain ranking to go by."""
 WAVES = 3
 FAN = 5
 LEAD = 0.08
 """A name worth less than this is not searched."""
 TRIM = 0.8
-"""Share of the limit that is delivered when two documents or more have evidence beyond the plain ranking."""
+"""Share of the limit that is delivered when at least two documents have evidence beyond the plain ranking."""
 VERIFIED = 5
 REVISION = 1
-"""Counted up whenever the policy decides differently, here or in what it is made of: it is what the hash names."""
+"""Increased whenever this policy, or a part of it elsewhere, decides differently; the hash depends on it."""
 
 
 class ScriptedPolicy:
@@ -82,7 +82,7 @@ class ScriptedSession:
         return copy.deepcopy(self)
 
     def _read(self, score: EvidenceScore, view: View) -> None:
-        """Take in the hits of the turn that was just finished."""
+        """Add the hits of the turn that has just finished."""
         turn = max(view.turns, default=0)
         if turn <= self._read_turn:
             return
@@ -97,7 +97,7 @@ class ScriptedSession:
             self._ranked += max(1, len(found))
 
     def _search(self, score: EvidenceScore, view: View, names: set[str]) -> Decision | None:
-        """The next search, or None when the waves are spent or nothing is worth a query."""
+        """Return the next search, or None when the waves are used up or nothing is worth a query."""
         missing = self._limit - self._ranked
         page = len(view.hits.get(1, ()))
         if missing > page > 0 and self._waves == 0 and self._ranked % page == 0:
@@ -116,7 +116,7 @@ class ScriptedSession:
         return Decision((ToolCall("fan_out_search", {"queries": queries}),), reason)
 
     def _leads(self, score: EvidenceScore, fan: int, first: list[str]) -> list[str]:
-        """What to ask next: names in the question, then names of strong documents, unless their document is here."""
+        """Return the next queries: names in the question, then in strong documents, unless theirs was seen."""
         score.update()
         known = {candidate.head for candidate in score.candidates.values()}
         leads = [(1.0, name) for name in mentions(score.question)]
@@ -134,7 +134,7 @@ class ScriptedSession:
         return queries
 
     def _useless(self, score: EvidenceScore, view: View) -> list[str]:
-        """Shown documents that would not be delivered; what they said is taken in."""
+        """Return shown documents that would not be delivered; their text has already been taken in."""
         best = {candidate.handle for candidate in score.update()[: self._limit]}
         shown = {hit.document.handle: None for hits in view.hits.values() for hit in hits}
         return [handle for handle in shown if handle not in best]
@@ -156,7 +156,7 @@ class ScriptedSession:
             self._curated = True
             verdicts = {verdict.handle for verdict in view.verdicts if verdict.label == "yes"}
             tags = {candidate.handle: _tag(candidate, verdicts) for candidate in chosen}
-            # What is held is taken out first, so that the delivered order is the order of the scores.
+            # The set is emptied first: the delivered order must be the order of the scores.
             drop = [entry.handle for entry in view.curated]
             reason = f"Keep the best {len(tags)} of {len(best)} documents."
             return Decision((curate_call(context.tools, tags, drop),), reason)
@@ -168,7 +168,7 @@ QUESTION_WORDS = frozenset(_OPENING.split())
 
 
 def claim(question: str) -> str:
-    """The question as a statement that a document can support: without its question mark and question word."""
+    """Turn a question into a statement that a document can support: drop its question mark and question words."""
     words = question.strip().rstrip("?").split()
     while len(words) > 3 and words[0].lower() in QUESTION_WORDS:
         words.pop(0)

@@ -1,4 +1,4 @@
-"""Policies around others: rendered in a chat format, without reasons, asked for reasons, and several taking turns."""
+"""Policies around other policies: written in a student's format, stripped of reasons, asked for reasons, or mixed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from harness1.env.environment import choose
+from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece, action_piece
-from harness1.env.render.renderer import Context
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.models.formats.chat_format import ChatFormat
@@ -22,21 +22,21 @@ from harness1.tools.tool import ToolSpec
 
 
 class MixedPolicy:
-    """A mediocre teacher: who imitates it takes good and bad actions by their shares, and has something left to learn.
+    """A mix of policies, as a mediocre teacher: its student learns good and bad actions, and can still improve.
 
-    Only the policy that takes a turn is asked; the others find what it did in the next context.
+    Only the policy that takes a turn is asked; the others see its action in the next context.
 
     Args:
-        policies: without a tokenizer of their own.
-        shares: of the turns, one for each policy, in any unit.
+        policies: policies without a tokenizer.
+        shares: each policy's share of the turns, in any unit.
 
     Raises:
-        UsageError: there is no share for each policy, one is negative or all are 0.
+        UsageError: the numbers of policies and shares differ, a share is negative, or all are 0.
     """
 
     def __init__(self, policies: Sequence[Policy], shares: Sequence[float]) -> None:
         if len(policies) != len(shares) or min(shares, default=0.0) < 0 or sum(shares) <= 0:
-            raise UsageError(f"{len(policies)} policies need as many shares, none negative and one above 0")
+            raise UsageError(f"{len(policies)} policies need as many shares, none negative and at least one above 0")
         self._policies, self._shares = tuple(policies), tuple(shares)
         self.name = "+".join(f"{share:g}*{each.name}" for each, share in zip(policies, shares, strict=True))
         self.hash = digest(["mixed", [[each.hash, share] for each, share in zip(policies, shares, strict=True)]])
@@ -47,7 +47,7 @@ class MixedPolicy:
 
 
 class MixedSession:
-    """One episode; who is next comes from its own generator."""
+    """One episode; its own generator draws the policy of each turn."""
 
     def __init__(self, sessions: Sequence[Session], shares: Sequence[float], rng: random.Random) -> None:
         self._sessions, self._shares, self._rng = tuple(sessions), shares, rng
@@ -73,8 +73,8 @@ ASKED = {
 class ReasonedPolicy:
     """A policy that must give a reason with every call, and a tag with every document that it curates.
 
-    The reason becomes the reasoning of the decision; the environment, whose tools know no such argument, gets the
-    call without it. A model that leaves it out is not asked again: what it said beside its call stands.
+    The reason becomes the decision's reasoning, and is removed from the call, since the environment's tools have no
+    such argument. A model that leaves it out is not asked again: its text beside the call is kept.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -86,7 +86,7 @@ class ReasonedPolicy:
 
 
 class ReasonedSession:
-    """One episode of it."""
+    """One episode of a reasoned policy."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -110,7 +110,7 @@ class ReasonedSession:
 
 
 def asking(spec: ToolSpec) -> ToolSpec:
-    """A tool as the model is shown it: the reason is its first argument, so that it is thought of before the rest."""
+    """Return a tool as shown to the model: the reason is its first argument, thought of before the others."""
     parameters = spec.parameters
     properties: dict[str, Any] = {REASONING: ASKED} | parameters["properties"]
     demanded = (REASONING, *parameters["required"], *(name for name in properties if name == IMPORTANCE))
@@ -131,10 +131,10 @@ REASON = "reasoning"
 
 
 class SilentPolicy:
-    """The decisions of a policy, without reasoning and without the argument in which a call gives its reason.
+    """The decisions of a policy without their reasoning and without the calls' reason argument.
 
     Args:
-        policy: one without a tokenizer of its own.
+        policy: a policy without a tokenizer.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -147,7 +147,7 @@ class SilentPolicy:
 
 
 class SilentSession:
-    """One episode of it."""
+    """One episode of a silent policy."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -166,11 +166,11 @@ def _without_reason(action: ToolCall) -> ToolCall:
 
 
 class StudentFormatPolicy:
-    """A policy whose decisions are written in a format. They have no log probabilities: nothing was sampled.
+    """A policy whose decisions are written in a chat format. They have no log probabilities: nothing was sampled.
 
-    Of a policy that is a language model itself, the calls are not kept, nor how they were sampled and what failed
-    attempts there were: they are in another vocabulary. It sees its earlier outputs as plain words for the same reason,
-    and it is the student's tokenizer, not its own, by which contexts are made to fit.
+    The calls of a policy that is itself a language model are dropped, with their sampling and failed attempts: they are
+    in another vocabulary. For the same reason it sees its earlier outputs as plain text, and contexts are made to fit
+    by the student's tokenizer, not its own.
     """
 
     def __init__(self, policy: Policy, chat: ChatFormat) -> None:
@@ -183,14 +183,14 @@ class StudentFormatPolicy:
 
 
 class StudentFormatSession:
-    """One episode of it."""
+    """One episode in the student's format."""
 
     def __init__(self, session: Session, chat: ChatFormat) -> None:
         self._session, self._chat = session, chat
 
     @property
     def pending(self) -> Decision | None:
-        """As of every session, without calls: none of them is in this vocabulary."""
+        """The wrapped session's pending decision, without its calls, which are in another vocabulary."""
         cut: Decision | None = getattr(self._session, "pending", None)
         return None if cut is None else _without_calls(cut)
 
@@ -216,17 +216,17 @@ class StudentFormatSession:
 
 
 def in_student_format(policy: Policy, chat: ChatFormat) -> Policy:
-    """A policy that speaks a format: the policy itself, if it is a model of this very format and tokenizer."""
+    """Wrap a policy to write a chat format, unless it is a model of this very format and tokenizer."""
     return policy if counter_of(policy).hash == chat.hash else StudentFormatPolicy(policy, chat)
 
 
 def _without_calls(decision: Decision) -> Decision:
-    """A decision that came to no action. Segments of another vocabulary would be taken for counts of this one."""
+    """Return a decision that led to no action. Segments of another vocabulary would be counted as this one's."""
     return msgspec.structs.replace(decision, calls=(), segments={})
 
 
 def _in_words(context: Context) -> Context:
-    """The context as a policy of another vocabulary may see it: no piece has ids of this one."""
+    """Return the context for a policy of another vocabulary: no piece has token ids of this one."""
     return dataclasses.replace(context, pieces=tuple(map(_worded, context.pieces)))
 
 

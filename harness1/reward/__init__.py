@@ -1,1 +1,1 @@
-"""The composite terminal reward: one named, capped component per file, and their composition."""
+"""The composite terminal reward: named, capped components and their composition."""

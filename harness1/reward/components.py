@@ -1,5 +1,4 @@
-"""The terms of the reward, each capped to its ceiling: what a component is, and all of them. Adding one is one function
-here and one line in `COMPONENTS` of `composite.py`."""
+"""The terms of the reward, each capped to its ceiling. To add one, add a function here and a line in `COMPONENTS`."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from harness1.tools.registry import TOOLS
 
 @dataclass(frozen=True)
 class Case:
-    """All that a component may look at. What the environment enables is in `config.env`."""
+    """The inputs of a component. `config.env` says which mechanisms are enabled."""
 
     outcome: Outcome
     episode: Episode
@@ -24,18 +23,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Component:
-    """A value in [0, `ceiling(settings)`]; it contributes `weight(settings)` times as much, and penalties weigh
-    negatively."""
+    """A term of the reward: a value in [0, `ceiling(settings)`] times `weight(settings)`, negative for penalties."""
 
     name: str
     weight: Callable[[Reward], float]
     ceiling: Callable[[Reward], float]
     value: Callable[[Case], float]
     process: bool = False
-    """Whether it is about how the episode went rather than about what it found: such terms are capped in sum."""
+    """About how the episode went rather than what it found; the sum of such terms is capped as well."""
 
     def term(self, case: Case) -> RewardTerm:
-        """The capped value with its weight."""
+        """Return the capped value with its weight."""
         settings = case.config.reward
         return RewardTerm(min(max(self.value(case), 0.0), self.ceiling(settings)), self.weight(settings))
 
@@ -47,39 +45,39 @@ def component(
     *,
     process: bool = False,
 ) -> Callable[[Callable[[Case], float]], Component]:
-    """Make a component out of the function that computes its value. It counts once `composite.COMPONENTS` names it."""
+    """Turn the function that computes a value into a component. It counts once it is in `composite.COMPONENTS`."""
     return lambda value: Component(name, weight, ceiling, value, process)
 
 
 @component("answer", weight=lambda settings: settings.answer)
 def answer(case: Case) -> float:
-    """Final-answer recall of the curated set, F."""
+    """Return F, the final-answer recall of the curated set."""
     return case.outcome.answer_recall
 
 
 @component("answer_found", weight=lambda settings: settings.answer_found)
 def answer_found(case: Case) -> float:
-    """1 where the curated set holds some of the answer's evidence, else 0."""
+    """Return 1 if the curated set holds some of the answer's evidence, else 0."""
     return float(case.outcome.answer_recall > 0.0)
 
 
 @component("answer_missed", weight=lambda settings: -settings.answer_missed)
 def answer_missed(case: Case) -> float:
-    """max(TF - F, 0)."""
+    """Return max(TF - F, 0)."""
     return case.outcome.trajectory_answer_recall - case.outcome.answer_recall
 
 
 @component("clutter", weight=lambda settings: -settings.clutter)
 def clutter(case: Case) -> float:
-    """Irrelevant delivered units, as a share of the most that can be delivered. Unlike precision it tells a set of five
-    wrong units from one of thirty (a linear utility, as in the filtering track of TREC 2002)."""
+    """Return irrelevant delivered units as a share of the most that can be delivered. Unlike precision, it
+    distinguishes five wrong units from thirty (a linear utility, as in the filtering track of TREC 2002)."""
     irrelevant = case.outcome.set_size * (1.0 - case.outcome.precision)
     return irrelevant / case.config.env.curation.cap
 
 
 @component("curation", weight=lambda settings: settings.curation, process=True)
 def curation(case: Case) -> float:
-    """min(share of turns that curated / target share, 1); 1 where the target is 0."""
+    """Return min(share of turns that curated / target share, 1); 1 if the target is 0."""
     turns, target = case.outcome.turns, case.config.reward.curation_target
     if target == 0.0:
         return 1.0
@@ -88,7 +86,7 @@ def curation(case: Case) -> float:
 
 @component("diversity", weight=lambda settings: settings.diversity, process=True)
 def diversity(case: Case) -> float:
-    """min(d / d*, 1): distinct tools used with success, of the target."""
+    """Return min(d / d*, 1), where d is the number of distinct tools used successfully."""
     return case.outcome.tools / target(case)
 
 
@@ -99,46 +97,46 @@ def diversity(case: Case) -> float:
     process=True,
 )
 def diversity_shortfall(case: Case) -> float:
-    """max(d* - d, 0): a number of tools, at most the target."""
+    """Return max(d* - d, 0), a number of tools."""
     return float(target(case) - case.outcome.tools)
 
 
 def target(case: Case) -> int:
-    """d*: never more tools than the environment offers, so that a tool switched off costs no reward."""
+    """Return d*, never more than the tools that the environment offers: switching a tool off costs no reward."""
     return min(case.config.reward.diversity_target, available_tools(case.config.env))
 
 
 def available_tools(env: Env) -> int:
-    """How many tools can be counted: all that the environment offers but the one that ends the episode."""
+    """Return the number of tools that the environment offers, without the one that ends the episode."""
     return sum(enabled(env) for tool, enabled in TOOLS if tool is not end_search)
 
 
 @component("outcome", weight=lambda settings: settings.outcome)
 def outcome(case: Case) -> float:
-    """F_beta of curated precision and recall; with beta above 1, recall weighs more."""
+    """Return F_beta of curated precision and recall; with beta above 1, recall weighs more."""
     return f_beta(case.outcome.precision, case.outcome.recall, case.config.reward.beta)
 
 
 @component("recall_gap", weight=lambda settings: -settings.recall_gap)
 def recall_gap(case: Case) -> float:
-    """max(T - R, 0)."""
+    """Return max(T - R, 0)."""
     return case.outcome.trajectory_recall - case.outcome.recall
 
 
 @component("trajectory", weight=lambda settings: settings.trajectory)
 def trajectory(case: Case) -> float:
-    """Trajectory recall, T."""
+    """Return T, the trajectory recall."""
     return case.outcome.trajectory_recall
 
 
 @component("trajectory_answer", weight=lambda settings: settings.trajectory_answer)
 def trajectory_answer(case: Case) -> float:
-    """Final-answer recall of the trajectory, TF."""
+    """Return TF, the final-answer recall of the trajectory."""
     return case.outcome.trajectory_answer_recall
 
 
 @component("turn_penalty", weight=lambda settings: -settings.turn_penalty, process=True)
 def turn_penalty(case: Case) -> float:
-    """min((n - n0) / max(N - n0, 1), 1) for n turns above the free n0, of N allowed; 0 up to n0."""
+    """Return min((n - n0) / max(N - n0, 1), 1) for n of N allowed turns, n0 of them free; 0 up to n0."""
     free = case.config.reward.turn_penalty_from
     return (case.outcome.turns - free) / max(case.config.env.max_turns - free, 1)

@@ -1,10 +1,10 @@
-"""The terminal reward of an episode (Harness-1, arXiv 2606.02373, Table 5): capped components, weighed and summed.
+"""The terminal reward of an episode (Harness-1, arXiv 2606.02373, Table 5): capped components, weighted and summed.
 
-total = override, where there is one, else max(floor, sum of weight * value)
+    total = override, where there is one, else max(floor, sum of weight * value)
 
-Components about the process are capped in sum as well: what goes beyond `reward.process_cap` is taken back by a term of
-its own, so that the terms still add up to the total. Whatever process terms weigh, two episodes differ by at most twice
-the cap in them, and a better outcome by more than that is a better reward.
+The sum of the process components is capped, too: a term of its own takes back the excess over `reward.process_cap`, and
+the terms still add up to the total. Two episodes therefore differ by at most twice the cap in process terms, whatever
+their weights; an outcome that is better by more than that always earns more.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ COMPONENTS = (
     curation,
     turn_penalty,
 )
-"""Every component there is, in the order of their sum. Adding one is one file and one line here."""
+"""All components, in the order in which they are summed."""
 
 BEYOND_CAP = "beyond_process_cap"
-"""The term that is no component."""
+"""The name of the term that takes back the excess over the cap."""
 
 
 def composite(outcome: Outcome, episode: Episode, config: Config) -> RewardRecord | None:
-    """The reward of an episode with a known outcome; none for an infrastructure fault, which is never rewarded.
+    """Return the reward of an episode with a known outcome; None after an infrastructure fault, which earns no reward.
 
-    Terms of weight 0 are left out. They are recorded beside an override too, though they do not count then.
+    Terms of weight 0 are left out. An override is recorded together with the terms, which then do not count.
     """
     if episode.status is Status.INFRA_ERROR:
         return None
@@ -73,12 +73,12 @@ def composite(outcome: Outcome, episode: Episode, config: Config) -> RewardRecor
 
 
 def contributions(terms: Iterable[RewardTerm]) -> float:
-    """The sum of what terms contribute; exact, and so independent of their order."""
+    """Return the exact sum of the terms' contributions, which does not depend on their order."""
     return math.fsum(term.weight * term.value for term in terms)
 
 
 def by_term(reward: RewardRecord) -> dict[str, float]:
-    """What each term adds to a reward; an override stands in place of all terms."""
+    """Return the contribution of each term to a reward; an override replaces all terms."""
     if reward.override is not None:
         return {reward.override: reward.total}
     return {name: term.weight * term.value for name, term in reward.terms.items()}
@@ -89,7 +89,7 @@ def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
 
     The reward is the sum of weight x value over the components, with a floor, or one override. It has no unit; a value
     is capped at its ceiling, 1 by default. `reward.recipe = "paper"` is from Harness-1 (arXiv 2606.02373). An episode
-    that the infrastructure broke gets none.
+    broken by the infrastructure gets none.
 
     Raises:
         UsageError: the gold of the task is missing or names nothing to find.
@@ -100,7 +100,7 @@ def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
 
 
 def _beyond_cap(terms: Mapping[str, RewardTerm], cap: float) -> dict[str, RewardTerm]:
-    """The term that takes back what the process terms add up to beyond the cap; none where it holds."""
+    """Return the term that takes back the process terms' excess over the cap; empty if there is none."""
     process = contributions(terms[part.name] for part in COMPONENTS if part.process and part.name in terms)
     excess = abs(process) - cap
     return {BEYOND_CAP: RewardTerm(excess, -math.copysign(1.0, process))} if excess > 0.0 else {}

@@ -1,4 +1,4 @@
-"""What a finished episode achieved against its gold: computed once, then read by the reward and by every metric."""
+"""The outcome of a finished episode, measured against its gold once and then read by the reward and by every metric."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from harness1.reward.ranking import Target, Wanted, graded, match_targets, measu
 
 
 class Targets(Record):
-    """What an episode should find: everything relevant, and the part of it that holds the final answer."""
+    """The targets of an episode: everything relevant, and the part that holds the final answer."""
 
     relevant: tuple[Target, ...]
     answer: tuple[Target, ...]
     grades: tuple[int, ...]
-    """Of each relevant one; of facts 1."""
+    """Grade of each relevant target; 1 for facts."""
 
 
 class Outcome(Record, kw_only=True):
-    """Shares are in [0, 1] and 0 where the curated set is empty. Curated shares are strict on ids; in the `*_alias`
-    variants a curated unit also stands for the near duplicates hidden behind it."""
+    """The outcome of an episode. Shares are in [0, 1], and 0 if the curated set is empty. Curated shares match exact
+    ids; in the `*_alias` variants a curated unit also counts for the near duplicates that it represents."""
 
     recall: float = 0.0
     precision: float = 0.0
@@ -32,23 +32,23 @@ class Outcome(Record, kw_only=True):
     precision_alias: float = 0.0
     answer_recall_alias: float = 0.0
     trajectory_recall: float = 0.0
-    """Recall of all that was seen: the pool and the near duplicates hidden behind it."""
+    """Recall of everything seen: the pool and the near duplicates that its units represent."""
     trajectory_answer_recall: float = 0.0
     ranked: dict[str, float] = {}
-    """What the order of the curated set is worth: the measures of `ranking.MEASURES` by name."""
+    """Measures of the curated set's order, by their name in `ranking.MEASURES`."""
     set_size: int = 0
     turns: int = 0
-    """Turns with an action; a turn that ended in an unreadable output has none."""
+    """Turns with an action; a turn that ended in unreadable output has none."""
     calls: dict[str, int] = {}
-    """Calls of each tool that succeeded: an observation without error. `end_search` is never counted."""
+    """Successful calls of each tool (an observation without error), except `end_search`."""
     tool_errors: int = 0
     """Calls that the environment answered with an error."""
     format_errors: int = 0
-    """Outputs of the policy from which no action could be read, retries included."""
+    """Outputs of the policy without a readable action, retries included."""
 
     @property
     def selection_loss(self) -> float:
-        """Recall of what was seen that was not delivered: trajectory recall minus curated recall."""
+        """Trajectory recall minus curated recall."""
         return self.trajectory_recall - self.recall
 
     @property
@@ -57,13 +57,13 @@ class Outcome(Record, kw_only=True):
 
     @property
     def tools(self) -> int:
-        """Distinct tools that were used with success."""
+        """Number of distinct tools used successfully."""
         return len(self.calls)
 
 
 def outcome(episode: Episode, gold: Gold | None) -> Outcome:
-    """Score an episode. One that ended in a policy error delivers nothing, by definition: its curated set counts as
-    empty, whatever it held; what it saw still counts as seen.
+    """Score an episode. One that ended in a policy error delivers nothing by definition: its curated set counts as
+    empty, but what it saw counts as seen.
 
     Raises:
         UsageError: the gold of the task is missing or names nothing to find.
@@ -97,18 +97,18 @@ def outcome(episode: Episode, gold: Gold | None) -> Outcome:
 
 
 def delivered(episode: Episode) -> tuple[UnitId, ...]:
-    """The curated set in the order of delivery; nothing, where the policy's failure ended the episode. A record that
-    names a unit twice counts it where it stands first."""
+    """Return the curated set in the order of delivery, empty if the policy's failure ended the episode. A unit that the
+    record names twice counts at its first place."""
     if episode.status is Status.POLICY_ERROR:
         return ()
     return tuple(dict.fromkeys(entry.unit_id for entry in sorted(episode.curated, key=lambda entry: entry.rank)))
 
 
 def targets(task_id: str, gold: Gold | None, unit: Unit) -> Targets:
-    """What there is to find for a task, in the unit of its corpus. Readers of tasks call it to refuse bad gold early.
+    """Return the targets of a task, in the unit of its corpus. Readers of tasks call it to refuse bad gold early.
 
     Raises:
-        UsageError: there is no gold, or nothing relevant in it, or its facts cannot be found or do not exist.
+        UsageError: there is no gold, nothing in it is relevant, or its facts have no chunks or do not exist.
     """
     if gold is None:
         raise UsageError(f"task {task_id!r} has no gold: it cannot be scored")
@@ -116,7 +116,7 @@ def targets(task_id: str, gold: Gold | None, unit: Unit) -> Targets:
 
 
 def f_beta(precision: float, recall: float, beta: float) -> float:
-    """The weighted harmonic mean (1 + b^2) P R / (b^2 P + R) (van Rijsbergen 1979); 0 where both are 0."""
+    """Return the weighted harmonic mean (1 + b^2) P R / (b^2 P + R) (van Rijsbergen 1979); 0 if P or R is 0."""
     if precision == 0.0 or recall == 0.0:
         return 0.0
     return (1.0 + beta**2) * precision * recall / (beta**2 * precision + recall)
@@ -135,15 +135,15 @@ def _fact_targets(task_id: str, gold: Gold) -> Targets:
     if not facts:
         raise UsageError(f"task {task_id!r} has no facts, but its corpus is scored by chunks: its recall is undefined")
     if not all(facts):
-        raise UsageError(f"task {task_id!r}: fact {facts.index(frozenset())} is stated by no chunk")
+        raise UsageError(f"task {task_id!r}: no chunk states fact {facts.index(frozenset())}")
     positions = dict.fromkeys(gold.answer_facts)
     if not all(0 <= position < len(facts) for position in positions):
-        raise UsageError(f"task {task_id!r}: answer_facts names a fact beyond the {len(facts)} that it has")
+        raise UsageError(f"task {task_id!r}: answer_facts names a fact beyond the task's {len(facts)}")
     return Targets(facts, tuple(facts[position] for position in positions) or facts, (1,) * len(facts))
 
 
 def _covers(ranked: Sequence[UnitId], aliases: dict[UnitId, UnitId]) -> list[set[UnitId]]:
-    """For each curated unit, itself and the near duplicates that it represents."""
+    """Return, for each curated unit, the set of itself and the near duplicates that it represents."""
     covers = {unit: {unit} for unit in ranked}
     for alias, representative in aliases.items():
         if representative in covers:
@@ -171,5 +171,5 @@ def _calls(turns: Sequence[Turn]) -> dict[str, int]:
 
 
 def _format_errors(turn: Turn) -> int:
-    """Every attempt but the last of a turn failed; the last one did where the turn kept a parse error."""
+    """Count the failed attempts of a turn: all but the last, and the last as well if the turn kept a parse error."""
     return max(len({call.attempt for call in turn.calls}) - 1, 0) + (turn.parse_error is not None)

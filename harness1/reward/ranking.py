@@ -1,8 +1,7 @@
-"""Measures of a ranking against what was wanted, equal to those of `trec_eval` where the targets are documents.
+"""Measures of a ranking against targets, equal to those of `trec_eval` where the targets are documents.
 
-A ranking is a sequence of unit ids, best first. An id that stands in it again is passed over, so that a unit counts
-once and no share exceeds 1. Where facts are wanted, a target is a set of chunks of which any one is enough: it is met
-where the best placed of them stands.
+A ranking is a sequence of unit ids, best first. Repeated ids are skipped: each unit counts once and no share exceeds 1.
+Where facts are wanted, a target is a set of alternative chunks, met at the place of the best-ranked one.
 """
 
 from __future__ import annotations
@@ -16,67 +15,66 @@ from typing import NamedTuple
 from harness1.records import Record, UnitId
 
 DEPTHS = (1, 3, 5, 10, 15, 30)
-"""Depths k at which success, precision and recall of a ranking are taken."""
+"""Depths k of success, precision and recall."""
 
 Target = frozenset[UnitId]
-"""Units any one of which is enough: a single document, or the chunks that state one fact."""
+"""Alternative units, any one of which is enough: a single document, or the chunks that state one fact."""
 
 
 class Wanted(NamedTuple):
-    """What a ranking should hold: targets, and the grade of each, above 0."""
+    """The targets of a ranking, and the grade of each, above 0."""
 
     targets: tuple[Target, ...]
     grades: tuple[int, ...]
 
 
 def graded(grades: Mapping[UnitId, int]) -> Wanted:
-    """What relevance judgements of single units want: those with a grade above 0."""
+    """Return relevance judgements of single units as targets: those with a grade above 0."""
     relevant = {unit: grade for unit, grade in grades.items() if grade > 0}
     return Wanted(tuple(frozenset({unit}) for unit in relevant), tuple(relevant.values()))
 
 
 class Judged(Record):
-    """A ranking beside what was wanted. Places count from 1. Every measure is in [0, 1], and 0 where nothing was
-    ranked or nothing was wanted."""
+    """A ranking matched with its targets. Places count from 1. Every measure is in [0, 1], and 0 if either is empty."""
 
     size: int
     """Units ranked, each counted once."""
     relevant: tuple[int, ...]
     """Places of the units that belong to a target, ascending."""
     met: tuple[float, ...]
-    """For each target the place of the first unit that meets it; infinite where none does."""
+    """For each target, the place of the first unit that meets it; infinite if none does."""
     grades: tuple[int, ...]
-    """Of each target."""
+    """Grade of each target."""
     ideal: tuple[int, ...]
-    """The grades that a best ranking meets first at each place."""
+    """Grades that an ideal ranking gains at each place."""
 
     def recall(self, depth: float = math.inf) -> float:
-        """The share of the targets that is met by this depth."""
+        """Return the share of the targets met at this depth or above."""
         return self._met(depth) / len(self.met) if self.met else 0.0
 
     def precision(self, depth: float = math.inf) -> float:
-        """The share of the first `depth` places that holds a relevant unit, places left empty included; without a
-        depth, the share of the units that were ranked."""
+        """Return the share of the first `depth` places that hold a relevant unit, empty places included; without a
+        depth, the share of the ranked units that are relevant."""
         places = self.size if depth == math.inf else depth
         return self._relevant(depth) / places if places else 0.0
 
     def success(self, depth: float) -> float:
-        """1 where a relevant unit stands at this depth or above, else 0."""
+        """Return 1 if a relevant unit is at this depth or above, else 0."""
         return float(self._relevant(depth) > 0)
 
     def reciprocal_rank(self) -> float:
-        """1 / the place of the first relevant unit."""
+        """Return 1 / the place of the first relevant unit."""
         return 1.0 / self.relevant[0] if self.relevant else 0.0
 
     def average_precision(self) -> float:
-        """The mean over the targets of the precision at the place where each is met; 0 for one that is not."""
+        """Return the mean over the targets of the precision at the place where each is met, 0 for unmet ones."""
         precisions = [self.precision(place) for place in self.met if place < math.inf]
         return math.fsum(precisions) / len(self.met) if self.met else 0.0
 
     def ndcg(self, depth: float) -> float:
-        """Grades discounted by log2(1 + place) (Järvelin and Kekäläinen 2002, with the grade itself as the gain), as a
-        share of what the ideal ranking has. A fact that is met again gains nothing (as in alpha-nDCG with alpha = 1,
-        Clarke et al. 2008, whose greedy ideal can fall short of the best: the share is then 1)."""
+        """Return grades discounted by log2(1 + place) (Järvelin and Kekäläinen 2002, with the grade itself as the
+        gain), as a share of the ideal ranking's. Meeting a fact again gains nothing (alpha-nDCG with alpha = 1, Clarke
+        et al. 2008, whose greedy ideal can fall short of the best: the share is then 1)."""
         ideal = _discounted(enumerate(self.ideal, start=1), depth)
         return min(1.0, _discounted(zip(self.met, self.grades, strict=True), depth) / ideal) if ideal else 0.0
 
@@ -88,7 +86,7 @@ class Judged(Record):
 
 
 def match_targets(ranked: Sequence[UnitId], wanted: Wanted) -> Judged:
-    """Put a ranking beside what was wanted, in one pass for all measures."""
+    """Match a ranking with its targets, in one pass for all measures."""
     places = {unit: place for place, unit in enumerate(dict.fromkeys(ranked), start=1)}
     relevant = frozenset().union(*wanted.targets)
     return Judged(
@@ -103,7 +101,7 @@ def match_targets(ranked: Sequence[UnitId], wanted: Wanted) -> Judged:
 
 
 def measures(judged: Judged) -> dict[str, float]:
-    """Every measure of `MEASURES` by its name."""
+    """Return every measure of `MEASURES` by name."""
     return {name: measure(judged) for name, measure in MEASURES.items()}
 
 
@@ -121,16 +119,16 @@ MEASURES: Mapping[str, Callable[[Judged], float]] = MappingProxyType(
         "RR": Judged.reciprocal_rank,
     }
 )
-"""The measures that need an order. Adding one is one line here."""
+"""The measures that depend on the order. To add one, add a line here."""
 
 
 def _discounted(gains: Iterable[tuple[float, int]], depth: float) -> float:
-    """The sum of what stands at places up to the depth, the same whatever the order of the terms."""
+    """Return the sum of the discounted gains down to a depth, whatever the order of the terms."""
     return math.fsum(gain / math.log2(1 + place) for place, gain in gains if place <= depth)
 
 
 def _ideal(wanted: Wanted) -> Iterator[int]:
-    """Where targets share units, the unit that meets the most of what is left comes next."""
+    """Yield the ideal gains; where targets share units, the next unit is the one that meets most of what is left."""
     units = sorted(frozenset().union(*wanted.targets))
     if len(units) == sum(map(len, wanted.targets)):
         yield from sorted(wanted.grades, reverse=True)

@@ -1,7 +1,4 @@
-"""Advantages: what an episode earned beyond its siblings on the same task, and a turn beyond turns in the same state.
-
-They are of whole episodes, one number for all turns of each, however many rows an episode is cut into.
-"""
+"""Compute advantages of episodes over others on the same task, and of turns over others in the same state."""
 
 from __future__ import annotations
 
@@ -21,23 +18,23 @@ from harness1.tools.registry import Toolbox
 Kind = Literal["center", "group_std", "batch_std", "leave_one_out"]
 
 SAME = 1e-9
-"""Rewards that differ by no more are equal."""
+"""Rewards whose difference is no larger count as equal."""
 STD_EPSILON = 1e-4
-"""Added to standard deviations, which are those of samples (n - 1): both as in TRL's GRPO."""
+"""Added to standard deviations, which divide by n - 1: both as in TRL's GRPO."""
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
-    """Whether the rewards of a group differ; of others every advantage is 0."""
+    """Return True if the rewards of a group differ; otherwise all its advantages are 0."""
     return bool(rewards) and max(rewards) - min(rewards) > SAME
 
 
 def advantages(groups: Sequence[Sequence[float]], kind: Kind) -> list[list[float]]:
-    """The advantage of each episode, of the rewards of each group of a batch. In a group of one all are 0.
+    """Return the advantage of each episode, given the rewards of each group of a batch; a group of one has 0.
 
     - `center`: r - mean of the group (Dr. GRPO, arXiv 2503.20783).
     - `group_std`: that, over the standard deviation of the group's rewards (GRPO, arXiv 2402.03300).
     - `batch_std`: that, over the standard deviation of the centred rewards of all groups (REINFORCE++ with a baseline,
-      arXiv 2501.03262), so that how hard tasks are does not enter.
+      arXiv 2501.03262), so that the difficulty of tasks does not enter.
     - `leave_one_out`: r - mean of the others of the group (RLOO, arXiv 2402.14740).
     """
     centred = [_centred(rewards) for rewards in groups]
@@ -50,17 +47,17 @@ def advantages(groups: Sequence[Sequence[float]], kind: Kind) -> list[list[float
             deviation = _deviation([value for values in centred for value in values])
             return [_scaled(values, deviation) for values in centred]
         case "leave_one_out":
-            # r - (sum - r) / (n - 1) is n / (n - 1) times what is above the mean.
+            # r - (sum - r) / (n - 1) = n / (n - 1) * (r - mean)
             return [[value * len(values) / max(len(values) - 1, 1) for value in values] for values in centred]
 
 
 def anchor_advantages(rewards: Sequence[float], anchors: Sequence[Sequence[str]]) -> list[list[float]]:
-    """The second advantage of each turn of a group's episodes: the reward of its episode, minus the mean of that over
-    all turns of the group that began in the same state (GiGPO, Feng et al., arXiv 2505.10978, undiscounted and without
-    a deviation). Of a state that nobody else was in, it is 0.
+    """Return a second advantage for each turn of a group: the reward of its episode, minus the mean reward over all
+    turns of the group that began in the same state (GiGPO, Feng et al., arXiv 2505.10978, undiscounted and not divided
+    by a deviation). It is 0 for a state that occurs once.
 
     Args:
-        anchors: of each episode the states that its turns began in, by name (`anchor_keys`).
+        anchors: for each episode the names of the states that its turns began in (`anchor_keys`).
     """
     earned: dict[str, list[float]] = defaultdict(list)
     for reward, names in zip(rewards, anchors, strict=True):
@@ -71,8 +68,8 @@ def anchor_advantages(rewards: Sequence[float], anchors: Sequence[Sequence[str]]
 
 
 def anchor_keys(episode: Episode, env: Env) -> tuple[str, ...]:
-    """The `anchor_key` of the memory that each turn began with, in order of turns. The record does not hold it: actions
-    and recorded answers go through the pure core again, without rendering anything.
+    """Return the `anchor_key` of the memory that each turn began with. It is not recorded: actions and recorded answers
+    go through the pure core again, without rendering.
 
     Raises:
         ConfigError: the episode was recorded under another environment configuration.

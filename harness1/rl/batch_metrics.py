@@ -1,4 +1,4 @@
-"""What a batch of episodes looks like: the numbers that are watched while a policy learns from them."""
+"""Measure the episodes of a batch, for the log of a training."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ GoldOf = Callable[[Episode], Gold | None]
 
 
 def batch_metrics(groups: Sequence[EpisodeGroup], version: int, gold_of: GoldOf) -> dict[str, float]:
-    """Means over the episodes of a batch, and how old it is.
+    """Return means over the episodes of a batch, and its staleness.
 
     Args:
         version: of the weights that are to be trained.
 
     Returns:
-        What `episode_metrics` returns, and `reward_std` (mean deviation within a group), `staleness` (mean) and
+        The values of `episode_metrics`, and `reward_std` (mean deviation within a group), `staleness` (mean) and
         `staleness_max` of the groups, in versions.
     """
     ages = [version - min(each.policy_versions[0] for each in group.episodes) for group in groups]
@@ -35,10 +35,10 @@ def batch_metrics(groups: Sequence[EpisodeGroup], version: int, gold_of: GoldOf)
 
 
 def episode_metrics(episodes: Sequence[Episode], gold_of: GoldOf) -> dict[str, float]:
-    """Means over episodes that the infrastructure did not break; empty where there are none.
+    """Return means over the episodes that the infrastructure did not break; empty if there are none.
 
     Returns:
-        `reward`, and under `term/` what each of its terms contributes; `curated_recall`, `precision`, `set_size`,
+        `reward`, and under `term/` the contribution of each of its terms; `curated_recall`, `precision`, `set_size`,
         `turns`, `tool_errors` and `format_failures` (shares of turns and of episodes), `ended` (share of episodes that
         the policy ended itself), `output_tokens` of an episode, and under `tool/` the shares of the tools in all turns.
     """
@@ -63,7 +63,7 @@ def episode_metrics(episodes: Sequence[Episode], gold_of: GoldOf) -> dict[str, f
 
 
 def _outcomes(scored: Sequence[tuple[Episode, Gold]]) -> dict[str, float]:
-    """What was found, where it is known what was to be found."""
+    """Return means over the episodes whose gold is known."""
     results = [outcome(episode, gold) for episode, gold in scored]
     if not results:
         return {}
@@ -75,7 +75,7 @@ def _outcomes(scored: Sequence[tuple[Episode, Gold]]) -> dict[str, float]:
 
 
 def _terms(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What each term adds to the mean reward; an override stands in place of all terms."""
+    """Return the contribution of each term to the mean reward; an override replaces all terms."""
     added: defaultdict[str, float] = defaultdict(float)
     for episode in episodes:
         for name, value in by_term(episode.reward).items() if episode.reward else ():

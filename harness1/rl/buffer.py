@@ -1,4 +1,4 @@
-"""Which groups are begun, and which of them the trainer takes next: a windowed first-in-first-out buffer.
+"""Decide which groups are begun, and which of them the trainer takes next: a windowed first-in-first-out buffer.
 
 Groups are numbered as they are begun. One is *in flight* until it is finished or dropped, *ready* until it is taken,
 and *taken* until the trainer releases its batch; each of them holds one of `capacity = (staleness + 1) * groups` slots.
@@ -36,11 +36,11 @@ from harness1.records import Record
 
 Item = TypeVar("Item")
 DropReason = Literal["filtered", "stale", "faulty"]
-"""No signal in it; too old to train on; broken by the infrastructure."""
+"""All rewards equal; too old to train on; broken by the infrastructure."""
 
 
 class BufferCounts(Record):
-    """What became of the groups: `trained + filtered + stale + faulty + waiting == produced`, at all times."""
+    """The counts of groups so far: `trained + filtered + stale + faulty + waiting == produced`, at all times."""
 
     produced: int = 0
     """Groups that were finished or dropped."""
@@ -54,24 +54,23 @@ class BufferCounts(Record):
 
 
 class BufferState(Record):
-    """Where a buffer stands, without what waits or is in flight: that is begun again."""
+    """The saved state of a buffer, without the groups that wait or are in flight: those are begun again."""
 
     oldest: int = 0
-    """The first group that was neither trained nor dropped."""
+    """The first group that is neither trained nor dropped."""
     beyond: tuple[int, ...] = ()
-    """Those after it that were."""
+    """The groups after it that are."""
     fates: dict[str, int] = {}
     """How many were trained, filtered, stale and faulty."""
 
 
 class Buffer(Generic[Item]):
-    """Keeps groups in order between those who play them and the trainer. It belongs to one thread of one process, and
-    nothing in it waits.
+    """Keeps groups in order between the rollouts and the trainer. It belongs to one thread, and nothing in it waits.
 
     Args:
-        groups: of a batch.
+        groups: in a batch.
         staleness: batches that generation may be ahead of training.
-        window: as a share of the capacity; rounded down, and 1 group at least.
+        window: as a share of the capacity, rounded down to groups, at least 1.
 
     Raises:
         ValueError: a number is out of range.
@@ -99,7 +98,7 @@ class Buffer(Generic[Item]):
         return BufferCounts(produced=self._produced, waiting=len(self._ready) + len(self._taken), **self._fates)
 
     def begin(self, version: int) -> int | None:
-        """Take a slot for the next group; its number, or None when there is no slot.
+        """Take a slot for the next group, and return its number, or None if there is no slot.
 
         Args:
             version: of the weights that it is begun with.
@@ -114,10 +113,10 @@ class Buffer(Generic[Item]):
         return index
 
     def finish(self, index: int, item: Item, oldest_version: int | None = None) -> None:
-        """A group in flight has become something to train on.
+        """Take in a group in flight that can be trained on.
 
         Args:
-            oldest_version: of its calls; None: the one it was begun with.
+            oldest_version: of its calls; None: the version that it was begun with.
 
         Raises:
             KeyError: it is not in flight.
@@ -127,7 +126,7 @@ class Buffer(Generic[Item]):
         self._produced += 1
 
     def drop(self, index: int, reason: DropReason) -> None:
-        """A group in flight is nothing to train on: another may begin in its place.
+        """Drop a group in flight: another may begin in its place.
 
         Raises:
             KeyError: it is not in flight.
@@ -137,7 +136,7 @@ class Buffer(Generic[Item]):
         self._consume(index, reason)
 
     def take(self, version: int) -> list[Item] | None:
-        """A batch, oldest group first; None when there are not enough of them. Ready groups beyond the bound are
+        """Take a batch, oldest group first, or return None if there are too few. Ready groups beyond the bound are
         dropped.
 
         Args:
@@ -160,7 +159,7 @@ class Buffer(Generic[Item]):
         return [self._ready.pop(index)[0] for index in chosen]
 
     def release(self) -> None:
-        """The batch that was taken is trained, and the weights that came of it are published: its slots are free."""
+        """Free the slots of the batch that was taken, after its training and the publication of the weights."""
         for index in self._taken:
             self._consume(index, "trained")
         self._taken = ()
@@ -169,13 +168,13 @@ class Buffer(Generic[Item]):
         return BufferState(oldest=self._oldest, beyond=tuple(sorted(self._beyond)), fates=dict(self._fates))
 
     def load_state(self, state: BufferState) -> None:
-        """Go on where another buffer stood, as a new one: what was neither trained nor dropped is begun again.
+        """Go on from a saved state; groups that were neither trained nor dropped are begun again.
 
         Raises:
             RuntimeError: groups were begun here already.
         """
         if self._next:
-            raise RuntimeError("a buffer at work cannot be set elsewhere")
+            raise RuntimeError("a buffer in use cannot load a state")
         self._oldest = self._next = state.oldest
         self._beyond = set(state.beyond)
         self._fates, self._produced = Counter(state.fates), sum(state.fates.values())

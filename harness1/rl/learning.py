@@ -1,16 +1,15 @@
-"""Reinforcement learning: tasks and a policy in, a better policy out."""
+"""Train a policy by reinforcement learning, on the episodes that it plays."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -25,42 +24,37 @@ from harness1.models.formats.chat_format import ChatFormat
 from harness1.records import Episode, Gold, Task
 from harness1.retrieval.open import absolute_index
 from harness1.rl.batch_metrics import batch_metrics, episode_metrics
-from harness1.rl.buffer import Buffer, BufferState
+from harness1.rl.learner import Learner, MakeRows
 from harness1.rl.producer import RolloutProducer
-from harness1.rl.reference import row_logprobs, with_kl
-from harness1.rl.rollouts import EpisodeGroup, Rollouts
-from harness1.rl.start_gate import check_start
+from harness1.rl.rollouts import Rollouts
 from harness1.rl.task_stream import PlacedTask, TaskStream
-from harness1.rl.training_rows import substeps, training_rows
-from harness1.rows.row import TrainRow
+from harness1.rl.training_rows import training_rows
 from harness1.runs.files import refuse_full_disk
 from harness1.runs.folder import run_stage
-from harness1.runs.stage import Stage, read_stage, refuse_foreign, refuse_other, under_way
+from harness1.runs.stage import Stage, refuse_other, under_way
 from harness1.runs.store import EpisodeStore
-from harness1.train.algorithm import make_algorithm
 from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
-from harness1.train.lora import merged_state
-from harness1.train.saving import parameters_of, read_state, write_model, write_state
+from harness1.train.saving import parameters_of
 from harness1.train.schedule import is_due
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Diverged, Trainer
-from harness1.train.validation import Best
+from harness1.train.trainer import Diverged
 
 VERB = "rl train"
-STATE = Path("state", "state.pt")
 EPISODES = "episodes"
 OpenRollouts = AbstractAsyncContextManager[Rollouts]
-MakeRows = Callable[[Sequence[EpisodeGroup], Config], list[TrainRow]]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Learning:
-    """What is to be done. Settings are those of `config.rl` and `config.train`.
+    """A training to be done, with the settings `config.rl` and `config.train`.
 
     Args:
-        tasks: to learn from, with their gold; `held_out` ones are watched.
-        benches: what they are played on.
+        tasks: to learn from, with their gold.
+        held_out: tasks to validate on.
+        setups: indexed by `PlacedTask.setup`.
         base: the folder of the model that training begins with.
+        index_hashes: of the indexes that the setups search.
+        make_rows: makes rows of groups; given in experiments.
     """
 
     tasks: Sequence[PlacedTask]
@@ -73,16 +67,14 @@ class Learning:
     tensorboard: bool = False
     wandb: str = ""
     index_hashes: Sequence[str] = ()
-    """Of what the benches search."""
     make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl, config.env))
-    """How rows are made of groups; for experiments."""
 
     def check(self) -> None:
-        """Everything that can be checked before a model is loaded.
+        """Check all that can be checked before a model is loaded.
 
         Raises:
-            UsageError: there are no tasks, the model lies where the checkpoint goes, the settings do not fit each
-                other, or the disk is too full.
+            UsageError: there are no tasks, the checkpoint would overwrite the model, the metric of validation does not
+                fit, or the disk is too full.
         """
         train = self.config.train
         if not self.tasks:
@@ -95,11 +87,11 @@ class Learning:
         refuse_full_disk(self.out, parameters_of(self.base) * size)
 
     def is_done(self, policy_hash: str) -> bool:
-        """Whether the checkpoint is there, of this very work."""
+        """Return True if the folder holds the checkpoint of this very work."""
         return (self.out / CHECKPOINT).is_file() and self.stage(policy_hash).is_done(self.out)
 
     def stage(self, policy_hash: str) -> Stage:
-        """The card of the work; equal work has an equal card.
+        """Return the card of the work; equal work has an equal card.
 
         Args:
             policy_hash: of the policy that training begins with.
@@ -125,14 +117,14 @@ def learn(
     """Train, and write the best checkpoint by `train.watch.metric` into `work.out`; go on where an earlier run stopped.
 
     Args:
-        players: gives who plays, within the event loop of the training; they begin with the weights of `work.base`.
-        chat: the format that the policy speaks.
+        players: opens the rollouts within the event loop of the training; they begin with the weights of `work.base`.
+        chat: the format of the policy.
 
     Raises:
-        UsageError: as `Learning.check`; the folder holds something else or cannot be written; what was sampled is not
-            what is trained; or no group has anything to learn from.
-        Diverged: a loss is no number; the best checkpoint until then is kept.
-        InfrastructureFault: nothing but broken episodes comes.
+        UsageError: as `Learning.check`; the folder holds something else or cannot be written; the episodes were not
+            sampled by the weights in training; or no group has anything to learn from.
+        Diverged: a loss is not finite; the best checkpoint until then is kept.
+        InfrastructureFault: only broken episodes come.
     """
     work.check()
     stage = work.stage(policy_hash)
@@ -147,218 +139,149 @@ def learn(
             dataset={"tasks": stage.inputs["tasks"]},
             train={"rl": stage.inputs["rl"], "train": stage.inputs["train"]},
         )
-        run = _Run(work, card)
+        learner = Learner(work.base, work.out, card, work.make_rows, work.config, work.device)
         run_card(work, chat).write(work.out / EPISODES)
-        asyncio.run(run.run(players, on_step))
+        try:
+            asyncio.run(_train(work, learner, players, on_step))
+        except Diverged:
+            _ensure_checkpoint(work, learner)
+            raise
+        _ensure_checkpoint(work, learner)
         run_card(work, chat).write(work.out / EPISODES, status="finished")
-    counts = msgspec.structs.asdict(run.buffer.counts)
-    stage.write(work.out, status="finished", outputs={"step": run.card.step, "metrics": run.card.metrics, **counts})
-    return run.card
+    counts = msgspec.structs.asdict(learner.buffer.counts)
+    outputs = {"step": learner.card.step, "metrics": learner.card.metrics, **counts}
+    stage.write(work.out, status="finished", outputs=outputs)
+    return learner.card
 
 
 def run_card(work: Learning, chat: ChatFormat) -> Stage:
-    """The card of the episodes that a training plays, which are a run like others: they can be replayed and looked
-    at."""
+    """Return the card of the episodes of a training: they form a run, which can be replayed and viewed."""
     first = work.setups[0]
     hashes = {"env": env_hash(work.config.env), "counter": chat.hash, "tokenizer": chat.tokenizer.hash}
     return run_stage(work.config, first.policy, {}, absolute_index(first.retriever), hashes, {"format": chat.name})
 
 
-def clear_learning(out: Path) -> None:
-    """Remove an earlier training, whole.
-
-    Raises:
-        UsageError: the folder holds something else.
-    """
-    refuse_foreign(out, VERB)
-    if read_stage(out) is not None:
-        shutil.rmtree(out)
+def _ensure_checkpoint(work: Learning, learner: Learner) -> None:
+    """Write the present weights as the checkpoint, unless a validation chose one."""
+    if not (work.held_out and (work.out / CHECKPOINT).is_file()):
+        learner.write_checkpoint({})
 
 
-class _Run:
-    """The learner, with what it carries from batch to batch."""
-
-    rollouts: Rollouts
-
-    def __init__(self, work: Learning, card: Checkpoint) -> None:
-        config = work.config
-        self.work, self.config, self.card = work, config, card
-        rl, train = config.rl, config.train
-        self.buffer: Buffer[EpisodeGroup] = Buffer(rl.groups, rl.staleness, rl.window)
-        self.stream = TaskStream(work.tasks, rl.samples, rl.seed)
-        self.golds = {_key(placed.task): placed.task.gold for placed in (*work.tasks, *work.held_out)}
-        model = load_trainable(work.base, train, work.device, config.machine.model.threads)
-        self.trainer = Trainer(model, make_algorithm(rl.algorithm, rl), train, rl.batches * rl.substeps)
-        self.reference = load_trainable(work.base, train, work.device) if rl.kl else None
-        self.best = Best(train.watch.metric)
-        self.version, self.validated = 0, -1
-        if (state := read_state(work.out / STATE)) is not None:
-            self.trainer.load_state(state["trainer"])
-            self.buffer.load_state(msgspec.convert(state["buffer"], BufferState))
-            self.best = Best(**state["best"])
-            self.card = msgspec.convert(state["card"], Checkpoint)
-            self.version, self.validated = state["version"], state["looked"]
-        self._begun, self._counted = self.version, self.buffer.counts
-        # Adapters are merged into rounded weights: after some steps what is sampled is not exactly what is trained.
-        self._rounds = train.lora.rank > 0 and train.dtype == "bfloat16"
-        self._stepping = self._interrupted = False
-
-    async def run(self, players: OpenRollouts, on_step: StepListener) -> None:
-        begun = self.version
-        on_step(begun, self.config.rl.batches, {})
-        async with players as self.rollouts:
-            # The store is locked, and so keeps a second process from the log.
-            with EpisodeStore(self.work.out / EPISODES) as store, self._log(begun) as log:
-                await self._publish()
-                if self.validated < 0:
-                    await self._validate(log, on_step)
-                generation = RolloutProducer(self.rollouts, self.stream, self.buffer, store.append)
-                generation.version = begun
+async def _train(work: Learning, learner: Learner, players: OpenRollouts, on_step: StepListener) -> None:
+    """Train to the end. An interrupt waits for the batch in training, and saves the state."""
+    on_step(learner.version, work.config.rl.batches, {})
+    async with players as rollouts:
+        # The store is locked, and so keeps a second process from the log.
+        with (
+            EpisodeStore(work.out / EPISODES) as store,
+            TrainLog(work.out, learner.version, tensorboard=work.tensorboard, wandb=work.wandb) as log,
+        ):
+            loop = _Loop(work, learner, rollouts, log, on_step)
+            await loop.publish()
+            if learner.validated < 0:
+                await loop.validate()
+            rl = work.config.rl
+            stream = TaskStream(work.tasks, rl.samples, rl.seed)
+            async with RolloutProducer(rollouts, stream, learner.buffer, store.append, learner.version) as producer:
                 try:
-                    async with generation:
-                        await self._batches(generation, log, on_step)
-                except Diverged:
-                    self._write_last()
+                    await loop.batches(producer)
+                except asyncio.CancelledError:
+                    learner.save()
                     raise
-        self._write_last()
 
-    async def _batches(self, generation: RolloutProducer, log: TrainLog, on_step: StepListener) -> None:
-        """All batches. What is interrupted is saved as it stands."""
-        try:
-            await self._each_batch(generation, log, on_step)
-        except asyncio.CancelledError:
-            if not self._stepping:
-                self._save()
-            raise
 
-    async def _each_batch(self, generation: RolloutProducer, log: TrainLog, on_step: StepListener) -> None:
-        batches, train = self.config.rl.batches, self.config.train
+class _Loop:
+    """The steps of a training: wait for a batch, train, publish, validate. Between them it can be interrupted."""
+
+    def __init__(
+        self, work: Learning, learner: Learner, rollouts: Rollouts, log: TrainLog, on_step: StepListener
+    ) -> None:
+        self._work, self._learner, self._rollouts = work, learner, rollouts
+        self._log, self._on_step = log, on_step
+        self._golds = {_key(placed.task): placed.task.gold for placed in (*work.tasks, *work.held_out)}
+        self._counted = learner.buffer.counts
+
+    async def batches(self, producer: RolloutProducer) -> None:
+        """Train batch by batch, to the last one or until validations stop improving."""
+        learner, train = self._learner, self._work.config.train
         while True:
-            ends = self.version == batches
-            if self.validated < self.version and (ends or is_due(self.version, train.watch.every)):
-                await self._validate(log, on_step)
-            ends = ends or self._stops()
-            if ends or (self.version > self._begun and is_due(self.version, train.save_every)):
-                self._save()
+            ends = learner.version == self._work.config.rl.batches
+            if learner.validated < learner.version and (ends or is_due(learner.version, train.watch.every)):
+                await self.validate()
+            ends = ends or 0 < train.watch.patience <= learner.best.stale
+            if ends or (learner.version > learner.begun and is_due(learner.version, train.save_every)):
+                learner.save()
             if ends:
                 return
-            values = await self._batch(generation)
-            log.write(self.version, values)
-            on_step(self.version, batches, values)
-            if self._interrupted:
-                raise asyncio.CancelledError
+            await self._batch(producer)
 
-    async def _batch(self, generation: RolloutProducer) -> dict[str, float]:
-        """One batch: wait for its groups, step, publish."""
-        began = time.perf_counter()
-        groups = await generation.batch()
+    async def _batch(self, producer: RolloutProducer) -> None:
+        """Wait for a batch, train on it, publish and log. Once training begins, an interrupt is raised at the end."""
+        learner, began = self._learner, time.perf_counter()
+        groups = await producer.batch()
         waited = time.perf_counter() - began
-        seen = batch_metrics(groups, self.version, self._gold)
-        trained = await self._stepped(groups)
+        seen = batch_metrics(groups, learner.version, self._gold)
+        trained, interrupt = await _in_thread(partial(learner.train, groups))
         stepped = time.perf_counter() - began - waited
-        if not self._interrupted:
+        if interrupt is None:
             try:
-                await self._publish()
-            except asyncio.CancelledError:  # whoever resumes publishes again
-                self._interrupted = True
-        generation.release(self.version)
-        self._stepping = False
-        before, counts = self._counted, self.buffer.counts
-        self._counted = counts
+                await self.publish()
+            except asyncio.CancelledError as error:  # a resumed training publishes again
+                interrupt = error
+        producer.release(learner.version)
+        seconds = {"wait_seconds": waited, "train_seconds": stepped, "seconds": time.perf_counter() - began}
+        self._report(trained | seen | self._group_counts() | seconds)
+        if interrupt is not None:
+            raise interrupt
+
+    async def publish(self) -> None:
+        """Give the present weights to those who play."""
+        await self._rollouts.publish(self._learner.weights(), self._learner.version)
+
+    async def validate(self) -> None:
+        """Play the held-out tasks, and write a checkpoint if the result is the best so far."""
+        learner, seed = self._learner, self._work.config.rl.seed
+        if self._work.held_out:
+            episodes: list[Episode] = []
+            jobs = [EpisodeJob(placed.task, seed=seed, setup=placed.setup) for placed in self._work.held_out]
+            await self._rollouts.run(jobs, episodes.append)
+            found = episode_metrics(sorted(episodes, key=lambda each: each.task.task_id), self._gold)
+            self._report({f"{VALIDATION_PREFIX}{name}": value for name, value in found.items()})
+            # The start is validated for comparison, and is never a checkpoint.
+            if learner.version and learner.best.take(found):
+                learner.write_checkpoint(found)
+        learner.validated = learner.version
+
+    def _report(self, values: dict[str, float]) -> None:
+        self._log.write(self._learner.version, values)
+        self._on_step(self._learner.version, self._work.config.rl.batches, values)
+
+    def _group_counts(self) -> dict[str, float]:
+        """Return the counts of groups so far, and the share of those since the last batch that had no signal."""
+        before, self._counted = self._counted, self._learner.buffer.counts
+        now = self._counted
         return {
-            **trained,
-            **seen,
-            "zero_variance": (counts.filtered - before.filtered) / max(1, counts.produced - before.produced),
-            **{f"groups/{name}": float(value) for name, value in msgspec.structs.asdict(counts).items()},
-            "wait_seconds": waited,
-            "train_seconds": stepped,
-            "seconds": time.perf_counter() - began,
+            "zero_variance": (now.filtered - before.filtered) / max(1, now.produced - before.produced),
+            **{f"groups/{name}": float(value) for name, value in msgspec.structs.asdict(now).items()},
         }
-
-    async def _stepped(self, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
-        """Train on a batch, in a thread. An interrupt waits for its end, so that nothing is lost."""
-        self._stepping = True
-        stepping = asyncio.ensure_future(asyncio.to_thread(self._train, groups))
-        try:
-            trained = await asyncio.shield(stepping)
-        except asyncio.CancelledError:
-            self._interrupted = True
-            trained = await stepping
-        self.version += 1
-        return trained
-
-    def _train(self, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
-        """The optimizer steps on a batch: the means of what they measured, the largest of what is a maximum."""
-        rl = self.config.rl
-        rows = self.work.make_rows(groups, self.config)
-        kept: dict[str, float] = {}
-        if self.version == self._begun and (self.version == 0 or not self._rounds):
-            report = check_start(self.trainer, rows)
-            kept |= {"gate/max_difference": report.max_difference, "gate/mean_k3": report.mean_k3}
-        if self.reference is not None:
-            known = row_logprobs(self.reference, rows, self.config.train)
-            rows, kept["kl"] = with_kl(rows, known, rl.kl)
-        values = [self.trainer.step(part) for part in substeps(rows, rl.substeps, rl.seed + self.version)]
-        summed = ("trained_tokens",)
-        for name in values[0]:
-            each = [value[name] for value in values]
-            kept[name] = sum(each) if name in summed else max(each) if name.endswith("_max") else fmean(each)
-        kept["rows"] = float(len(rows))
-        kept["tokens"] = float(sum(len(row.token_ids) for row in rows))
-        return kept
-
-    async def _publish(self) -> None:
-        await self.rollouts.publish(merged_state(self.trainer.model), self.version)
-
-    async def _validate(self, log: TrainLog, on_step: StepListener) -> None:
-        """Play held-out tasks, and write a checkpoint if there was none better."""
-        if not self.work.held_out:
-            self.validated = self.version
-            return
-        episodes: list[Episode] = []
-        seed = self.config.rl.seed
-        jobs = [EpisodeJob(task=placed.task, seed=seed, setup=placed.setup) for placed in self.work.held_out]
-        await self.rollouts.run(jobs, episodes.append)
-        found = episode_metrics(sorted(episodes, key=lambda each: each.task.task_id), self._gold)
-        named = {f"{VALIDATION_PREFIX}{name}": value for name, value in found.items()}
-        log.write(self.version, named)
-        on_step(self.version, self.config.rl.batches, named)
-        # What was there before the first step is written down, and is no checkpoint.
-        if self.version and self.best.take(found):
-            self._write(found)
-        self.validated = self.version
 
     def _gold(self, episode: Episode) -> Gold | None:
-        return self.golds[_key(episode.task)]
+        return self._golds[_key(episode.task)]
 
-    def _stops(self) -> bool:
-        return 0 < self.config.train.watch.patience <= self.best.stale
 
-    def _log(self, begun: int) -> TrainLog:
-        return TrainLog(self.work.out, begun, tensorboard=self.work.tensorboard, wandb=self.work.wandb)
-
-    def _write_last(self) -> None:
-        """Where no look at held-out tasks chose a checkpoint, the present weights are it."""
-        if not (self.work.held_out and (self.work.out / CHECKPOINT).is_file()):
-            self._write({})
-
-    def _write(self, metrics: dict[str, float]) -> None:
-        self.card = msgspec.structs.replace(self.card, step=self.version, metrics=metrics)
-        write_model(self.work.out, self.trainer.model, self.work.base, self.card)
-
-    def _save(self) -> None:
-        card: dict[str, Any] = msgspec.to_builtins(self.card)
-        state = {
-            "trainer": self.trainer.state(),
-            "buffer": msgspec.to_builtins(self.buffer.state()),
-            "best": asdict(self.best),
-            "card": card,
-            "version": self.version,
-            "looked": self.validated,
-        }
-        write_state(self.work.out / STATE, state)
+async def _in_thread(work: Callable[[], Result]) -> tuple[Result, asyncio.CancelledError | None]:
+    """Run work in a thread to its end; return its result, and the interrupt that came meanwhile, to be raised later."""
+    # A future and not a task: what cancels all tasks, as a second Ctrl-C does, leaves it alone.
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    interrupt = None
+    while not running.done():
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError as error:
+            interrupt = error
+    return running.result(), interrupt
 
 
 def _key(task: Task) -> tuple[str, str]:
-    """Tasks of different datasets may have one id."""
+    """Return a key of a task; the id alone may occur in several datasets."""
     return task.task_id, task.query

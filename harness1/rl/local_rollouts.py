@@ -1,35 +1,41 @@
-"""Episodes played in this process, with a model here or behind a server."""
+"""Play the episodes of a training in this process, with a model here or behind a server."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness1.config import Config
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, play_staged
-from harness1.errors import ConfigError, UsageError
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
+from harness1.episodes.staged import play_staged
+from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.models.backend import Backend
 from harness1.models.files.fetch import resolve_model
 from harness1.models.open import ModelSpec, open_backend
 from harness1.models.transformers.backend import TransformersBackend
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode
-from harness1.rl.weight_folder import write_version
+from harness1.train.saving import copy_beside_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+KEPT = 2
+"""Versions on disk: an engine may still be reading the one before the last."""
+
+
 class LocalRollouts:
-    """`Rollouts` by the staged runner, over one policy.
+    """`Rollouts` in stages, of one policy.
 
     Args:
-        benches: what `EpisodeJob.setup` names; their `policy` is not read.
-        base: the folder of the model, and
-        versions: where its versions are written, for a backend that loads weights by path.
+        setups: indexed by `EpisodeJob.setup`; their `policy` is not read.
+        base: the folder of the model.
+        versions: the folder for its versions, for a backend that loads weights by path.
     """
 
     def __init__(self, setups: Sequence[EpisodeSetup], policy: LanguageModelPolicy, base: Path, versions: Path) -> None:
@@ -45,16 +51,51 @@ class LocalRollouts:
 
 
 async def publish_to(backend: Backend, state: Mapping[str, Tensor], version: int, base: Path, versions: Path) -> None:
-    """Give weights to a backend: by memory to a model in this process, by path to others."""
+    """Give weights to a backend: in memory if the model is in this process, otherwise by path."""
     if isinstance(backend, TransformersBackend):
         await backend.load_state(state, version)
     else:
         await backend.load_weights(write_version(versions, base, state, version), version)
 
 
+def write_version(root: Path, base: Path, state: Mapping[str, Tensor], version: int) -> Path:
+    """Write a version of a model beside the previous one, remove older ones, and return its folder.
+
+    Args:
+        base: the folder of the original model, whose other files are copied.
+
+    Raises:
+        InfrastructureFault: there is no room, or the folder cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    folder = root / f"version-{version}"
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        copy_beside_weights(base, folder)
+        save_file(_untied(state), folder / "model.safetensors", metadata={"format": "pt"})
+    except (OSError, SafetensorError) as error:
+        raise InfrastructureFault(f"version {version} of the weights cannot be written to {root}: {error}") from error
+    for old in sorted(root.glob("version-*"), key=lambda path: int(path.name.partition("-")[2]))[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Keep each storage once: of names that share one, as a tied head does, readers need only the first."""
+    seen: set[int] = set()
+    kept = {}
+    for name, value in state.items():
+        if value.data_ptr() not in seen:
+            seen.add(value.data_ptr())
+            kept[name] = value.detach().cpu().contiguous()
+    return kept
+
+
 def open_rollouts(setups: Sequence[EpisodeSetup], spec: str, base: Path, versions: Path) -> LocalRollouts:
-    """Rollouts with a policy of their own: what a worker on another machine opens. Its versions are in a folder of its
-    own, for workers do not wait for each other.
+    """Open rollouts with a policy of their own, in a worker on any machine. The worker writes versions into its own
+    folder, because workers do not wait for each other.
 
     Raises:
         UsageError, ConfigError, MissingExtra: as `open_policy_to_train`.
@@ -64,11 +105,11 @@ def open_rollouts(setups: Sequence[EpisodeSetup], spec: str, base: Path, version
 
 
 def open_policy_to_train(spec: str, config: Config) -> LanguageModelPolicy:
-    """The policy that is to be trained. It is sampled as it is, for what is sampled is what is trained.
+    """Open the policy to be trained. It must be sampled from its unchanged distribution, which is the one trained.
 
     Raises:
-        UsageError: `spec` names no model whose tokens are sampled by its ids.
-        ConfigError: the settings of sampling are none to train by.
+        UsageError: `spec` names no model that gives token ids.
+        ConfigError: the sampling settings change the distribution.
     """
     asked, settings = ModelSpec.read(spec), config.policy
     if asked.kind == "openai":
@@ -83,9 +124,9 @@ def open_policy_to_train(spec: str, config: Config) -> LanguageModelPolicy:
 
 
 def base_folder(spec: str) -> Path:
-    """Where the weights lie that a policy begins with.
+    """Return the folder of the weights that a policy begins with.
 
     Raises:
-        UsageError: there is no such model here.
+        UsageError: the model is not on this machine.
     """
     return resolve_model(ModelSpec.read(spec).model)

@@ -1,19 +1,22 @@
-"""Log probabilities of given tokens by one plain forward pass, and the gate that recorded ones must pass.
+"""Compute log probabilities by one plain forward pass, and compare recorded ones with them.
 
-Nothing here shares code with decoding but the definition of the distribution (`processed_logprobs`).
+Only the definition of the distribution (`processed_logprobs`) is shared with decoding.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from harness1.errors import UsageError
+from harness1.models.backend import Grammar
 from harness1.models.sampler import processed_logprobs
 from harness1.models.transformers.causal_model import Dtype
+from harness1.models.transformers.grammar_mask import GrammarCompiler
 from harness1.records import Record, Sampling
 from harness1.rows.calls import SampledCall
 
@@ -22,12 +25,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BOUND = 1e-4
-"""Of a difference between log probabilities in float32, at temperatures from 1; below, divided by the temperature."""
+"""The bound of a difference in float32, at temperatures from 1; below, it is divided by the temperature."""
 MEAN_K3_BOUND = 1e-3
 TIES = {"float32": 1e-3, "bfloat16": 0.25}
-"""Logits that differ by less are equally likely to be the highest in another order of computation."""
+"""Logits that differ by less may change places in another order of computation."""
 NUCLEUS_EDGE = 1e-5
-"""A token whose cumulative probability is so near to `top_p` may fall on either side of it."""
+"""A token whose cumulative probability is this near to `top_p` may fall on either side of it."""
 
 MaskOf = Callable[[SampledCall], "Tensor | None"]
 
@@ -35,10 +38,10 @@ MaskOf = Callable[[SampledCall], "Tensor | None"]
 def token_logprobs(
     model: PreTrainedModel, token_ids: Sequence[int], sampling: Sampling, masks: Tensor | None = None
 ) -> Tensor:
-    """The log probability of each token but the first, given those before it, under the distribution of `sampling`.
+    """Return the log probability of each token after the first, given those before it, under `sampling`.
 
-    A token that `top_k` or `top_p` would have cut counts as the one that was kept beyond them: which tokens are cut
-    depends on rounding. Differentiable in the model's parameters.
+    A token that `top_k` or `top_p` would cut is treated as kept, as the cut depends on rounding. The result is
+    differentiable in the model's parameters.
 
     Args:
         token_ids: one sequence of at least two tokens.
@@ -51,7 +54,7 @@ def token_logprobs(
 
 
 def _logits(model: PreTrainedModel, token_ids: Sequence[int], last: int) -> Tensor:
-    """What predicts the last tokens of a sequence: [last, vocabulary], float32."""
+    """Return the logits that predict the last tokens of a sequence: [last, vocabulary], float32."""
     import torch
 
     ids = torch.tensor([list(token_ids)], device=model.device)
@@ -60,7 +63,7 @@ def _logits(model: PreTrainedModel, token_ids: Sequence[int], last: int) -> Tens
 
 
 def _chosen(logits: Tensor, ids: Sequence[int], sampling: Sampling, masks: Tensor | None) -> Tensor:
-    """The log probabilities of the ids, [tokens], of logits [tokens, vocabulary]."""
+    """Return the log probabilities of the ids, [tokens], given logits [tokens, vocabulary]."""
     import torch
 
     at = torch.tensor(list(ids), device=logits.device)[:, None]
@@ -74,12 +77,12 @@ def _chosen(logits: Tensor, ids: Sequence[int], sampling: Sampling, masks: Tenso
 
 
 class LogprobReport(Record):
-    """How recorded log probabilities compare with replayed ones.
+    """The comparison of recorded with replayed log probabilities.
 
     `worst_ratio` is the greatest difference as a share of its bound, 1e-4 / min(temperature, 1). `mean_k3` is the mean
     of r - 1 - log r with log r = replayed - recorded, which estimates the divergence of the two distributions
-    (Schulman, "Approximating KL divergence", 2020). Tokens at temperature 0 have no distribution: `greedy_gap` is by
-    how much the logit of one was below the highest, and infinite where something else than 0 was recorded.
+    (Schulman, "Approximating KL divergence", 2020). Tokens at temperature 0 have no distribution: `greedy_gap` is
+    the greatest distance of their logits from the highest, and infinite where a recorded value is not 0.
     """
 
     tokens: int = 0
@@ -90,7 +93,7 @@ class LogprobReport(Record):
     greedy_gap: float = 0.0
 
     def passes(self, dtype: Dtype) -> bool:
-        """Whether they agree as far as this type of numbers allows: each in float32, on the mean in bfloat16."""
+        """Return True if they agree within the precision of the type: each in float32, on the mean in bfloat16."""
         if self.tokens + self.greedy_tokens == 0 or not self.greedy_gap <= TIES[dtype]:
             return False
         return self.worst_ratio <= 1 if dtype == "float32" else self.mean_k3 <= MEAN_K3_BOUND
@@ -101,7 +104,7 @@ def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of:
 
     Args:
         model: with the weights that sampled the calls, and with its own attention.
-        mask_of: what a call's grammar allowed at each token, bool [tokens, vocabulary]; None where it had none.
+        mask_of: gives the tokens that a call's grammar allowed, bool [tokens, vocabulary]; None without a grammar.
 
     Raises:
         UsageError: a call has no output, or not one log probability for each id of it.
@@ -143,8 +146,35 @@ def report_of(replayed: Sequence[float], recorded: Sequence[float]) -> LogprobRe
     return LogprobReport(len(difference), worst, worst / BOUND, k3)
 
 
+def grammar_masks(folder: Path, vocabulary: int, grammars: Sequence[Grammar]) -> MaskOf:
+    """Return a function that rebuilds the masks of a call's grammar, which a record does not hold: bool,
+    [tokens, vocabulary], True where a token was allowed.
+
+    Args:
+        folder: of the model, for its tokenizer.
+        vocabulary: the width of its logits.
+
+    Raises:
+        MissingExtra: xgrammar is not installed.
+        UsageError: the folder has no tokenizer; on calling, if a call names another grammar.
+    """
+    compiler = GrammarCompiler(folder, vocabulary)
+    known = {grammar.digest: grammar for grammar in grammars}
+
+    def mask_of(call: SampledCall) -> Tensor | None:
+        name = call.sampling.grammar
+        if name is None:
+            return None
+        if name not in known:
+            raise UsageError(f"a call was sampled under the grammar {name[:12]}, which is not that of this environment")
+        return compiler.masks(known[name], call.sampling.stop_ids, call.output_ids)
+
+    return mask_of
+
+
 def _differences(call: SampledCall, logits: Tensor, masks: Tensor | None) -> Tensor:
-    """Replayed minus recorded log probabilities, [tokens], float64; of those on either side of an edge the smaller."""
+    """Subtract recorded from replayed log probabilities, [tokens], float64; at the edge of `top_p` take the smaller
+    difference of both sides."""
     import torch
 
     recorded = torch.tensor(call.output_logprobs, dtype=torch.float64)
@@ -159,7 +189,7 @@ def _differences(call: SampledCall, logits: Tensor, masks: Tensor | None) -> Ten
 
 
 def _greedy(report: LogprobReport, call: SampledCall, logits: Tensor, masks: Tensor | None) -> LogprobReport:
-    """Add a call at temperature 0; what is recorded must be 0."""
+    """Add a call at temperature 0, whose recorded values must be 0."""
     import torch
 
     if masks is not None:
@@ -176,5 +206,5 @@ def _greedy(report: LogprobReport, call: SampledCall, logits: Tensor, masks: Ten
 
 
 def _largest(values: Tensor) -> float:
-    """What is no number is larger than any: it must not pass a comparison."""
+    """Return the largest value; NaN counts as infinite, and so fails every bound."""
     return float(values.nan_to_num(nan=math.inf, posinf=math.inf).max())

@@ -1,4 +1,4 @@
-"""The generating half of a training: groups of episodes, begun as the buffer has room, until the learner stops it."""
+"""Produce groups of episodes for a training, begun as the buffer has room, until the learner stops it."""
 
 from __future__ import annotations
 
@@ -19,30 +19,35 @@ from harness1.rl.task_stream import TaskStream
 from harness1.rl.training_rows import rewards_of, trainable
 
 BARREN = 10
-"""Batches' worth of groups without one to train on after which something is wrong."""
+"""Batches' worth of groups without a usable one, after which training is stopped."""
 
 
 class RolloutProducer:
-    """Plays groups and keeps what of them can be trained on. It belongs to one event loop.
+    """Plays groups within `async with`, and keeps those that can be trained on. It belongs to one event loop.
 
     Args:
-        buffer: who decides when a group is begun and which ones make a batch.
+        buffer: decides when a group is begun and which ones make a batch.
         keep: called with every finished episode.
+        version: of the weights that groups are begun with.
     """
 
     def __init__(
-        self, rollouts: Rollouts, stream: TaskStream, buffer: Buffer[EpisodeGroup], keep: Callable[[Episode], None]
+        self,
+        rollouts: Rollouts,
+        stream: TaskStream,
+        buffer: Buffer[EpisodeGroup],
+        keep: Callable[[Episode], None],
+        version: int = 0,
     ) -> None:
         self._rollouts, self._stream, self.buffer, self._keep = rollouts, stream, buffer, keep
         self._open: dict[int, list[Episode]] = {}
         self._begun: dict[int, int] = {}
         self._useless: Counter[DropReason] = Counter()
-        """Groups since the last one to train on, and what was dropped for its age since the last batch."""
+        """Groups dropped since the last usable one; for `stale`, since the last batch."""
         self._fault = ""
         self._room, self._ready = asyncio.Event(), asyncio.Event()
         self._playing: asyncio.Task[None] | None = None
-        self.version = 0
-        """Of the weights that groups are begun with."""
+        self.version = version
 
     async def __aenter__(self) -> RolloutProducer:
         self._playing = asyncio.create_task(self._rollouts.run(self._jobs(), self._take_in))
@@ -58,9 +63,9 @@ class RolloutProducer:
         """Wait for the groups of the next step.
 
         Raises:
-            HarnessError: generation ended by an error.
-            InfrastructureFault: nothing but broken episodes comes.
-            UsageError: nothing comes that could be learned from.
+            HarnessError: an error ended the rollouts.
+            InfrastructureFault: only broken episodes come.
+            UsageError: no group has anything to learn from.
         """
         while (groups := self._taken()) is None:
             self._check()
@@ -71,7 +76,7 @@ class RolloutProducer:
         return groups
 
     def _taken(self) -> list[EpisodeGroup] | None:
-        """A batch, if there is one. What was dropped for its age makes room, and comes of versions that go wrong."""
+        """Take a batch, if there is one. Stale groups that are dropped make room; many of them are a fault."""
         stale = self.buffer.counts.stale
         groups = self.buffer.take(self.version)
         if (dropped := self.buffer.counts.stale - stale) > 0:
@@ -82,7 +87,7 @@ class RolloutProducer:
         return groups
 
     def release(self, version: int) -> None:
-        """The batch was trained on, and the weights that came of it are published."""
+        """Free the places of a batch that was trained on, after its weights were published as `version`."""
         self.version = version
         self.buffer.release()
         self._room.set()
@@ -90,7 +95,7 @@ class RolloutProducer:
     def _check(self) -> None:
         if self._playing is not None and self._playing.done():
             self._playing.result()
-            raise RuntimeError("generation ended although its source of jobs has no end")
+            raise RuntimeError("rollouts ended although their source of jobs has no end")
         limit = BARREN * self.buffer.groups
         stale, faulty, filtered = (self._useless[reason] for reason in ("stale", "faulty", "filtered"))
         if stale >= limit:
@@ -125,7 +130,7 @@ class RolloutProducer:
             self._ready.set()
 
     def _close(self, index: int, episodes: list[Episode]) -> None:
-        """A whole group: to be trained, or dropped, and then another is begun in its place."""
+        """Keep a whole group for training, or drop it, and then another is begun in its place."""
         group = EpisodeGroup(index, self._begun.pop(index), tuple(episodes))
         whole = trainable(group)
         if len(whole) < 2:

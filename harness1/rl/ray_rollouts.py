@@ -1,10 +1,10 @@
-"""Rollouts on a Ray cluster: workers on several nodes, each an actor with retrievers, environments and a replica of
-the policy of its own.
+"""Play the episodes of a training on a Ray cluster: each worker is an actor with its own retrievers, environments and
+replica of the policy.
 
-What must be kept in order stays in the trainer's process: the source of jobs, the buffer (`harness1.rl.buffer`, which
-only the loop that awaits `run` touches), and which weights are published. Workers hold nothing that is missed when they
-die: their jobs are given to others, another worker begins in their place as soon as the cluster has room for one, and
-it gets the present weights before it plays. So the buffer's guarantees are the same as in one process.
+All ordered state stays in the trainer's process: the source of jobs, the buffer (`harness1.rl.buffer`, which only the
+loop that awaits `run` touches), and the published weights. A worker that dies loses nothing: its jobs are given to
+others, a new worker begins as soon as the cluster has room, and gets the present weights before it plays. So the
+buffer's guarantees are the same as in one process.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness1.config import Fleet
 from harness1.episodes.jobs import EpisodeJob, broken_episode
-from harness1.episodes.stages import Finished, Pipeline, StageFailure, StageLimits
-from harness1.errors import HarnessError, InfrastructureFault, MissingExtra
+from harness1.episodes.stages import Pipeline, StageLimits, results_to, unchanged
+from harness1.errors import InfrastructureFault, MissingExtra
 from harness1.records import Episode, Hashes
 from harness1.rl.rollouts import Rollouts
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class RolloutActor:
-    """What runs in a worker: `Rollouts` in its process. A plain class, so that only its caller needs Ray.
+    """`Rollouts` in the process of a worker. A plain class, so that only its caller needs Ray.
 
     Args:
-        make: opens them there.
+        make: opens the rollouts there.
     """
 
     def __init__(self, make: Callable[[], Rollouts]) -> None:
         self._make = make
 
     async def open(self) -> None:
-        """Load what is played with. Apart from the constructor, so that an error is the answer to a call."""
+        """Open the rollouts. Apart from the constructor, so that an error is the answer to a call."""
         self._rollouts = self._make()
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
@@ -49,7 +49,7 @@ class RolloutActor:
         return episodes[0]
 
     async def live(self) -> None:
-        """Answer never: a call that fails when the worker dies."""
+        """Never return: the call fails when the worker dies."""
         await asyncio.Event().wait()
 
 
@@ -58,7 +58,7 @@ class _Worker:
     actor: Any
     playing: int = 0
     weights: tuple[Any, int] | None = None
-    """What it loaded; None: it has those that it began with."""
+    """The weights that it loaded; None: it still has its first ones."""
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -66,8 +66,8 @@ class RayRollouts:
     """`Rollouts` over a cluster, within `async with`; they belong to one event loop.
 
     Args:
-        make: opens the rollouts of a worker in its process. It is pickled, and the package must be installed on every
-            node; what it opens must have the same hashes everywhere.
+        make: opens the rollouts of a worker in its process. It is pickled; the package must be installed on every node,
+            and the index and the policy must have the same hashes everywhere.
 
     Raises:
         MissingExtra: ray is not installed.
@@ -116,23 +116,12 @@ class RayRollouts:
         """As `Rollouts.run`. An episode is handed over once, however many workers were lost over it.
 
         Raises:
-            InfrastructureFault: there was no worker for too long.
+            InfrastructureFault: no worker was available for `fleet.patience_s` seconds.
         """
-
-        async def same(value: Any) -> Any:
-            return value
-
-        async def play(job: EpisodeJob, keep: Callable[[Episode], None]) -> Episode:
-            return await self._play(job)
-
-        def hand_over(job: EpisodeJob, outcome: Finished[Episode] | StageFailure) -> None:
-            if isinstance(outcome, StageFailure):
-                raise outcome.cause or HarnessError(outcome.error)
-            on_episode(outcome.result)
-
         places = self._fleet.workers * self._fleet.places
         limits = StageLimits(init=1, ready=1, run=places, post=places)
-        await Pipeline(limits, same, play, same, hand_over).process(jobs)
+        stages = unchanged, self._play, unchanged, results_to(on_episode)
+        await Pipeline[EpisodeJob, EpisodeJob, Episode, Episode](limits, *stages).process(jobs)
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
         """As `Rollouts.publish`: the weights are put into the cluster's store once, and all workers load them."""
@@ -141,7 +130,7 @@ class RayRollouts:
         await asyncio.gather(*(self._reach(worker) for worker in self._workers))
 
     async def _keep_one(self) -> None:
-        """One worker after another, for ever."""
+        """Start one worker after another, for ever."""
         needs = {"num_cpus": self._fleet.cpus, "num_gpus": self._fleet.gpus}
         actor_class: Any = self._ray.remote(RolloutActor)
         actor_class = actor_class.options(max_concurrency=self._fleet.places + 3, scheduling_strategy="SPREAD", **needs)
@@ -172,7 +161,7 @@ class RayRollouts:
             self._dismiss(worker)
 
     async def _update(self, worker: _Worker) -> None:
-        """Give it the present weights, if it has others; in turn, so that the last ones stay."""
+        """Give a worker the present weights, if it has others. Updates take turns, so that the last weights stay."""
         async with worker.loading:
             weights = self._weights
             if weights is not None and worker.weights is not weights:
@@ -180,7 +169,8 @@ class RayRollouts:
                 worker.weights = weights
                 self._changed.set()
 
-    async def _play(self, job: EpisodeJob) -> Episode:
+    async def _play(self, job: EpisodeJob, keep: Callable[[Episode], None]) -> Episode:
+        """Have a job played, by another worker if one dies over it."""
         error = ""
         for _ in range(self._fleet.attempts):
             worker = await self._free_worker()
@@ -197,7 +187,7 @@ class RayRollouts:
         return broken_episode(job, nobody_knows, f"{self._fleet.attempts} workers were lost over it; the last: {error}")
 
     async def _episode(self, call: Any) -> Episode:
-        """What a worker played. Cancelled, it waits until the worker has ended the episode, and its place is free."""
+        """Await an episode. If cancelled, wait until the worker has ended it, and its place is free."""
         answer: asyncio.Task[Episode] = asyncio.create_task(self._answer(call))
         try:
             return await asyncio.shield(answer)
@@ -207,7 +197,7 @@ class RayRollouts:
             raise
 
     async def _free_worker(self) -> _Worker:
-        """The one that plays least of those with the present weights, once it has a place."""
+        """Wait for a free place, and return the least busy worker with the present weights."""
         clock, deadline = asyncio.get_running_loop().time, None
         while True:
             for keeper in self._keepers:
@@ -227,14 +217,14 @@ class RayRollouts:
                 raise InfrastructureFault(f"no worker, each of {wanted}, for {self._fleet.patience_s:g} s") from None
 
     def _dismiss(self, worker: _Worker) -> None:
-        """It is given no more jobs, and ends if it has not: nobody waits any more for what it does."""
+        """Give a worker no more jobs, and kill it: nobody awaits its results any more."""
         if worker in self._workers:
             self._workers.remove(worker)
         self._ray.kill(worker.actor)
         self._changed.set()
 
     async def _answer(self, call: Any) -> Any:
-        """What a worker answers, or raises."""
+        """Return the answer of a worker, or raise its exception."""
         try:
             return await call
         except self._task_error as error:
@@ -242,5 +232,5 @@ class RayRollouts:
 
 
 def _last_line(error: Exception) -> str:
-    """Where Ray says why; the lines before say what, and where."""
+    """Return the line in which Ray gives the reason."""
     return str(error).strip().rpartition("\n")[2].strip()

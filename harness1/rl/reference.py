@@ -1,4 +1,4 @@
-"""Staying near the policy that training began with: the divergence from it, taken out of the advantages."""
+"""Keep a policy near the one that training began with, by a penalty on the advantages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def row_logprobs(model: PreTrainedModel, rows: Sequence[TrainRow], train: Train) -> list[list[float]]:
-    """Natural log probabilities of the trained tokens of each row, in order, under a model that is not changed.
+    """Return the natural log probabilities of the trained tokens of each row, in order; the model is not changed.
 
     Args:
-        model: as `load_trainable` gives it.
-        train: how the trainer computes: the tokens of a forward pass, and the numbers that it is in.
+        model: from `load_trainable`.
+        train: gives the tokens of a forward pass and the type of its numbers.
     """
     import torch
 
@@ -39,14 +39,14 @@ def row_logprobs(model: PreTrainedModel, rows: Sequence[TrainRow], train: Train)
 def with_kl(
     rows: Sequence[TrainRow], reference: Sequence[Sequence[float]], weight: float
 ) -> tuple[list[TrainRow], float]:
-    """Rows whose advantages have `-weight (d - mean d)` added, with d = rollout - reference log probability of each
-    trained token, and the mean over all trained tokens of the rows; and that mean, which estimates the divergence of
-    the rollouts' policy from the reference. Centred, the penalty moves no baseline: `incorporate_kl_penalty` of the
-    tinker cookbook, which Harness-1 trained with, does the same where it discounts nothing.
+    """Add `-weight (d - mean d)` to the advantages, with d = rollout - reference log probability of each trained token,
+    and the mean over all trained tokens. Return the rows and the mean, which estimates the divergence of the rollouts'
+    policy from the reference. A centred penalty moves no baseline; `incorporate_kl_penalty` of the tinker cookbook,
+    which Harness-1 was trained with, does the same without a discount.
 
     Args:
-        rows: all of a batch.
-        reference: of each row the log probabilities of its trained tokens (`row_logprobs`).
+        rows: of the whole batch.
+        reference: for each row the log probabilities of its trained tokens (`row_logprobs`).
 
     Raises:
         UsageError: a row has no log probabilities of the rollout.
@@ -57,7 +57,7 @@ def with_kl(
 
 
 def _gaps(row: TrainRow, reference: Sequence[float]) -> list[float]:
-    """d of the trained tokens of a row."""
+    """Return d for the trained tokens of a row."""
     if row.rollout_logprobs is None:
         raise UsageError("rl.kl needs rows with rollout_logprobs")
     recorded = (logprob for logprob, mask in zip(row.rollout_logprobs, row.loss_mask, strict=True) if mask)

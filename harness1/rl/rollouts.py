@@ -1,4 +1,4 @@
-"""The unit of reinforcement learning: several episodes on one task."""
+"""Define groups of episodes, and the interface that plays them."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ if TYPE_CHECKING:
 
 
 class EpisodeGroup(Record):
-    """The finished episodes of a task, by `sample_idx`; their rewards are compared with each other alone."""
+    """The finished episodes of one task, ordered by `sample_idx`; their rewards are compared only with each other."""
 
     index: int
-    """Groups are numbered as they are begun, from 0."""
+    """Counts groups in the order that they are begun, from 0."""
     version: int
-    """The version of the weights when it was begun."""
+    """The version of the weights when the group was begun."""
     episodes: tuple[Episode, ...]
 
 
 class Rollouts(Protocol):
-    """Plays episodes with the weights that were published last. Implementations serve several `run` at a time."""
+    """Plays episodes with the weights published last. Several calls of `run` may be under way at a time."""
 
     async def run(
         self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
     ) -> None:
         """Play all jobs; a job is taken from the source when there is room for it. `on_episode` is called once for
-        each, in no fixed order, in the event loop: scored episodes, and those that the infrastructure broke
-        (`Status.INFRA_ERROR`).
+        each job, in the event loop and in no fixed order, with an episode that is scored or that the infrastructure
+        broke (`Status.INFRA_ERROR`).
 
         Raises:
-            HarnessError: what is nobody's fault but the user's or ours.
+            HarnessError: any error but a fault of the infrastructure.
         """
         ...
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Go on with other weights: calls in flight end with the old ones, later calls are sampled by the new, and are
-        recorded under `version`. Until this returns the weights must not change.
+        """Switch to new weights: calls in flight end with the old ones; later calls are sampled with the new ones and
+        recorded under `version`. The weights must not change until this returns.
 
         Args:
-            state: the state dictionary of the plain model, without adapters.
+            state: the state dictionary of the model, adapters merged.
 
         Raises:
-            InfrastructureFault: the weights did not arrive.
+            InfrastructureFault: the weights could not be delivered.
         """
         ...

@@ -1,26 +1,35 @@
-"""Which task the groups of a training are played on."""
+"""Choose the tasks of a training and of its validation, and assign them to groups."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
+from typing import NamedTuple
 
+from harness1.config import Config
+from harness1.data.source import Source
 from harness1.episodes.jobs import EpisodeJob
+from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.records import Record, Task
+from harness1.reward.outcome import targets
+from harness1.sft.collect import check_taught_split
+
+DEV = "dev"
+"""The split for validation, where a dataset has it."""
 
 
 class PlacedTask(Record):
-    """A task, and the bench that it is played on."""
+    """A task, and the position of the setup that it is played in."""
 
     task: Task
     setup: int = 0
 
 
 class TaskStream:
-    """Tasks without end: every pass over them in an order of its own. What comes at a place depends on the arguments
-    alone, so that a resumed training finds its place by counting.
+    """An endless sequence of tasks, shuffled anew in each pass. The task at a position depends on the arguments alone,
+    so that a resumed training finds its position by counting.
 
     Args:
         samples: episodes of a group.
@@ -31,12 +40,12 @@ class TaskStream:
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     def task(self, index: int) -> PlacedTask:
-        """The task of the group of this number."""
+        """Return the task of a group, by its number."""
         epoch, place = divmod(index, len(self._tasks))
         return self._tasks[self._order(epoch)[place]]
 
     def jobs(self, index: int) -> list[EpisodeJob]:
-        """The episodes of a group, each with a number and a seed of its own in the whole training."""
+        """Return the jobs of a group, each with a number and a seed of its own in the whole training."""
         placed = self.task(index)
         return [
             EpisodeJob(
@@ -56,6 +65,51 @@ class TaskStream:
 
 
 def in_turn(each: Sequence[Sequence[PlacedTask]], limit: int) -> list[PlacedTask]:
-    """The first tasks of several datasets, one of each in turn."""
+    """Take the first `limit` tasks of several datasets, one from each in turn."""
     longest = max(map(len, each), default=0)
     return [tasks[at] for at in range(longest) for tasks in each if at < len(tasks)][:limit]
+
+
+class TaskChoice(NamedTuple):
+    """The tasks to learn from, and the held-out ones, none of which is among them."""
+
+    tasks: list[PlacedTask]
+    held_out: list[PlacedTask]
+
+
+def choose_tasks(
+    sources: Sequence[Source], split: str, admitted: Sequence[frozenset[str] | None], config: Config
+) -> TaskChoice:
+    """Choose all tasks of a split of each dataset, and `train.watch.tasks` held-out ones, from each dataset in turn:
+    from its split `dev`, or drawn from the tasks by `rl.seed` if there is no `dev` or it is the split to learn from.
+
+    Args:
+        admitted: for each dataset the ids of the tasks that may be learned from; None: all.
+
+    Raises:
+        UsageError: the split is missing, empty or reserved for testing; or a task lacks its gold.
+    """
+    learned, validation = [], []
+    wanted = config.train.watch.tasks
+    for setup, (source, ids) in enumerate(zip(sources, admitted, strict=True)):
+        check_taught_split(split, source.name)
+        tasks = source.tasks(split)
+        if DEV in source.splits and split != DEV:
+            held_out = source.tasks(DEV)[:wanted]
+        else:
+            share = min(wanted // len(sources) + 1 if wanted else 0, len(tasks) // 2)
+            drawn = set(Random(f"{config.rl.seed}/held out").sample(range(len(tasks)), share))
+            held_out = [task for at, task in enumerate(tasks) if at in drawn]
+            tasks = [task for at, task in enumerate(tasks) if at not in drawn]
+        tasks = [task for task in tasks if ids is None or task.task_id in ids]
+        if not tasks:
+            raise UsageError(f"{source.name} has no tasks in split {split}" + " that were admitted" * (ids is not None))
+        for task in (*tasks, *held_out):
+            targets(task.task_id, task.gold, config.index.unit)
+        learned.append(_placed(tasks, setup))
+        validation.append(_placed(held_out, setup))
+    return TaskChoice([task for tasks in learned for task in tasks], in_turn(validation, wanted))
+
+
+def _placed(tasks: Sequence[Task], setup: int) -> list[PlacedTask]:
+    return [PlacedTask(task, setup) for task in tasks]

@@ -1,4 +1,4 @@
-"""From groups of episodes to the rows of a policy gradient: rewards become advantages, and calls become rows."""
+"""Make the rows of a policy gradient from groups of episodes: rewards become advantages, and calls become rows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from harness1.train.micro_batch import trained_tokens
 
 
 def trainable(group: EpisodeGroup) -> tuple[Episode, ...]:
-    """The episodes of a group that have a reward and log probabilities to learn from. Neither baselines nor rows know
-    of the others: the infrastructure broke them, or nobody scored them. The policy's own errors stay."""
+    """Return the episodes of a group that have a reward and log probabilities. The others, broken by the infrastructure
+    or not scored, enter neither baselines nor rows; episodes that the policy failed stay."""
     return tuple(
         episode
         for episode in group.episodes
@@ -30,25 +30,25 @@ def trainable(group: EpisodeGroup) -> tuple[Episode, ...]:
 
 
 def rewards_of(episodes: Sequence[Episode]) -> list[float]:
-    """The rewards of those that have one."""
+    """Return the rewards of the episodes that have one."""
     return [episode.reward.total for episode in episodes if episode.reward is not None]
 
 
 def training_rows(groups: Sequence[EpisodeGroup], rl: Rl, env: Env | None = None) -> list[TrainRow]:
-    """The rows of a batch: groups in order of their index, the rows of each one behind the other, in the order of its
-    episodes and of their turns. `group_id` is the group's index in words.
+    """Make the rows of a batch, in the order of groups, of their episodes and of the turns. `group_id` is the group's
+    index as text.
 
-    The `token_weight` of all trained tokens add up to their number (`token_mean`), to the number of episodes that have
-    some (`trajectory_mean`), or to that of groups (`group_mean`), however rows are cut.
+    The `token_weight` of all trained tokens add up to their number (`token_mean`), to the number of episodes with such
+    tokens (`trajectory_mean`), or to the number of groups (`group_mean`), however rows are cut.
 
     Args:
-        groups: all of the batch, for `batch_std` looks at all of them.
-        env: the environment of the episodes, where `rl.anchors` is above 0.
+        groups: the whole batch, because `batch_std` is taken over all of it.
+        env: the environment of the episodes; needed where `rl.anchors` is above 0.
 
     Raises:
         UsageError: `rl.anchors` without an environment.
-        ConfigError: the episodes were recorded in another one.
-        SchemaError: an episode does not hold a stretch of a prompt.
+        ConfigError: the episodes were recorded in another environment.
+        SchemaError: an episode lacks a part of a prompt.
     """
     ordered = sorted(groups, key=lambda group: group.index)
     sampled = [trainable(group) for group in ordered]
@@ -64,11 +64,11 @@ def training_rows(groups: Sequence[EpisodeGroup], rl: Rl, env: Env | None = None
 
 
 def substeps(rows: Sequence[TrainRow], count: int, seed: int | str) -> list[list[TrainRow]]:
-    """A batch cut into optimizer steps of whole groups, whose numbers of groups differ by one at most. Which groups go
-    together is drawn by the seed. A batch of fewer groups makes fewer steps, none of them empty.
+    """Cut a batch into optimizer steps of whole groups, drawn by the seed; their sizes differ by one group at most. A
+    batch of fewer groups makes fewer steps, none of them empty.
 
     Args:
-        rows: those of each group stand together, as `training_rows` makes them.
+        rows: in the order of `training_rows`.
     """
     groups = [list(own) for _, own in groupby(rows, key=lambda row: row.group_id)]
     Random(f"substeps/{seed}").shuffle(groups)
@@ -79,12 +79,12 @@ def substeps(rows: Sequence[TrainRow], count: int, seed: int | str) -> list[list
 def _turn_advantages(
     episodes: Sequence[Episode], of_episodes: Sequence[float], rl: Rl, env: Env | None
 ) -> list[list[float]]:
-    """The advantage of each turn of each episode."""
+    """Return the advantage of each turn of each episode."""
     whole = [[advantage] * len(episode.turns) for episode, advantage in zip(episodes, of_episodes, strict=True)]
     if not rl.anchors:
         return whole
     if env is None:
-        raise UsageError("rl.anchors compares states, and they are made again in the episodes' environment: give it")
+        raise UsageError("rl.anchors replays the episodes in their environment: give it")
     local = anchor_advantages(rewards_of(episodes), [anchor_keys(episode, env) for episode in episodes])
     return [
         [one + rl.anchors * other for one, other in zip(*pair, strict=True)] for pair in zip(whole, local, strict=True)
@@ -92,7 +92,7 @@ def _turn_advantages(
 
 
 def _episode_rows(episode: Episode, of_turns: Sequence[float], group_id: str, rl: Rl) -> list[TrainRow]:
-    """The rows of an episode in the order of its turns, with advantages."""
+    """Make the rows of an episode in the order of its turns, with advantages."""
     calls = {call.call_id: call for call in captured_calls(episode)}
     made = per_request(calls.values(), group_id) if rl.rows == "turn" else prefix_merging(calls.values(), group_id).rows
     order = {name: place for place, name in enumerate(calls)}
@@ -105,7 +105,7 @@ def _episode_rows(episode: Episode, of_turns: Sequence[float], group_id: str, rl
 
 
 def _stamped(row: TrainRow, calls: Mapping[str, CapturedCall], values: Mapping[str, float]) -> TrainRow:
-    """A row with the advantage of each call on its output, and 0 elsewhere."""
+    """Set the advantage of each call on its output, and 0 elsewhere."""
     stamped = [0.0] * len(row.token_ids)
     for name in row.call_ids:
         begin, outputs = len(calls[name].prompt_ids), len(calls[name].output_ids)
@@ -114,7 +114,7 @@ def _stamped(row: TrainRow, calls: Mapping[str, CapturedCall], values: Mapping[s
 
 
 def _weighted(made: Sequence[Sequence[TrainRow]], rl: Rl) -> list[TrainRow]:
-    """The rows of a group, episode by episode, with what their tokens count."""
+    """Join the rows of a group, with the weights of their tokens."""
     tokens = [sum(map(trained_tokens, rows)) for rows in made]
     if rl.normaliser == "token_mean":
         return [row for rows in made for row in rows]

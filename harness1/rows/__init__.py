@@ -1,1 +1,1 @@
-"""Training rows: the calls that they are made of, merging, and their file."""
+"""Training rows: the recorded calls that they are made of, merging, and their file format."""

@@ -1,4 +1,4 @@
-"""The model calls of an episode as training and checking take them: by their tokens alone."""
+"""The model calls of an episode as training and checks use them: by their tokens alone."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from harness1.records import Episode, ModelCall, Record, Sampling, Status
 
 
 def calls_of(episode: Episode) -> Iterator[ModelCall]:
-    """All calls, failed attempts included, in the order made."""
+    """Yield all calls in order, failed attempts included."""
     for turn in episode.turns:
         yield from turn.calls
 
 
 def prompt_ids(episode: Episode, call: ModelCall) -> tuple[int, ...]:
-    """The token ids that a call was given, exactly.
+    """Return the exact token ids of a call's prompt.
 
     Raises:
-        SchemaError: the episode does not hold a stretch that the call names.
+        SchemaError: the episode lacks a segment that the call names.
     """
     outputs = {f"call/{each.call_id}": each.output_ids for each in calls_of(episode)}
     try:
@@ -31,9 +31,8 @@ def prompt_ids(episode: Episode, call: ModelCall) -> tuple[int, ...]:
 
 
 def trained_calls(episode: Episode) -> Iterator[ModelCall]:
-    """The calls that an episode is trained on: of each turn the last attempt, which was acted on; and the failed ones
-    of the turn that ended an episode by its policy's error, for there they are what the reward is about. None of an
-    episode that the infrastructure broke."""
+    """Yield the calls that are trained on, none of a broken episode: the last attempt of each turn, which was acted on,
+    and all attempts of a turn that ended the episode by a policy error, since the reward is about them."""
     for turn in episode.turns if episode.status is not Status.INFRA_ERROR else ():
         if turn.action is not None:
             yield from turn.calls[-1:]
@@ -42,7 +41,7 @@ def trained_calls(episode: Episode) -> Iterator[ModelCall]:
 
 
 class CapturedCall(Record):
-    """A prompt and the output sampled on it, as token ids that no tokenizer has touched since.
+    """A prompt and the output sampled from it, as token ids that were never re-tokenised.
 
     Raises:
         ValueError: the prompt is empty, or the log probabilities are not finite or not one for each output id.
@@ -52,28 +51,29 @@ class CapturedCall(Record):
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...] = ()
     output_logprobs: tuple[float, ...] | None = None
-    """Of the distribution that was sampled from; None where they are not known."""
+    """Under the distribution that was sampled from; None if unknown."""
     version_start: int = 0
-    """The version of the weights at the first token, and below at the last."""
+    """Version of the weights at the first token."""
     version_end: int = 0
+    """Version of the weights at the last token."""
     session_id: str = ""
     """The episode."""
     agent_id: str = ""
-    """Which of the agents of a session called, where it says so."""
+    """The calling agent of the session, if the client says so."""
     finish_reason: str = ""
     attempt: int = 0
-    """How often the same request had been sent before, where the client says so."""
+    """Number of times that the same request was sent before, if the client says so."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise ValueError(f"call {self.call_id} has no prompt")
         known = self.output_logprobs
         if known is not None and (len(known) != len(self.output_ids) or not all(map(isfinite, known))):
-            raise ValueError(f"call {self.call_id} has not one finite log probability for each output id")
+            raise ValueError(f"call {self.call_id} needs one finite log probability for each output id")
 
 
 class SampledCall(Record):
-    """One recorded output behind its whole prompt; `version` is that of the weights that sampled it."""
+    """One recorded output with its whole prompt; `version` is that of the weights that sampled it."""
 
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
@@ -83,10 +83,10 @@ class SampledCall(Record):
 
 
 def sampled_calls(episode: Episode) -> Iterator[SampledCall]:
-    """Every call that has its log probabilities, failed attempts included: what the replay gate looks at.
+    """Yield every call that has log probabilities, failed attempts included, for the replay gate.
 
     Raises:
-        SchemaError: the episode does not hold a stretch of a prompt.
+        SchemaError: the episode lacks a segment of a prompt.
     """
     for call in calls_of(episode):
         if call.output_logprobs:
@@ -100,10 +100,10 @@ def sampled_calls(episode: Episode) -> Iterator[SampledCall]:
 
 
 def captured_calls(episode: Episode) -> Iterator[CapturedCall]:
-    """The calls that are trained on, as the row builders take them.
+    """Yield the calls that are trained on, as the row builders need them.
 
     Raises:
-        SchemaError: the episode does not hold a stretch of a prompt.
+        SchemaError: the episode lacks a segment of a prompt.
     """
     failed = {call.call_id for turn in episode.turns if turn.action is None for call in turn.calls}
     for call in trained_calls(episode):
@@ -112,8 +112,7 @@ def captured_calls(episode: Episode) -> Iterator[CapturedCall]:
 
 
 def _captured(episode: Episode, call: ModelCall, agent_id: str) -> CapturedCall:
-    """Failed attempts that are trained on are all meant, so that none may pass for a retry of another: each counts as
-    an agent of its own."""
+    """Convert a call. A failed attempt that is trained on counts as an agent of its own, not as a retry of another."""
     return CapturedCall(
         call_id=f"{episode.episode_id}/{call.call_id}",
         prompt_ids=prompt_ids(episode, call),

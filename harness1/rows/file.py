@@ -16,13 +16,13 @@ from harness1.rows.row import TrainRow
 from harness1.runs.files import refuse_full_disk
 
 TOKEN_BYTES = 6
-"""Of a token on disk, at least: three digits of its id, one of its mask, two commas."""
+"""Bytes of a token on disk, at least: three digits of its id, one of its mask, two commas."""
 
 
 def write_rows(path: Path, rows: Iterable[TrainRow]) -> int:
-    """Write rows to a file that is either whole or not there; returns how many.
+    """Write rows to a file atomically and return their number.
 
-    All lines have all fields, `null` where there is no value, so that other readers of JSON see one type.
+    All lines have all fields, `null` if there is no value: other readers of JSON see one type.
 
     Raises:
         OSError: the file cannot be written.
@@ -43,7 +43,7 @@ def write_rows(path: Path, rows: Iterable[TrainRow]) -> int:
 
 
 def check_room(folder: Path, tokens: int) -> None:
-    """Look whether the disk of a folder, which need not exist yet, has room for rows of so many tokens.
+    """Check that the disk of a folder, which need not exist yet, has room for rows of this many tokens.
 
     Raises:
         UsageError: it has not.
@@ -52,8 +52,8 @@ def check_room(folder: Path, tokens: int) -> None:
 
 
 class RowFile(Sequence[TrainRow]):
-    """The rows of a file. Only where they lie and how long they are is kept in memory; every row is checked once, when
-    the file is opened.
+    """The rows of a file. Only their offsets and lengths are kept in memory; every row is checked once, when the file
+    is opened.
 
     Attributes:
         lengths: tokens of each row, shape (rows,).
@@ -61,7 +61,7 @@ class RowFile(Sequence[TrainRow]):
 
     Raises:
         UsageError: there is no such file.
-        SchemaError: a line is torn or holds no row; the message says which.
+        SchemaError: a line is torn or not a row; the message says which.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +95,7 @@ class RowFile(Sequence[TrainRow]):
 
     def _lines(self) -> Iterator[bytes]:
         if not self.path.is_file():
-            raise UsageError(f"{self.path.parent} holds no {self.path.name}")
+            raise UsageError(f"there is no {self.path.name} in {self.path.parent}")
         with self.path.open("rb") as file:
             yield from file
 

@@ -1,9 +1,10 @@
 """Merging the recorded calls of a session into few training rows, by their tokens alone.
 
-A call continues the call whose prompt and output together are the longest token prefix of its own prompt. That is the
-stricter of the two published rules (NeMo-Gym's; POLAR, arXiv 2605.24220, compares prompts and puts sampled ids in place
-of what the server re-tokenised): a merged row is exactly what the model saw, or the calls are not merged. An output is
-never empty, so that a parent's prompt is shorter than its child's: no clock is needed, and no order of the records.
+The parent of a call is the call whose prompt and output together are the longest token prefix of its own prompt. This
+is the stricter of the two published rules (NeMo-Gym's; POLAR, arXiv 2605.24220, compares prompts and replaces
+re-tokenised text by the sampled ids): a merged row is exactly what the model saw, or the calls are not merged. Outputs
+are never empty, hence a parent's prompt is shorter than its child's, and neither clocks nor the order of records
+matter.
 """
 
 from __future__ import annotations
@@ -18,54 +19,54 @@ from harness1.rows.row import TrainRow, chained
 
 
 class Merged(Record):
-    """Rows, and what became of every call: it is trained in one row, or stands in one of the lists of ids."""
+    """Training rows, and the fate of every call: trained in one row, or in one of the lists of ids."""
 
     rows: tuple[TrainRow, ...]
     ambiguous: tuple[str, ...]
-    """Quarantined: two calls of equal tokens could be the parent, or that of an ancestor."""
+    """Quarantined: the call, or an ancestor of it, could have either of two calls of equal tokens as its parent."""
     unresolved: tuple[str, ...]
-    """Quarantined: the same prompt was sampled several times, and nothing says which output was used."""
+    """Quarantined: the same prompt was sampled several times, and nothing shows which output was used."""
     superseded: tuple[str, ...]
-    """Not trained: another output on the same prompt was used."""
+    """Not trained: another output for the same prompt was used."""
     empty: tuple[str, ...]
-    """Dropped: without an output."""
+    """Dropped: no output."""
     output_tokens: int
-    """Of all calls."""
+    """Output tokens of all calls."""
 
     @property
     def quarantined(self) -> tuple[str, ...]:
-        """The calls that may be trained nowhere, because their place is not known."""
+        """The calls that must not be trained because their place is unknown."""
         return tuple(sorted(self.ambiguous + self.unresolved))
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many calls ended where, and how many rows there are."""
+        """The number of rows, and of calls by fate."""
         names = ("ambiguous", "unresolved", "superseded", "empty")
         trained = sum(len(row.call_ids) for row in self.rows)
         return {"rows": len(self.rows), "trained": trained} | {name: len(getattr(self, name)) for name in names}
 
     @property
     def merge_ratio(self) -> float:
-        """Trained calls for each row: 8.0 where a session of 8 turns became one row; 0.0 where there is none."""
+        """Trained calls per row: 8.0 if a session of 8 turns became one row; 0.0 if there are no rows."""
         return self.counts["trained"] / len(self.rows) if self.rows else 0.0
 
     @property
     def delivered_fraction(self) -> float:
-        """The share of all sampled tokens that is trained; 1.0 where none was sampled."""
+        """The share of all sampled tokens that is trained; 1.0 if none was sampled."""
         delivered = sum(sum(row.loss_mask) for row in self.rows)
         return delivered / self.output_tokens if self.output_tokens else 1.0
 
 
 def prefix_merging(calls: Iterable[CapturedCall], group_id: str | None = None) -> Merged:
-    """Merge the calls of each session, and within it of each agent, into rows. The order of the calls has no effect.
+    """Merge the calls of each session and agent into rows. The order of the calls has no effect.
 
-    Where several calls continue one, the first of them in lexicographic order goes on in its row, and each other begins
-    a row of its own with its whole prompt as context: every output is trained once. (Which one goes on does not matter:
-    the rows have the lengths of the leaves of the tree.)
+    If several calls continue one, the first in lexicographic order continues its row, and each of the others begins a
+    row of its own with its whole prompt as context: every output is trained once. (The choice does not matter: the rows
+    have the lengths of the leaves of the tree.)
 
-    Of several outputs on one prompt, those that another call continues were used. If there is none, it was the output
-    of the last `attempt`, if that is one call; if not, all of them are unresolved. Outputs that were not used earned
-    nothing of the episode's reward, and are not trained.
+    Of several outputs for one prompt, those that another call continues were used. If there is none, the output of the
+    last `attempt` was used, if that is one call; if not, all of them are unresolved. Unused outputs earned nothing of
+    the episode's reward, and are not trained.
 
     Raises:
         ValueError: two calls have the same id.
@@ -94,7 +95,7 @@ def prefix_merging(calls: Iterable[CapturedCall], group_id: str | None = None) -
 
 @dataclass(eq=False)
 class _Node:
-    """A call in the tree of its agent. Tokens are kept as bytes of a fixed width, which compare as fast as memory."""
+    """A call in the tree of its agent. Tokens are stored as bytes of fixed width, which compare at memory speed."""
 
     call: CapturedCall
     prompt: bytes
@@ -111,34 +112,34 @@ class _Node:
 
     @property
     def heir(self) -> _Node | None:
-        """The child that goes on in the same row."""
+        """The child that continues the same row."""
         return next((child for child in self.children if child.fate == "trained"), None)
 
 
 def _link(nodes: list[_Node]) -> None:
-    """Find every parent in one pass over all sequences in lexicographic order: what begins with a sequence follows it
-    at once, so that the prefixes of the present one are a stack, the longest on top."""
+    """Find every parent in one pass over all sequences in lexicographic order. Sequences with a common prefix directly
+    follow it, hence the prefixes of the current sequence form a stack, the longest on top."""
     known = [(node.tokens, 0, place) for place, node in enumerate(nodes)]
-    asked = [(node.prompt, 1, place) for place, node in enumerate(nodes)]
+    prompts = [(node.prompt, 1, place) for place, node in enumerate(nodes)]
     prefixes: list[tuple[bytes, list[_Node]]] = []
-    for sequence, asks, place in sorted(known + asked):
+    for sequence, is_prompt, place in sorted(known + prompts):
         node = nodes[place]
         while prefixes and not sequence.startswith(prefixes[-1][0]):
             prefixes.pop()
         longest, candidates = prefixes[-1] if prefixes else (b"", [])
-        if asks and len(candidates) > 1:
+        if is_prompt and len(candidates) > 1:
             node.fate = "ambiguous"
-        elif asks and candidates:
+        elif is_prompt and candidates:
             node.parent = candidates[0]
             node.parent.children.append(node)
-        elif not asks and longest == sequence:
+        elif not is_prompt and longest == sequence:
             candidates.append(node)
-        elif not asks:
+        elif not is_prompt:
             prefixes.append((sequence, [node]))
 
 
 def _quarantine(nodes: list[_Node]) -> None:
-    """What continues an ambiguous call is as ambiguous."""
+    """Mark the descendants of ambiguous calls as ambiguous."""
     reached = [node for node in nodes if node.fate == "ambiguous"]
     while reached:
         node = reached.pop()
@@ -147,7 +148,7 @@ def _quarantine(nodes: list[_Node]) -> None:
 
 
 def _resolve(nodes: list[_Node]) -> None:
-    """Tell which outputs on one prompt were used. What has children was: no quarantine begins above another call."""
+    """Find the used outputs of each prompt. Those with children were used: no quarantine begins above another call."""
     tries: dict[bytes, list[_Node]] = {}
     for node in nodes:
         if node.fate == "trained":
@@ -161,7 +162,7 @@ def _resolve(nodes: list[_Node]) -> None:
 
 
 def _chains(nodes: Iterable[_Node]) -> Iterator[list[CapturedCall]]:
-    """The trained calls as chains from the root or from a fork down to a leaf."""
+    """Yield the trained calls as chains from the root or a fork down to a leaf."""
     for node in nodes:
         if node.fate != "trained" or (node.parent is not None and node.parent.heir is node):
             continue

@@ -1,4 +1,4 @@
-"""Training rows: sequences of tokens, some of which are trained, made of recorded calls without any re-tokenising."""
+"""Training rows: sequences of tokens, some of them trained, made of recorded calls without re-tokenising."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from harness1.rows.calls import CapturedCall
 
 
 class TrainRow(Record):
-    """One sequence for a trainer; all tuples of numbers have one entry for each token.
+    """One sequence for a trainer; all tuples of numbers have one entry per token.
 
     Raises:
-        ValueError: lengths differ, the mask holds something else than 0 and 1, a number is not finite, or a log
-            probability stands where nothing is trained.
+        ValueError: lengths differ, the mask has values other than 0 and 1, a number is not finite, or a token that is
+            not trained has a log probability.
     """
 
     token_ids: tuple[int, ...]
     loss_mask: tuple[int, ...]
     """1: the policy sampled this token, and it is trained."""
     rollout_logprobs: tuple[float, ...] | None = None
-    """Natural logarithms as recorded when sampling, 0.0 where the mask is 0; None where some are not known."""
+    """Natural logarithms as recorded when sampling, 0.0 where the mask is 0; None if some are unknown."""
     advantages: tuple[float, ...] | None = None
     episode_id: str = ""
     group_id: str | None = None
@@ -31,10 +31,9 @@ class TrainRow(Record):
     call_ids: tuple[str, ...] = ()
     """The calls whose outputs are trained here, in order."""
     metadata: dict[str, Any] = {}
-    """Where the row comes from; no algorithm reads it."""
+    """The origin of the row; no algorithm reads it."""
     token_weight: float = 1.0
-    """What each trained token counts in the mean that a policy gradient is: 1, or one over the trained tokens of its
-    episode or group."""
+    """Weight of each trained token in a policy gradient's mean: 1, or 1 / trained tokens of its episode or group."""
 
     def __post_init__(self) -> None:
         for name in ("loss_mask", "rollout_logprobs", "advantages"):
@@ -46,22 +45,22 @@ class TrainRow(Record):
             if not all(map(isfinite, numbers)):
                 raise ValueError(f"{name} has a number that is not finite")
         if not {0, 1}.issuperset(self.loss_mask):
-            raise ValueError("loss_mask holds something else than 0 and 1")
+            raise ValueError("loss_mask has values other than 0 and 1")
         if any(known and not mask for known, mask in zip(self.rollout_logprobs or (), self.loss_mask, strict=False)):
-            raise ValueError("rollout_logprobs has a value where nothing is trained")
+            raise ValueError("rollout_logprobs has a value for a token that is not trained")
 
 
 def per_request(calls: Iterable[CapturedCall], group_id: str | None = None) -> tuple[TrainRow, ...]:
-    """One row for each call that has an output, in the order given."""
+    """Return one row for each call that has an output, in the given order."""
     return tuple(chained([call], group_id) for call in calls if call.output_ids)
 
 
 def chained(chain: Sequence[CapturedCall], group_id: str | None = None) -> TrainRow:
-    """The row of calls of which each continues the prompt and output of the one before: the last prompt and output,
-    trained wherever one of them sampled.
+    """Return the row of a chain of calls, each continuing the prompt and output of the one before: the last prompt and
+    output, trained wherever one of them sampled.
 
     Raises:
-        AssertionError, ValueError: they are no such chain.
+        AssertionError, ValueError: the calls are not such a chain.
     """
     last = chain[-1]
     token_ids = last.prompt_ids + last.output_ids
@@ -84,33 +83,33 @@ def chained(chain: Sequence[CapturedCall], group_id: str | None = None) -> Train
 
 
 def assert_contiguity(row: TrainRow, calls: Iterable[CapturedCall]) -> None:
-    """Check that every call of a row saw exactly the tokens of the row before its output, that its output (and its log
-    probabilities) stand there, and that nothing else is trained.
+    """Check that the row before each call's output is exactly the call's prompt, that its output (and its log
+    probabilities) follow, and that nothing else is trained.
 
     Args:
         calls: at least those that the row names.
 
     Raises:
-        AssertionError: it is not so.
+        AssertionError: the row is different.
     """
     known, done = {call.call_id: call for call in calls}, 0
-    _demand(known.keys() >= set(row.call_ids), "the row names calls that are not given")
+    _demand(known.keys() >= set(row.call_ids), "the row names calls that were not given")
     for call_id in row.call_ids:
         call = known[call_id]
         begin, end = len(call.prompt_ids), len(call.prompt_ids) + len(call.output_ids)
         _demand(done <= begin, f"call {call_id} begins within the output of the call before")
-        _demand(row.token_ids[:begin] == call.prompt_ids, f"call {call_id} had another prompt than the row before it")
-        _demand(row.token_ids[begin:end] == call.output_ids, f"the output of call {call_id} does not stand in the row")
-        _demand(not any(row.loss_mask[done:begin]), f"the row trains tokens before call {call_id} that nobody sampled")
+        _demand(row.token_ids[:begin] == call.prompt_ids, f"call {call_id} has another prompt than the row")
+        _demand(row.token_ids[begin:end] == call.output_ids, f"the output of call {call_id} is not in the row")
+        _demand(not any(row.loss_mask[done:begin]), f"the row trains tokens before call {call_id} that no call sampled")
         _demand(all(row.loss_mask[begin:end]), f"the row does not train all of call {call_id}")
         if row.rollout_logprobs is not None:
-            stand = row.rollout_logprobs[begin:end] == call.output_logprobs
-            _demand(stand, f"the log probabilities of call {call_id} do not stand in the row")
+            equal = row.rollout_logprobs[begin:end] == call.output_logprobs
+            _demand(equal, f"the log probabilities of call {call_id} are not in the row")
         done = end
-    _demand(done == len(row.token_ids), "the row goes on after its last call")
+    _demand(done == len(row.token_ids), "the row continues after its last call")
 
 
 def _demand(holds: bool, otherwise: str) -> None:
-    """An assertion that `python -O` keeps."""
+    """Assert a condition, even under `python -O`."""
     if not holds:
         raise AssertionError(otherwise)

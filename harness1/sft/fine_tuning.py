@@ -19,7 +19,7 @@ from harness1.model_folder import folder_hash
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.rows.file import RowFile
 from harness1.runs.files import refuse_full_disk
-from harness1.runs.stage import Stage, read_stage, refuse_foreign, refuse_other, under_way
+from harness1.runs.stage import Stage, read_stage, refuse_other, under_way
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.student import Student
 from harness1.sft.validation import HeldOutValidation
@@ -125,17 +125,6 @@ def fine_tune(work: FineTuning, on_step: StepListener, group: ProcessGroup = ALO
     if group.leads:
         stage.write(work.out, status="finished", outputs={"step": done.step, "metrics": done.metrics})
     return done
-
-
-def clear_training(out: Path) -> None:
-    """Remove the folder of an earlier training.
-
-    Raises:
-        UsageError: the folder holds something else.
-    """
-    refuse_foreign(out, VERB)
-    if read_stage(out) is not None:
-        shutil.rmtree(out)
 
 
 def _train_with_trl(work: FineTuning, card: Checkpoint, group: ProcessGroup, on_step: StepListener) -> Checkpoint:

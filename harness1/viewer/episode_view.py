@@ -9,8 +9,8 @@ import msgspec
 
 from harness1.config import Env
 from harness1.env.environment import SearchEnv
+from harness1.env.render.context import Context
 from harness1.env.render.prose import sentence
-from harness1.env.render.renderer import Context
 from harness1.episodes.replay import difference_between, replay_env
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.models.tokenizer import Tokenizer

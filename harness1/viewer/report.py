@@ -19,7 +19,6 @@ import numpy as np
 from harness1.config import Config
 from harness1.errors import SchemaError, UsageError
 from harness1.eval.ablations.table import COLUMNS, AblationTable, cells
-from harness1.eval.compare.difference import config_difference
 from harness1.eval.run_view import RunView, read_run
 from harness1.eval.statistics import Interval
 from harness1.records import Task
@@ -28,6 +27,7 @@ from harness1.runs.folder import METRICS, PROVENANCE, REPORT, RESOURCES, run_con
 from harness1.runs.provenance import SESSION
 from harness1.runs.stage import Stage, read_stage
 from harness1.runs.store import EPISODES
+from harness1.settings import differences
 from harness1.viewer.html import render, shown
 
 ABLATIONS = "ablations.json"
@@ -142,8 +142,8 @@ class Report:
     def changed(self, *, work: bool) -> list[tuple[str, Any, Any]]:
         """Return the changed settings, each with its value and the default: those of the machine if `work`, else the
         others."""
-        pairs = config_difference(shown_config(self.config), shown_config(Config()))
-        return [(name, *pair) for name, pair in pairs.items() if name.startswith(WORK) == work]
+        pairs = sorted(differences(shown_config(self.config), shown_config(Config())))
+        return [pair for pair in pairs if pair[0].startswith(WORK) == work]
 
     @property
     def hashes(self) -> list[tuple[str, str]]:

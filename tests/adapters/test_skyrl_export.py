@@ -270,7 +270,7 @@ def test_a_finished_export_is_left_as_it_is_and_a_grown_run_needs_force(tmp_path
 
 def test_what_is_no_run_or_holds_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(UsageError, match="is no run folder"):
+    with pytest.raises(UsageError, match="is not a run folder"):
         export(tmp_path / "nothing", out)
     scripted = save_run(tmp_path / "scripted", [played(str(at), "g", at, float(at), turns=()) for at in range(2)])
     with pytest.raises(UsageError, match="scripted holds no model calls"):

@@ -84,8 +84,8 @@ def test_without_a_folder_ablations_have_one_of_their_own(harness1: Command, tmp
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("--ablations", "hope"), "'hope' is no ablation"),
-        (("--ablations", ""), "'' is no ablation"),
+        (("--ablations", "hope"), "unknown ablation 'hope'"),
+        (("--ablations", ""), "unknown ablation ''"),
         (("--ablations", "grep", "--out", "run"), "choose another --out"),
         (("--ablations", "grep", "--out", "run", "--force"), "choose another --out"),
         (("--out", "/proc/run"), "/proc/run"),

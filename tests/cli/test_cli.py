@@ -101,7 +101,7 @@ def test_an_interrupted_evaluation_stops_with_130_and_is_resumed(folder: Path) -
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == 130, complaint
     assert "Traceback" not in complaint
-    assert "interrupted; the same command goes on where it was" in complaint
+    assert "interrupted; the same command continues where it stopped" in complaint
     finished = sum(1 for _ in read_episodes(folder / "cut"))
     assert 0 < finished < 500
     assert json.loads((folder / "cut" / "stage.json").read_text())["status"] == "interrupted"

@@ -56,9 +56,9 @@ def test_a_finished_fusion_is_not_overwritten_by_another(command: Command) -> No
     ("arguments", "said"),
     [
         (["single"], "nothing to fuse"),
-        (["sampled", "nowhere"], "nowhere is no run folder"),
+        (["sampled", "nowhere"], "nowhere is not a run folder"),
         (["sampled", "--cap", "31"], "cap of 1 to 30"),
-        (["sampled", "--k", "0"], "k of 1 or more"),
+        (["sampled", "--k", "0"], "k of at least 1"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(command: Command, arguments: list[str], said: str) -> None:

@@ -220,14 +220,14 @@ def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(harness1: Command
     ("arguments", "says"),
     [
         (search("wrong", "hf:no/such/model"), "no model 'no/such/model'"),
-        (search("wrong", "hf:index"), "index holds no tokenizer.json"),
+        (search("wrong", "hf:index"), "index has no tokenizer.json"),
         (search("wrong", "hf:model", "--set", "env.context_window=8192"), "more than the 4096 tokens that model reads"),
         (search("wrong", "hf:model", "--set", "policy.format=harmony"), "harmony"),
         (search("wrong", "hf:model", "--set", "machine.model.device=tpu9"), "does not load on the device 'tpu9'"),
         (search("wrong", "openai:m"), "names no model"),
         (["eval", "world:60", "--policy", "hf:", "--out", "wrong", "--cache", "cache"], "names no model"),
         (["replay", "run", "--model", "no/such/model"], "no model 'no/such/model'"),
-        (["replay", "run", "--model", "index"], "index holds no tokenizer.json"),
+        (["replay", "run", "--model", "index"], "index has no tokenizer.json"),
     ],
 )
 def test_what_is_wrong_with_a_model_is_one_line(

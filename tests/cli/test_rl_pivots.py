@@ -15,7 +15,7 @@ from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.retrieval.index.build import build_index
-from harness1.rl.pivots.profile import read_pivots
+from harness1.rl.pivots.pivot import read_pivots
 from harness1.runs.store import latest_episodes
 from tests.rl.test_pivots import CONFIG, WORLD
 
@@ -68,7 +68,7 @@ def test_a_profile_prints_one_object_of_its_counts_and_is_not_made_twice(command
     [
         (("taught", "--policy", "oracle"), "sees the gold"),
         (("taught", "--policy", "unheard-of"), "there is no policy"),
-        (("index", "--policy", "random"), "is no run folder"),
+        (("index", "--policy", "random"), "is not a run folder"),
     ],
 )
 def test_what_cannot_be_profiled_is_refused(command: Command, home: Path, words: tuple[str, ...], message: str) -> None:

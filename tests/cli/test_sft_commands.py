@@ -147,7 +147,7 @@ def test_force_clears_nothing_for_a_training_that_cannot_be(
     [
         (["sft", "train", "nowhere", "--model", "model", "--out", "wrong"], "nowhere is not a finished dataset"),
         (["sft", "train", "rows", "--model", "no/model", "--out", "wrong"], "no model 'no/model'"),
-        (["sft", "train", "rows", "--model", "taught", "--out", "wrong"], "taught holds no tokenizer.json"),
+        (["sft", "train", "rows", "--model", "taught", "--out", "wrong"], "taught has no tokenizer.json"),
         (["sft", "train", "rows", "--model", "model", "--out", "wrong", "--packing"], "--packing needs --trainer trl"),
         (train("wrong", "--set", "train.epoch=1"), "epoch"),
         (train("wrong", "--set", "train.rate=0"), "train.rate"),
@@ -192,7 +192,7 @@ def test_a_student_is_refused_in_another_environment_unless_that_is_meant(harnes
         complaint = refused.err.splitlines()[-1]
         assert (refused.code, refused.out) == (2, "")
         assert complaint.startswith("harness1: student was trained for another environment")
-        assert "it differs in env.search.hits=3 (trained: 2). Give the configuration" in complaint
+        assert "which differs in env.search.hits=3 (trained: 2). Give the configuration" in complaint
         assert not (home / "other").exists()
     meant = harness1(*evaluation("other", *other, "--set", "machine.model.foreign=true"))
     assert meant.code == 0, meant.err

@@ -16,9 +16,10 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
-from harness1.env.render.renderer import Context
-from harness1.episodes.jobs import Depths, EpisodeJob, EpisodeSetup, run_staged
+from harness1.env.render.context import Context
+from harness1.episodes.jobs import Depths, EpisodeJob, EpisodeSetup
 from harness1.episodes.processes import run_episodes
+from harness1.episodes.staged import run_staged
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.policy.policy import Decision, Policy
 from harness1.records import Episode, Status, Task
@@ -202,7 +203,7 @@ def test_what_the_user_must_mend_ends_a_run_of_a_model(index: str) -> None:
 
 
 def test_a_fault_in_scoring_is_that_episodes_own(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness1.episodes import jobs as runner
+    from harness1.episodes import staged as runner
 
     real = runner.score
 

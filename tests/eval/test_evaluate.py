@@ -123,7 +123,7 @@ def test_an_interrupt_says_that_the_same_command_goes_on(index: str, tmp_path: P
 
     with pytest.raises(KeyboardInterrupt) as caught:
         evaluate(evaluation(index), tmp_path, ignore, interrupted)
-    assert caught.value.__notes__ == ["the same command goes on where it was"]
+    assert caught.value.__notes__ == ["the same command continues where it stopped"]
     found = read_provenance(tmp_path)
     assert found is not None
     assert found["ended"]

@@ -50,7 +50,7 @@ def test_tasks_with_fewer_samples_are_allowed_for() -> None:
 def test_without_repeats_nothing_can_be_told_and_of_one_task_not_all() -> None:
     with pytest.raises(UsageError, match="two samples"):
         variance_components({"a": [1.0], "b": [0.0]})
-    with pytest.raises(UsageError, match="none without any"):
+    with pytest.raises(UsageError, match="no task without samples"):
         variance_components({"a": [1.0, 2.0], "b": []})
     alone = variance_components({"a": [0.0, 1.0]})
     assert math.isnan(alone.between)

@@ -102,9 +102,9 @@ def test_pairing_ignores_the_order_of_tasks() -> None:
 
 def test_runs_of_different_tasks_are_not_paired() -> None:
     a, b = dict.fromkeys([f"t{n}" for n in range(9)], 1.0), {"t0": 1.0, "u": 0.0}
-    with pytest.raises(UsageError, match=r"9 are not: t1, t2, t3, t4, t5, \.\.\."):
+    with pytest.raises(UsageError, match=r"9 differ: t1, t2, t3, t4, t5, \.\.\."):
         paired_difference(a, b, 10)
-    with pytest.raises(UsageError, match=r"1 are not: u$"):
+    with pytest.raises(UsageError, match=r"1 differ: u$"):
         paired_difference({"t0": 1.0}, b, 10)
 
 

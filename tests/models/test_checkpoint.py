@@ -13,9 +13,10 @@ from harness1.config import Config, load_config
 from harness1.env.environment import env_hash
 from harness1.errors import ConfigError, SchemaError
 from harness1.model_folder import folder_hash
-from harness1.models.checkpoint import CHECKPOINT, Checkpoint, differences, format_of, read_checkpoint
+from harness1.models.checkpoint import CHECKPOINT, Checkpoint, format_of, read_checkpoint
 from harness1.models.open import format_at
 from harness1.policy.registry import open_model
+from harness1.settings import differences
 from harness1.train.saving import write_card
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import vocabulary
@@ -92,7 +93,7 @@ def test_of_many_differences_the_first_are_named_and_the_others_counted(folder: 
 def test_other_words_of_the_prompt_are_another_environment(folder: Path) -> None:
     """Of an earlier version of this package, say, with equal settings."""
     write_card(folder, card(env_hash="of other words"))
-    with pytest.raises(ConfigError, match="differs in the words of the prompt or of a tool"):
+    with pytest.raises(ConfigError, match="differs in the wording of the prompt or of a tool"):
         format_of(folder, learned())
 
 

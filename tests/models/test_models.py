@@ -137,15 +137,15 @@ def test_a_hosted_model_is_opened_without_asking_its_server() -> None:
 def test_what_is_no_folder_of_a_model_is_said(tmp_path: Path, folder: Path) -> None:
     absent = tmp_path / "deep" / "absent"
     assert f"no model '{absent}'" in complaint(f"hf:{absent}")
-    assert complaint(f"hf:{tmp_path}").startswith(f"{tmp_path} holds no tokenizer.json")
+    assert complaint(f"hf:{tmp_path}").startswith(f"{tmp_path} has no tokenizer.json")
     (tmp_path / "tokenizer.json").write_text("{}")
     assert "not a tokenizer.json" in complaint(f"hf:{tmp_path}")
     (tmp_path / "tokenizer.json").write_bytes(vocabulary("chatml"))
-    assert complaint(f"hf:{tmp_path}").startswith(f"{tmp_path} holds no config.json of a model")
+    assert complaint(f"hf:{tmp_path}").startswith(f"{tmp_path} has no readable config.json")
     (tmp_path / "config.json").write_text('{"max_position_embeddings": "many"}')
-    assert "holds no config.json of a model" in complaint(f"hf:{tmp_path}")
+    assert "has no readable config.json" in complaint(f"hf:{tmp_path}")
     (tmp_path / "config.json").write_text('{"model_type": "odd"}')
-    assert "no causal language model" in complaint(f"hf:{tmp_path}")
+    assert "not a causal language model" in complaint(f"hf:{tmp_path}")
 
 
 def test_a_window_that_the_model_does_not_have_is_refused_before_it_is_loaded(folder: Path) -> None:

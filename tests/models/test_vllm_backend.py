@@ -62,7 +62,7 @@ def test_without_vllm_the_error_names_the_extra(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_folder_without_weights_is_refused_before_anything_is_started(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds no model"):
+    with pytest.raises(UsageError, match="is not a model"):
         open_vllm(tmp_path)
 
 

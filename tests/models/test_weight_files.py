@@ -55,9 +55,9 @@ def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path: Path, content: 
 
 
 def test_a_folder_without_weights_or_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds no model"):
+    with pytest.raises(UsageError, match="is not a model"):
         weight_shapes(tmp_path)
     write_weights(tmp_path, {"a": (1,)})
     (tmp_path / "config.json").unlink()
-    with pytest.raises(UsageError, match="holds no model"):
+    with pytest.raises(UsageError, match="is not a model"):
         weight_shapes(tmp_path)

@@ -24,11 +24,12 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Episode
-from harness1.rl.learning import EPISODES, STATE, Learning, learn
+from harness1.rl.learner import STATE
+from harness1.rl.learning import EPISODES, Learning, learn
 from harness1.rl.training_rows import training_rows
 from harness1.rows.row import TrainRow
 from harness1.runs.stage import read_stage
-from harness1.runs.store import read_episodes
+from harness1.runs.store import EpisodeStore, read_episodes
 from harness1.train.log import read_log
 from harness1.train.saving import read_state
 from harness1.train.trainer import Diverged
@@ -70,11 +71,11 @@ def interrupting(group: int) -> Callable[[EpisodeJob], float]:
     return latency
 
 
-def interrupting_rows(group: int) -> Callable[..., list[TrainRow]]:
+def interrupting_rows(group: int, times: int = 1) -> Callable[..., list[TrainRow]]:
     """Rows that press Ctrl-C while they are made of a batch with this group."""
 
     def rows(groups: Any, config: Config) -> list[TrainRow]:
-        if any(each.index == group for each in groups):
+        for _ in range(times if any(each.index == group for each in groups) else 0):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.3)
         return training(groups, config)
@@ -223,8 +224,8 @@ def test_rollouts_that_record_old_versions_are_a_fault_and_no_hang(tmp_path: Pat
         trained(tmp_path / "out", base, rollouts=lambda folder: Forgetful(open_toy(folder)))
 
 
-@pytest.mark.parametrize("within", [False, True], ids=["between batches", "within one"])
-def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: bool) -> None:
+@pytest.mark.parametrize("within", [0, 1, 2], ids=["between batches", "within one", "twice within one"])
+def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: int) -> None:
     settings = ["train.save_every=0"]
     with pytest.raises(KeyboardInterrupt):
         trained(
@@ -232,7 +233,7 @@ def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: bool) -
             base,
             settings,
             rollouts=lambda folder: ToyRollouts(open_toy(folder), latency=interrupting(1000 if within else 14)),
-            make_rows=interrupting_rows(8) if within else training,
+            make_rows=interrupting_rows(8, within) if within else training,
         )
     stage, state = read_stage(tmp_path), read_state(tmp_path / STATE)
     assert stage is not None
@@ -261,7 +262,17 @@ def test_an_interrupt_while_weights_are_published_loses_no_batch(tmp_path: Path,
     assert state["version"] == 3 == steps(tmp_path)[-1]["step"]
 
 
-def test_a_look_that_was_interrupted_is_taken_again(tmp_path: Path, base: Path) -> None:
+def test_a_training_under_way_elsewhere_keeps_its_log(tmp_path: Path, base: Path) -> None:
+    with pytest.raises(Stopped):
+        trained(tmp_path, base, stop_at=2)
+    before = read_log(tmp_path)
+    assert before
+    with EpisodeStore(tmp_path / EPISODES), pytest.raises(UsageError, match="another process"):
+        trained(tmp_path, base)
+    assert read_log(tmp_path) == before
+
+
+def test_a_validation_that_was_interrupted_is_repeated(tmp_path: Path, base: Path) -> None:
     class Nervous(ToyRollouts):
         """Presses Ctrl-C when it plays held-out tasks for the second time."""
 

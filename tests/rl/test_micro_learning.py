@@ -14,7 +14,7 @@ from harness1.config import load_config
 from harness1.episodes.replay import replay_episode
 from harness1.rl.admission.report import admitted_tasks, read_report
 from harness1.rl.learning import EPISODES
-from harness1.rl.pivots.profile import read_pivots
+from harness1.rl.pivots.pivot import read_pivots
 from harness1.runs.store import read_episodes
 from harness1.train.log import read_log
 from tests.cli.commands import Command, command_in_process
@@ -109,4 +109,4 @@ def test_the_turns_of_a_teacher_are_profiled_and_trained_on(harness1: Command, s
     assert json.loads(ended.out)["batch"] == 2
     played = {episode.task.task_id for episode in read_episodes(start.folder / "on-turns" / EPISODES)}
     assert 0 < len(played) <= len(kept)
-    assert played <= {pivot.place.name for pivot in kept}
+    assert played <= {pivot.turn_id.name for pivot in kept}

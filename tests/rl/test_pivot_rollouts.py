@@ -20,7 +20,7 @@ from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import DocId, Episode, Gold, RewardTerm, Sampling, Status, StopReason, Task, ToolCall
 from harness1.rl.pivots import rollouts as pivot_rollouts
-from harness1.rl.pivots.rollouts import PivotRollouts, PivotWorld, Place, Scene
+from harness1.rl.pivots.rollouts import PivotRollouts, PivotState, PivotWorld, TurnId
 from harness1.rows.calls import calls_of, captured_calls, prompt_ids
 from harness1.rows.row import per_request
 from harness1.sft.rerender import rerendered
@@ -85,7 +85,7 @@ def rollouts(policy: LanguageModelPolicy, episode: Episode, **options: object) -
 
 
 def job(episode: Episode, turn: int, sample: int = 0) -> EpisodeJob:
-    return EpisodeJob(Task(Place(episode.episode_id, turn).name, TASK.query), sample, seed=sample, group_id="g")
+    return EpisodeJob(Task(TurnId(episode.episode_id, turn).name, TASK.query), sample, seed=sample, group_id="g")
 
 
 def played(
@@ -101,14 +101,14 @@ def test_states_are_those_of_the_record(order: str) -> None:
     env = load_config(None, [f"env.rendering.order={order}"]).env
     for policy in (RandomPolicy(), ScriptedPolicy(), StudentFormatPolicy(RandomPolicy(), CHAT)):
         episode = taught(policy, env)
-        scenes = world(policy, env).scenes(episode, GOLD)
-        assert len(scenes) == len(episode.turns) > 2
-        for scene, turn in zip(scenes, episode.turns, strict=True):
-            assert scene.turn == turn
-            assert scene.state.context is not None
-            assert scene.state.context.hash == turn.context_hash
-        for scene, before in zip(scenes[1:], episode.turns, strict=False):
-            assert scene.situation.memory.hash() == before.memory_hash
+        states = world(policy, env).states(episode, GOLD)
+        assert len(states) == len(episode.turns) > 2
+        for state, turn in zip(states, episode.turns, strict=True):
+            assert state.turn == turn
+            assert state.before.context is not None
+            assert state.before.context.hash == turn.context_hash
+        for state, before in zip(states[1:], episode.turns, strict=False):
+            assert state.decision_point.memory.hash() == before.memory_hash
 
 
 @pytest.mark.parametrize("order", ["paper", "stable_first", "epoch", "transcript"])
@@ -162,13 +162,13 @@ def test_what_is_played_leaves_the_scene_as_it_was() -> None:
     episode = taught(StudentFormatPolicy(TAUGHT, CHAT))
     policy = model(search("bridge"), curate(add_ids=["D1"]), call("read_document", doc_id="D1"))
     service = rollouts(policy, episode)
-    scene = service.scene(Place(episode.episode_id, 3))
-    before, prompt = scene.situation.memory.hash(), scene.state.context
+    state = service.state(TurnId(episode.episode_id, 3))
+    before, prompt = state.decision_point.memory.hash(), state.before.context
     made = played(policy, episode, *(job(episode, 3, sample) for sample in range(6)), of=service)
     assert len({each.turns[0].memory_hash for each in made}) == 3
     assert len({each.turns[0].context_hash for each in made}) == 1
-    assert (scene.situation.memory.hash(), scene.state.context) == (before, prompt)
-    assert service.scene(Place(episode.episode_id, 3)) is scene
+    assert (state.decision_point.memory.hash(), state.before.context) == (before, prompt)
+    assert service.state(TurnId(episode.episode_id, 3)) is state
 
 
 def test_a_fault_makes_an_episode_without_reward() -> None:
@@ -204,13 +204,13 @@ def test_jobs_may_come_one_by_one_and_no_more_are_at_work_than_there_is_room_for
 def test_states_of_few_episodes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pivot_rollouts, "CACHED_EPISODES", 1)
     rebuilt: list[str] = []
-    original = PivotWorld.scenes
+    original = PivotWorld.states
 
-    def counted(self: PivotWorld, episode: Episode, gold: Gold | None) -> tuple[Scene, ...]:
+    def counted(self: PivotWorld, episode: Episode, gold: Gold | None) -> tuple[PivotState, ...]:
         rebuilt.append(episode.episode_id)
         return original(self, episode, gold)
 
-    monkeypatch.setattr(PivotWorld, "scenes", counted)
+    monkeypatch.setattr(PivotWorld, "states", counted)
     episode = taught(TAUGHT)
     other = msgspec.structs.replace(episode, episode_id="other")
     policy = model(END)
@@ -218,7 +218,7 @@ def test_states_of_few_episodes_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
         world(policy), policy, {each.episode_id: each for each in (episode, other)}, {"t": GOLD}, print
     )
     for each, turn in ((episode, 1), (episode, 2), (other, 1), (other, 3), (episode, 2)):
-        assert service.scene(Place(each.episode_id, turn)).turn.index == turn
+        assert service.state(TurnId(each.episode_id, turn)).turn.index == turn
     assert rebuilt == [episode.episode_id, "other", episode.episode_id]
 
 
@@ -248,14 +248,14 @@ def test_an_episode_of_another_environment_index_or_memory_is_refused() -> None:
     here = world(RandomPolicy())
     other = load_config(None, ["env.max_turns=5"]).env
     with pytest.raises(ConfigError, match=r"another env$"):
-        world(RandomPolicy(), other).scenes(episode, GOLD)
+        world(RandomPolicy(), other).states(episode, GOLD)
     hashes = msgspec.structs.replace(episode.hashes, index="elsewhere")
     with pytest.raises(ConfigError, match=r"another index$"):
-        here.scenes(msgspec.structs.replace(episode, hashes=hashes), GOLD)
+        here.states(msgspec.structs.replace(episode, hashes=hashes), GOLD)
     turn = msgspec.structs.replace(episode.turns[1], memory_hash="edited")
     edited = msgspec.structs.replace(episode, turns=(episode.turns[0], turn, *episode.turns[2:]))
     with pytest.raises(SchemaError, match="differently at turn 2"):
-        here.scenes(edited, GOLD)
+        here.states(edited, GOLD)
     with pytest.raises(ConfigError, match="counts tokens otherwise"):
         rollouts(model(END), episode, world=here)
 
@@ -266,4 +266,4 @@ def test_where_the_policy_has_no_room_the_scenes_end() -> None:
     episode = taught(long, env)
     told = rerendered(episode, env, CHAT)
     assert len(told.turns) < len(episode.turns)
-    assert len(world(model(END), env).scenes(episode, GOLD)) == len(told.turns)
+    assert len(world(model(END), env).states(episode, GOLD)) == len(told.turns)

@@ -10,7 +10,7 @@ from harness1.episodes.rollout import rollout
 from harness1.memory.working_memory import WorkingMemory
 from harness1.policy.baselines import RandomPolicy
 from harness1.records import DocId, Gold, Task, ToolCall, UnitId
-from harness1.rl.pivots.verifier import Effect, Ruling, Situation, Standing, judge, standing
+from harness1.rl.pivots.verifier import DecisionPoint, Effect, Ruling, SetQuality, compare_effects, set_quality
 from tests.support import END, call, chunk, curate, make_env, play, run, search, wide_corpus
 
 WANTED = tuple(frozenset({UnitId(name)}) for name in ("gold-a", "gold-b"))
@@ -26,21 +26,21 @@ ALPHA, BETA, BOTH, NOISE, NOTHING = map(search, ("alpha", "beta", "alpha beta", 
 FOUND = (BOTH, NOISE)
 """Then D1 and D2 are gold, D3 and D4 are not."""
 CASTLE = "The alpha castle stands on the hill in Paris."
-BEST = Standing(1.0, 0)
+BEST = SetQuality(1.0, 0)
 
 
 def effect(before: tuple[ToolCall, ...], action: ToolCall, env: Env = ENV) -> Effect:
     world = make_env(env, CORPUS)
     play(world, *before)
-    situation = Situation(world.snapshot().memory, WANTED, before, world.toolbox)
-    held = situation.memory.hash()
+    decision_point = DecisionPoint(world.snapshot().memory, WANTED, before, world.toolbox)
+    held = decision_point.memory.hash()
     step = run(world.step([action]))
-    assert situation.memory.hash() == held
-    return situation.effect(step.turn, world.state.memory)
+    assert decision_point.memory.hash() == held
+    return decision_point.effect(step.turn, world.state.memory)
 
 
-def ruling(before: tuple[ToolCall, ...], action: ToolCall, expert: ToolCall, end: Standing = BEST) -> Ruling:
-    return judge(effect(before, action), effect(before, expert), end, SETTINGS)
+def ruling(before: tuple[ToolCall, ...], action: ToolCall, expert: ToolCall, end: SetQuality = BEST) -> Ruling:
+    return compare_effects(effect(before, action), effect(before, expert), end, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_to_stop_is_right_with_what_the_expert_delivered_in_the_end() -> None:
         assert ruling(clean, END, expert) == Ruling("stop", True)
         assert ruling(half, END, expert) == Ruling("stop", False)
         assert ruling(crowded, END, expert) == Ruling("stop", False)
-    assert ruling(half, END, ALPHA, Standing(0.5, 0)) == Ruling("stop", True)  # nothing more was gained afterwards
+    assert ruling(half, END, ALPHA, SetQuality(0.5, 0)) == Ruling("stop", True)  # nothing more was gained afterwards
     patient = msgspec.structs.replace(SETTINGS, slack=0.5)
-    assert judge(effect(half, END), effect(half, ALPHA), BEST, patient) == Ruling("stop", True)
+    assert compare_effects(effect(half, END), effect(half, ALPHA), BEST, patient) == Ruling("stop", True)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_what_the_environment_refuses_is_wrong(wrong: ToolCall) -> None:
 
 def test_facts_are_targets_that_any_of_their_chunks_serves() -> None:
     wanted = (frozenset({UnitId("a#0"), UnitId("b#0")}), frozenset({UnitId("c#0")}))
-    assert standing([UnitId("b#0"), UnitId("x#0")], wanted) == Standing(0.5, 1)
-    assert standing([], wanted) == Standing(0.0, 0)
+    assert set_quality([UnitId("b#0"), UnitId("x#0")], wanted) == SetQuality(0.5, 1)
+    assert set_quality([], wanted) == SetQuality(0.0, 0)
 
 
 def test_the_experts_own_action_is_right_wherever_it_brought_evidence() -> None:
@@ -183,9 +183,9 @@ def test_the_experts_own_action_is_right_wherever_it_brought_evidence() -> None:
         episode = run(rollout(world, RandomPolicy(), task, seed=seed))
         world.begin(WorkingMemory.empty(task.query, "document"))
         for turn in episode.turns:
-            situation = Situation(world.snapshot().memory, wanted, (), world.toolbox)
-            made = situation.effect(world.replay(turn).turn, world.state.memory)
+            decision_point = DecisionPoint(world.snapshot().memory, wanted, (), world.toolbox)
+            made = decision_point.effect(world.replay(turn).turn, world.state.memory)
             if not made.failed and not made.lost and (made.surfaced or made.gained):
                 judged += 1
-                assert judge(made, made, Standing(1.0, 0), SETTINGS).right, turn
+                assert compare_effects(made, made, SetQuality(1.0, 0), SETTINGS).right, turn
     assert judged > 10

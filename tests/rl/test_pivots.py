@@ -13,7 +13,7 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
@@ -21,8 +21,10 @@ from harness1.policy.policy import Decision
 from harness1.policy.recorded import RecordedPolicy
 from harness1.records import DocId, Episode, RewardRecord, RewardTerm, Task, ToolCall
 from harness1.retrieval.index.build import build_index
-from harness1.rl.pivots.profile import PIVOTS, README, Pivot, Profile, keep, open_training, profile, read_pivots
-from harness1.rl.pivots.rollouts import PivotWorld, Place, Scene
+from harness1.rl.pivots.pivot import PIVOTS, Pivot, keep, read_pivots
+from harness1.rl.pivots.profile import README, Profile, profile
+from harness1.rl.pivots.rollouts import PivotState, PivotWorld, TurnId
+from harness1.rl.pivots.training import open_training
 from harness1.runs.stage import read_stage
 from harness1.runs.store import latest_episodes
 from harness1.sft.teacher_run import TeacherRun, open_runs
@@ -93,8 +95,8 @@ def work(taught: TeacherRun, config: Config = CONFIG, policy: Dice | None = None
     return Profile(taught, policy or Dice(), "dice", config)
 
 
-def by_place(folder: Path) -> dict[Place, Pivot]:
-    return {each.place: each for each in read_pivots(folder)}
+def by_turn_id(folder: Path) -> dict[TurnId, Pivot]:
+    return {each.turn_id: each for each in read_pivots(folder)}
 
 
 @pytest.mark.parametrize("samples", [2, 4, 8])
@@ -110,36 +112,36 @@ def test_the_kept_set_equals_enumeration_of_injected_rewards(
     taught: TeacherRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(5)
-    table: dict[Place, list[float]] = {}
+    table: dict[TurnId, list[float]] = {}
 
-    async def injected(self: PivotWorld, scene: Scene, policy: object, job: EpisodeJob) -> Episode:
-        place = Place.read(job.task.task_id)
-        rates = table.setdefault(place, [float(rng.random() < rng.choice((0.0, 0.3, 0.6, 1.0))) for _ in range(4)])
+    async def injected(self: PivotWorld, state: PivotState, policy: object, job: EpisodeJob) -> Episode:
+        turn_id = TurnId.read(job.task.task_id)
+        rates = table.setdefault(turn_id, [float(rng.random() < rng.choice((0.0, 0.3, 0.6, 1.0))) for _ in range(4)])
         value = 1.0 if isinstance(policy, RecordedPolicy) else rates[job.sample_idx]
         reward = RewardRecord(value, {"injected": RewardTerm(value, 1.0)})
         return msgspec.structs.replace(next(iter(episodes.values())), reward=reward)
 
     episodes = latest_episodes(taught.folder)
-    monkeypatch.setattr(PivotWorld, "played", injected)
+    monkeypatch.setattr(PivotWorld, "play", injected)
     profile(work(taught), tmp_path / "out")
-    found = by_place(tmp_path / "out")
+    found = by_turn_id(tmp_path / "out")
     assert found.keys() == table.keys()
-    kept = {place for place, each in found.items() if each.fate == "kept"}
-    assert kept == {place for place, rewards in table.items() if 0 < sum(rewards) < 4 and sum(rewards) / 4 < 0.6}
+    kept = {turn_id for turn_id, each in found.items() if each.fate == "kept"}
+    assert kept == {turn_id for turn_id, rewards in table.items() if 0 < sum(rewards) < 4 and sum(rewards) / 4 < 0.6}
     assert 0 < len(kept) < len(found)
-    for place, rewards in table.items():
-        assert (found[place].right, found[place].mean) == (sum(rewards), sum(rewards) / 4)
-        assert found[place].rules == {"injected": 4}
+    for turn_id, rewards in table.items():
+        assert (found[turn_id].right, found[turn_id].mean) == (sum(rewards), sum(rewards) / 4)
+        assert found[turn_id].rules == {"injected": 4}
 
 
 def test_every_turn_of_the_teacher_is_a_candidate_once(taught: TeacherRun, finished: Path) -> None:
     turns = {
-        Place(each.episode_id, turn.index): turn.action.name
+        TurnId(each.episode_id, turn.index): turn.action.name
         for each in latest_episodes(taught.folder).values()
         for turn in each.turns
         if turn.action is not None
     }
-    assert {place: each.tool for place, each in by_place(finished).items()} == turns
+    assert {turn_id: each.tool for turn_id, each in by_turn_id(finished).items()} == turns
     assert len(read_pivots(finished)) == len(turns)
 
 
@@ -148,9 +150,9 @@ def test_the_experts_own_action_is_right_at_every_turn_that_was_sampled(taught: 
     world, checked = work(taught).world(), 0
     for each in read_pivots(finished):
         episode = episodes[each.episode_id]
-        scene = world.scenes(episode, taught.golds[each.task_id])[each.turn - 1]
-        expert = RecordedPolicy([msgspec.structs.replace(episode, turns=(scene.turn,))])
-        made = run(world.played(scene, expert, EpisodeJob(Task(each.place.name, episode.task.query))))
+        state = world.states(episode, taught.golds[each.task_id])[each.turn - 1]
+        expert = RecordedPolicy([msgspec.structs.replace(episode, turns=(state.turn,))])
+        made = run(world.play(state, expert, EpisodeJob(Task(each.turn_id.name, episode.task.query))))
         assert made.reward is not None
         assert (made.reward.total > 0.0) == (each.fate != "expert_fails") == (each.samples > 0)
         checked += each.samples > 0
@@ -191,7 +193,7 @@ def test_a_stopped_profile_goes_on_and_comes_out_the_same(taught: TeacherRun, tm
             file.write(b'{"episode_id":"to')
     again = Dice()
     profile(work(taught, policy=again), out)
-    assert by_place(out) == by_place(whole)
+    assert by_turn_id(out) == by_turn_id(whole)
     assert len(read_pivots(out)) == len(read_pivots(whole))
     assert again.acts == sum(each.samples for each in read_pivots(whole)) - sum(each.samples for each in done)
 
@@ -230,7 +232,7 @@ def test_episodes_that_are_no_example_give_no_candidates(taught: TeacherRun) -> 
 
 def test_kept_turns_are_trained_as_tasks(taught: TeacherRun, finished: Path) -> None:
     training = open_training(finished, Dice(), CONFIG, load)
-    kept = {each.place.name: each for each in read_pivots(finished) if each.fate == "kept"}
+    kept = {each.turn_id.name: each for each in read_pivots(finished) if each.fate == "kept"}
     assert {task.task_id for task in (*training.train, *training.held_out)} == kept.keys()
     assert all(kept[task.task_id].split == "held_out" for task in training.held_out)
     found: list[Episode] = []

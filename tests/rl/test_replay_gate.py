@@ -14,8 +14,9 @@ import torch
 
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, run_staged
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
 from harness1.episodes.rollout import rollout
+from harness1.episodes.staged import run_staged
 from harness1.hashing import digest
 from harness1.models.backend import Grammar
 from harness1.models.formats.compact import Compact
@@ -25,8 +26,7 @@ from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode
 from harness1.retrieval.index.build import build_index
 from harness1.retrieval.open import open_retriever
-from harness1.rl.grammar_masks import grammar_masks
-from harness1.rl.logprobs import LogprobReport, compare_calls
+from harness1.rl.logprobs import LogprobReport, compare_calls, grammar_masks
 from harness1.rows.calls import SampledCall, calls_of, prompt_ids, sampled_calls
 from harness1.tools.registry import Toolbox
 from harness1.tools.tool import ToolSpec

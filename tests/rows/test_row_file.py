@@ -79,7 +79,7 @@ def test_a_damaged_line_is_refused_by_its_number(path: Path, line: str) -> None:
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"holds no rows\.jsonl"):
+    with pytest.raises(UsageError, match=r"there is no rows\.jsonl in"):
         RowFile(tmp_path / "rows.jsonl")
 
 

@@ -50,7 +50,7 @@ def test_a_row_with_unknown_log_probabilities_has_none() -> None:
 def test_a_chain_that_is_none_is_refused() -> None:
     with pytest.raises(AssertionError, match="another prompt"):
         chained([msgspec.structs.replace(FIRST, prompt_ids=(1, 7)), SECOND])
-    with pytest.raises(AssertionError, match="does not stand"):
+    with pytest.raises(AssertionError, match="is not in the row"):
         chained([msgspec.structs.replace(FIRST, output_ids=(3, 7)), SECOND])
     with pytest.raises((AssertionError, ValueError)):
         chained([SECOND, FIRST])
@@ -59,16 +59,16 @@ def test_a_chain_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        (changed(token_ids=(7, 2, 3, 4, 5, 6)), "call a had another prompt"),
+        (changed(token_ids=(7, 2, 3, 4, 5, 6)), "call a has another prompt"),
         (changed(token_ids=(1, 2, 3, 7, 5, 6)), "output of call a"),
-        (changed(token_ids=(1, 2, 3, 4, 7, 6)), "call b had another prompt"),
+        (changed(token_ids=(1, 2, 3, 4, 7, 6)), "call b has another prompt"),
         (changed(token_ids=(1, 2, 3, 4, 5, 7)), "output of call b"),
         (changed(loss_mask=(0, 0, 1, 0, 0, 1), rollout_logprobs=None), "does not train all of call a"),
-        (changed(loss_mask=(0, 1, 1, 1, 0, 1)), "nobody sampled"),
-        (changed(loss_mask=(0, 0, 1, 1, 1, 1)), "nobody sampled"),
+        (changed(loss_mask=(0, 1, 1, 1, 0, 1)), "no call sampled"),
+        (changed(loss_mask=(0, 0, 1, 1, 1, 1)), "no call sampled"),
         (changed(rollout_logprobs=(0.0, 0.0, -0.25, -0.5, 0.0, -1.0)), "log probabilities of call a"),
-        (changed(call_ids=("a",)), "goes on after"),
-        (changed(call_ids=("b", "a")), "nobody sampled"),
+        (changed(call_ids=("a",)), "continues after"),
+        (changed(call_ids=("b", "a")), "no call sampled"),
         (changed(call_ids=("a", "a", "b")), "begins within"),
         (changed(call_ids=("a", "x")), "not given"),
     ],
@@ -86,7 +86,7 @@ def test_contiguity_finds_every_deviation(row: TrainRow, says: str) -> None:
         ({"rollout_logprobs": (0.0,)}, "1 rollout_logprobs for 6"),
         ({"rollout_logprobs": (0.0, 0.0, float("nan"), -0.25, 0.0, -1.0)}, "rollout_logprobs .* not finite"),
         ({"rollout_logprobs": (0.0, 0.0, -0.5, -0.25, 0.0, float("-inf"))}, "not finite"),
-        ({"rollout_logprobs": (-0.1, 0.0, -0.5, -0.25, 0.0, -1.0)}, "nothing is trained"),
+        ({"rollout_logprobs": (-0.1, 0.0, -0.5, -0.25, 0.0, -1.0)}, "not trained"),
         ({"advantages": (1.0,)}, "1 advantages for 6"),
         ({"advantages": (float("inf"),) * 6}, "advantages .* not finite"),
     ],

@@ -230,7 +230,7 @@ def test_a_folder_with_something_else_is_never_touched(teacher: Path, tmp_path: 
 def test_without_runs_there_is_nothing_to_build(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at least one run"):
         build(Build([], SFT), tmp_path)
-    with pytest.raises(UsageError, match="is no run folder"):
+    with pytest.raises(UsageError, match="is not a run folder"):
         build(Build([tmp_path], SFT), tmp_path / "out")
 
 

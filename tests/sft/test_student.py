@@ -75,7 +75,7 @@ def test_a_folder_without_a_models_shape_is_refused(place: Place, tmp_path: Path
     (tmp_path / "tokenizer.json").write_bytes((place.model / "tokenizer.json").read_bytes())
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    with pytest.raises(UsageError, match=r"holds no config\.json of a model"):
+    with pytest.raises(UsageError, match=r"has no readable config\.json"):
         Student.of(tmp_path, read_card(place.rows)).check_length(RowFile(place.rows / TRAIN))
 
 
@@ -196,7 +196,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
         (shutil.rmtree, UsageError, "rows is not a finished dataset: run harness1 sft build"),
         (unfinished, UsageError, "rows is not a finished dataset"),
         (without_rows, UsageError, "rows has no rows to train on"),
-        (without_row_file, UsageError, "rows holds no train.jsonl"),
+        (without_row_file, UsageError, "there is no train.jsonl in .*rows"),
         (without_card, UsageError, "it has no card.json"),
         (with_another_card, SchemaError, "card.json is not a data card"),
         (of_another_environment, SchemaError, "environment cannot be read: Expected `int`"),

@@ -53,5 +53,5 @@ def test_threads_are_set_where_some_are_asked_for(folder: Path) -> None:
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no causal language model"):
+    with pytest.raises(UsageError, match="not a causal language model"):
         load_trainable(tmp_path, Train(), "cpu")

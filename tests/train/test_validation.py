@@ -12,7 +12,7 @@ import pytest
 from harness1.config import Env, Validation, load_config
 from harness1.data.world.generate import world_source
 from harness1.env.environment import SearchEnv
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault
 from harness1.models.backend import Grammar, SampledOutput

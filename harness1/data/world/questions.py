@@ -1,22 +1,21 @@
-"""Questions with known evidence: walks over the fact table on which every step has exactly one outcome."""
+"""Draws questions with known evidence: walks over the fact table on which every step has exactly one outcome."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
+
+import msgspec
 
 from harness1.data.world.facts import Entity, Kind
 from harness1.data.world.names import below, pick
+from harness1.records import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Wording:
-    """How a relation is asked for. `{x}` is what is known; `{q}` the period of a filing.
-
-    `one`: the thing that the relation points to, as a noun phrase. `ask`: the question for it. `other` and `ask_other`:
-    the same against the direction of the relation; empty where it is not asked that way.
-    """
+class Wording(Record):
+    """The question for a relation, as a noun phrase and in full, with and against its direction (`questions.toml`)."""
 
     one: str = ""
     ask: str = ""
@@ -24,61 +23,9 @@ class Wording:
     ask_other: str = ""
 
 
-WORDINGS: dict[str, Wording] = {
-    "born_year": Wording("", "In which year was {x} born?"),
-    "born_in": Wording("the birthplace of {x}", "In which town was {x} born?", "the person born in {x}"),
-    "mother": Wording("the mother of {x}", "Who was the mother of {x}?", "the person whose mother was {x}",
-                      "Whose mother was {x}?"),
-    "adviser": Wording("the doctoral adviser of {x}", "Who was the doctoral adviser of {x}?",
-                       "the scholar whose doctoral adviser was {x}", "Whose doctoral adviser was {x}?"),
-    "educated_at": Wording("the institution that educated {x}", "Where was {x} educated?"),
-    "founder": Wording("the founder of {x}", "Who founded {x}?", "the company founded by {x}",
-                       "Which company did {x} found?"),
-    "headquartered_in": Wording("the town where {x} has its headquarters", "In which town is {x} headquartered?",
-                                "the company headquartered in {x}", "Which company is headquartered in {x}?"),
-    "acquired_by": Wording("the company that acquired {x}", "Which company acquired {x}?",
-                           "the company acquired by {x}", "Which company did {x} acquire?"),
-    "successor": Wording("the successor of {x}", "Which company succeeded {x}?",
-                         "the predecessor of {x}", "Which company preceded {x}?"),
-    "founded_year": Wording("", "In which year was {x} founded?"),
-    "filed_by": Wording("", "", "the {q} report filed by {x}"),
-    "revenue": Wording("", "What revenue is reported in {x}?"),
-    "profit": Wording("", "What net profit is reported in {x}?"),
-    "employees": Wording("", "How many employees are reported in {x}?"),
-    "signed_by": Wording("the signatory of {x}", "Who signed {x}?", "the report signed by {x}"),
-    "inventor": Wording("the inventor named in {x}", "Who is the inventor named in {x}?",
-                        "the patent invented by {x}", "Which patent was invented by {x}?"),
-    "assignee": Wording("the company to which {x} is assigned", "To which company is {x} assigned?",
-                        "the patent assigned to {x}", "Which patent is assigned to {x}?"),
-    "filed_year": Wording("", "In which year was {x} filed?"),
-    "river": Wording("the river that flows past {x}", "Which river flows past {x}?", "the town on {x}"),
-    "mayor": Wording("the mayor of {x}", "Who is the mayor of {x}?", "the town whose mayor is {x}",
-                     "Of which town is {x} the mayor?"),
-    "population": Wording("", "What is the population of {x}?"),
-    "length": Wording("", "How long is {x}?"),
-    "source": Wording("", "In which hills does {x} rise?"),
-    "flows_into": Wording("the river into which {x} flows", "Into which river does {x} flow?",
-                          "the tributary of {x}", "What is the tributary of {x}?"),
-    "located_in": Wording("the town in which {x} is located", "In which town is {x} located?",
-                          "the institution located in {x}", "Which institution is located in {x}?"),
-    "director": Wording("the director of {x}", "Who is the director of {x}?", "the institution whose director is {x}",
-                        "Which institution has {x} as its director?"),
-    "opened_year": Wording("", "In which year was {x} established?"),
-    "film_director": Wording("the director of {x}", "Who directed {x}?", "the film directed by {x}",
-                             "Which film did {x} direct?"),
-    "composer": Wording("the composer of the music for {x}", "Who composed the music for {x}?",
-                        "the film with music composed by {x}", "For which film did {x} compose the music?"),
-    "based_on": Wording("the book on which {x} is based", "On which book is {x} based?", "the film based on {x}",
-                        "Which film is based on {x}?"),
-    "filmed_in": Wording("the filming location of {x}", "In which town was {x} filmed?",
-                         "the film that was filmed in {x}", "Which film was filmed in {x}?"),
-    "release_year": Wording("", "In which year was {x} released?"),
-    "author": Wording("the author of {x}", "Who is the author of {x}?", "the book authored by {x}",
-                      "Which book did {x} author?"),
-    "publisher": Wording("the publisher of {x}", "Which company published {x}?", "the book published by {x}",
-                         "Which book was published by {x}?"),
-    "published_year": Wording("", "In which year was {x} published?"),
-}  # fmt: skip
+WORDINGS = msgspec.toml.decode(
+    resources.files(__package__).joinpath("questions.toml").read_bytes(), type=dict[str, Wording]
+)
 MENTIONS: dict[Kind, str] = {"filing": "the {}", "river": "the {}", "institute": "the {}", "film": "the film {}",
                              "book": "the book {}"}  # fmt: skip
 
@@ -115,7 +62,7 @@ class Walker:
                     self.pointing.setdefault(target, {}).setdefault(relation, []).append(entity.index)
 
     def draw(self, rng: random.Random, start: int, hops: int) -> WorldQuestion | None:
-        """A random question from one entity that takes `hops` documents to answer, or None where the walk failed."""
+        """Draw a question from one entity that takes `hops` documents to answer, or None if the walk failed."""
         at, visited = start, [start]
         documents: list[int] = []
         steps: list[Step] = []
@@ -141,7 +88,7 @@ class Walker:
                 return self.finish(start, steps, documents, self.entities[at].name, visited[:-1])
 
     def options(self, at: int, visited: Sequence[int], last: bool) -> Iterator[tuple[Step, int | str]]:
-        """The steps that can be asked for from an entity, with what each leads to; only those with one outcome."""
+        """Yield the steps that can be asked for from an entity, with their results; only those with one outcome."""
         for relation, target in self.entities[at].facts.items():
             wording = WORDINGS.get(relation)
             if wording is None or not wording.ask or at in self.reserved:
@@ -159,7 +106,7 @@ class Walker:
     def finish(
         self, start: int, steps: Sequence[Step], documents: Sequence[int], answer: str, known: Sequence[int]
     ) -> WorldQuestion | None:
-        """The question in words; None where its own words give away the answer or an entity on the way."""
+        """Return the question in words, or None if its own words give away the answer or an entity on the way."""
         entity, last = self.entities[start], steps[-1]
         phrase = MENTIONS.get(entity.kind, "{}").format(entity.name)
         for step in steps[:-1]:
@@ -174,8 +121,8 @@ class Walker:
 
 
 def questions(walker: Walker, rng: random.Random, wanted: int) -> list[WorldQuestion]:
-    """Up to `wanted` different questions, as evenly over 1 to 4 hops and over the kinds of starting entities as the
-    world allows; a small world gives fewer."""
+    """Draw up to `wanted` different questions, as evenly over 1 to 4 hops and over the kinds of starting entities as
+    the world allows; a small world gives fewer."""
     by_kind: dict[Kind, list[int]] = {}
     for entity in walker.entities:
         by_kind.setdefault(entity.kind, []).append(entity.index)

@@ -1,1 +1,1 @@
-"""The same policy with one mechanism taken away at a time."""
+"""Ablations: the same policy without one mechanism at a time."""

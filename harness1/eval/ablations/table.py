@@ -1,4 +1,4 @@
-"""What ablations cost: one line for each mechanism that was taken away, compared task by task with the whole."""
+"""The table of ablations: one line per removed mechanism, compared task by task with the base."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from harness1.eval.statistics import Interval, paired_difference, randomisation_
 from harness1.records import Record
 
 ALL_OFF = "all_off"
-"""The ablation that is of no single mechanism."""
+"""The ablation of all mechanisms."""
 SIGNIFICANT = 0.05
 RECALL = "curated_recall"
 ANSWER_RECALL = "answer_recall"
 SEARCHES = ("search_corpus", "fan_out_search")
 COLUMNS = ("condition", "R", "FA", "ΔR %", "95 % interval", "p", "ΔFA %", "hard", "search", "turns", "set")
-"""Headings of `cells`: recall, final-answer recall, and their changes in percent of the base's; hard failures, which
-are tasks of which the base found something and the ablation nothing; the share of searches in all calls; turns and the
-size of the curated set."""
+"""Headings of `cells`: recall, final-answer recall, and their changes in percent of the base's; hard failures (tasks
+where the base found something and the ablation nothing); searches as a share of all calls; turns; size of the set."""
 
 Rows = Mapping[str, Mapping[str, float]]
 """The metrics of each task."""
 
 
 class Condition(Record, kw_only=True):
-    """One line of the table; changes are against the base, over the tasks that were scored in both, and None where
-    there is no such task."""
+    """One line of the table. Changes are against the base, over the tasks scored in both; None without such tasks."""
 
     name: str
     recall: float | None
     answer_recall: float | None
     change: Interval | None = None
-    """Of the recall: the mean paired difference."""
+    """Change of the recall: the mean paired difference."""
     answer_change: Interval | None = None
+    """Change of the final-answer recall."""
     p: float | None = None
-    """That a change of the recall as large comes by chance (`randomisation_test`), corrected by Holm for the number of
+    """Probability of so large a change of the recall by chance (`randomisation_test`), Holm-corrected for all
     ablations."""
     paired: int = 0
-    """Tasks that were scored in both."""
+    """Tasks scored in both."""
     hard_failures: int = 0
     base_recall: float = 0.0
+    """The base's recall over the tasks scored in both; changes are a percentage of it."""
     base_answer_recall: float = 0.0
-    """Of the base, over the tasks that were scored in both: what changes are a percentage of."""
+    """The base's final-answer recall over these tasks."""
     search_share: float
     turns: float | None
     set_size: float | None
     broken: int = 0
-    """Episodes that the infrastructure broke, and that are run again by the same command."""
+    """Episodes broken by the infrastructure, which the same command runs again."""
 
     @property
     def percent(self) -> Interval | None:
@@ -55,12 +55,12 @@ class Condition(Record, kw_only=True):
 
     @property
     def answer_percent(self) -> Interval | None:
-        """The same of the final-answer recall."""
+        """The change of the final-answer recall in percent of the base's."""
         return _percent(self.answer_change, self.base_answer_recall)
 
 
 class AblationTable(Record, kw_only=True):
-    """The base and its ablations, and those that were skipped because their mechanism was off already."""
+    """The base and its ablations, and those skipped because their mechanism was already off."""
 
     dataset: str
     split: str
@@ -73,8 +73,8 @@ class AblationTable(Record, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """One sentence: which mechanisms help, do not help, and hurt by their intervals, and which of them do so even
-        though so many were looked at."""
+        """A sentence listing which mechanisms help, do not help, or hurt by their intervals, and which of these effects
+        remain significant after the correction."""
         helps: list[str] = []
         idle: list[str] = []
         hurts: list[str] = []
@@ -94,7 +94,7 @@ class AblationTable(Record, kw_only=True):
 
     @property
     def remarks(self) -> str:
-        """What else a reader must know: ablations that were skipped, tasks that were not compared."""
+        """Remarks for the reader: ablations that were skipped, tasks that were not compared."""
         remarks = []
         if self.skipped:
             remarks.append(f"Skipped, because it is off in the base: {', '.join(self.skipped)}.")
@@ -104,7 +104,7 @@ class AblationTable(Record, kw_only=True):
 
 
 def compared(name: str, metrics: Mapping[str, Any], base: Rows, rows: Rows, resamples: int, seed: int) -> Condition:
-    """A line of the table, its `p` not yet corrected.
+    """Return a line of the table, its `p` not yet corrected.
 
     Args:
         metrics: of the condition (`metrics.json`).
@@ -133,7 +133,7 @@ def compared(name: str, metrics: Mapping[str, Any], base: Rows, rows: Rows, resa
 
 
 def cells(table: AblationTable) -> Iterator[tuple[str, ...]]:
-    """The lines of the table as texts, in the order of `COLUMNS`; the base has no changes."""
+    """Yield the lines of the table as texts, in the order of `COLUMNS`; the base has no changes."""
     for each in table.conditions:
         base = each is table.conditions[0]
         percent, answer = (None, None) if base else (each.percent, each.answer_percent)
@@ -153,13 +153,13 @@ def cells(table: AblationTable) -> Iterator[tuple[str, ...]]:
 
 
 def title(table: AblationTable) -> str:
-    """What was played."""
+    """Return the table's title: policy, dataset, tasks and seed."""
     samples = f" x {table.samples}" if table.samples > 1 else ""
     return f"{table.policy} on {table.dataset}/{table.split}, {table.tasks} tasks{samples}, seed {table.seed}"
 
 
 def markdown(table: AblationTable) -> str:
-    """The table with its verdict, as `ablations.md`."""
+    """Return the table with its verdict, as in `ablations.md`."""
     lines = [COLUMNS, tuple("---" for _ in COLUMNS), *cells(table)]
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return "\n\n".join(filter(None, [f"# {title(table)}", rows, table.verdict, table.remarks])) + "\n"

@@ -1,1 +1,1 @@
-"""What a frozen model answers from what was delivered."""
+"""Answers of a frozen model from the delivered documents."""

@@ -1,5 +1,4 @@
-"""What an answerer and a judge are asked, documents included, and how their answers are read: all texts of it
-stand here."""
+"""All prompts of answerers and judges, the documents in them, and the parsing of replies."""
 
 from __future__ import annotations
 
@@ -48,11 +47,11 @@ correct answers alone, not by what you know besides.
 Write one word and nothing else: correct or incorrect."""
 
 PROMPTS: Mapping[str, str] = MappingProxyType({"closed": CLOSED, "open": OPEN, "judge": JUDGE})
-"""The system message of each kind of question, as it is recorded."""
+"""The system message of each kind of question, as recorded."""
 
 
 class QuotedDocument(Record):
-    """A document as an answerer gets it: its title and its whole text."""
+    """A document in an answerer's prompt: its title and its whole text."""
 
     unit_id: UnitId
     title: str
@@ -60,12 +59,12 @@ class QuotedDocument(Record):
 
 
 def closed_question(query: str) -> Messages:
-    """The conversation that asks a question without documents."""
+    """Return the messages that ask a question without documents."""
     return _messages(CLOSED, _tagged("question", query))
 
 
 def open_question(query: str, sources: Sequence[QuotedDocument]) -> Messages:
-    """The conversation that asks a question about documents, in their order. Their ids and tags are not in it."""
+    """Return the messages that ask a question about documents, in their order, without their ids and tags."""
     documents = [
         _tagged("document", f"{source.title}\n{source.text}" if source.title else source.text) for source in sources
     ]
@@ -73,13 +72,13 @@ def open_question(query: str, sources: Sequence[QuotedDocument]) -> Messages:
 
 
 def judge_question(query: str, golds: Sequence[str], answer: str) -> Messages:
-    """The conversation that asks whether an answer is right."""
+    """Return the messages that ask whether an answer is right."""
     parts = {"question": query, "correct": "\n".join(golds), "answer": answer}
     return _messages(JUDGE, "\n".join(_tagged(name, text) for name, text in parts.items()))
 
 
 def prompt_hash(messages: Messages, settings: Mapping[str, int]) -> str:
-    """What tells one question from another: every word of it, and how the answer is drawn."""
+    """Return the hash that identifies a request: every word of it, and the sampling settings."""
     return digest([messages, dict(settings)])
 
 
@@ -87,15 +86,14 @@ _LABEL = re.compile(r"^(?:the\s+)?answer\s*(?:is\s*:|:)\s*", re.I)
 
 
 def read_answer(said: str) -> str:
-    """The answer in what a model wrote: its first line with words in it, behind its thoughts and a label `Answer:`;
-    empty where there is none."""
+    """Return the answer in a reply: its first line with words, after thoughts and a label `Answer:`; empty if none."""
     lines = (_LABEL.sub("", line.strip().strip("*`")).strip("*` ") for line in bare(said).splitlines())
     return opened(" ".join(next((line for line in lines if line), "").split()))
 
 
 def read_verdict(said: str) -> bool | None:
-    """Whether a judge says `correct`; None for anything but one of the two words, in any case, with or without a full
-    stop, and with or without thoughts before it."""
+    """Return whether a judge's reply is `correct`; None unless it is one of the two words, in any case, with or without
+    a full stop, and with or without thoughts before it."""
     return {"correct": True, "incorrect": False}.get(bare(said).removesuffix(".").strip("*` ").casefold())
 
 
@@ -111,11 +109,11 @@ Found = TypeVar("Found")
 
 
 def within_budget(sources: Sequence[QuotedDocument], documents: int, tokens: int) -> tuple[QuotedDocument, ...]:
-    """As many whole documents as fit, in their order: the lowest rank is dropped first. One that is larger than the
-    whole budget is left out before that, for nothing that is dropped behind it would make room.
+    """Return as many whole documents as fit, in order, dropping the lowest ranks first. A document larger than the
+    whole budget is left out beforehand, since dropping others would not make room for it.
 
     Args:
-        documents, tokens: the most of each; tokens of title and text are approximate (characters / 4).
+        documents, tokens: the limits; tokens of title and text are approximate (characters / 4).
     """
     fitting = [source for source in sources[:documents] if _tokens(source) <= tokens]
     sizes = accumulate(map(_tokens, fitting))
@@ -127,10 +125,10 @@ def _tokens(source: QuotedDocument) -> int:
 
 
 class DocumentReader:
-    """Whole texts out of a retriever, which is asked again as often as `machine.attempts` says.
+    """Full texts from a retriever, with `machine.attempts` attempts per request.
 
     Args:
-        machine: attempts, and the seconds that one of them may take.
+        machine: number of attempts, and the seconds that each may take.
     """
 
     def __init__(self, retriever: Retriever, machine: Machine) -> None:
@@ -141,17 +139,17 @@ class DocumentReader:
         return self._retriever.info.index_hash
 
     async def sources(self, units: Sequence[UnitId]) -> list[QuotedDocument]:
-        """The documents, or the chunks where the corpus is scored by chunks, in the order asked.
+        """Return the documents, or the chunks if the corpus is scored by chunks, in the order requested.
 
         Raises:
-            InfrastructureFault: the index failed, or has lost one of them.
+            InfrastructureFault: the index failed, or lacks one of them.
         """
         return list(await asyncio.gather(*map(self._source, units)))
 
     async def single_shot(self, query: str, size: int) -> list[UnitId]:
-        """The first `size` units that one search of a text finds, best first; fewer where it finds no more.
+        """Return the first `size` units that a single search finds, best first; fewer if it finds no more.
 
-        Several chunks of one document are one unit, so the search is deepened until there are enough.
+        Several chunks of one document are one unit: the search is deepened until there are enough units.
 
         Raises:
             InfrastructureFault: the index failed.
@@ -166,8 +164,8 @@ class DocumentReader:
         return units[:size]
 
     async def _search(self, query: str, depth: int) -> SearchResult | RetrievalFault:
-        (found,) = await self._retriever.search([SearchRequest(query, depth, deadline=self._run.call_deadline_s)])
-        return found
+        (result,) = await self._retriever.search([SearchRequest(query, depth, deadline=self._run.call_deadline_s)])
+        return result
 
     def _unit(self, chunk: Chunk) -> UnitId:
         return UnitId(chunk.chunk_id if self._retriever.info.unit == "chunk" else chunk.doc_id)
@@ -180,6 +178,6 @@ class DocumentReader:
 
         chunks = await patiently(ask, self._run)
         if not chunks:
-            raise InfrastructureFault(f"the index has lost {unit!r}")
-        # Chunks are cut at white space, which is lost: a line break stands in its place.
+            raise InfrastructureFault(f"the index no longer has {unit!r}")
+        # Chunks are cut at white space, which is lost: replace it by a line break.
         return QuotedDocument(unit, chunks[0].title, "\n".join(chunk.text for chunk in chunks))

@@ -1,8 +1,9 @@
-"""A folder of answers: what a model said to the questions of a run, what it is worth, and how it was asked."""
+"""A folder of answers: a model's replies to the questions of a run, their scores, and how they were obtained."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,30 @@ from typing import Any
 
 import msgspec
 
+from harness1.config import Config, Machine
 from harness1.errors import UsageError
-from harness1.eval.answers.asking import ANSWERS, Answered, Answering, NamedModel, Questions, ReplyStore, answer_all
-from harness1.eval.answers.prompts import PROMPTS
+from harness1.eval.answers.asking import (
+    ANSWERS,
+    CONDITIONS,
+    Answered,
+    Answering,
+    Condition,
+    NamedModel,
+    Questions,
+    ReplyStore,
+    answer_all,
+    questions_of,
+)
+from harness1.eval.answers.prompts import PROMPTS, DocumentReader
 from harness1.eval.answers.summary import as_csv, summarised
 from harness1.eval.run_view import RunView
 from harness1.hashing import digest, file_digest
+from harness1.http.completions import Completer
+from harness1.http.model_endpoint import ModelEndpoint, policy_endpoint
+from harness1.models.open import ModelSpec
+from harness1.retrieval.open import open_retriever
 from harness1.runs.files import write_atomically, write_json
-from harness1.runs.stage import STAGE, Stage, refuse_foreign, under_way
+from harness1.runs.stage import Stage, clear, refuse_foreign, under_way
 from harness1.runs.store import EPISODES
 
 VERB = "answer"
@@ -27,11 +44,11 @@ TABLE = "answers.csv"
 
 @dataclass(frozen=True)
 class AnswerRun:
-    """The answers to a run.
+    """The answers to the questions of a run.
 
     Args:
-        out: the folder that they go to.
-        places: questions that are worked on at a time.
+        out: the output folder.
+        places: questions in progress at a time.
     """
 
     run: RunView
@@ -41,7 +58,7 @@ class AnswerRun:
     places: int = 16
 
     def stage(self) -> Stage:
-        """The card of the work; equal work has an equal card."""
+        """Return the card of the work; equal work has an equal card."""
         work = self.work
         inputs = {
             "run": digest([self.run.stage.inputs, self.run.stage.hashes]),
@@ -57,8 +74,16 @@ class AnswerRun:
         }
         return Stage(VERB, inputs, outputs={"run": str(self.run.folder.resolve())})
 
+    def clear(self) -> None:
+        """Remove earlier answers; nothing else in the folder is touched.
+
+        Raises:
+            UsageError: the folder holds something else.
+        """
+        clear(self.out, VERB, ANSWERS, SUMMARY, TABLE)
+
     def found(self) -> dict[str, Any] | None:
-        """The summary of this very work, if it is finished."""
+        """Return the summary of this exact work if it is finished, else None."""
         if not (self.out / SUMMARY).is_file() or not self.stage().is_done(self.out):
             return None
         summary: dict[str, Any] = msgspec.json.decode((self.out / SUMMARY).read_bytes())
@@ -70,16 +95,16 @@ class AnswerRun:
         on_answer: Callable[[Answered], None],
         on_torn: Callable[[int], None] = lambda _: None,
     ) -> dict[str, Any]:
-        """Ask what was not answered yet, then write and return the summary. The card says `finished` once no answer
-        and no verdict is missing; whatever is missing is asked again by the next run.
+        """Ask what is not answered yet, then write and return the summary. The card says `finished` once no answer and
+        no verdict is missing; missing ones are requested again by the next run.
 
         Args:
-            on_start: called with the number of answers that there are to be.
-            on_torn: called with the bytes of a torn last line that a crash had left, and that was cut off.
+            on_start: called with the total number of answers.
+            on_torn: called with the bytes of a torn last line, left by a crash, that was cut off.
 
         Raises:
-            UsageError: the folder holds something else or cannot be written, the index is not the one of the run, or a
-                server would refuse every request.
+            UsageError: the folder holds something else or cannot be written, the index is not the run's, or a server
+                would refuse every request.
         """
         refuse_foreign(self.out, VERB)
         self._refuse_other_index()
@@ -96,7 +121,7 @@ class AnswerRun:
         return summary
 
     def _refuse_other_index(self) -> None:
-        """The curated sets name what is in the index that was searched, and the single search must ask the same."""
+        """Refuse another index than the run's, whose units the curated sets and the single search must use."""
         found, searched = self.work.texts.index_hash, self.run.stage.inputs["index"]
         if found != searched:
             raise UsageError(f"{self.run.folder} searched another index ({searched[:12]}) than this one ({found[:12]})")
@@ -120,17 +145,84 @@ class AnswerRun:
         }
 
 
-def clear_answers(out: Path) -> None:
-    """Remove earlier answers; nothing else in the folder is touched.
+@dataclass(frozen=True)
+class AnswerRequest:
+    """Who answers which questions of a run, from what, as a user types it.
+
+    Args:
+        answerer, judge: models as `openai:MODEL@URL`; no judge where it is empty.
+        conditions: of `CONDITIONS`, separated by commas.
+        limit: the first so many tasks; 0: all.
+        single_size, documents, tokens: as of `Answering`.
+        answer_tokens: the most of an answer or a verdict, with the thoughts before it.
+        index: where the run's index lies now, if it was moved.
+    """
+
+    answerer: str
+    judge: str = ""
+    conditions: str = ",".join(CONDITIONS)
+    limit: int = 0
+    single_size: int = 0
+    documents: int = 30
+    tokens: int = 24000
+    answer_tokens: int = 1024
+    index: str | None = None
+
+
+def open_answers(run: RunView, asked: AnswerRequest, out: Path | None, machine: Machine) -> AnswerRun:
+    """Open what answers the questions of a run.
+
+    The answerer's key, deadline and concurrency are those of `machine.model`, the judge's those of `machine.verifier`.
+
+    Args:
+        out: the folder of the answers; None: `answers/MODEL` below that of the run.
 
     Raises:
-        UsageError: the folder holds something else.
+        UsageError: a model or a condition is not one, or nothing can be asked of the run.
     """
-    refuse_foreign(out, VERB)
-    for name in (STAGE, ANSWERS, SUMMARY, TABLE):
-        (out / name).unlink(missing_ok=True)
+    questions, most = questions_of(run, asked.limit), asked.answer_tokens
+    work = Answering(
+        questions=questions.asked,
+        texts=_reader(asked.index or run.index, run.config, machine),
+        answerer=_model(asked.answerer, "--answerer", most, policy_endpoint, machine),
+        judge=_model(asked.judge, "--judge", most, _judge_endpoint, machine) if asked.judge else None,
+        conditions=_conditions(asked.conditions),
+        single_size=asked.single_size,
+        documents=asked.documents,
+        tokens=asked.tokens,
+    )
+    out = out or run.folder / "answers" / re.sub(r"[^\w.-]", "-", ModelSpec.read(asked.answerer).model)
+    return AnswerRun(run, questions, work, out, machine.model.concurrency)
+
+
+def _conditions(text: str) -> tuple[Condition, ...]:
+    asked = {name.strip() for name in text.split(",")}
+    if unknown := asked - set(CONDITIONS):
+        raise UsageError(f"--conditions takes some of {', '.join(CONDITIONS)}, not {', '.join(sorted(unknown))!r}")
+    return tuple(condition for condition in CONDITIONS if condition in asked)
+
+
+def _model(
+    spec: str, option: str, most_tokens: int, endpoint: Callable[[str, Machine], ModelEndpoint], machine: Machine
+) -> NamedModel:
+    asked = ModelSpec.read(spec)
+    if asked.kind != "openai" or asked.url is None:
+        raise UsageError(f"{option} takes openai:MODEL@URL, not {spec!r}")
+    return NamedModel(spec, Completer(endpoint(asked.url, machine), asked.model, most_tokens))
+
+
+def _judge_endpoint(url: str, machine: Machine) -> ModelEndpoint:
+    judge = machine.verifier
+    return ModelEndpoint(url, judge.key, judge.timeout_s, machine.attempts, machine.backoff_s, judge.concurrency)
+
+
+def _reader(index: str, recorded: Config, given: Machine) -> DocumentReader:
+    """Open the index as the run asked it, with the web services of this machine: a record holds no keys."""
+    web = given.web if given.web != Machine().web else recorded.machine.web
+    config = msgspec.structs.replace(recorded, machine=msgspec.structs.replace(recorded.machine, web=web))
+    return DocumentReader(open_retriever(index, config), config.machine)
 
 
 def _described(model: NamedModel) -> dict[str, Any]:
-    """A model and how it is asked: what it is sent beside the messages, as far as its server takes it."""
+    """Return a model's name and the settings sent with its messages, if its server accepts them."""
     return {"model": model.name, "settings": {"temperature": 0, "max_tokens": model.completer.most_tokens}}

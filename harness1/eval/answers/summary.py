@@ -1,5 +1,5 @@
-"""What answers are worth: exact match and token F1 as SQuAD scores them (Rajpurkar et al. 2016, arXiv 1606.05250), each
-condition with its interval, and conditions compared in pairs on the same tasks."""
+"""Scores of answers: exact match and token F1 as in SQuAD (Rajpurkar et al. 2016, arXiv 1606.05250), for each condition
+with its interval, and for pairs of conditions on the same tasks."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalised(text: str) -> str:
-    """Lower case, without punctuation and English articles, with single spaces.
+    """Return the text in lower case, without punctuation and English articles, with single spaces.
 
-    Punctuation is that of ASCII, as in SQuAD, and what Unicode calls so (general category P): a dash or a quotation
-    mark of another kind makes no other answer. Composed and decomposed letters are equal (NFC).
+    Punctuation is that of ASCII, as in SQuAD, and of Unicode (general category P): another kind of dash or quotation
+    mark makes no difference. Composed and decomposed letters are equal (NFC).
     """
     lower = unicodedata.normalize("NFC", text).lower()
     kept = "".join(letter for letter in lower if not _is_punctuation(letter))
@@ -40,28 +40,28 @@ def normalised(text: str) -> str:
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
-    """1.0 if the answer, normalised, equals any of the right ones, else 0.0.
+    """Return 1.0 if the normalised answer equals any of the right ones, else 0.0.
 
     Raises:
         ValueError: there is no right answer.
     """
-    said = normalised(answer)
-    return max(float(said == normalised(gold)) for gold in golds)
+    given = normalised(answer)
+    return max(float(given == normalised(gold)) for gold in golds)
 
 
 def token_f1(answer: str, golds: Sequence[str]) -> float:
-    """The largest F1 of the bags of words of the answer and of a right one, in [0, 1]; where either has no words after
-    normalisation, 1.0 if neither has (SQuAD 2.0).
+    """Return the largest F1 of the bags of words of the answer and of a right one, in [0, 1]; if either has no words
+    after normalisation, 1.0 if neither has (SQuAD 2.0).
 
     Raises:
         ValueError: there is no right answer.
     """
-    said = normalised(answer).split()
-    return max(_f1(said, normalised(gold).split()) for gold in golds)
+    given = normalised(answer).split()
+    return max(_f1(given, normalised(gold).split()) for gold in golds)
 
 
-def _f1(said: Iterable[str], right: Iterable[str]) -> float:
-    one, other = Counter(said), Counter(right)
+def _f1(given: Iterable[str], right: Iterable[str]) -> float:
+    one, other = Counter(given), Counter(right)
     if not one or not other:
         return float(one == other)
     return 2.0 * (one & other).total() / (one.total() + other.total())
@@ -78,8 +78,7 @@ Scores = Mapping[Condition, Mapping[str, Mapping[str, float]]]
 
 
 def scored(answered: Sequence[Answered]) -> dict[Condition, dict[str, dict[str, float]]]:
-    """The scores of all answers. One that is missing, or whose verdict is missing or no verdict, has no score: it is
-    counted elsewhere (`summarised`), and never a 0."""
+    """Return the scores of all answers; one that is missing or lacks a valid verdict has none (see `summarised`)."""
     return {
         condition: {metric: _task_means(rows, metric) for metric in METRICS}
         for condition, rows in _by_condition(answered).items()
@@ -87,12 +86,13 @@ def scored(answered: Sequence[Answered]) -> dict[Condition, dict[str, dict[str, 
 
 
 def summarised(answered: Sequence[Answered], resamples: int, seed: int = 0) -> dict[str, Any]:
-    """Plain data: `conditions`, `pairs`, how many answers and verdicts are `missing`, and the first few `faults`.
+    """Return plain data: `conditions`, `pairs`, how many answers and verdicts are `missing`, and the first few
+    `faults`.
 
-    Each condition has its metrics as `{mean, low, high}` (null where there is none), the `tasks` and `answers` behind
-    them, what was `missing`, `empty`, `cut` (by the bound on tokens) and `unparseable` (of verdicts), the mean number
-    of `documents` in a prompt, how many were `left_out` for want of room, and the tokens that were used, where the
-    server tells. A pair is `a` minus `b` over the tasks that both have, with the p of a paired randomisation test, and
+    Each condition has its metrics as `{mean, low, high}` (null if undefined), the number of `tasks` and `answers`,
+    counts of answers that are `missing`, `empty` or `cut` (by the token limit) and of `unparseable` verdicts, the mean
+    number of `documents` in a prompt, how many were `left_out` for lack of room, and the tokens used, if the server
+    reports them. A pair is `a` minus `b` over the tasks that both have, with the p of a paired randomisation test, and
     `p_holm`, which is corrected for all pairs of its metric.
     """
     ordered = _ordered(answered)
@@ -112,30 +112,30 @@ def summarised(answered: Sequence[Answered], resamples: int, seed: int = 0) -> d
 
 
 def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
-    """A table with one line for each task and condition: the scores, the answers of all samples, and the right ones,
-    unless these are secret."""
+    """Return a table with a line per task and condition: scores, answers of all samples, and right ones, unless
+    secret."""
     scores, file = scored(_ordered(answered)), io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("task_id", "condition", "answers", *METRICS, "answer", "right"))
     for condition, rows in _by_condition(_ordered(answered)).items():
-        said: dict[str, list[str]] = {}
+        replies: dict[str, list[str]] = {}
         right = {each.question.task_id: "" if secret else " | ".join(each.question.golds) for each in rows}
         for each in rows:
             if each.answer is not None:
-                said.setdefault(each.question.task_id, []).append(each.text)
-        for task_id, texts in said.items():
+                replies.setdefault(each.question.task_id, []).append(each.text)
+        for task_id, texts in replies.items():
             values = (scores[condition][metric].get(task_id, "") for metric in METRICS)
             writer.writerow((task_id, condition, len(texts), *values, " | ".join(texts), right[task_id]))
     return file.getvalue()
 
 
 def _ordered(answered: Sequence[Answered]) -> list[Answered]:
-    """However they came: a mean of floats depends on the order of its terms, and an interval on that of the tasks."""
+    """Sort answers: a mean of floats depends on the order of its terms, and an interval on that of the tasks."""
     return sorted(answered, key=lambda each: (each.question.task_id, each.question.sample_idx, each.condition))
 
 
 def _by_condition(answered: Sequence[Answered]) -> dict[Condition, list[Answered]]:
-    """In the order of `CONDITIONS`, without those that nothing was asked under."""
+    """Group answers in the order of `CONDITIONS`, without empty groups."""
     found: dict[Condition, list[Answered]] = {
         condition: [each for each in answered if each.condition == condition] for condition in CONDITIONS
     }
@@ -184,7 +184,7 @@ def _total(replies: Sequence[Reply], tokens: Callable[[Reply], int | None]) -> i
 
 
 def _pairs(scores: Scores, metric: str, resamples: int, seed: int) -> list[dict[str, Any]]:
-    """Every later condition against every earlier one, where both were scored on some task."""
+    """Compare every later condition with every earlier one, if some task was scored in both."""
     found: list[dict[str, Any]] = []
     for earlier, later in combinations(scores, 2):
         common = scores[earlier][metric].keys() & scores[later][metric].keys()

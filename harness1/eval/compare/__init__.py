@@ -1,1 +1,1 @@
-"""Runs beside each other on the same tasks."""
+"""Comparison of runs on the same tasks."""

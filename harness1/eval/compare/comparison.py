@@ -1,16 +1,16 @@
-"""Runs beside each other on the same tasks: paired differences with their significance, and what else is different."""
+"""Comparison of runs on the same tasks: paired differences with their significance, and other differences."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from harness1.errors import UsageError
-from harness1.eval.compare.difference import card_difference, config_difference
 from harness1.eval.metrics import HEADLINE
 from harness1.eval.run_view import RunView, refuse_other_dataset
 from harness1.eval.statistics import Interval, holm, paired_difference, randomisation_test
@@ -18,12 +18,13 @@ from harness1.eval.summary import cut
 from harness1.records import Record, Status
 from harness1.reward.outcome import delivered
 from harness1.runs.folder import shown_config
+from harness1.settings import differences
 
 TIE_BREAKERS = ("trajectory_recall", "reward")
-"""By what tasks that changed alike in the chosen metric are ordered."""
+"""Metrics that order tasks with an equal change in the chosen metric."""
 
 EQUAL = 1e-9
-"""Two means over samples that are nearer than this are equal."""
+"""Two means over samples are equal if they differ by less than this."""
 
 
 class Side(Record):
@@ -32,25 +33,25 @@ class Side(Record):
     folder: str
     policy: str
     tasks: int
-    """All that it was to do, scored or not."""
+    """All tasks of the run, scored or not."""
 
 
 class Difference(Record):
-    """A metric over the common tasks: the means of both, and of the second minus the first."""
+    """A metric over the common tasks: the means of both runs, and of the second minus the first."""
 
     first: float
     second: float
     difference: Interval
     p: float
-    """Of a paired randomisation test, two-sided."""
+    """Two-sided p-value of a paired randomisation test."""
     tasks: int
-    """Where both runs define it."""
+    """Tasks for which both runs define it."""
     p_holm: float | None = None
-    """Where several runs are compared with the first: corrected for their number (Holm 1979)."""
+    """If several runs are compared with the first: p corrected for their number (Holm 1979)."""
 
 
 class Change(Record):
-    """A task that came out differently."""
+    """A task with a different result."""
 
     task_id: str
     query: str
@@ -58,17 +59,17 @@ class Change(Record):
     second: float
     change: float
     address: str
-    """Of its first episodes, side by side, in a viewer file of the runs."""
+    """Address, in a viewer file of the runs, of its first episodes side by side."""
 
 
 class Pairing(Record):
-    """One run beside the first."""
+    """One run compared with the first."""
 
     second: Side
     tasks: int
-    """Common ones, scored in both."""
+    """Common tasks, scored in both."""
     left_out: tuple[int, int]
-    """Tasks of the first, and of the second, that are not among them."""
+    """Other tasks of the first, and of the second."""
     metrics: dict[str, Difference]
     cards: dict[str, tuple[Any, Any]]
     settings: dict[str, tuple[Any, Any]]
@@ -77,14 +78,14 @@ class Pairing(Record):
     losses: int
     ties: int
     changed: tuple[Change, ...]
-    """Those whose value of the chosen metric changed most, first."""
+    """Tasks whose value of the chosen metric changed, largest change first."""
 
 
 class Comparison(Record):
-    """Runs, each beside the first of them."""
+    """Runs, each compared with the first of them."""
 
     metric: str
-    """By which tasks are won and lost."""
+    """The metric by which tasks are won and lost."""
     equal_size: bool
     first: Side
     others: tuple[Pairing, ...]
@@ -96,15 +97,15 @@ def compare(
     """Compare every further run with the first.
 
     Args:
-        metric: by which tasks are won, lost and said to have changed.
-        top: how many changed tasks are kept.
+        metric: the metric by which tasks are won, lost or changed.
+        top: most changed tasks to keep.
         equal_size: compare ranked sets of one size (see `at_equal_size`).
 
     Raises:
         UsageError: there are fewer than two runs, they are of different tasks, or one has no such metric.
     """
     if len(runs) < 2:
-        raise UsageError("a comparison takes two runs or more")
+        raise UsageError("a comparison needs at least two runs")
     first, *others = runs
     pairs = [
         _paired(*(at_equal_size(first, other) if equal_size else (first, other)), metric, top, number)
@@ -114,20 +115,20 @@ def compare(
 
 
 def at_equal_size(first: RunView, second: RunView) -> tuple[RunView, RunView]:
-    """Both runs with their ranked sets cut, task by task, to the smallest that any sample of either delivered. Tasks
-    that are not scored in both stay as they are."""
+    """Return both runs with their ranked sets cut, task by task, to the smallest that any sample of either delivered.
+    Tasks not scored in both are unchanged."""
     sizes, others = _sizes(first), _sizes(second)
     common = {task_id: min(sizes[task_id], others[task_id]) for task_id in sizes.keys() & others.keys()}
     return _cut(first, common), _cut(second, common)
 
 
 def view_command(folders: Sequence[str], file: str) -> list[str]:
-    """The command that makes the viewer file to which the addresses of a comparison lead."""
+    """Return the command that creates the viewer file which a comparison links to."""
     return ["harness1", "view", *folders, "--out", file]
 
 
 def _sizes(run: RunView) -> dict[str, int]:
-    """For each scored task the size of the smallest set; a task without an episode delivered nothing."""
+    """Return the size of the smallest set for each scored task; a task without an episode delivered nothing."""
     found: dict[str, list[int]] = {task_id: [] for task_id in run.per_task}
     for key, episode in run.episodes.items():
         if episode.status is not Status.INFRA_ERROR:
@@ -149,18 +150,19 @@ def _paired(first: RunView, second: RunView, metric: str, top: int, number: int)
     metrics = {name: difference for name, difference in compared.items() if difference is not None}
     if metric not in metrics:
         known = sorted({name for run in (first, second) for row in run.per_task.values() for name in row})
-        raise UsageError(f"there is no metric {metric!r} in both runs; there are: {', '.join(known)}")
+        raise UsageError(f"no metric {metric!r} in both runs; choose from: {', '.join(known)}")
     moves = {task: found for task in tasks if (found := _moves(first, second, task, metric))}
     wins, losses = (sum(sign * move[0] > EQUAL for move in moves.values()) for sign in (1, -1))
     changed = [task for task, move in moves.items() if abs(move[0]) > EQUAL]
     changed.sort(key=lambda task: [-abs(round(part, 9)) for part in moves[task]])
+    settings = differences(shown_config(first.config), shown_config(second.config))
     return Pairing(
         second=_side(second),
         tasks=len(tasks),
         left_out=(len(first.tasks) - len(tasks), len(second.tasks) - len(tasks)),
         metrics=metrics,
-        cards=card_difference(first, second),
-        settings=config_difference(shown_config(first.config), shown_config(second.config)),
+        cards=_card_difference(first, second),
+        settings={name: (a, b) for name, a, b in sorted(settings)},
         wins=wins,
         losses=losses,
         ties=len(moves) - wins - losses,
@@ -168,12 +170,31 @@ def _paired(first: RunView, second: RunView, metric: str, top: int, number: int)
     )
 
 
+def _card_difference(first: RunView, second: RunView) -> dict[str, tuple[Any, Any]]:
+    """Return what decides a run besides its configuration and its tasks, where it differs, with both values."""
+    cards = _card(first), _card(second)
+    return {name: (value, cards[1][name]) for name, value in cards[0].items() if value != cards[1][name]}
+
+
+def _card(run: RunView) -> dict[str, Any]:
+    inputs, outputs = run.stage.inputs, run.stage.outputs
+    return {
+        "policy": run.policy,
+        "policy hash": str(inputs.get("policy", ""))[:12],
+        "format": outputs.get("format"),
+        "index": f"{Path(run.index).name} {str(inputs.get('index', ''))[:12]}".strip(),
+        "samples": inputs.get("samples"),
+        "seed": inputs.get("seed"),
+        "fused from": outputs.get("sources"),
+    }
+
+
 def _side(run: RunView) -> Side:
     return Side(str(run.folder), run.policy, len(run.tasks))
 
 
 def _difference(first: RunView, second: RunView, tasks: Sequence[str], metric: str) -> Difference | None:
-    """None where no task has the metric in both runs."""
+    """Return None if no task has the metric in both runs."""
     a, b = _column(first, tasks, metric), _column(second, tasks, metric)
     both = sorted(a.keys() & b.keys())
     if not both:
@@ -194,8 +215,8 @@ def _column(run: RunView, tasks: Sequence[str], metric: str) -> dict[str, float]
 
 
 def _moves(first: RunView, second: RunView, task_id: str, metric: str) -> list[float]:
-    """By how much a task moved in the chosen metric, then in those that break ties, as far as both runs have them;
-    empty where a run lacks the metric."""
+    """Return a task's change in the chosen metric, then in the tie breakers (0 if undefined); empty without the
+    first."""
     a, b = first.per_task[task_id], second.per_task[task_id]
     if metric not in a or metric not in b:
         return []
@@ -210,7 +231,7 @@ def _change(first: RunView, second: RunView, task_id: str, metric: str, number: 
 
 
 def _corrected(pairs: Sequence[Pairing]) -> list[Pairing]:
-    """For each metric, p-values of several runs beside the first are one family."""
+    """Correct p-values of several runs compared with the first, which are one family for each metric."""
     if len(pairs) < 2:
         return list(pairs)
     metrics = [dict(pair.metrics) for pair in pairs]

@@ -1,4 +1,4 @@
-"""A comparison in words and grids: what a terminal, a pipe and a Markdown file show alike."""
+"""A comparison as text and tables, the same for a terminal, a pipe and a Markdown file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from harness1.eval.compare.comparison import Comparison, Difference, Pairing
 
 NAMES = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 ADDRESS = "/:#,%.~-_"
-"""What stays as it is in an address."""
+"""Characters that are not escaped in an address."""
 COUNTED = ("set_size", "turns", "prompt_tokens", "prefill_tokens")
-"""Metrics that are amounts: shown with one decimal."""
+"""Metrics that are amounts, shown with one decimal."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Grid:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numbers: frozenset[int]
-    """Columns that are set to the right."""
+    """Columns that are right-aligned."""
     flexible: int | None = None
-    """The column that gives way where there is no room."""
+    """The column that shrinks if there is no room."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """Addresses, each under a name."""
+    """Named addresses."""
 
     places: tuple[tuple[str, str], ...]
 
@@ -39,10 +39,10 @@ Block = str | Grid | Links
 
 
 def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
-    """The comparison from top to bottom.
+    """Yield the comparison from top to bottom.
 
     Args:
-        viewer: the viewer file into which the changed tasks are linked; empty: none.
+        viewer: the viewer file that the changed tasks link to; empty: no links.
     """
     sides = [("first", comparison.first)]
     sides += [(ordinal(number), pair.second) for number, pair in enumerate(comparison.others)]
@@ -57,17 +57,17 @@ def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
 
 
 def ordinal(number: int) -> str:
-    """What the n-th further run is called, from 0."""
+    """Return the name of the n-th further run, from 0."""
     return NAMES[number] if number < len(NAMES) else f"run {number + 2}"
 
 
 def markdown(parts: Sequence[Block]) -> str:
-    """The blocks as Markdown, which nothing in them can break out of."""
+    """Return the blocks as Markdown, with all special characters escaped."""
     return "\n\n".join(map(_markdown_block, parts)) + "\n"
 
 
 def one_line(text: str) -> str:
-    """Text from outside as one printable line."""
+    """Convert text from outside to one printable line."""
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
@@ -111,7 +111,7 @@ def _metrics(metrics: dict[str, Difference], name: str) -> Grid:
 
 
 def probability(p: float) -> str:
-    """A p-value, never as 0."""
+    """Format a p-value, never as 0."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
@@ -146,5 +146,5 @@ def _markdown_grid(grid: Grid) -> str:
 
 
 def _cell(text: str) -> str:
-    """Signs that Markdown or HTML would read are written as references to themselves."""
+    """Escape characters that are special in Markdown or HTML."""
     return "".join(f"&#{ord(sign)};" if sign in "\\`*[]<>&|" else sign for sign in text)

@@ -1,1 +1,1 @@
-"""Models as files: where they come from, and what they hold."""
+"""Models as files: fetching, converting and checking them."""

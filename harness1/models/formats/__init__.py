@@ -1,1 +1,1 @@
-"""Chat formats: how contexts become token ids, and how sampled ids become actions. One file each."""
+"""Chat formats: contexts to token ids, and sampled ids to actions."""

@@ -1,4 +1,4 @@
-"""What a chat format is: a counter, a renderer and a parser over one tokenizer."""
+"""The base class of chat formats: a counter, a renderer and a parser over one tokenizer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
+from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece, Role, grouped
-from harness1.env.render.renderer import Context
 from harness1.hashing import digest, text_digest
 from harness1.models.backend import Grammar
 from harness1.models.tokenizer import Tokenizer, stretches
@@ -16,9 +16,9 @@ from harness1.records import Record, ToolCall
 from harness1.tools.tool import ToolSpec
 
 CACHED_PIECES = 20_000
-"""Pieces whose ids are remembered, for all episodes of a policy together."""
+"""Pieces whose ids are cached, for all episodes of a policy together."""
 CACHED_TEXTS = 1_000
-"""Texts of the format's own whose ids are remembered."""
+"""Texts of the format itself whose ids are cached."""
 
 Ids = tuple[int, ...]
 _PROBE = ToolSpec("tool", "Does it.", {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]})
@@ -26,7 +26,7 @@ _PROBED = ToolCall("tool", {"x": "y"})
 
 
 class Parsed(Record):
-    """What an output says: actions in the order written, or the reason why there is none."""
+    """A parsed output: actions in the order written, or the reason why there is none."""
 
     reasoning: str = ""
     actions: tuple[ToolCall, ...] = ()
@@ -34,15 +34,15 @@ class Parsed(Record):
 
 
 class PromptSpan(NamedTuple):
-    """A named stretch of a prompt: an episode stores the ids of a name once. The output of an earlier call is named
-    `call/ID` and not stored again."""
+    """A named stretch of a prompt. An episode stores the ids of each name once; outputs of earlier calls, named
+    `call/ID`, are not stored again."""
 
     key: str
     ids: Ids
 
 
 class ChatFormat(ABC):
-    """A language of messages over one tokenizer; it is the `TokenCounter` of the environments whose policy speaks it.
+    """A chat format: messages over one tokenizer. It is the `TokenCounter` of environments whose policy uses it.
 
     A message is an opening, the ids of its pieces, and a closing. Consecutive pieces of one role are one message; every
     output of the policy is one. Texts are encoded as texts: nothing in a document becomes a control token.
@@ -53,7 +53,7 @@ class ChatFormat(ABC):
 
     name: ClassVar[str]
     instruction: ClassVar[str]
-    """What an output must look like, for a policy whose last one had no call."""
+    """The required form of an output, for a policy whose last one had no call."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -62,7 +62,7 @@ class ChatFormat(ABC):
 
     @cached_property
     def hash(self) -> str:
-        """Names the tokenizer and everything that the format itself writes: another wording is another format."""
+        """The hash of the tokenizer and of everything that the format itself writes: new wording is a new format."""
         roles: tuple[Role, ...] = ("system", "user", "assistant", "tool")
         pieces = [Piece("", role, "x\n") for role in roles]
         frame = [(self.opening(each), self.closing(each)) for each in pieces]
@@ -77,36 +77,36 @@ class ChatFormat(ABC):
     @property
     @abstractmethod
     def stop_ids(self) -> Ids:
-        """The tokens that end an output; the first is put where one was cut."""
+        """The tokens that end an output; the first one is appended to an output that was cut."""
 
     @abstractmethod
     def opening(self, first: Piece) -> str:
-        """What stands before the pieces of a message, control tokens by their names."""
+        """Return the text before the pieces of a message, with control tokens by name."""
 
     @abstractmethod
     def closing(self, first: Piece) -> str:
-        """What stands behind them, control tokens by their names. Of an output: what comes after its stop token."""
+        """Return the text after the pieces of a message (after the stop token of an output), control tokens by name."""
 
     @abstractmethod
     def declarations(self, specs: Sequence[ToolSpec]) -> Ids:
-        """The tools, and how they are called: what the system message says behind its pieces, where there are tools.
-        The text begins with a visible character, or its ids would not join with those of the pieces."""
+        """Return the tools and how to call them, which the system message ends with if there are tools. The text must
+        begin with a visible character, or its ids would not join with those of the pieces."""
 
     @abstractmethod
     def generation_prompt(self) -> str:
-        """What a prompt ends with, control tokens by their names: the opening of the policy's own message."""
+        """Return the end of a prompt, the opening of the policy's own message, with control tokens by name."""
 
     @abstractmethod
     def parse(self, output_ids: Sequence[int], specs: Sequence[ToolSpec]) -> Parsed:
-        """Read an output. Total: whatever the ids are, the result says what they mean or that they mean no action."""
+        """Parse an output. Any ids are accepted: the result has the actions, or says why there is none."""
 
     @abstractmethod
     def format_action(self, reasoning: str, action: ToolCall) -> Ids:
-        """An output that means this, stop token included."""
+        """Return the output that expresses this reasoning and action, stop token included."""
 
     @abstractmethod
     def grammar(self, specs: Sequence[ToolSpec]) -> Grammar:
-        """What an output may be so that it is a valid call of one of the tools."""
+        """Return a grammar of the outputs that are valid calls of one of the tools."""
 
     def piece(self, piece: Piece) -> int:
         return len(self.ids(piece))
@@ -116,14 +116,14 @@ class ChatFormat(ABC):
         return len(declared) + len(self.write(self.generation_prompt()))
 
     def written(self, piece: Piece) -> str:
-        """The text of a piece as this format writes it, where the policy did not say it in tokens."""
+        """Return the text of a piece as this format writes it, for pieces that are not recorded outputs."""
         return piece.text
 
     def overhead(self, first: Piece) -> int:
         return len(self.write(self.opening(first))) + len(self.write(self.closing(first)))
 
     def ids(self, piece: Piece) -> Ids:
-        """The ids of a piece: of an output those that were sampled, with a stop token where it was cut."""
+        """Return the ids of a piece; for an output the sampled ones, with a stop token if it was cut."""
         if piece.call is not None:
             output = piece.call.output_ids
             return output if output and output[-1] in self.stop_ids else (*output, self.stop_ids[0])
@@ -137,11 +137,11 @@ class ChatFormat(ABC):
         return ids
 
     def segments(self, context: Context) -> list[PromptSpan]:
-        """A prompt up to the generation prompt, in named stretches."""
+        """Return a prompt up to the generation prompt, as named spans."""
         return self.messages(grouped(context.pieces), context.tools)
 
     def messages(self, groups: Sequence[Sequence[Piece]], specs: Sequence[ToolSpec]) -> list[PromptSpan]:
-        """Groups of pieces as messages, in named stretches; the first, if its role is `system`, declares the tools."""
+        """Return groups of pieces as messages, in named spans; the first declares the tools if its role is `system`."""
         found: list[PromptSpan] = []
         for place, group in enumerate(groups):
             found.append(self._structure(self.opening(group[0])))
@@ -153,11 +153,11 @@ class ChatFormat(ABC):
         return [segment for segment in found if segment.ids]
 
     def prompt_end(self) -> PromptSpan:
-        """The generation prompt."""
+        """Return the generation prompt."""
         return self._structure(self.generation_prompt())
 
     def write(self, text: str) -> Ids:
-        """The ids of a text of the format's own, in which names of control tokens stand for these."""
+        """Return the ids of a text of the format's own, where names of control tokens are encoded as these tokens."""
         if (ids := self._written.get(text)) is None:
             parts = stretches(text, self.tokenizer.control)
             ids = tuple(
@@ -169,7 +169,7 @@ class ChatFormat(ABC):
         return ids
 
     def text(self, text: str) -> Ids:
-        """The ids of a text of anybody's, in which nothing stands for a control token."""
+        """Return the ids of any other text, where nothing is encoded as a control token."""
         return tuple(self.tokenizer.encode(text))
 
     def _declared(self, specs: Sequence[ToolSpec]) -> PromptSpan:

@@ -1,4 +1,4 @@
-"""Contexts as the messages of OpenAI's chat completions, for models that are reached by text."""
+"""Contexts as messages of OpenAI's chat completions, for models that take text rather than token ids."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Message = dict[str, Any]
 
 
 class Said(Record):
-    """An assistant's message as its server gave it. Servers that remember what they sampled know it again by the ids of
-    its calls, so it goes back unchanged."""
+    """An assistant's message as its server sent it. It is sent back unchanged, because servers that store sampled
+    outputs recognise it by the ids of its calls."""
 
     message: Message
     call_ids: tuple[str, ...]
@@ -27,7 +27,7 @@ class Said(Record):
 
 
 def messages_of(pieces: Sequence[Piece], said: Mapping[int, Said]) -> list[Message]:
-    """The messages of a context; `said` holds what the model said at each turn, if that is known."""
+    """Return the messages of a context; `said` holds the model's own messages by turn, where known."""
     messages: list[Message] = []
     answering: Said | None = None
     for group in grouped(pieces):
@@ -44,7 +44,7 @@ def messages_of(pieces: Sequence[Piece], said: Mapping[int, Said]) -> list[Messa
 
 
 def tools_of(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-    """Tools as OpenAI declares functions."""
+    """Return tools as OpenAI function declarations."""
     return [
         {
             "type": "function",
@@ -60,7 +60,7 @@ def _answer(said: Said, call_id: str, text: str) -> Message:
 
 
 def _restated(piece: Piece) -> Said | None:
-    """The call of a turn that some other policy took."""
+    """Return the call of a turn taken by another policy, as a message."""
     if not isinstance(piece.shows, ActionView):
         return None
     call, call_id = piece.shows.call, f"turn-{piece.turn_ref}"

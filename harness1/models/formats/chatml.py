@@ -1,4 +1,4 @@
-"""ChatML: `<|im_start|>ROLE`, a line end, the text, `<|im_end|>`: the frame of Qwen, SmolLM and many others."""
+"""ChatML: `<|im_start|>ROLE`, a newline, the text, `<|im_end|>`: the message frame of Qwen, SmolLM and many others."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BRACKETS = str.maketrans("{}<>", "()()")
 
 
 class ChatML(ChatFormat):
-    """The frame of a format whose messages are ChatML.
+    """A base class of formats whose messages are ChatML.
 
     Raises:
-        UsageError: the tokenizer has no such control tokens.
+        UsageError: the tokenizer lacks its control tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -41,14 +41,14 @@ class ChatML(ChatFormat):
         return f"{START}assistant\n"
 
     def said(self, output_ids: Sequence[int]) -> str:
-        """The text of an output up to its first stop token."""
+        """Return the text of an output up to its first stop token."""
         stops = self.stop_ids
         end = next((place for place, token in enumerate(output_ids) if token in stops), len(output_ids))
         return self.tokenizer.decode(output_ids[:end])[:LONGEST]
 
 
 def as_words(reasoning: str) -> str:
-    """Reasoning as what may stand before a call: nothing, or a line without the brackets of calls and tags. With them,
-    a call that is only spoken of would be carried out, and a thought that is not closed would swallow the call."""
+    """Return reasoning as one line without the brackets of calls and tags, or nothing if it is empty. With brackets, a
+    call that is only mentioned would be carried out, and an unclosed thought would swallow the call."""
     words = " ".join(reasoning.translate(_BRACKETS).split())
     return f"{words}\n" if words else ""

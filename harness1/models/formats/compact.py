@@ -23,8 +23,8 @@ _LINE = re.compile(
 
 
 class Compact(ChatML):
-    """Reasoning, then a line `TOOL {arguments}`. A line is a call only if it names a tool that there is, and
-    so is an output that is the call of one as a JSON object."""
+    """Reasoning, then a line `TOOL {arguments}`. A line is a call only if it names an existing tool; an output that is
+    a single call as a JSON object counts as well."""
 
     name = "compact"
     instruction = "End with one line: TOOL {arguments as JSON}"
@@ -57,7 +57,7 @@ class Compact(ChatML):
 
 
 def _calls(text: str, names: set[str]) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Where each call begins, its tool and its arguments; what stands inside of arguments is none."""
+    """Yield each call's position, tool and arguments, ignoring text inside other calls' arguments."""
     lines = ((match, clean_name(match.group(1))) for match in _LINE.finditer(text))
     end = 0
     for match, name in islice((line for line in lines if line[1] in names), MOST_CALLS):

@@ -1,6 +1,6 @@
-"""Grammars of valid calls, in the EBNF of `xgrammar`: bounded in words, so that an output under one comes to its end.
+"""Grammars of valid calls, in the EBNF of `xgrammar`, with strings bounded in words: every output under a grammar ends.
 
-Bounds in characters would be stricter. But then a token's mask takes 230 ms over a vocabulary of 49,152, not 0.2.
+Bounds in characters would be stricter, but then a token's mask takes 230 ms over a vocabulary of 49,152, not 0.2.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from harness1.models.backend import Grammar
 from harness1.tools.tool import ToolSpec, short_name
 
 STRING = 24
-"""Words of a string argument, at most."""
+"""Most words of a string argument."""
 ITEMS = 8
-"""Items of a list or a mapping, at most."""
+"""Most items of a list or a mapping."""
 THOUGHT = 32
-"""Words of reasoning before a call, at most, on one line."""
+"""Most words of reasoning before a call, on one line."""
 DEPTH = 6
-"""Levels of lists, mappings and choices within an argument, at most."""
+"""Most levels of lists, mappings and choices within an argument."""
 
 _BASE = f"""\
 thought ::= (said (" " said){{0,{THOUGHT - 1}}} "\\n")?
@@ -35,35 +35,35 @@ boolean ::= "true" | "false"
 null ::= "null"
 """
 _SCALARS = ("string", "integer", "number", "boolean", "null")
-"""Types of a JSON schema that are a rule above, each."""
+"""JSON schema types that are each a rule above."""
 _SHAPES = {"type", "properties", "required", "additionalProperties", "maxProperties", "items", "minItems", "maxItems"}
-"""Keywords of a JSON schema that make a rule for a type."""
+"""JSON schema keywords that shape the rule of a type."""
 _NOTES = {"title", "description", "default", "examples", "deprecated", "format", "$schema", "$comment"}
 _SILENT = _NOTES | {"minLength", "maxLength", "$defs", "definitions"}
-"""Keywords that change no rule: notes, what references would name, and lengths in characters, which words bound."""
+"""Keywords that change no rule: notes, targets of references, and lengths in characters, since words are bounded."""
 
 
 def make_grammar(root: str, rules: str) -> Grammar:
-    """A grammar whose root may use `thought` and the rules of `arguments_rules`."""
+    """Return a grammar whose root may use `thought` and the rules of `arguments_rules`."""
     ebnf = f"root ::= {root}\n{_BASE}{rules}"
     return Grammar(ebnf, digest(ebnf))
 
 
 def literal(text: str) -> str:
-    """A text as it stands."""
+    """Return an expression that matches exactly this text."""
     return _dumped(text)
 
 
 def any_of(choices: Iterable[str]) -> str:
-    """One of these."""
+    """Return an expression that matches any of the choices."""
     return " | ".join(choices)
 
 
 def arguments_rules(specs: Sequence[ToolSpec]) -> str:
-    """For each tool a rule `args_NAME`: its arguments as `json.dumps` writes them, in the order of the schema.
+    """Return a rule `args_NAME` for each tool: its arguments as `json.dumps` writes them, in schema order.
 
     Raises:
-        UsageError: the schema of a tool asks for what no rule here can hold.
+        UsageError: a tool's schema cannot be expressed by these rules.
     """
     rules, lines = _Rules(), list[str]()
     for spec in specs:
@@ -75,7 +75,7 @@ def arguments_rules(specs: Sequence[ToolSpec]) -> str:
 
 
 class _Rules:
-    """Rules for JSON schemas, each under a name of its own: so they grow as the schemas do."""
+    """Grammar rules for JSON schemas. Equal rules share a name, hence the text grows only with the schemas."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -84,7 +84,7 @@ class _Rules:
         return "".join(f"{name} ::= {body}\n" for body, name in self._names.items())
 
     def arguments(self, schema: Mapping[str, Any]) -> str:
-        """The body of a rule for a tool's arguments; a tool that names none takes none."""
+        """Return the body of the rule for a tool's arguments; a schema without properties allows no arguments."""
         return self._value({"type": "object", "properties": {}, **schema}, 0)
 
     def _named(self, body: str) -> str:
@@ -92,7 +92,7 @@ class _Rules:
 
     def _value(self, schema: Any, depth: int) -> str:
         if not isinstance(schema, Mapping) or depth > DEPTH:
-            raise UsageError(f"a schema in it is no object, or nests more than {DEPTH} levels")
+            raise UsageError(f"it contains a schema that is not an object or nests more than {DEPTH} levels")
         keys, kind = schema.keys() - _SILENT, schema.get("type")
         if keys - {"type"} == {"enum"}:
             return self._choice([literal(_dumped(each)) for each in schema["enum"]])
@@ -121,7 +121,7 @@ class _Rules:
         return self._named(f'"{{" {_several(pair, 0, schema.get("maxProperties", ITEMS) if pair else 0)} "}}"')
 
     def _properties(self, schema: Mapping[str, Any], depth: int) -> str:
-        """From the last property to the first: what may follow from there on, behind a property or behind none."""
+        """Build the rules from the last property to the first: what may follow, after another property or first."""
         required = schema.get("required", [])
         properties = {**schema["properties"], **{name: {} for name in required if name not in schema["properties"]}}
         later = first = '""'
@@ -135,15 +135,15 @@ class _Rules:
 
     def _choice(self, choices: Sequence[str]) -> str:
         if not choices:
-            raise UsageError("its schema has a choice of nothing")
+            raise UsageError("its schema has an empty choice")
         return self._named(any_of(choices))
 
 
 def _several(item: str, least: int, most: int) -> str:
-    """From `least` to `most` items, or to `ITEMS` if these are fewer."""
+    """Match `least` to `most` items, or to `ITEMS` if that is fewer."""
     most = min(most, ITEMS)
     if not 0 <= least <= most:
-        raise UsageError(f"its schema has a list of at least {least} items, and {most} are the most here")
+        raise UsageError(f"its schema has a list of at least {least} items, but at most {most} are supported")
     if not most:
         return '""'
     return f'({item} (", " {item}){{{max(least - 1, 0)},{most - 1}}}){"" if least else "?"}'

@@ -1,7 +1,7 @@
 """Harmony, the format of gpt-oss: channels, recipients, and tools as TypeScript signatures.
 
-After https://github.com/openai/harmony; `openai-harmony` is the oracle of this file in tests. Its own parser raises on
-what it does not expect; ours reads every sequence of tokens.
+After https://github.com/openai/harmony; tests compare this file with `openai-harmony`. The library's parser raises on
+unexpected tokens; this one reads any sequence of tokens.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Reasoning: high
 
 # Valid channels: analysis, commentary, final. Channel must be included for every message.
 Calls to these tools must go to the commentary channel: 'functions'.{END}"""
-"""The system message that the models know; its date is fixed (spec 3.1), or no prompt would be the same tomorrow."""
+"""The system message that the models know; its date is fixed (spec 3.1), or prompts would change every day."""
 
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _PLAIN_NAME = re.compile(r"[\w.-]{1,64}")
 
 
 class _Message(NamedTuple):
-    """One message of an output: what stands before its text, its channel, and its text."""
+    """One message of an output: the header before its text, its channel, and its text."""
 
     header: str
     channel: str
@@ -48,7 +48,7 @@ class _Message(NamedTuple):
 
 
 class Harmony(ChatFormat):
-    """Reasoning on the channel `analysis`, a call as a commentary to `functions.NAME`.
+    """A chat format with reasoning on the channel `analysis` and calls as commentary to `functions.NAME`.
 
     Raises:
         UsageError: the tokenizer lacks the control tokens of Harmony.
@@ -84,8 +84,8 @@ class Harmony(ChatFormat):
         return f"{START}assistant"
 
     def written(self, piece: Piece) -> str:
-        """An empty line parts the instructions from the tools. It belongs to the former: vocabularies of this kind have
-        one token for a full stop and the line ends behind it."""
+        """End the instructions with an empty line rather than begin the tools with it: vocabularies of this kind have
+        one token for a full stop and the newlines after it."""
         return piece.text + "\n" * (piece.role == "system")
 
     def declarations(self, specs: Sequence[ToolSpec]) -> Ids:
@@ -129,14 +129,15 @@ class Harmony(ChatFormat):
         return Parsed(reasoning, named) if named else Parsed(reasoning, error="there is no call")
 
     def grammar(self, specs: Sequence[ToolSpec]) -> Grammar:
-        """
+        """Raise: a grammar cannot admit the format's control tokens, which are not text.
+
         Raises:
-            UsageError: always: its control tokens are no text that a grammar could admit.
+            UsageError: always.
         """
         raise UsageError("policy.constrained is not offered with the harmony format")
 
     def _messages(self, output_ids: Sequence[int]) -> Iterator[_Message]:
-        """The messages of an output, cut at control tokens; a header without a text is none."""
+        """Split an output at control tokens into messages, ignoring headers without a text."""
         header, channel, text = list[str](), "", None
         for name, stretch in self._stretches(output_ids):
             if name in (START, END, CALL, RETURN):
@@ -155,7 +156,7 @@ class Harmony(ChatFormat):
             yield _Message(" ".join(header), channel, text)
 
     def _stretches(self, output_ids: Sequence[int]) -> Iterator[tuple[str, str]]:
-        """Each control token with the text behind it; the output itself goes on from `<|start|>assistant`."""
+        """Yield each control token with the text after it; the output continues from `<|start|>assistant`."""
         name, pending = START, list[int]()
         for token in output_ids:
             if token in self._control:
@@ -167,7 +168,7 @@ class Harmony(ChatFormat):
 
 
 def _tool(first: Piece) -> str:
-    """The tool that answers: a name that a policy made up stands for none."""
+    """Return the name of the tool that answers, or `unknown` for a name that a policy made up."""
     name = first.shows.tool if isinstance(first.shows, TurnView) else ""
     return name if _PLAIN_NAME.fullmatch(name) else "unknown"
 
@@ -195,7 +196,7 @@ def _default(value: Any) -> str:
 
 
 def _type(schema: Any) -> str:
-    """A JSON schema as a type of TypeScript; `any` for what is beyond that."""
+    """Return a JSON schema as a TypeScript type, `any` if it cannot be expressed."""
     if not isinstance(schema, dict):
         return "any"
     if isinstance(schema.get("enum"), list):

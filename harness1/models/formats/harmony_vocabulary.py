@@ -1,4 +1,4 @@
-"""The vocabulary of gpt-oss as `openai-harmony` has it, for a model behind a server whose tokenizer is not at hand."""
+"""The vocabulary of gpt-oss from `openai-harmony`, for a model behind a server whose tokenizer is not at hand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from harness1.plain import utf8_safe
 
 
 class HarmonyVocabulary:
-    """A `Tokenizer` over the encoding of `openai-harmony`, which fetches its vocabulary or reads it from the folder
-    that its own variable `TIKTOKEN_ENCODINGS_BASE` names.
+    """A `Tokenizer` over the encoding of `openai-harmony`, which downloads its vocabulary or reads it from the folder
+    in its own variable `TIKTOKEN_ENCODINGS_BASE`.
 
     Raises:
         MissingExtra: `openai-harmony` is not installed.
@@ -27,7 +27,7 @@ class HarmonyVocabulary:
             self._encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
         except HarmonyError as error:
             raise UsageError(
-                f"openai-harmony has no vocabulary ({error}): let TIKTOKEN_ENCODINGS_BASE name a folder with"
+                f"openai-harmony has no vocabulary ({error}): set TIKTOKEN_ENCODINGS_BASE to a folder with"
                 " o200k_base.tiktoken"
             ) from error
         names = self._encoding.special_tokens_set

@@ -1,6 +1,6 @@
 """Hermes: ChatML with tools as JSON schemas and calls as JSON between `<tool_call>` tags.
 
-The form of NousResearch/Hermes-Function-Calling, which Qwen 2.5 and 3 were trained on, too.
+The format of NousResearch/Hermes-Function-Calling, which Qwen 2.5 and 3 were also trained on.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Hermes(ChatML):
 
 
 def _divided(text: str) -> tuple[str, list[list[ToolCall]]]:
-    """What is said before the first call, thoughts included, and the calls of each tag. A thought that is not closed
-    reaches to the end, and what stands in a thought is no call."""
+    """Return the text before the first call, thoughts included, and the calls of each tag. An unclosed thought extends
+    to the end, and text in a thought is never a call."""
     at, words, tags = 0, list[str](), list[list[ToolCall]]()
     while len(tags) < MOST_CALLS:
         tag = _OPENING.search(text, at)
@@ -102,14 +102,14 @@ def _divided(text: str) -> tuple[str, list[list[ToolCall]]]:
 
 
 def _called(text: str, at: int) -> tuple[list[ToolCall], int]:
-    """The calls behind an opening tag, one object or a list of them, and the place behind the last. Objects come
-    before closing tags, because a string in them may hold one."""
+    """Return the calls after an opening tag (one object or a list), and the position after the last. Objects are read
+    before closing tags are searched, because a string in them may contain one."""
     calls: list[ToolCall] = []
-    found = _FIRST.search(text, at)
-    if found is None or found[0] != "{":
+    start = _FIRST.search(text, at)
+    if start is None or start[0] != "{":
         return calls, at
-    while found and len(calls) < MOST_CALLS and (body := balanced(text, found.end() - 1)) is not None:
+    while start and len(calls) < MOST_CALLS and (body := balanced(text, start.end() - 1)) is not None:
         calls += read_call(read_object(body) or {})
-        at = found.end() - 1 + len(body)
-        found = _NEXT.match(text, at)
+        at = start.end() - 1 + len(body)
+        start = _NEXT.match(text, at)
     return calls, at

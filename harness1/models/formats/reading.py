@@ -1,4 +1,4 @@
-"""Reading calls out of text: tolerant where the meaning is clear, never an exception, and in bounded time."""
+"""Parsing of calls in text: tolerant where the meaning is clear, without exceptions, and in bounded time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from harness1.records import ToolCall
 
 LONGEST = 100_000
-"""Characters of an output that are read; no valid call is longer."""
+"""Most characters of an output that are read; no valid call is longer."""
 MOST_CALLS = 64
-"""Calls of an output that are read: one is carried out, so that no policy means more."""
+"""Most calls of an output that are read; only one is carried out, so no policy needs more."""
 THINK, THOUGHT = "<think>", "</think>"
-"""What models put around their thoughts."""
+"""Tags that models put around their thoughts."""
 WRAPPERS = ("multi_tool_use", "multi_tool_use.parallel", "parallel")
 """Names under which models wrap several calls into one."""
 _MARKER = re.compile(r"<\|[^|<>]*\|>")
@@ -27,10 +27,11 @@ Call = tuple[str, dict[str, Any]]
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that a text is, or the first balanced one in it (spec 2.5: strict, then balanced, then repaired).
+    """Return the first JSON object in a text (spec 2.5: the text itself, else the first balanced object, else
+    repaired).
 
-    Control characters in strings are taken; backslashes that escape nothing stand for themselves; a comma behind the
-    last item counts not.
+    Control characters in strings are accepted, backslashes that escape nothing are literal, trailing commas are
+    ignored.
     """
     text = text[:LONGEST].strip()
     for candidate in _candidates(text):
@@ -41,7 +42,7 @@ def read_object(text: str) -> dict[str, Any] | None:
 
 
 def balanced(text: str, start: int = 0) -> str | None:
-    """The stretch from the first `{` at or behind `start` to the brace that closes it; braces in strings count not."""
+    """Return the text from the first `{` at or after `start` to its closing brace, ignoring braces in strings."""
     begin = text.find("{", start)
     depth = 0
     for token in _BRACES.finditer(text, begin) if begin >= 0 else ():
@@ -53,20 +54,20 @@ def balanced(text: str, start: int = 0) -> str | None:
 
 
 def clean_name(name: str) -> str:
-    """The name of a tool without the prefix, quotes and marker tokens that models put around it."""
+    """Strip the prefix, quotes and marker tokens that models put around the name of a tool."""
     stretches = [stretch.strip(" \t\r\n\"'`:") for stretch in _MARKER.split(name)]
     return next((stretch for stretch in stretches if stretch), "").removeprefix("functions.")
 
 
 def read_call(found: dict[str, Any]) -> tuple[ToolCall, ...]:
-    """The calls that an object of name and arguments stands for; none if it is no such object."""
+    """Return the calls that an object of name and arguments expresses; none if it is not such an object."""
     call = _named(found)
     return unwrapped(*call) if call else ()
 
 
 def read_bare(text: str, names: Collection[str]) -> tuple[ToolCall, ...]:
-    """The calls of an output that is one JSON object of name and arguments, fenced or not, and no more but a thought
-    before it. Only tools of these names count: an object may be anything."""
+    """Return the calls of an output that is a single JSON object of name and arguments, fenced or not, with at most a
+    thought before it. Only tools of these names count, since the object may be anything."""
     body = (text.partition(THOUGHT)[2] if text.lstrip().startswith(THINK) else text).strip()
     body = body.removeprefix("```json").removeprefix("```").removesuffix("```").strip()
     found = read_object(body) if body.startswith("{") and balanced(body) == body else None
@@ -74,7 +75,7 @@ def read_bare(text: str, names: Collection[str]) -> tuple[ToolCall, ...]:
 
 
 def unwrapped(name: str, arguments: dict[str, Any]) -> tuple[ToolCall, ...]:
-    """One call, or those that it wraps; a wrapper inside of another is none."""
+    """Return one call, or the calls that it wraps; nested wrappers are ignored."""
     if name not in WRAPPERS:
         return (ToolCall(name, arguments),) if name else ()
     inner = arguments.get("tool_calls", arguments.get("tool_uses"))
@@ -103,10 +104,10 @@ def _candidates(text: str) -> Iterator[str]:
 def _loaded(text: str) -> Any:
     try:
         return json.loads(text, strict=False, parse_constant=_refuse)
-    except (ValueError, RecursionError):  # numbers of thousands of digits are ValueErrors, too
+    except (ValueError, RecursionError):  # also raised for numbers of thousands of digits
         return None
 
 
 def _refuse(constant: str) -> Any:
-    """NaN and the infinities are no JSON, though Python reads them."""
+    """Refuse NaN and the infinities, which Python reads although they are not JSON."""
     raise ValueError(constant)

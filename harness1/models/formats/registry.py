@@ -1,4 +1,4 @@
-"""Chat formats by name. Adding one is one file and one line here."""
+"""Chat formats by name. A new one is a file and a line here."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FORMATS: dict[str, type[ChatFormat]] = {"hermes": Hermes, "harmony": Harmony, "c
 
 
 def open_format(name: str, tokenizer: Tokenizer) -> ChatFormat:
-    """The format of a name; `auto` takes the one that the tokenizer has the control tokens of.
+    """Return the format of a name; `auto` chooses the one whose control tokens the tokenizer has.
 
     Raises:
-        ConfigError: there is no such format, or none for this tokenizer.
+        ConfigError: there is no such format, or `auto` finds none for this tokenizer.
         UsageError: the tokenizer lacks a control token of the format.
     """
     if name == "auto":
@@ -26,7 +26,7 @@ def open_format(name: str, tokenizer: Tokenizer) -> ChatFormat:
         elif CHATML in tokenizer.control:
             name = Hermes.name
         else:
-            raise ConfigError(f"policy.format=auto knows no format for this tokenizer: choose {', '.join(FORMATS)}")
+            raise ConfigError(f"policy.format=auto has no format for this tokenizer: choose {', '.join(FORMATS)}")
     if name not in FORMATS:
-        raise ConfigError(f"there is no format {name!r}: choose {', '.join(FORMATS)}")
+        raise ConfigError(f"unknown format {name!r}: choose {', '.join(FORMATS)}")
     return FORMATS[name](tokenizer)

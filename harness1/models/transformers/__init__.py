@@ -1,1 +1,1 @@
-"""A causal language model of transformers in this process."""
+"""A backend that runs a transformers causal language model in this process."""

@@ -1,4 +1,4 @@
-"""A transformers model in this process: the calls of all episodes are decoded together, by one thread."""
+"""A transformers model in this process: one thread decodes the calls of all episodes together."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ IDLE_S = 5.0
 """Seconds without work after which the worker thread ends; the next call starts another."""
 
 CLOSING_S = 10.0
-"""Seconds that the exit of the process waits for the step at work."""
+"""Seconds that the exit of the process waits for the current step."""
 
 
 def open_transformers(
@@ -43,15 +43,15 @@ def open_transformers(
     """Open the causal language model in a folder.
 
     Args:
-        device: as torch names it: `cpu`, `cuda`, `cuda:1`.
-        dtype: of weights and hidden states; logits are float32 always.
-        threads: of torch, in the whole process; 0 leaves them as they are.
-        rows: so many outputs are decoded together at most.
-        cache_tokens: keys and values of so many tokens are kept for prompts to come.
+        device: torch's name of the device: `cpu`, `cuda`, `cuda:1`.
+        dtype: of weights and hidden states; logits are always float32.
+        threads: torch's threads in the whole process; 0 leaves them unchanged.
+        rows: most outputs that are decoded together.
+        cache_tokens: tokens whose keys and values are kept for later prompts.
 
     Raises:
-        UsageError: the folder holds no such model, torch has no such device, or the model's attention is none that
-            this backend can serve.
+        UsageError: the folder holds no such model, torch has no such device, or this backend does not support the
+            model's attention.
         MissingExtra: torch or transformers is not installed.
     """
     try:
@@ -66,11 +66,11 @@ def open_transformers(
 
 
 class TransformersBackend:
-    """A `Backend` over one model. It belongs to no event loop, and its thread keeps no process from exiting."""
+    """A `Backend` over one model. It is not tied to an event loop, and its thread does not keep the process alive."""
 
     def __init__(self, model: SlotModel, folder: Path, dtype: Dtype, rows: int, cache_tokens: int) -> None:
         if rows < 1 or cache_tokens < 0:
-            raise UsageError(f"{rows} rows and {cache_tokens} kept tokens: at least 1 and 0 are needed")
+            raise UsageError(f"machine.model.rows={rows} and cache_tokens={cache_tokens} must be at least 1 and 0")
         self._model, self._folder, self._dtype = model, folder, dtype
         self._hash = digest({"model": folder_hash(folder), "dtype": dtype})
         self._decoder = Decoder(model, rows, cache_tokens)
@@ -92,7 +92,7 @@ class TransformersBackend:
         return self._version
 
     def stats(self) -> DecodingStats:
-        """What decoding has cost since the backend was opened."""
+        """Return the cost of decoding since the backend was opened."""
         return self._decoder.stats
 
     async def generate(
@@ -104,7 +104,7 @@ class TransformersBackend:
         try:
             return await asyncio.wrap_future(call.future)
         except asyncio.CancelledError:
-            with self._changed, suppress(ValueError):  # it may be at work: then the next step finds it cancelled
+            with self._changed, suppress(ValueError):  # if it is already running, the next step finds it cancelled
                 self._waiting.remove(call)
             raise
 
@@ -113,8 +113,8 @@ class TransformersBackend:
         await self.load_state(model.state_dict(), version)
 
     async def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Go on with the weights of a state dictionary, as `load_weights` does. They are copied; until this returns
-        they must not change.
+        """Switch to the weights of a state dictionary, as `load_weights` does. They are copied, and must not change
+        until this returns.
 
         Raises:
             UsageError: they are not the weights of this architecture.
@@ -128,13 +128,13 @@ class TransformersBackend:
     def _check(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
         check_sampling(sampling)
         if not prompt_ids:
-            raise UsageError("a prompt has at least one token")
+            raise UsageError("a prompt needs at least one token")
         if not 0 <= min(prompt_ids) <= max(prompt_ids) < self._model.vocabulary:
             raise UsageError(f"a prompt has token ids beyond the model's vocabulary of {self._model.vocabulary}")
         window, wanted = self._model.window, len(prompt_ids) + sampling.max_tokens
         if window is not None and wanted > window:
             raise UsageError(
-                f"a prompt of {len(prompt_ids)} tokens and {sampling.max_tokens} of output do not fit the model's "
+                f"a prompt of {len(prompt_ids)} tokens and an output of {sampling.max_tokens} do not fit the model's "
                 f"window of {window}"
             )
 
@@ -144,7 +144,7 @@ class TransformersBackend:
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="decoder", daemon=True)
                 self._thread.start()
-                # A thread that is killed inside torch takes the whole process down with an abort.
+                # A thread that is killed inside torch aborts the whole process.
                 atexit.register(self._close)
             self._changed.notify()
 
@@ -157,7 +157,7 @@ class TransformersBackend:
             self._step()
 
     def _collect(self) -> bool:
-        """Wait until there is work; False if none came for long."""
+        """Wait for work; return False if none comes for `IDLE_S`."""
         with self._changed:
             came = self._changed.wait_for(self._has_work, IDLE_S)
             if not came or self._closed:
@@ -170,7 +170,7 @@ class TransformersBackend:
         return bool(self._running or self._waiting or self._swaps or self._closed)
 
     def _close(self) -> None:
-        """At the exit of the process: let the step at work end, begin no other."""
+        """At exit of the process: let the current step finish, begin no other."""
         with self._changed:
             self._closed, thread = True, self._thread
             self._changed.notify()
@@ -178,7 +178,7 @@ class TransformersBackend:
             thread.join(CLOSING_S)
 
     def _settle(self) -> None:
-        """Let rows leave that have ended, with an answer, or that nobody waits for any more."""
+        """Answer and remove rows that have ended, and remove rows that nobody waits for any more."""
         with self._failing_all():
             for row, call in list(self._running.items()):
                 if row.finish_reason is None and row.fault is None and not call.future.done():
@@ -192,7 +192,7 @@ class TransformersBackend:
                     _answer(call.future, SampledOutput(row.output_ids, tuple(row.logprobs), *tags))
 
     def _swap(self) -> None:
-        """Once no row is at work: the weights that were handed in, in order."""
+        """Load the queued weights in order, once no row is running."""
         while self._swaps and not self._running:
             with self._changed:
                 swap = self._swaps.popleft()
@@ -206,7 +206,7 @@ class TransformersBackend:
                 _answer(swap.future, None)
 
     def _admit(self) -> None:
-        """Fill the free places, unless the rows at work must end first because other weights wait."""
+        """Fill the free places, unless running rows must finish first because new weights are queued."""
         while not self._swaps and not self._decoder.is_full and (call := self._next()) is not None:
             with _Failing([call.future]):
                 if not self._usable:
@@ -216,7 +216,7 @@ class TransformersBackend:
                 self._running[row] = call
 
     def _next(self) -> _Call | None:
-        """The call that waits longest and is still wanted."""
+        """Return the longest-waiting call that is still wanted."""
         with self._changed:
             while self._waiting:
                 call = self._waiting.popleft()
@@ -240,7 +240,7 @@ class TransformersBackend:
         return _Failing([call.future for call in self._running.values()], self._forget)
 
     def _forget(self) -> None:
-        """What failed for all rows has left nothing that could be trusted; and memory may be what it failed for."""
+        """Drop everything after a failure of all rows: no state can be trusted, and memory may be what ran out."""
         self._running.clear()
         self._decoder.reset()
 
@@ -261,10 +261,10 @@ class _Swap:
 
 
 class _Failing:
-    """A context in which every exception becomes the fault of the calls: a thread must not die while callers wait.
+    """A context that turns every exception into a fault of the calls: the thread must not die while callers wait.
 
     Args:
-        clean_up: what to do after a failure.
+        clean_up: called after a failure.
     """
 
     def __init__(self, futures: Sequence[Future[Any]], clean_up: Callable[[], None] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Loading a causal language model of Hugging Face from a local folder, for sampling and for training alike."""
+"""Loading of a Hugging Face causal language model from a local folder, for sampling and for training."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 def context_window(folder: Path) -> int | None:
-    """The most tokens that the model in a folder reads, as its `config.json` says; None where that says nothing.
+    """Return the context window, in tokens, that a model's `config.json` states; None if it states none.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: there is no readable `config.json`.
     """
 
     class Shape(msgspec.Struct):
@@ -31,17 +31,17 @@ def context_window(folder: Path) -> int | None:
     try:
         return msgspec.json.decode((folder / "config.json").read_bytes(), type=Shape).max_position_embeddings
     except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{folder} holds no config.json of a model: {error}") from error
+        raise UsageError(f"{folder} has no readable config.json: {error}") from error
 
 
 def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedModel:
-    """The model in a folder (`config.json` and safetensors), without dropout, with logits in float32.
+    """Return the model in a folder (`config.json` and safetensors), without dropout, with logits in float32.
 
-    In bfloat16 the output head alone computes in float32, over the same weights: rounded logits would cost more of a
-    log probability than all the layers below.
+    In bfloat16 only the output head computes in float32, over the same weights: rounding logits would distort a log
+    probability more than all the layers below.
 
     Raises:
-        UsageError: the folder holds no such model, or not all of its weights, or torch has no such device.
+        UsageError: the folder holds no such model or lacks weights of it, or torch has no such device.
         MissingExtra: torch or transformers is not installed.
     """
     try:
@@ -58,7 +58,7 @@ def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedMode
             )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise UsageError(
-            f"{folder} is no causal language model that transformers loads: {first_line(error)}"
+            f"{folder} is not a causal language model that transformers loads: {first_line(error)}"
         ) from error
     model: Any = loaded[0]
     missing: set[str] = loaded[1]["missing_keys"]
@@ -66,10 +66,10 @@ def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedMode
         raise UsageError(f"{folder} lacks weights of its model: {', '.join(sorted(missing)[:3])}")
     try:
         model.to(device)
-    except (RuntimeError, AssertionError) as error:  # what torch raises for devices, by their kind
+    except (RuntimeError, AssertionError) as error:  # which of them depends on the kind of device
         raise UsageError(f"{folder} does not load on the device {device!r}: {first_line(error)}") from error
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
-        model.set_attn_implementation("eager")  # torch's fused attention, the default, leaves soft caps out unsaid
+        model.set_attn_implementation("eager")  # torch's fused attention, the default, silently ignores soft caps
     if dtype != "float32":
         compute_logits_in_float32(model)
     ready: PreTrainedModel = model.eval()
@@ -77,19 +77,19 @@ def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedMode
 
 
 def output_head(model: PreTrainedModel) -> Any:
-    """The layer that makes logits."""
+    """Return the layer that computes logits."""
     untyped: Any = model
     return untyped.get_output_embeddings()
 
 
 def compute_logits_in_float32(model: PreTrainedModel) -> None:
-    """Let the output head compute in float32 whatever the layers below do, also under automatic mixed precision."""
+    """Make the output head compute in float32 whatever the layers below do, even under automatic mixed precision."""
     untyped: Any = model
     untyped.set_output_embeddings(_float32_head(output_head(model)))
 
 
 def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
-    """Refuse a state dictionary that is not one of this architecture. One of two tied names is enough.
+    """Refuse a state dictionary of another architecture. For tied weights, one of the names is enough.
 
     Raises:
         UsageError: names or shapes differ.
@@ -105,7 +105,7 @@ def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
 
 
 def replace_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
-    """Copy the weights of a state dictionary, which `check_weights` has passed, into the model."""
+    """Copy the weights of a state dictionary that passed `check_weights` into the model."""
     import torch
 
     own = model.state_dict()
@@ -118,7 +118,7 @@ def _float32_head(head: Any) -> nn.Module:
     import torch
 
     class Float32Head(torch.nn.Module):
-        """A linear layer that computes in float32; its weight stays what it is, and stays tied."""
+        """A linear layer that computes in float32 without changing or untying its weight."""
 
         def __init__(self, weight: torch.nn.Parameter, bias: torch.nn.Parameter | None) -> None:
             super().__init__()
@@ -133,5 +133,5 @@ def _float32_head(head: Any) -> nn.Module:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, as far as it fits one line."""
+    """Return the first line of an error's message, or its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,6 +1,6 @@
 """Decoding of many rows at once, one step at a time: rows join and leave between steps, prefixes are computed once.
 
-No threads and no event loop here; `transformers_backend` drives it from one thread.
+There are no threads and no event loop here; `backend` drives it from one thread.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class DecodingStats(Record):
-    """What decoding has cost so far.
+    """The cost of decoding so far.
 
-    `reused_tokens` of prompts were found computed, `prefilled_tokens` were not. The first token of an output comes of
-    its prefill; `decoded_tokens` are the others, drawn in `decode_seconds`.
+    `reused_tokens` of prompts were already computed, `prefilled_tokens` were not. Prefill yields each output's first
+    token; `decoded_tokens` are the others, drawn in `decode_seconds`.
     """
 
     prefilled_tokens: int = 0
@@ -43,9 +43,9 @@ class DecodingStats(Record):
 
 
 class DecodingRow:
-    """One output on its way: its ids (prompt and output), log probabilities, generator and state of its grammar.
+    """An unfinished output: its ids (prompt and output), log probabilities, generator and grammar state.
 
-    `fault` is what ended it alone: its grammar allows no token, or not the one that was drawn.
+    `fault` is an error of this row alone: its grammar allows no token, or not the drawn one.
     """
 
     def __init__(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: GrammarState | None = None) -> None:
@@ -60,13 +60,13 @@ class DecodingRow:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it is finished; None while it is not."""
+        """The reason why it is finished; None until then."""
         if self.logprobs and self.ids[-1] in self.sampling.stop_ids:
             return "stop"
         return "length" if len(self.logprobs) >= self.sampling.max_tokens else None
 
     def append(self, token: int, logprob: float) -> None:
-        """Take the next token."""
+        """Append the next token."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         if self.grammar is not None and self.fault is None:
@@ -76,7 +76,7 @@ class DecodingRow:
                 self.fault = fault
 
     def allowed(self, free: Tensor) -> Tensor:
-        """What its grammar allows next; `free`, every token, where it has none, or none that holds."""
+        """Return the tokens that its grammar allows next; all (`free`) if it has no grammar or the grammar failed."""
         if self.grammar is not None and self.fault is None:
             try:
                 return self.grammar.allowed()
@@ -86,11 +86,11 @@ class DecodingRow:
 
 
 class Decoder:
-    """Decodes up to `rows` rows together; row i owns slot i.
+    """A decoder of up to `rows` rows together; row i owns slot i.
 
     Args:
-        cache_tokens: keys and values of so many tokens are kept of outputs that are done, least recently used first
-            out. Whatever a new prompt has in common with one of them, or with a row at work, is not computed again.
+        cache_tokens: tokens of finished outputs whose keys and values are kept, least recently used dropped first. The
+            prefix that a new prompt shares with one of them, or with a running row, is not computed again.
     """
 
     def __init__(self, model: SlotModel, rows: int, cache_tokens: int) -> None:
@@ -101,7 +101,7 @@ class Decoder:
 
     @property
     def rows(self) -> tuple[DecodingRow, ...]:
-        """The rows at work."""
+        """The running rows."""
         return tuple(self._rows)
 
     @property
@@ -113,10 +113,10 @@ class Decoder:
         return self._stats
 
     def admit(self, row: DecodingRow) -> None:
-        """Compute what is new of a row's prompt, draw its first token, and let it join. If it raises, it did not join.
+        """Compute the new part of a row's prompt, draw its first token, and add the row, unless an error is raised.
 
         Raises:
-            InfrastructureFault: the model gives log probabilities that are not finite.
+            InfrastructureFault: the model's log probabilities are not finite.
             RuntimeError: torch failed.
         """
         begin, slot = time.perf_counter(), len(self._rows)
@@ -132,7 +132,7 @@ class Decoder:
         self._count(prefilled_tokens=len(new), reused_tokens=reused, prefill_seconds=time.perf_counter() - begin)
 
     def step(self) -> None:
-        """Draw one more token for each row at work. It raises what `admit` raises; `reset` must follow then."""
+        """Draw one more token for each running row. It raises what `admit` raises; `reset` must follow then."""
         begin = time.perf_counter()
         starts = [len(row.ids) - 1 for row in self._rows]
         slot_pass = SlotPass(self._slots, 0, starts, 1, self._model.device)
@@ -140,7 +140,7 @@ class Decoder:
         self._count(decoded_tokens=len(starts), decode_seconds=time.perf_counter() - begin)
 
     def release(self, row: DecodingRow) -> None:
-        """Let a row leave; what was computed for it is kept for others, and the last row moves into its slot."""
+        """Remove a row, keep its computed states for other rows, and move the last row into its slot."""
         slot, last = self._rows.index(row), len(self._rows) - 1
         computed = len(row.ids) - 1
         if self._kept.wants(row.ids[:computed]):
@@ -151,13 +151,13 @@ class Decoder:
         self._rows.pop()
 
     def reset(self) -> None:
-        """Forget all rows and all that was computed, because it failed or because the weights are others."""
+        """Drop all rows and all computed states, after a failure or a change of weights."""
         self._rows.clear()
         self._slots.clear()
         self._kept.clear()
 
     def _reuse(self, prompt: list[int], slot: int) -> int:
-        """Bring the longest computed prefix of a prompt into a slot; its length. The last token is always computed."""
+        """Copy the longest computed prefix of a prompt, short of its last token, to a slot and return its length."""
         ids = np.asarray(prompt[:-1], dtype=np.int64)
         shared = [_common_prefix(ids, np.asarray(row.ids[:-1], dtype=np.int64)) for row in self._rows]
         length = max(shared, default=0)
@@ -170,7 +170,7 @@ class Decoder:
         return length
 
     def _draw(self, rows: list[DecodingRow], logits: Tensor) -> None:
-        """Draw a token for each row from its own generator; rows that are sampled alike are computed together."""
+        """Draw a token for each row from its own generator; rows with equal sampling are computed together."""
         import torch
 
         alike: dict[tuple[float, float, int], list[int]] = defaultdict(list)
@@ -184,7 +184,7 @@ class Decoder:
             ids = draw(logprobs, uniforms.to(logprobs.device))
             chosen = logprobs.gather(-1, ids[:, None])[:, 0].tolist()
             if not np.isfinite(chosen).all():
-                raise InfrastructureFault("the model gives log probabilities that are not finite")
+                raise InfrastructureFault("the model's log probabilities are not finite")
             for row, token, logprob in zip(group, ids.tolist(), chosen, strict=True):
                 row.append(token, logprob)
 
@@ -200,15 +200,15 @@ class _Kept:
 
 
 class KeptPrefixes:
-    """Keys and values of sequences that are done, of at most `tokens` tokens in all."""
+    """Keys and values of finished sequences, of at most `tokens` tokens in all."""
 
     def __init__(self, tokens: int) -> None:
         self._most = tokens
         self._entries: list[_Kept] = []
-        """The least recently used first."""
+        """Least recently used first."""
 
     def find(self, ids: NDArray[np.int64]) -> tuple[Layers | None, int]:
-        """The entry with the longest common prefix, and its length; that entry counts as used."""
+        """Return the entry with the longest common prefix, which counts as used, and the prefix's length."""
         lengths = [_common_prefix(ids, entry.ids) for entry in self._entries]
         length = max(lengths, default=0)
         if not length:
@@ -218,13 +218,13 @@ class KeptPrefixes:
         return entry.layers, length
 
     def wants(self, ids: list[int]) -> bool:
-        """Whether keeping a sequence would be of use: it has room, and is no prefix of one that is kept."""
+        """Return whether a sequence is worth keeping: it fits, and is not a prefix of one that is kept."""
         wanted = np.asarray(ids, dtype=np.int64)
         known = any(_common_prefix(wanted, entry.ids) == len(ids) for entry in self._entries)
         return 0 < len(ids) <= self._most and not known
 
     def keep(self, ids: list[int], layers: Layers) -> None:
-        """Keep a sequence in place of its own prefixes, and drop the least recently used beyond the bound."""
+        """Keep a sequence in place of its own prefixes, and drop the least recently used entries beyond the limit."""
         added = _Kept(np.asarray(ids, dtype=np.int64), layers)
         others = [entry for entry in self._entries if _common_prefix(added.ids, entry.ids) < len(entry.ids)]
         self._entries = [*others, added]
@@ -243,7 +243,7 @@ def _common_prefix(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
 
 
 def _mask(rows: list[DecodingRow], logits: Tensor) -> Tensor | None:
-    """[rows, vocabulary], bool: what the grammars allow; None where no row has one."""
+    """Return the tokens that the grammars allow, [rows, vocabulary], bool; None if no row has a grammar."""
     import torch
 
     if all(row.grammar is None for row in rows):

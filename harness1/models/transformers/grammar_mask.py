@@ -1,4 +1,4 @@
-"""Which tokens a grammar allows next, by `xgrammar`, on the CPU."""
+"""Masks of the tokens that a grammar allows next, by `xgrammar`, on the CPU."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COMPILED_BYTES = 64 << 20
-"""Compiled grammars are kept up to this size, so that a grammar is compiled once and not for every call."""
+"""Size up to which compiled grammars are cached, rather than compiled for every call."""
 STOP_SETS = 4
-"""Sets of stop tokens whose compilers are kept, the last ones used."""
+"""Sets of stop tokens whose compilers are cached, least recently used dropped first."""
 
 
 class GrammarCompiler:
-    """Compiles grammars for the tokenizer in a model's folder.
+    """A compiler of grammars for the tokenizer in a model's folder.
 
     Args:
         vocabulary: width of the model's logits.
@@ -45,13 +45,13 @@ class GrammarCompiler:
         self._compiler = lru_cache(STOP_SETS)(self._new_compiler)
 
     def start(self, grammar: Grammar, stop_ids: Sequence[int]) -> GrammarState:
-        """The state at the beginning of an output. A stop token is allowed only where the grammar may end.
+        """Return the state at the beginning of an output. A stop token is allowed only where the grammar may end.
 
         Raises:
-            UsageError: the grammar does not compile, or no token could end it.
+            UsageError: the grammar does not compile, or there is no stop token to end it.
         """
         if not stop_ids:
-            raise UsageError("an output with a grammar needs a stop token: there is no other way to end it")
+            raise UsageError("an output with a grammar needs a stop token: nothing else can end it")
         try:
             compiled = self._compiler(tuple(stop_ids)).compile_grammar(grammar.ebnf)
         except (RuntimeError, ValueError) as error:
@@ -59,17 +59,18 @@ class GrammarCompiler:
         return GrammarState(self._xgrammar.GrammarMatcher(compiled), self._vocabulary)
 
     def _new_compiler(self, stop_ids: tuple[int, ...]) -> Any:
-        """What compiles grammars with these stop tokens. Others that the tokenizer names would be allowed anywhere."""
+        """Return a compiler for these stop tokens. Others that the tokenizer names would be allowed anywhere."""
         info = self._xgrammar.TokenizerInfo.from_huggingface(
             self._tokenizer, vocab_size=self._vocabulary, stop_token_ids=list(stop_ids)
         )
         return self._xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=COMPILED_BYTES)
 
     def masks(self, grammar: Grammar, stop_ids: Sequence[int], output_ids: Sequence[int]) -> Tensor:
-        """What was allowed at each token of an output: bool, [tokens, vocabulary]. It raises what `start` raises, and
+        """Return what was allowed at each token of an output: bool, [tokens, vocabulary].
 
         Raises:
-            InfrastructureFault: the output is none of this grammar.
+            UsageError: as `start`.
+            InfrastructureFault: the output does not match the grammar.
         """
         import torch
 
@@ -81,7 +82,7 @@ class GrammarCompiler:
 
 
 class GrammarState:
-    """Where in a grammar an output is."""
+    """The position of an output in its grammar."""
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         import torch
@@ -90,7 +91,7 @@ class GrammarState:
         self._bits = torch.empty(1, -(-vocabulary // 32), dtype=torch.int32)
 
     def allowed(self) -> Tensor:
-        """Which tokens may come next: bool, [vocabulary].
+        """Return which tokens may come next: bool, [vocabulary].
 
         Raises:
             InfrastructureFault: none may.
@@ -105,7 +106,7 @@ class GrammarState:
         return mask
 
     def accept(self, token: int) -> None:
-        """Take a token.
+        """Advance by a token.
 
         Raises:
             InfrastructureFault: the grammar does not allow it.

@@ -1,7 +1,7 @@
-"""Keys and values of the rows that are decoded together, and the attention that reads them where they lie.
+"""Keys and values of the rows that are decoded together, and attention that reads them in place.
 
-A row owns a slot: position i of its sequence is column i of its slot, so rows of any lengths decode in one pass without
-padding on the left, without concatenation and without copies of grouped heads; a mask hides what is behind a row's end.
+A row owns a slot: position i of its sequence is column i of its slot. Rows of any lengths therefore decode in one pass
+without left padding, concatenation or copies of grouped heads; a mask hides the columns beyond a row's end.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 COLUMNS = 256
-"""Slots grow by so many tokens."""
+"""Tokens by which slots grow."""
 
 Layers = dict[int, tuple["Tensor", "Tensor"]]
 """Keys and values of one sequence by layer, each [heads, tokens, width]."""
 
 
 class KvSlots:
-    """The slots of `rows` rows; each layer is allocated when its first keys come, and grows with the longest row."""
+    """The slots of `rows` rows; each layer is allocated when its first keys arrive, and grows with the longest row."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def layer(self, index: int, key: Tensor, value: Tensor, used: int, length: int) -> tuple[Tensor, Tensor]:
-        """The slots of a layer, [rows, heads, columns, width] each, with room for `length` tokens in each row.
+        """Return the slots of a layer, [rows, heads, columns, width] each, with room for `length` tokens in each row.
 
         Args:
-            key, value: new states, which tell heads, width, type and device.
-            used: so many of the first slots keep what they hold.
+            key, value: new states, which give heads, width, type and device.
+            used: number of leading slots whose content is kept.
         """
         old = self._layers.get(index)
         if old is None or old[0].shape[2] < length:
@@ -42,36 +42,36 @@ class KvSlots:
         return self._layers[index]
 
     def _empty(self, like: Tensor, length: int) -> Tensor:
-        # Zeros, because a mask does not hide what is not finite: 0 * nan.
+        # Zeros, because a mask does not hide non-finite values: 0 * nan is nan.
         return like.new_zeros(self._rows, like.shape[1], -(-length // COLUMNS) * COLUMNS, like.shape[3])
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Make the first tokens of one slot those of another."""
+        """Copy the first tokens of one slot to another."""
         for pair in self._layers.values():
             for states in pair:
                 states[target, :, :length] = states[source, :, :length]
 
     def take(self, slot: int, length: int) -> Layers:
-        """A copy of the first tokens of a slot."""
+        """Return a copy of the first tokens of a slot."""
         return {
             index: (keys[slot, :, :length].clone(), values[slot, :, :length].clone())
             for index, (keys, values) in self._layers.items()
         }
 
     def put(self, slot: int, layers: Layers, length: int) -> None:
-        """Make the first tokens of a slot those of a copy. The slots before it keep what they hold."""
+        """Write a copy to the first tokens of a slot. The slots before it keep their content."""
         for index, (key, value) in layers.items():
             keys, values = self.layer(index, key[None], value[None], slot, length)
             keys[slot, :, :length], values[slot, :, :length] = key[:, :length], value[:, :length]
 
     def wipe(self, slot: int) -> None:
-        """Make a slot as good as new, whatever was written to it."""
+        """Reset a slot to zeros."""
         for pair in self._layers.values():
             for states in pair:
                 states[slot].zero_()
 
     def clear(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         self._layers.clear()
 
 
@@ -79,8 +79,8 @@ class SlotPass:
     """One forward pass that appends `new` tokens to each of some neighbouring slots; with `new` > 1, to one slot.
 
     Args:
-        first: the first of the slots; those before it keep what they hold.
-        starts: for each slot, the tokens that it holds.
+        first: the first of the slots; those before it keep their content.
+        starts: for each slot, the number of tokens that it holds.
     """
 
     def __init__(self, slots: KvSlots, first: int, starts: Sequence[int], new: int, device: Any) -> None:
@@ -93,7 +93,7 @@ class SlotPass:
         self._masks: dict[int | None, Tensor] = {}
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the new states, [slots, heads, new, width], and give all that the slots hold."""
+        """Append the new states, [slots, heads, new, width], and return everything that the slots hold."""
         last = self._first + len(self._starts)
         keys, values = self._slots.layer(layer, key, value, last, self._length)
         for states, added in ((keys, key), (values, value)):
@@ -104,11 +104,11 @@ class SlotPass:
         return keys[self._first : last, :, : self._length], values[self._first : last, :, : self._length]
 
     def is_causal(self, window: int | None) -> bool:
-        """Whether the new tokens are the whole sequence, and each sees all that came before it."""
+        """Return whether the new tokens are the whole sequence, and each sees all tokens before it."""
         return self._new == self._length and self._new > 1 and (window is None or window >= self._length)
 
     def visible(self, window: int | None) -> Tensor:
-        """[slots, 1, new, length], bool: which positions a token sees: its own, those before it, `window` in all."""
+        """Return the positions that each token sees, `window` up to its own: bool, [slots, 1, new, length]."""
         import torch
 
         if window not in self._masks:
@@ -121,9 +121,10 @@ class SlotPass:
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attention as transformers' `AttentionInterface` calls it: over the slots of the pass in `options["slot_pass"]`.
+    """Compute attention over the slots in `options["slot_pass"]`, as transformers' `AttentionInterface` calls it.
 
-    Grouped heads, sliding windows (`sliding_window`), soft-capped scores (`softcap`) and attention sinks (`s_aux`).
+    Supported: grouped heads, sliding windows (`sliding_window`), soft-capped scores (`softcap`), attention sinks
+    (`s_aux`).
 
     Args:
         query, key, value: [slots, heads, new, width]; keys and values may have fewer heads.
@@ -142,7 +143,7 @@ def attend(
     if softcap is not None or sinks is not None:
         grouped = query.reshape(rows, -1, groups * new, width)
         out = _explicit(grouped, keys, values, slot_pass.visible(window), scale, softcap, sinks)
-    elif new == 1:  # the heads of a group are as many queries to the same keys
+    elif new == 1:  # the heads of a group are separate queries to the same keys
         grouped = query.reshape(rows, -1, groups, width)
         out = scaled_dot_product_attention(grouped, keys, values, slot_pass.visible(window), scale=scale)
     else:
@@ -156,7 +157,7 @@ def attend(
 def _explicit(
     query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float, softcap: float | None, sinks: Any
 ) -> Tensor:
-    """Attention with what the fused one lacks. `sinks` [heads] are scores of a token that nothing is read from."""
+    """Compute attention with what the fused one lacks. `sinks` [heads] are scores of a token without a value."""
     import torch
 
     rows, kv_heads, queries, _ = query.shape

@@ -1,4 +1,4 @@
-"""A causal language model whose attention reads slots, checked against its own attention before it is used."""
+"""A causal language model whose attention reads slots, checked against its own attention before use."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 ATTENTION = "harness1_slots"
 LAYERS = {"full_attention", "sliding_attention"}
 MOVING_ROPE = {"dynamic", "longrope"}
-"""Rotations that change with the length of the sequence: keys that are kept would be those of another length."""
+"""Rotary embeddings that depend on the length of the sequence: kept keys would be those of another length."""
 PROBE_TOKENS, PROBE_REUSED, PROBE_SHORT = 12, 6, 9
 PROBE_BOUNDS = {"float32": 1e-3, "bfloat16": 0.3}
-"""How far logits may be from those of the model's own attention, as a share of their norm. A layer that needs what the
-slots do not have is off by about 1; a mixture of experts in half precision is by less, but not by little."""
+"""Largest distance of logits from those of the model's own attention, as a share of their norm. A layer that needs what
+slots lack is off by about 1; a mixture of experts in half precision by less, but still noticeably."""
 
 
 class SlotModel:
-    """A model that computes next-token logits for sequences whose keys and values lie in slots.
+    """A model that computes next-token logits for sequences whose keys and values are in slots.
 
     Args:
-        model: it is switched to our attention, and must not be used otherwise from here on.
+        model: it is switched to slot attention, and must not be used otherwise from then on.
 
     Raises:
-        UsageError: its attention is none that slots can serve.
+        UsageError: slots do not support its attention.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -48,7 +48,7 @@ class SlotModel:
         self._probe(ids, expected)
 
     def logits(self, ids: list[list[int]], slot_pass: SlotPass) -> Tensor:
-        """The logits behind the last new token of each row, [rows, vocabulary] in float32.
+        """Return the logits after the last new token of each row, [rows, vocabulary] in float32.
 
         Args:
             ids: the new tokens of each row, as many as `slot_pass` appends.
@@ -74,7 +74,7 @@ class SlotModel:
         return logits
 
     def _probe(self, ids: list[int], expected: Tensor) -> None:
-        """Prefill, go on behind a kept prefix, and decode two rows of different lengths: the logits must be equal."""
+        """Prefill, continue after a kept prefix, and decode two rows of different lengths: the logits must be equal."""
         slots = KvSlots(2)
         try:
             self.logits([ids[:PROBE_REUSED]], SlotPass(slots, 0, [0], PROBE_REUSED, self.device))
@@ -83,13 +83,13 @@ class SlotModel:
             for slot, start in enumerate(starts):
                 new = start - PROBE_REUSED
                 self.logits([ids[PROBE_REUSED:start]], SlotPass(slots, slot, [PROBE_REUSED], new, self.device))
-            found = self.logits([[ids[start]] for start in starts], SlotPass(slots, 0, starts, 1, self.device))
+            logits = self.logits([[ids[start]] for start in starts], SlotPass(slots, 0, starts, 1, self.device))
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
             reason = f"does not run with attention over slots ({first_line(error)})"
             raise UsageError(f"{_name(self.model)} {reason}; use vLLM for it") from error
         wanted = expected[starts]
         bound = PROBE_BOUNDS[str(self.model.dtype).removeprefix("torch.")]
-        if not float((found - wanted).norm() / wanted.norm()) <= bound:
+        if not float((logits - wanted).norm() / wanted.norm()) <= bound:
             raise UsageError(
                 f"{_name(self.model)} needs an attention or a state that slots do not have; use vLLM for it"
             )
@@ -103,11 +103,11 @@ def _refuse_unlike(model: PreTrainedModel, config: Any) -> None:
     if moving:
         raise UsageError(f"{_name(model)} has rotary positions of type {', '.join(sorted(moving))}; use vLLM for it")
     if not model._can_set_attn_implementation():
-        raise UsageError(f"{_name(model)} has no exchangeable attention in transformers; use vLLM for it")
+        raise UsageError(f"transformers cannot replace the attention of {_name(model)}; use vLLM for it")
 
 
 def _rope_types(parameters: Any) -> Iterator[str]:
-    """Every `rope_type` in the settings, which some models have once for each type of layer."""
+    """Yield every `rope_type` in the settings, which some models have once for each type of layer."""
     if isinstance(parameters, dict):
         if "rope_type" in parameters:
             yield str(parameters["rope_type"])

@@ -1,4 +1,4 @@
-"""What the views of an episode have shown so far, and what of it is gold."""
+"""The documents that the views of an episode have shown so far, and which of them are gold."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from harness1.records import UnitId
 
 
 class SeenEvidence:
-    """Collects documents view by view. Texts and handles come from the views alone; the gold only sorts them.
+    """Documents collected view by view. Texts and handles come from the views alone; the gold only sorts them.
 
     Args:
         question: as the first view shows it.
-        needs: what must be curated, as `harness1.policy.oracle.wanted` says it.
+        needs: what must be curated, as returned by `harness1.policy.oracle.wanted`.
     """
 
     def __init__(self, question: str, needs: tuple[frozenset[UnitId], ...]) -> None:
         self.score = EvidenceScore(question)
         self.documents: dict[str, DocumentView] = {}
-        """By handle, in the order seen; the longest text that was shown."""
+        """By handle, in the order seen, with the longest text shown."""
         self._needs = needs
         self._turn = 0
         self._ranked = 0
 
     def read(self, view: View) -> None:
-        """Take in a view: all documents that it shows, and the hits of the turn that was just finished."""
+        """Add a view: all documents that it shows, and the hits of the turn that has just finished."""
         for document in view.documents.values():
             known = self.documents.get(document.handle)
             if known is None or len(known.text) < len(document.text):
@@ -37,27 +37,27 @@ class SeenEvidence:
 
     @property
     def gold(self) -> list[DocumentView]:
-        """The gold documents seen, in the order seen."""
+        """The gold documents, in the order seen."""
         wanted = frozenset().union(*self._needs)
         return [document for document in self.documents.values() if document.unit_id in wanted]
 
     @property
     def complete(self) -> bool:
-        """Whether something was seen for every need."""
+        """Something was seen for every need."""
         seen = {document.unit_id for document in self.documents.values()}
         return not any(need.isdisjoint(seen) for need in self._needs)
 
     def rivals(self) -> list[ScoredDocument]:
-        """The hits that are not gold, the most plausible first."""
+        """Return the hits that are not gold, most plausible first."""
         gold = {document.handle for document in self.gold}
         return [candidate for candidate in self.score.update() if candidate.handle not in gold]
 
     def heads(self) -> set[str]:
-        """What the documents seen are about: their titles, plain."""
+        """Return the normalised titles of the documents seen."""
         return {candidate.head for candidate in self.score.candidates.values()}
 
     def _rank(self, view: View, turn: int) -> None:
-        """Score the hits of a turn; ranks of the question go on from page to page."""
+        """Score the hits of a turn; ranks for the question continue from page to page."""
         queries, hits = view.turns[turn].queries, view.hits.get(turn, [])
         for hit in hits:
             self.score.read(hit, queries, self._ranked)

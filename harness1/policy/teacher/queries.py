@@ -1,4 +1,4 @@
-"""Queries that a policy without gold could form, too: every word is the question's or a shown document's."""
+"""Queries that a policy without gold could write, too: every word is from the question or a shown document."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from harness1.policy.scripted import QUESTION_WORDS
 from harness1.policy.teacher.evidence import SeenEvidence
 
 LEAD = 0.08
-"""A name in a document that is not gold is searched only if it is worth so much."""
+"""Least value of a name in a document that is not gold for it to be searched."""
 COMMON = 3
-"""A single word that so many other documents name as well tells nothing."""
+"""A single word that more other documents name than this is too common to search for."""
 FACET = 3
 LOUD = 5
 """A longer word in capitals is a heading."""
 SHORTEST = 4
-"""Content words from which on a question is taken apart."""
+"""Fewest content words of a question that is taken apart."""
 
 _WORD = re.compile(r"[^\W_](?:[\w'’./-]*\w)?")
 _LITERAL = re.compile(r"[\w ,'-]+")
@@ -31,7 +31,7 @@ _LITERAL = re.compile(r"[\w ,'-]+")
 
 @dataclass(frozen=True)
 class Lead:
-    """A query, the name that it follows, and the handle of the document that gave it; none: the question did."""
+    """A query, the name that it follows, and the handle of the document that the name is from (empty: the question)."""
 
     query: str
     name: str
@@ -40,11 +40,11 @@ class Lead:
 
 
 def leads(question: str, evidence: SeenEvidence) -> Iterator[list[Lead]]:
-    """Groups of queries about names, the most promising group first.
+    """Yield groups of queries about names, the most promising group first.
 
     1. Names in the question, and names beside its relation words in gold documents, that have no document yet.
     2. The other names in gold documents, then those of strong documents.
-    3. Names with words of the question beside them, and names that stand together ("Paris, Texas" is two).
+    3. Names together with words of the question, and adjacent names ("Paris, Texas" is two).
     """
     known, own = evidence.heads(), [Lead(name, name) for name in topics(question)]
     near, far = _named(evidence, known)
@@ -64,7 +64,7 @@ def leads(question: str, evidence: SeenEvidence) -> Iterator[list[Lead]]:
 
 
 def topics(question: str) -> list[str]:
-    """The names in a question, those of several words first, without years and parts of longer names."""
+    """Return the names in a question, those of several words first, without years and parts of longer names."""
     names = {f" {normalised_name(name)} ": name for name in mentions(question) if not normalised_name(name).isdecimal()}
     inner = [key for key, name in names.items() if not _runs_on(name, question)] or list(names)
     whole = [names[key] for key in inner if not any(key != other and key in other for other in inner)]
@@ -72,13 +72,13 @@ def topics(question: str) -> list[str]:
 
 
 def _runs_on(name: str, question: str) -> bool:
-    """Whether a run of capitals is more than a name: it takes in the opening word, or two sides of a choice."""
+    """Return whether a run of capitals is more than a name: it includes the opening word, or two sides of a choice."""
     opens = question.startswith(name) and name.split()[0].lower() in FUNCTION_WORDS | QUESTION_WORDS
     return opens or " or " in name
 
 
 def subject(question: str) -> tuple[str, ...]:
-    """What a question is about, in short: its names, or else its first words that carry meaning."""
+    """Return briefly what a question is about: its names, or else its first content words."""
     names = topics(question)
     return (
         tuple(names) if names else tuple([" ".join(content_words(question)[:FACET])] if content_words(question) else ())
@@ -86,21 +86,21 @@ def subject(question: str) -> tuple[str, ...]:
 
 
 def facet(question: str, name: str) -> str:
-    """The first few words of the question that say what is asked about a name."""
+    """Return the first few words of the question about what is asked of a name."""
     named = set(normalised_name(" ".join([name, *mentions(question)])).split())
     return " ".join([word for word in content_words(question) if normalised_name(word) not in named][:FACET])
 
 
 def beside(question: str, name: str) -> str:
-    """The last few words that carry meaning before a name in the question: which of its things are meant."""
+    """Return the last few content words before a name in the question, which say what about it is meant."""
     before, _, behind = question.partition(name)
     named = set(normalised_name(" ".join(mentions(question))).split())
-    told = [word for word in content_words(before) if normalised_name(word) not in named] if behind or before else []
-    return " ".join(told[-FACET:])
+    words = [word for word in content_words(before) if normalised_name(word) not in named] if behind or before else []
+    return " ".join(words[-FACET:])
 
 
 def parts(question: str) -> list[str]:
-    """Stretches of a question's own words, for a corpus that answers to the whole of it with something else."""
+    """Return stretches of a question's own words, for a corpus that answers the whole question with something else."""
     words = content_words(question)
     if len(words) < SHORTEST:
         return [" ".join(words)] if words else []
@@ -112,7 +112,7 @@ def parts(question: str) -> list[str]:
 
 
 def patterns(question: str, evidence: SeenEvidence) -> Iterator[str]:
-    """What to look for letter by letter: names without a document, then the question's words that no document has."""
+    """Yield patterns to grep for: names without a document, then words of the question that no document has."""
     known = evidence.heads()
     near, _ = _named(evidence, known)
     names = [name for name in topics(question) if head(name) not in known]
@@ -126,14 +126,14 @@ def patterns(question: str, evidence: SeenEvidence) -> Iterator[str]:
 
 
 def content_words(question: str) -> list[str]:
-    """The distinct words that carry meaning, as the question spells them."""
+    """Return the distinct content words, spelled as in the question."""
     words = {normalised_name(word): word for word in reversed(_WORD.findall(question))}
     return [word for key, word in reversed(words.items()) if key and key not in FUNCTION_WORDS | QUESTION_WORDS]
 
 
 def _named(evidence: SeenEvidence, known: set[str]) -> tuple[list[Lead], list[Lead]]:
-    """Names in gold documents that have no document of their own, the latest document first: those beside relation
-    words, most telling first, and the others."""
+    """Return the names in gold documents that have no document of their own, latest document first: those beside
+    relation words, most specific first, and the others."""
     near: dict[str, tuple[float, Lead]] = {}
     far: dict[str, Lead] = {}
     counts = _counts(evidence)
@@ -155,7 +155,7 @@ def _named(evidence: SeenEvidence, known: set[str]) -> tuple[list[Lead], list[Le
 
 
 def _tells(name: str, known: set[str], counts: Mapping[str, int]) -> bool:
-    """Whether a search for a name can bring something new: no document is known by it, and it is not everywhere."""
+    """Return whether searching for a name can find something new: it is not common, and no document has that title."""
     key = head(name)
     if len(key) < 3 or key in known or key.isdecimal() or (" " not in key and counts[key] > COMMON):
         return False
@@ -163,12 +163,12 @@ def _tells(name: str, known: set[str], counts: Mapping[str, int]) -> bool:
 
 
 def _counts(evidence: SeenEvidence) -> Counter[str]:
-    """In how many hits each name stands."""
+    """Count the hits that each name occurs in."""
     return Counter(key for candidate in evidence.score.candidates.values() for key in candidate.names)
 
 
 def _strong(score: EvidenceScore, known: set[str]) -> Iterator[Lead]:
-    """Names in whatever strong document, best first, each with the best document that has it."""
+    """Yield names in any strong document, best first, each with the best document that has it."""
     best = score.update()
     for key, (value, name) in sorted(score.leads.items(), key=lambda lead: -lead[1][0]):
         if value > LEAD and key not in known and not name.isupper():

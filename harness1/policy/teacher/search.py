@@ -1,4 +1,4 @@
-"""How the oracle teacher looks for missing evidence: one move a turn, until nothing is missing or nothing helps."""
+"""The oracle teacher's search for missing evidence: one move a turn, until nothing is missing or nothing helps."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from harness1.records import ToolCall
 
 FAN = 4
 PLAN = ("names", "read", "names", "page", "grep", "parts")
-"""The kinds of moves, round and round; one that has nothing to offer is passed over."""
+"""The kinds of moves, in rotation; one that has nothing to offer is skipped."""
 PATIENCE = 7
 """Moves without new evidence after which the search is given up."""
 MOST = 12
-"""Moves in all."""
+"""Most moves in all."""
 SENTENCES = 4
-"""A text of so many shown sentences may have more, and so may one of as many as any other."""
+"""A text with this many shown sentences may have more, and so may one with as many as any other."""
 CHARACTERS = 2000
-"""No query or claim may be longer."""
+"""Most characters of a query or claim."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """An action, the kind of reason for it, and the shown handles and names that the reason speaks of."""
+    """An action, the kind of reason for it, and the shown handles and names that the reason mentions."""
 
     call: ToolCall
     kind: str
@@ -37,10 +37,10 @@ class Move:
 
 
 class TeacherSearch:
-    """Chooses queries, patterns and documents to read; none is asked twice but the question, for its next page.
+    """A chooser of queries, patterns and documents to read. It repeats none but the question, for its next page.
 
     Args:
-        greps: begin with a pattern, where the first thing that is missing has a name of several words.
+        greps: begin with a pattern, if the first thing that is missing has a name of several words.
     """
 
     def __init__(self, greps: bool = False) -> None:
@@ -53,7 +53,7 @@ class TeacherSearch:
         self._moves = 0
 
     def next(self, view: View, evidence: SeenEvidence, tools: Set[str]) -> Move | None:
-        """The next move; None when all is found or the search is given up."""
+        """Return the next move; None if all is found or the search is given up."""
         if not self._asked:
             query = opening(view)
             self._asked |= {normalised_name(query), normalised_name(view.query)}
@@ -76,7 +76,7 @@ class TeacherSearch:
         return None
 
     def read(self, evidence: SeenEvidence, kind: str = "read") -> Move | None:
-        """Read a gold document of which maybe not all is shown, the latest first."""
+        """Read a gold document that may not have been shown in full, the latest first."""
         most = max((len(split(document.text)) for document in evidence.documents.values()), default=0)
         for document in reversed(evidence.gold):
             if document.handle not in self._read and len(split(document.text)) >= min(SENTENCES, most):
@@ -130,7 +130,7 @@ class TeacherSearch:
         return None
 
     def _is_new(self, query: str) -> bool:
-        """Whether a query was not asked before; it is now."""
+        """Return whether a query is new, and remember it."""
         key = normalised_name(query)
         if not key or key in self._asked:
             return False
@@ -139,13 +139,13 @@ class TeacherSearch:
 
 
 def opening(view: View) -> str:
-    """The first query: the question, or where its entities have handles, these with the words before the first."""
+    """Return the first query: the question, or if its entities have handles, these with the words before the first."""
     names = [name for name in view.entities.values() if name in view.query]
     return " ".join(filter(None, [*names, beside(view.query, names[0])])) if names else view.query
 
 
 def shortened(text: str) -> str:
-    """As many whole words as an argument may hold."""
+    """Cut a text to as many whole words as an argument may hold."""
     return text if len(text) <= CHARACTERS else text[:CHARACTERS].rpartition(" ")[0] or text[:CHARACTERS]
 
 

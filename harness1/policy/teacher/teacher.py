@@ -1,5 +1,5 @@
-"""The oracle teacher: an example to imitate. It searches, curates and stops with sight of the gold, and says nothing of
-it: every word that it writes stands in the question or in a view that came before."""
+"""The oracle teacher: an example to imitate. It searches, curates and stops with knowledge of the gold but never
+reveals it: every word that it writes is in the question or in an earlier view."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import random
 from collections.abc import Mapping, Sequence
 
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.errors import UsageError
 from harness1.hashing import digest
@@ -30,19 +30,19 @@ LOOK = 0.4
 GREPS = 0.3
 """Share of episodes that look for the first missing name by a pattern."""
 NEAR = (0, 2)
-"""How many of the best other documents are delivered as well, from and to."""
+"""Range of the number of best other documents that are delivered as well."""
 GUESSES = 2
-"""How many are delivered at least where nothing better was found."""
+"""Fewest documents delivered if no gold was found."""
 FAIR = 0.1
 """A document that is worth less to the question is tagged low."""
 CHECKED = 3
 REVIEWED = 5
 REVISION = 4
-"""Counted up whenever the teacher decides or speaks differently, here or in what it is made of."""
+"""Increased whenever the teacher, or a part of it elsewhere, decides or writes differently."""
 
 
 class OracleTeacher:
-    """Shows how to search where the gold is known. `golds` are by task id.
+    """A teacher that shows how to search when the gold is known. `golds` are by task id.
 
     Raises:
         UsageError: on opening, if the task's gold was not given.
@@ -63,7 +63,7 @@ class OracleTeacher:
 class TeacherSession:
     """One episode: search while evidence is missing, look closer, verify, curate, review, prune, end.
 
-    All chance comes from `style`: how many near misses are kept, whether to look twice, and the wording.
+    All randomness comes from `style`: how many near misses are kept, whether to look twice, and the wording.
     """
 
     def __init__(self, needs: tuple[frozenset[UnitId], ...], style: random.Random) -> None:
@@ -75,7 +75,7 @@ class TeacherSession:
         self._searches = True
         self._verified = False
         self._chosen: dict[str, Tag] = {}
-        """What is delivered, by handle, once it is decided."""
+        """Tags of the documents to deliver, by handle; empty until decided."""
 
     async def act(self, context: Context) -> Decision:
         if self._evidence is None:
@@ -102,7 +102,7 @@ class TeacherSession:
         return self._prune(view, tools) or _end(view, evidence)
 
     def _keep(self, view: View, evidence: SeenEvidence, tools: Sequence[ToolSpec]) -> Move | None:
-        """Curate at once what was found: where the turns that are left are not shown, each may be the last."""
+        """Curate new finds at once: when the remaining turns are not shown, each may be the last."""
         held = {entry.handle for entry in view.curated}
         new = [document.handle for document in evidence.gold if document.handle not in held]
         if not new or len(held) + len(new) > view.cap:
@@ -110,7 +110,7 @@ class TeacherSession:
         return Move(curate_call(tools, dict.fromkeys(new, "high")), "keep", tuple(new))
 
     def _check(self, view: View, evidence: SeenEvidence, names: set[str]) -> Move | None:
-        """Read a found document in full, now and then; verify the question's statement against what was found."""
+        """Sometimes read a found document in full; verify the question's statement against the found documents."""
         left = view.budget.turns_left()
         if self._inspects and "read_document" in names and (left is None or left > SPARE_TURNS):
             self._inspects = False
@@ -128,7 +128,7 @@ class TeacherSession:
         return Move(call, "verify", tuple(found or handles), subject(view.query))
 
     def _curate(self, view: View, evidence: SeenEvidence, tools: Sequence[ToolSpec]) -> Move | None:
-        """Decide what is delivered. Where the set is reviewed next, nothing is removed before."""
+        """Decide what is delivered. If the set is reviewed next, nothing is removed before that."""
         self._chosen = self._choice(view, evidence)
         if not self._chosen:
             return None
@@ -143,7 +143,7 @@ class TeacherSession:
         return self._edit(view, tools, Move(ToolCall("curate"), kind, source, subject(view.query)))
 
     def _choice(self, view: View, evidence: SeenEvidence) -> dict[str, Tag]:
-        """The tags of what is delivered, the most important first: gold, then a few near misses."""
+        """Return the tags of the documents to deliver, most important first: gold, then a few near misses."""
         supported = _supported(view)
         scores = evidence.score.candidates
         tags: dict[str, Tag] = {}
@@ -158,7 +158,7 @@ class TeacherSession:
         return dict(list(ordered.items())[: view.cap])
 
     def _prune(self, view: View, tools: Sequence[ToolSpec]) -> Move | None:
-        """A second look at what was chosen, where there is one, and then its difference from what is curated."""
+        """Review the chosen documents, if that is planned, and then apply the difference from the curated set."""
         firm = tuple(handle for handle, tag in self._chosen.items() if tag in ("very_high", "high"))
         if self._reviews:
             self._reviews = False
@@ -168,9 +168,9 @@ class TeacherSession:
         return self._edit(view, tools, Move(ToolCall("curate"), "prune", firm or tuple(self._chosen)))
 
     def _edit(self, view: View, tools: Sequence[ToolSpec], move: Move) -> Move | None:
-        """Curate the difference between what is chosen and what is held, if there is one; removals wait for a review.
+        """Curate the difference between the chosen and the curated documents, if any; removals wait for a review.
 
-        Without tags, the order of addition is the order of delivery: all is taken out and put back.
+        Without tags, the order of addition is the order of delivery: everything is removed and added again.
         """
         tagged = any("importance" in spec.parameters["properties"] for spec in tools if spec.name == "curate")
         held = {entry.handle: entry.tag for entry in view.curated}
@@ -181,13 +181,13 @@ class TeacherSession:
         if not tagged and not self._reviews:
             add, remove = self._chosen, list(held)
         call = curate_call(tools, add, remove) if add else ToolCall("curate", {"remove_ids": remove})
-        # What a line says is removed must be: where nothing is, another one says so.
+        # A line may only speak of removal if something is removed: otherwise use the one that does not.
         kind = "tag" if move.kind in ("curate", "alone", "confirmed") and not remove else move.kind
         return Move(call, kind, move.source, move.topic)
 
 
 def _in_handles(call: ToolCall, view: View) -> ToolCall:
-    """A search with names by their handles, where they have some."""
+    """Replace names in a search by their handles, if they have any."""
     match call.arguments:
         case {"query": str(query)}:
             return ToolCall(call.name, {"query": in_handles(query, view.entities)})
@@ -197,7 +197,7 @@ def _in_handles(call: ToolCall, view: View) -> ToolCall:
 
 
 def _supported(view: View) -> set[str]:
-    """The documents that were found to support the claim."""
+    """Return the documents that were found to support the claim."""
     return {verdict.handle for verdict in view.verdicts if verdict.label == "yes"}
 
 

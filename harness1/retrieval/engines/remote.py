@@ -28,7 +28,7 @@ from harness1.retrieval.wire import (
     SearchAnswers,
     SearchCall,
 )
-from harness1.settings import Settings
+from harness1.settings import Settings, differences
 
 GRACE_S = 2.0
 """Extra time for an answer to arrive after a deadline, which the server enforces."""
@@ -135,15 +135,11 @@ async def ask_about(base: str, machine: Machine) -> About | None:
         raise InfrastructureFault(f"{base}/info does not describe an index of harness1: {error}") from error
 
 
-def _differences(mine: Settings, theirs: Settings, path: str = "env.retrieval") -> Iterator[str]:
+def _differences(mine: Settings, theirs: Settings) -> Iterator[str]:
     """Yield the options that would make my settings equal to theirs."""
-    for name in mine.__struct_fields__:
-        own, other = getattr(mine, name), getattr(theirs, name)
-        if isinstance(own, Settings):
-            yield from _differences(own, other, f"{path}.{name}")
-        elif own != other:
-            value = msgspec.json.encode(other).decode().strip('"')
-            yield f"--set {path}.{name}={value}"
+    for name, _, value in differences(msgspec.to_builtins(mine), msgspec.to_builtins(theirs), "env.retrieval."):
+        text = msgspec.json.encode(value).decode().strip('"')
+        yield f"--set {name}={text}"
 
 
 def _query(request: SearchRequest) -> Query:

@@ -1,8 +1,8 @@
-"""Which tasks a reward is worth optimising on: judged by what policies earn that should earn nothing, or everything.
+"""Judge which tasks are worth training on, by the rewards of policies that should earn nothing, or everything.
 
-A policy's score on a task is (r - r_noop) / (r_oracle - r_noop). A task is rejected where the oracle does not come near
-the reward of an ideal delivery, where scoring is not stable, or where a policy scores that used no retrieval result.
-What the best of the simple policies leaves to be gained is the task's headroom.
+A policy's score on a task is (r - r_noop) / (r_oracle - r_noop). A task is rejected if the oracle does not come near
+the reward of an ideal delivery, if scoring is not stable, or if a policy scores without using any retrieval result. The
+headroom of a task is the score that the best of the simple policies leaves to be gained.
 """
 
 from __future__ import annotations
@@ -19,48 +19,40 @@ from harness1.reward.composite import composite
 from harness1.reward.outcome import Outcome, outcome, targets
 
 NO_OP, ORACLE, TWICE = "no-op", "oracle", "scripted"
-"""The policies that span the scale, and the one that is played twice, for it must do the same again."""
+"""The ends of the scale, and the policy that is played twice and must do the same again."""
 BLIND = (NO_OP, "id-inventor")
-"""Policies that use nothing of what a search returns."""
-SEARCHING = (
-    "stop-at-once",
-    "single-shot",
-    "random",
-    "query-repeater",
-    "tool-spammer",
-    "curate-everything",
-    TWICE,
-)
+"""Policies that ignore the results of searches."""
+SEARCHING = ("stop-at-once", "single-shot", "random", "query-repeater", "tool-spammer", "curate-everything", TWICE)
 POLICIES = (*BLIND, *SEARCHING, ORACLE)
-"""All policies that are played over a task set."""
+"""All policies that play a task set."""
 
 ATTAINED = 0.95
 """Share of the ideal that the oracle must attain."""
 LEAKED = 0.05
-"""Score at which a task gives itself away to a policy that looks at nothing."""
+"""The score of a policy that ignores results at which a task is rejected as leaked."""
 
 Reason = Literal["fault", "flat", "unattained", "unstable", "leaked"]
-"""`fault`: the infrastructure broke an episode, nothing is known. `flat`: an ideal delivery earns no more than nothing
-at all does. The others as said above."""
+"""`fault`: the infrastructure broke an episode, and nothing is known. `flat`: an ideal delivery earns no more than an
+empty one."""
 Scoring = Callable[[Episode, Gold], RewardRecord | None]
 
 
 class TaskAdmission(Record):
-    """What is known of one task; it is rejected if there is any reason to."""
+    """The judgement of one task; it is rejected if there is any reason."""
 
     task_id: str
     rejected: tuple[Reason, ...] = ()
     headroom: float = 0.0
     """1 - the best score of the searching policies."""
     attained: float = 0.0
-    """The oracle's gain over doing nothing, as a share of what an ideal delivery would gain."""
+    """The oracle's gain over doing nothing, as a share of the gain of an ideal delivery."""
     scores: dict[str, float] = {}
-    """By policy; none where the oracle gains nothing."""
+    """By policy; empty if the oracle gains nothing."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """An episode by what counts of it: what it achieved, and its reward by two scorings."""
+    """The outcome of an episode, and its reward by two scorings."""
 
     outcome: Outcome
     curated: tuple[Curated, ...]
@@ -73,7 +65,7 @@ class Trial:
 
 
 def scoring_of(config: Config) -> Scoring:
-    """The reward that a configuration gives."""
+    """Return the scoring of a configuration."""
     return lambda episode, gold: composite(outcome(episode, gold), episode, config)
 
 
@@ -81,17 +73,17 @@ def trial(episode: Episode, gold: Gold, scoring: Scoring) -> Trial:
     """Score an episode, twice.
 
     Raises:
-        UsageError: the gold names nothing to find.
+        UsageError: the gold is empty.
     """
     return Trial(outcome(episode, gold), episode.curated, scoring(episode, gold), scoring(episode, gold))
 
 
 def ideal(episode: Episode, gold: Gold, cap: int) -> Episode:
-    """The episode as if it had delivered one unit for each thing to find, and nothing else; of more than `cap`, those
-    that hold the answer first.
+    """Return the episode as if it had delivered exactly one unit for each target; of more than `cap`, those that hold
+    the answer first.
 
     Raises:
-        UsageError: the gold names nothing to find.
+        UsageError: the gold is empty.
     """
     wanted = targets(episode.task.task_id, gold, episode.unit)
     units = dict.fromkeys(_member(target, episode) for target in (*wanted.answer, *wanted.relevant))
@@ -106,10 +98,10 @@ def ideal(episode: Episode, gold: Gold, cap: int) -> Episode:
 
 
 def admission_of(task_id: str, trials: Mapping[str, Sequence[Trial]], best: RewardRecord | None) -> TaskAdmission:
-    """Whether a task is worth training on.
+    """Judge if a task is worth training on.
 
     Args:
-        trials: of each of `POLICIES` one, and two of `TWICE`.
+        trials: one of each of `POLICIES`, and two of `TWICE`.
         best: the reward of the ideal delivery.
     """
     played = {policy: found[0].reward for policy, found in trials.items()}
@@ -131,12 +123,12 @@ def admission_of(task_id: str, trials: Mapping[str, Sequence[Trial]], best: Rewa
 
 
 def _is_stable(trials: Mapping[str, Sequence[Trial]]) -> bool:
-    """Whether every episode scores the same again, and the repeated ones delivered and scored the same."""
+    """Return True if scoring is repeatable, and the repeated episodes delivered and scored the same."""
     repeated = trials[TWICE]
     same = all((each.curated, each.reward) == (repeated[0].curated, repeated[0].reward) for each in repeated)
     return same and all(each.is_stable for found in trials.values() for each in found)
 
 
 def _member(target: frozenset[UnitId], episode: Episode) -> UnitId:
-    """One unit of those that will do: one that was delivered if there is one, so that nothing counts twice."""
+    """Return one unit of a target: a delivered one if possible, so that nothing counts twice."""
     return min(target, key=lambda unit: (all(unit != entry.unit_id for entry in episode.curated), unit))

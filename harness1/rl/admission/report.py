@@ -1,4 +1,4 @@
-"""What a check of a task set found: for each task whether it is worth training on, for each policy what it lives on."""
+"""Report the check of a task set: a judgement of each task, and the earnings of each policy."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from harness1.rl.admission.judgement import TaskAdmission, Trial
 REPORT = "report.json"
 README = "README.md"
 ORDER = ("oracle", "scripted", "stop-at-once", "curate-everything", "tool-spammer")
-"""How a reward should rank policies, best first."""
+"""The order in which a reward should rank policies, best first."""
 
 Trials = Mapping[str, Mapping[str, Sequence[Trial]]]
 """By task, then by policy."""
 
 
 class PolicyEarnings(Record):
-    """What a policy earned on average over the tasks."""
+    """The average earnings of a policy over the tasks."""
 
     policy: str
     reward: float
@@ -35,13 +35,13 @@ class PolicyEarnings(Record):
     precision: float
     set_size: float
     terms: dict[str, float]
-    """Mean contribution of each term of the reward; an override is a term of its own, and the only one then."""
+    """Mean contribution of each term of the reward; an override replaces all other terms."""
     lives_on: str = ""
-    """The term that contributed most; empty where none contributed anything."""
+    """The term that contributed most; empty if none contributed."""
 
 
 class PairOrder(Record):
-    """On how many of the tasks where two policies' recalls differ the better one, by `ORDER`, earned more."""
+    """The number of tasks on which two policies' recalls differ, and on which the better one by `ORDER` earned more."""
 
     better: str
     worse: str
@@ -62,20 +62,20 @@ class AdmissionReport(Record, kw_only=True):
     pairs: tuple[PairOrder, ...]
     """Each pair of `ORDER`."""
     ranked: tuple[int, int]
-    """Tasks on which all pairs whose recalls differ are in order, of the tasks where some do."""
+    """The number of tasks with all pairs of different recall in order, and the number of tasks with such a pair."""
 
     @property
     def reasons(self) -> dict[str, int]:
-        """How many tasks were rejected, for each reason; a task may have several."""
+        """The number of tasks rejected for each reason; a task may have several."""
         return dict(Counter(reason for task in self.tasks for reason in task.rejected))
 
     def admitted(self, headroom: float = 0.0) -> list[str]:
-        """The ids of the tasks that were not rejected and leave so much to be gained, in their order."""
+        """Return the ids of the tasks that are not rejected and have this much headroom, in their order."""
         return [task.task_id for task in self.tasks if not task.rejected and task.headroom >= headroom]
 
 
 def earnings(policy: str, trials: Trials, judged: Sequence[TaskAdmission]) -> PolicyEarnings:
-    """The means of a policy over the tasks on which it was rewarded."""
+    """Average a policy over the tasks on which it was rewarded."""
     found = [by_policy[policy][0] for by_policy in trials.values()]
     rewards = [each.reward for each in found if each.reward is not None]
     contributed = [by_term(reward) for reward in rewards]
@@ -95,7 +95,7 @@ def earnings(policy: str, trials: Trials, judged: Sequence[TaskAdmission]) -> Po
 
 
 def ranking(trials: Trials) -> tuple[tuple[PairOrder, ...], tuple[int, int]]:
-    """The `pairs` and `ranked` of a report."""
+    """Return the `pairs` and `ranked` of a report."""
     orders = [_orders(by_policy) for by_policy in trials.values()]
     pairs = []
     for pair in combinations(ORDER, 2):
@@ -105,7 +105,7 @@ def ranking(trials: Trials) -> tuple[tuple[PairOrder, ...], tuple[int, int]]:
 
 
 def read_report(path: Path) -> AdmissionReport:
-    """The report of a check, by its folder or its file.
+    """Read the report of a check, by its folder or its file.
 
     Raises:
         UsageError: there is none.
@@ -121,7 +121,7 @@ def read_report(path: Path) -> AdmissionReport:
 
 
 def admitted_tasks(path: Path, headroom: float) -> frozenset[str]:
-    """The ids of the tasks that a check admits, with at least so much headroom.
+    """Read the ids of the tasks that a check admits with at least this headroom.
 
     Raises:
         UsageError: there is no such report.
@@ -131,7 +131,7 @@ def admitted_tasks(path: Path, headroom: float) -> frozenset[str]:
 
 
 def readme(report: AdmissionReport, headroom: float) -> str:
-    """The report for people, as Markdown."""
+    """Write the report as Markdown."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in report.reasons.items()) or "none"
     right, differing = report.ranked
     lines = [
@@ -154,7 +154,7 @@ def readme(report: AdmissionReport, headroom: float) -> str:
 
 
 def lives_on(found: PolicyEarnings) -> str:
-    """The largest term of a policy, with its mean contribution."""
+    """Format the largest term of a policy with its mean contribution."""
     return f"{found.lives_on} {found.terms[found.lives_on]:+.2f}" if found.lives_on else "nothing"
 
 
@@ -163,7 +163,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _orders(by_policy: Mapping[str, Sequence[Trial]]) -> dict[tuple[str, str], bool]:
-    """For each pair whose recalls differ, whether the better policy earned more."""
+    """Map each pair of different recall to True if the better policy earned more."""
     found = {policy: by_policy[policy][0] for policy in ORDER}
     totals = {policy: each.reward.total for policy, each in found.items() if each.reward is not None}
     return {

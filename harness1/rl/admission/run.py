@@ -1,4 +1,4 @@
-"""The check of a task set: every policy plays it into a run folder of its own, then each task is judged."""
+"""Check a task set: every policy plays it into its own run folder, then each task is judged."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from harness1.rl.admission.judgement import ORACLE, POLICIES, TWICE, Trial, admi
 from harness1.rl.admission.report import README, REPORT, AdmissionReport, Trials, earnings, ranking, read_report, readme
 from harness1.runs.files import write_atomically, write_json
 from harness1.runs.folder import clear_run
-from harness1.runs.stage import Stage, refuse_foreign, refuse_other, under_way
+from harness1.runs.stage import Stage, clear, refuse_foreign, refuse_other, under_way
 from harness1.runs.store import read_episodes
 
 VERB = "rl check"
 RUNS = "policies"
-"""Where the runs of the policies lie: each can be looked at, replayed and resumed like any other."""
+"""The folder of the policies' runs, each of which can be viewed, replayed and resumed like any other."""
 
 
 class Listener(NamedTuple):
-    """What a caller wants to hear of.
+    """The calls that report progress.
 
     Attributes:
-        start: called with a policy, and how many of its episodes are finished already.
+        start: called with a policy and the number of its finished episodes.
         advance: called with every episode as it finishes.
     """
 
@@ -40,7 +40,7 @@ class Listener(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """What is checked; `tasks` carry their gold."""
+    """A check to be done; `tasks` carry their gold."""
 
     dataset: str
     split: str
@@ -49,25 +49,16 @@ class Check:
     config: Config
     seed: int = 0
     student: str = ""
-    """As of a `Bench`: whose tokenizer counts what the policies are shown."""
+    """As in `EpisodeSetup`: the tokenizer that counts the policies' contexts."""
 
     def evaluation(self, policy: str) -> Evaluation:
-        """The run of one policy."""
+        """Return the evaluation of one policy."""
         samples = 2 if policy == TWICE else 1
-        return Evaluation(
-            self.dataset,
-            self.split,
-            self.tasks,
-            self.index,
-            policy,
-            self.config,
-            samples,
-            self.seed,
-            student=self.student,
-        )
+        played = self.dataset, self.split, self.tasks, self.index, policy, self.config, samples, self.seed
+        return Evaluation(*played, student=self.student)
 
     def stage(self) -> Stage:
-        """The card of the folder before anything is done; equal work has an equal one."""
+        """Return the card of the folder before any work; equal work has an equal one."""
         inputs = {
             **self.evaluation(TWICE).stage().inputs,
             "policy": {name: open_policy(name, {}).hash for name in POLICIES},
@@ -76,8 +67,8 @@ class Check:
 
 
 def check(job: Check, out: Path, *, force: bool = False, listener: Listener | None = None) -> AdmissionReport:
-    """Play all policies over the tasks and write the report, or read the one that is there, unchanged. A check that
-    was stopped, or that faults broke, goes on.
+    """Play all policies over the tasks and write the report; an existing report is read and left unchanged. A check
+    that was stopped, or that faults broke, goes on.
 
     Raises:
         UsageError: there is no task, a task has no gold, or the folder holds something else.
@@ -89,7 +80,9 @@ def check(job: Check, out: Path, *, force: bool = False, listener: Listener | No
     listener, stage = listener or Listener(), job.stage()
     if force:
         refuse_foreign(out, VERB)
-        _clear(out)
+        for policy in POLICIES:
+            clear_run(out / RUNS / policy)
+        clear(out, VERB, REPORT, README, keep_card=True)
     else:
         refuse_other(stage, out, "check")
     if stage.is_done(out) and (out / REPORT).is_file() and "fault" not in read_report(out).reasons:
@@ -104,15 +97,6 @@ def check(job: Check, out: Path, *, force: bool = False, listener: Listener | No
         gates = {"tasks": len(report.tasks), "admitted": len(report.admitted()), "rejected": report.reasons}
         stage.write(out, status="finished", gates=gates)
     return report
-
-
-def _clear(out: Path) -> None:
-    for policy in POLICIES:
-        if (out / RUNS / policy).exists():
-            clear_run(out / RUNS / policy)
-    # The card stays until it is written anew: a folder without one would be nobody's.
-    for name in (REPORT, README):
-        (out / name).unlink(missing_ok=True)
 
 
 def _begun(listener: Listener, policy: str, finished: int, _total: int) -> None:
@@ -134,7 +118,7 @@ def _report(job: Check, out: Path) -> AdmissionReport:
 
 
 def reported(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -> AdmissionReport:
-    """Judge every task, and sum up the policies."""
+    """Judge every task, and average the policies."""
     tasks = tuple(admission_of(task_id, trials[task_id], best[task_id]) for task_id in trials)
     pairs, ranked = ranking(trials)
     return AdmissionReport(
@@ -151,7 +135,7 @@ def reported(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -
 
 
 def _latest(folder: Path, golds: dict[str, Gold]) -> Iterator[tuple[Episode, Gold]]:
-    """The last episode of each task and sample, read one by one: all of them may not fit into memory."""
+    """Yield the last episode of each task and sample, read one by one, as memory may not hold all."""
     last = {(episode.task.task_id, episode.sample_idx): line for line, episode in enumerate(read_episodes(folder))}
     kept = set(last.values())
     for line, episode in enumerate(read_episodes(folder)):

@@ -1,18 +1,17 @@
-"""Pivots: the turns of a teacher's episodes from which a policy has something to learn (PivotRL, arXiv 2603.21383).
+"""Profile the turns of a teacher: find those from which a policy can learn (PivotRL, arXiv 2603.21383).
 
-A frozen reference policy acts K times from the state before each turn. With mu the share of its actions that the
-verifier finds right, a turn is kept where 0 < mu < 1, for else no action stands out, and mu < lambda.
+A frozen reference policy acts K times from the state before each turn; `pivot.py` decides which turns are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -20,78 +19,37 @@ from harness1.config import Config, Env
 from harness1.env.environment import env_hash
 from harness1.env.verifiers.open import open_verifier
 from harness1.episodes.jobs import EpisodeJob
-from harness1.errors import ConfigError, InfrastructureFault, SchemaError, UsageError
+from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.hashing import digest, file_digest
-from harness1.models.checkpoint import differences
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.recorded import RecordedPolicy
-from harness1.records import Episode, EpisodeKey, Record, Status, Task, Turn
+from harness1.records import Episode, EpisodeKey, Status, Task, Turn
 from harness1.retrieval.open import is_engine, open_retriever
-from harness1.rl.pivots.rollouts import PivotRollouts, PivotWorld, Place, Publish, Scene
-from harness1.rl.pivots.verifier import REVISION
+from harness1.rl.pivots.pivot import PIVOTS, Pivot, PivotLabel, Split, counts, label_of, read_pivots
+from harness1.rl.pivots.rollouts import PivotState, PivotWorld, TurnId
+from harness1.rl.pivots.verifier import REVISION, Ruling
 from harness1.runs.files import write_atomically
-from harness1.runs.journal import read_lines
-from harness1.runs.stage import STAGE, Stage, read_stage, refuse_foreign, refuse_other, under_way
-from harness1.runs.store import EPISODES, latest_episodes, read_episodes
+from harness1.runs.journal import Journal
+from harness1.runs.stage import STAGE, Stage, clear, refuse_other, under_way
+from harness1.runs.store import EPISODES, read_episodes
 from harness1.sft.gates import TeacherEpisode, candidate, held_out_tasks
-from harness1.sft.teacher_run import TeacherRun, open_runs
+from harness1.sft.teacher_run import TeacherRun
 
 VERB = "rl pivots"
-PIVOTS = "pivots.jsonl"
 README = "README.md"
-Split: TypeAlias = Literal["train", "held_out"]
-Fate: TypeAlias = Literal["kept", "easy", "all_right", "all_wrong", "expert_fails", "no_room"]
-"""What became of a candidate. `expert_fails`: the verifier does not find the expert's own action right; `no_room`: the
-policy's context does not hold the state."""
-Heard: TypeAlias = Callable[[int, int], None]
-"""Told how many candidates are done, and how many there are."""
-FATES: tuple[Fate, ...] = get_args(Fate)
-
-
-class Pivot(Record, kw_only=True):
-    """A candidate: the turn of an episode, and how the reference policy fared there."""
-
-    episode_id: str
-    turn: int
-    task_id: str
-    tool: str
-    """The expert's."""
-    split: Split
-    right: int
-    """k: samples that the verifier found right."""
-    samples: int
-    """K; 0 where none were drawn."""
-    mean: float
-    """mu = k / K."""
-    rules: dict[str, int]
-    """How many samples each rule decided; of `expert_fails`, which one refused the expert's action."""
-    fate: Fate
-
-    @property
-    def place(self) -> Place:
-        return Place(self.episode_id, self.turn)
-
-
-def keep(successes: int, samples: int, limit: float) -> bool:
-    """Whether a turn is a pivot: of its samples some are right and some are not, and less than a share `limit` is."""
-    return 0 < successes < samples and successes / samples < limit
-
-
-def _fate(successes: int, samples: int, limit: float) -> Fate:
-    if keep(successes, samples, limit):
-        return "kept"
-    return "all_wrong" if not successes else "all_right" if successes == samples else "easy"
+OnProgress: TypeAlias = Callable[[int, int], None]
+"""Called with the number of finished candidates and the number of all."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What is profiled.
+    """A profile to be made.
 
     Attributes:
-        policy: the frozen reference, and
-        name: what a user typed for it.
-        config: its settings; the environment is that of the run.
-        index: another place of the index that the run was collected over; empty: where it was.
+        policy: the frozen reference.
+        name: of the policy, as the user typed it.
+        config: the policy's settings; the environment is that of the run.
+        index: the place of the run's index, if it has moved.
     """
 
     run: TeacherRun
@@ -101,22 +59,23 @@ class Profile:
     index: str = ""
 
     def world(self) -> PivotWorld:
-        """Where the turns are played.
+        """Open what the turns are played in.
 
         Raises:
-            UsageError: the index is not where it was.
-            ConfigError: it is not the one that the run was collected over.
+            UsageError: the index is missing.
+            ConfigError: it differs from the one that the run was collected over.
         """
         config = msgspec.structs.replace(self.config, env=self.run.config.env, index=self.run.config.index)
-        retriever = open_retriever(self.index or self.run.index, config)
+        index = self.index or self.run.index
+        retriever = open_retriever(index, config)
         if retriever.info.index_hash != self.run.stage.hashes["index"]:
-            raise ConfigError(f"{self.index or self.run.index} is not the index that {self.run.folder} was made with")
+            raise ConfigError(f"{index} is not the index that {self.run.folder} was made with")
         verifier, counter = open_verifier(config.env, config.machine), counter_of(self.policy)
         return PivotWorld(config.env, retriever, verifier, counter, config.machine, config.rl.pivots)
 
     def stage(self) -> Stage:
-        """The card of the folder; equal work has an equal one."""
-        hashes, asked = _hashes(self.policy, self.run), self.index or self.run.index
+        """Return the card of the folder; equal work has an equal one."""
+        hashes, index = hashes_of(self.policy, self.run), self.index or self.run.index
         inputs = {
             "run": [file_digest(self.run.folder / name) for name in (STAGE, EPISODES)],
             "golds": digest(self.run.golds),
@@ -126,15 +85,15 @@ class Profile:
         }
         outputs = {
             "run": str(self.run.folder.resolve()),
-            "index": asked if is_engine(asked) else str(Path(asked).resolve()),
+            "index": index if is_engine(index) else str(Path(index).resolve()),
             "policy": self.name,
-            "settings": _settings(self.run.config.env, self.config),
+            "settings": named_settings(self.run.config.env, self.config),
         }
         return Stage(VERB, inputs, hashes=hashes, outputs=outputs)
 
     def candidates(self, on_torn: Callable[[int], None]) -> list[TeacherEpisode]:
-        """The last episode of each key, of those that are an example: not broken, and with the recall that
-        `sft.gates.recall` asks for."""
+        """Return the last episode of each key, without broken ones and those whose recall is below
+        `sft.gates.recall`."""
         latest: dict[EpisodeKey, TeacherEpisode] = {}
         for line, episode in enumerate(read_episodes(self.run.folder, on_torn)):
             self.run.refuse_stray(episode, needs_ids=False)
@@ -150,13 +109,13 @@ def profile(
     *,
     force: bool = False,
     on_torn: Callable[[int], None] = lambda _size: None,
-    on_pivot: Heard = lambda _done, _of: None,
+    on_pivot: OnProgress = lambda _done, _of: None,
 ) -> dict[str, dict[str, Any]]:
-    """Write the profile of a teacher's turns, or go on with it; returns the counts that its README shows.
+    """Write the profile of a teacher's turns, or go on with it, and return the counts that its README shows.
 
     Args:
+        force: begin anew.
         on_torn: called with the bytes of a torn last line of the run, which is left out.
-        on_pivot: called with the candidates that are done, and with all there are.
 
     Raises:
         UsageError: the run has no example, or the folder holds something else.
@@ -164,10 +123,8 @@ def profile(
         InfrastructureFault: some turns could not be played; the others are written, and the same work goes on.
     """
     stage = work.stage()
-    refuse_foreign(out, VERB)
     if force:
-        for name in (STAGE, PIVOTS, README):
-            (out / name).unlink(missing_ok=True)
+        clear(out, VERB, PIVOTS, README)
     refuse_other(stage, out, "profile")
     if stage.is_done(out) and (out / PIVOTS).is_file():
         return counts(read_pivots(out))
@@ -175,107 +132,65 @@ def profile(
     if not chosen:
         raise UsageError(f"{work.run.folder} has no episode to learn from: see sft.gates.recall")
     with under_way(stage, out):
-        asyncio.run(_profiled(work, world, chosen, out, on_pivot))
+        asyncio.run(_write_pivots(work, world, chosen, out, on_pivot))
         found = counts(read_pivots(out))
         write_atomically(out / README, _readme(work, found).encode())
         stage.write(out, status="finished", gates=found)
     return found
 
 
-def read_pivots(folder: Path) -> list[Pivot]:
-    """All candidates of a profile that are done, in the order written; a torn last line is left out.
+def hashes_of(policy: Policy, run: TeacherRun) -> dict[str, str]:
+    """Return the hashes that a profile is valid for. The weights of a policy without a model are its own hash."""
+    weights: str = getattr(getattr(policy, "model", None), "hash", policy.hash)
+    asked = {"weights": weights, "format": counter_of(policy).hash, "policy": policy.hash}
+    played = {"env": env_hash(run.config.env), "index": run.stage.hashes["index"], "rules": digest(REVISION)}
+    return asked | played
 
-    Raises:
-        UsageError: the folder holds no profile.
-        SchemaError: a line is damaged.
-    """
-    found = []
-    for number, line in read_lines(folder / PIVOTS):
-        try:
-            found.append(msgspec.json.decode(line, type=Pivot))
-        except msgspec.MsgspecError as error:
-            raise SchemaError(f"{folder / PIVOTS}:{number}: not a pivot: {error}") from error
+
+def named_settings(env: Env, config: Config) -> dict[str, Any]:
+    """Return the settings behind the hashes, by which a difference can be named."""
+    found: dict[str, Any] = msgspec.to_builtins({"env": env, "policy": config.policy, "pivots": config.rl.pivots})
     return found
 
 
-def counts(pivots: Iterable[Pivot]) -> dict[str, dict[str, Any]]:
-    """What became of the candidates, of all and by the expert's tool, and how the kept ones are split."""
-    each = list(pivots)
-    by_tool = {tool: [one for one in each if one.tool == tool] for tool in sorted({one.tool for one in each})}
-    met = {name: Counter(one.fate for one in some) for name, some in {"all": each, **by_tool}.items()}
-    fates = {name: {"candidates": some.total(), **{fate: some[fate] for fate in FATES}} for name, some in met.items()}
-    return {"fates": fates, "splits": dict(Counter(one.split for one in each if one.fate == "kept"))}
-
-
 @dataclass(frozen=True)
-class PivotTraining:
-    """What single turns are trained on: tasks named by the turns that were kept, and who plays them."""
-
-    train: tuple[Task, ...]
-    held_out: tuple[Task, ...]
-    rollouts: PivotRollouts
-
-
-def open_training(
-    folder: Path, policy: Policy, config: Config, publish: Publish, index: str = "", *, every: bool = False
-) -> PivotTraining:
-    """Open a finished profile to train the policy that it was made with.
-
-    Args:
-        config: with the settings of the profile, those of the environment among them.
-        publish: gives new weights to the policy.
-        index: where the index lies, unless it is where it was.
-        every: take all candidates at which samples were drawn, for comparison, not only those that were kept.
-
-    Raises:
-        UsageError: the folder holds no finished profile, or its run is gone.
-        ConfigError: the reference weights or the configuration are others than those of the profile.
-    """
-    stage = read_stage(folder)
-    if stage is None or stage.verb != VERB or stage.status != "finished":
-        raise UsageError(f"{folder} holds no finished profile: make one with `harness1 {VERB}`")
-    run = open_runs([Path(stage.outputs["run"])], rerendered=True)[0]
-    check_profile(stage, folder, policy, run, config)
-    world = Profile(run, policy, policy.name, config, index or stage.outputs["index"]).world()
-    chosen = [each for each in read_pivots(folder) if each.fate == "kept" or (every and each.samples)]
-    wanted = {each.episode_id for each in chosen}
-    found = {each.episode_id: each for each in latest_episodes(run.folder).values() if each.episode_id in wanted}
-    if missing := wanted - found.keys():
-        raise UsageError(f"{run.folder} no more has episode {min(missing)}: profile it again")
-    tasks = [Task(each.place.name, found[each.episode_id].task.query, each.split) for each in chosen]
-    train, held_out = (tuple(task for task in tasks if task.split == split) for split in get_args(Split))
-    return PivotTraining(train, held_out, PivotRollouts(world, policy, found, run.golds, publish))
-
-
-def check_profile(stage: Stage, folder: Path, policy: Policy, run: TeacherRun, config: Config) -> None:
-    """Refuse a profile that says nothing of this policy: what is mixed for one is easy or hopeless for another.
-
-    Raises:
-        ConfigError: it names what differs.
-    """
-    now, then = _hashes(policy, run), stage.hashes
-    ours, theirs = _settings(config.env, config), stage.outputs["settings"]
-    wrong = [name for name, known in now.items() if then.get(name) != known]
-    if not wrong and all(ours[group] == theirs[group] for group in ("env", "pivots")):
-        return
-    named = [f"{name}={mine} (profiled: {other})" for name, mine, other in differences(ours, theirs)]
-    named += [f"the {name}" for name in wrong if name in ("weights", "format", "index", "rules")]
-    raise ConfigError(
-        f"the profile in {folder} was made of {stage.outputs['policy']} and holds for it alone; what differs:"
-        f" {', '.join(named or wrong)}. Profile again with `harness1 {VERB}`"
-    )
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A turn before it is played; without a scene, the policy has no room for it."""
+class _PivotTurn:
+    """A candidate before it is sampled; without a state, it exceeds the policy's context."""
 
     episode: Episode
     turn: Turn
     split: Split
-    scene: Scene | None
+    state: PivotState | None
 
-    def pivot(self, fate: Fate, right: int = 0, samples: int = 0, rules: Mapping[str, int] | None = None) -> Pivot:
+    async def sampled(self, world: PivotWorld, policy: Policy) -> Pivot:
+        """Check that the expert's own action is found right, then draw the samples.
+
+        Raises:
+            InfrastructureFault: the turn could not be played.
+        """
+        if self.state is None:
+            return self._pivot("no_room")
+        expert = RecordedPolicy([msgspec.structs.replace(self.episode, turns=(self.turn,))])
+        own = await self._ruling(self.state, world, expert, 0)
+        if not own.right:
+            return self._pivot("expert_fails", rules={own.rule: 1})
+        samples = world.pivots.samples
+        found = await asyncio.gather(*(self._ruling(self.state, world, policy, sample) for sample in range(samples)))
+        right = sum(each.right for each in found)
+        label = label_of(right, samples, world.pivots.limit)
+        return self._pivot(label, right, samples, Counter(each.rule for each in found))
+
+    async def _ruling(self, state: PivotState, world: PivotWorld, policy: Policy, sample: int) -> Ruling:
+        name = TurnId(self.episode.episode_id, self.turn.index).name
+        seed = int(digest([world.pivots.seed, name, sample])[:8], 16) >> 1
+        episode = await world.play(state, policy, EpisodeJob(Task(name, self.episode.task.query), sample, seed))
+        if episode.reward is None:
+            raise InfrastructureFault(episode.error or "the turn was not played")
+        return Ruling(next(iter(episode.reward.terms)), episode.reward.total > 0.0)
+
+    def _pivot(
+        self, label: PivotLabel, right: int = 0, samples: int = 0, rules: Mapping[str, int] | None = None
+    ) -> Pivot:
         assert self.turn.action is not None
         return Pivot(
             episode_id=self.episode.episode_id,
@@ -287,45 +202,51 @@ class _Candidate:
             samples=samples,
             mean=right / samples if samples else 0.0,
             rules=dict(rules or {}),
-            fate=fate,
+            fate=label,
         )
 
 
-async def _profiled(work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], out: Path, on_pivot: Heard) -> None:
-    """Play what is not done, and write a line for each turn as it is.
+async def _write_pivots(
+    work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], out: Path, on_pivot: OnProgress
+) -> None:
+    """Sample the candidates that are left, several at a time, and write a line for each as it is done.
 
     Raises:
         InfrastructureFault: some turns could not be played.
     """
-    faults: list[str] = []
-    earlier = read_pivots(out) if (out / PIVOTS).is_file() else []
-    write_atomically(out / PIVOTS, b"".join(msgspec.json.encode(each) + b"\n" for each in earlier))
-    done, of = {each.place for each in earlier}, sum(each.turns for each in chosen)
-    source = _open(work, world, chosen, frozenset(done))
-    on_pivot(len(done), of)
-    with (out / PIVOTS).open("ab") as file:
+    with Journal(out, PIVOTS) as journal:
+        earlier = {each.turn_id for each in read_pivots(out)}
+        turns = _open_turns(work, world, chosen, earlier)
+        done, total = count(len(earlier)), sum(each.turns for each in chosen)
+        on_pivot(next(done), total)
 
-        async def play() -> None:
-            for each in source:
-                try:
-                    pivot = await _sampled(each, world, work.policy)
-                except InfrastructureFault as fault:
-                    faults.append(str(fault))
-                    continue
-                file.write(msgspec.json.encode(pivot) + b"\n")
-                file.flush()
-                done.add(pivot.place)
-                on_pivot(len(done), of)
+        def write(pivot: Pivot) -> None:
+            journal.write(msgspec.json.encode(pivot))
+            on_pivot(next(done), total)
 
-        await asyncio.gather(*(play() for _ in range(-(-world.machine.concurrency // world.pivots.samples))))
-    if faults:
+        at_once = -(-world.machine.concurrency // world.pivots.samples)
+        each = await asyncio.gather(*(_sample_turns(turns, world, work.policy, write) for _ in range(at_once)))
+    if faults := [fault for some in each for fault in some]:
         raise InfrastructureFault(f"{len(faults)} turns were not played ({faults[0]}): run the same command to go on")
 
 
-def _open(
-    work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], done: Collection[Place]
-) -> Iterator[_Candidate]:
-    """The candidates that are not done. Episodes are read again one by one: all of them may not fit into memory."""
+async def _sample_turns(
+    turns: Iterator[_PivotTurn], world: PivotWorld, policy: Policy, write: Callable[[Pivot], None]
+) -> list[str]:
+    """Take turns one by one until there are none, and return the faults of those that could not be played."""
+    faults = []
+    for turn in turns:
+        try:
+            write(await turn.sampled(world, policy))
+        except InfrastructureFault as fault:
+            faults.append(str(fault))
+    return faults
+
+
+def _open_turns(
+    work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], done: Collection[TurnId]
+) -> Iterator[_PivotTurn]:
+    """Yield the candidates that are not done. Episodes are read again one by one, as memory may not hold all."""
     held = held_out_tasks(chosen, world.pivots.held_out, world.pivots.seed)
     kept = {each.place[1]: each for each in chosen}
     for line, episode in enumerate(read_episodes(work.run.folder)):
@@ -333,50 +254,10 @@ def _open(
             continue
         split: Split = "held_out" if kept[line].task in held else "train"
         acted = [turn for turn in episode.turns if turn.action is not None]
-        left = [turn for turn in acted if Place(episode.episode_id, turn.index) not in done]
-        scenes = world.scenes(episode, work.run.golds.get(episode.task.task_id)) if left else ()
-        known = {scene.turn.index: scene for scene in scenes}
-        yield from (_Candidate(episode, turn, split, known.get(turn.index)) for turn in left)
-
-
-async def _sampled(each: _Candidate, world: PivotWorld, policy: Policy) -> Pivot:
-    """Check that the expert's own action is found right, then draw the samples.
-
-    Raises:
-        InfrastructureFault: a turn could not be played.
-    """
-    if each.scene is None:
-        return each.pivot("no_room")
-    task = Task(Place(each.episode.episode_id, each.turn.index).name, each.episode.task.query)
-
-    async def play(by: Policy, sample: int) -> tuple[str, bool]:
-        assert each.scene is not None
-        seed = int(digest([world.pivots.seed, task.task_id, sample])[:8], 16) >> 1
-        episode = await world.played(each.scene, by, EpisodeJob(task, sample, seed))
-        if episode.reward is None:
-            raise InfrastructureFault(episode.error or "the turn was not played")
-        return next(iter(episode.reward.terms)), episode.reward.total > 0.0
-
-    rule, is_right = await play(RecordedPolicy([msgspec.structs.replace(each.episode, turns=(each.turn,))]), 0)
-    if not is_right:
-        return each.pivot("expert_fails", rules={rule: 1})
-    found = await asyncio.gather(*map(partial(play, policy), range(samples := world.pivots.samples)))
-    right = sum(good for _, good in found)
-    return each.pivot(_fate(right, samples, world.pivots.limit), right, samples, Counter(rule for rule, _ in found))
-
-
-def _hashes(policy: Policy, run: TeacherRun) -> dict[str, str]:
-    """What a profile holds for. A policy that is no model has no weights beside its own hash."""
-    weights: str = getattr(getattr(policy, "model", None), "hash", policy.hash)
-    asked = {"weights": weights, "format": counter_of(policy).hash, "policy": policy.hash}
-    played = {"env": env_hash(run.config.env), "index": run.stage.hashes["index"], "rules": digest(REVISION)}
-    return asked | played
-
-
-def _settings(env: Env, config: Config) -> dict[str, Any]:
-    """The settings behind the hashes, so that a difference has a name."""
-    found: dict[str, Any] = msgspec.to_builtins({"env": env, "policy": config.policy, "pivots": config.rl.pivots})
-    return found
+        left = [turn for turn in acted if TurnId(episode.episode_id, turn.index) not in done]
+        states = world.states(episode, work.run.golds.get(episode.task.task_id)) if left else ()
+        known = {state.turn.index: state for state in states}
+        yield from (_PivotTurn(episode, turn, split, known.get(turn.index)) for turn in left)
 
 
 def _readme(work: Profile, found: dict[str, dict[str, Any]]) -> str:

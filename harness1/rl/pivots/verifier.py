@@ -1,19 +1,21 @@
-"""Whether an action is as good as the expert's, by what each leads to from the same state. No words are compared, and
-no model judges: both actions are carried out for one step, and what they changed is counted against the gold.
+"""Compare an action with the expert's by what each leads to from the same state. No words are compared and no model
+judges: both actions are carried out for one step, and the changes are counted against the gold.
 
-The rules, each with what it decides about, and when that is right:
+The rules, with the actions that each decides on and when it finds them right:
 
-- `unreadable`: an output without an action. Never.
-- `error`: an action that the environment answers with an error. Never.
-- `stop`: the end of the search, whatever the expert did. The curated set has the recall that the expert delivered in
-  the end, and hardly more that is useless.
-- `evidence`: a discovery beside one that surfaced evidence. It surfaces as much.
-- `fresh`: a discovery beside one that surfaced none. It asks what was not asked and finds something, or shows gold, as
-  a document that is read in full; gold it must be where the expert's showed some.
-- `curation`: a curation beside a curation. It gains as much recall, loses none, and leaves hardly more that is useless.
-- `verify`, `review_docs`: the same beside the same. It confirms gold, or shows it, and misjudges no more documents.
-- `other`: an action of another kind than the expert's. It surfaces evidence, or curates it, and as much as the expert
-  did; or it prunes the curated set where the expert did neither.
+- `unreadable`: an output without an action. Never right.
+- `error`: an action that the environment answers with an error. Never right.
+- `stop`: an end of the search, whatever the expert did. Right if the curated set has the recall of the expert's final
+  set, within a tolerance, and few more useless documents.
+- `evidence`: a discovery where the expert's discovery surfaced evidence. Right if it surfaces as much.
+- `fresh`: a discovery where the expert's surfaced none. Right if it asks something new and finds something, or shows
+  gold, as a full read does; if the expert's showed gold, it must show gold.
+- `curation`: a curation where the expert curated. Right if it gains as much recall, loses none, and leaves few more
+  useless documents.
+- `verify`, `review_docs`: the same tool as the expert's. Right if it confirms or shows gold and misjudges no more
+  documents.
+- `other`: a different kind of action than the expert's. Right if it surfaces or curates evidence, and as much as the
+  expert did; or if it prunes the curated set where the expert did neither.
 """
 
 from __future__ import annotations
@@ -30,56 +32,56 @@ from harness1.tools.end_search import END_SEARCH
 from harness1.tools.registry import Toolbox
 
 REVISION = 1
-"""Counted up whenever a rule decides otherwise: profiles of other revisions are not used."""
+"""Raised whenever a rule decides differently: profiles made under another revision are refused."""
 DISCOVERY, CURATION = "discovery", "curation"
 """Kinds of actions; every other tool is a kind of its own."""
 
 
 class Ruling(Record):
-    """Which rule decided about an action, and how."""
+    """The rule that decided on an action, and its decision."""
 
     rule: str
     right: bool
 
 
-class Standing(Record):
-    """What a curated set is worth: its recall, and how many of its documents serve nothing."""
+class SetQuality(Record):
+    """The recall of a curated set, and the number of its documents that serve no target."""
 
     recall: float
     useless: int
 
 
 class Effect(Record, kw_only=True):
-    """What one action did. Evidence is counted in targets: relevant documents, or facts."""
+    """The changes that one action made. Evidence is counted in targets: relevant documents, or facts."""
 
     kind: str
     failed: bool = False
     fresh: bool = False
-    """It asked what had not been asked; of a curation: it changed something."""
+    """It asked something new; a curation changed something."""
     found: bool = False
     """It showed text that had not been found before, or relevant documents."""
     surfaced: int = 0
     """Targets seen for the first time."""
     gained: int = 0
-    """Targets curated that were not."""
+    """Targets that became curated."""
     lost: int = 0
-    """Targets curated before and no more."""
+    """Targets that were curated and no longer are."""
     gold: int = 0
     """Relevant documents that a verdict confirmed, or that were shown."""
     misjudged: int = 0
     """Useless documents that a verdict confirmed, and relevant ones that it denied."""
-    before: Standing
-    after: Standing
+    before: SetQuality
+    after: SetQuality
 
 
 @dataclass(frozen=True)
-class Situation:
-    """The state that actions are compared in.
+class DecisionPoint:
+    """The state in which actions are compared.
 
     Attributes:
-        memory: as it is before them; it is not changed.
-        wanted: what there is to find.
-        earlier: what was done until then.
+        memory: before the actions; it is never changed.
+        wanted: the targets of the task.
+        earlier: the actions of the episode so far.
     """
 
     memory: WorkingMemory
@@ -88,7 +90,7 @@ class Situation:
     toolbox: Toolbox
 
     def effect(self, turn: Turn, after: WorkingMemory) -> Effect:
-        """What an action did, by the turn that it became and the memory that it left.
+        """Return the effect of an action, given the turn that recorded it and the memory that it left.
 
         Raises:
             ValueError: the turn has no action.
@@ -97,7 +99,7 @@ class Situation:
             raise ValueError("a turn without an action has no effect")
         before, seen = self._served(_seen(self.memory)), self._served(_seen(after))
         held, holds = self._served(self.memory.curated.tags), self._served(after.curated.tags)
-        gold, misjudged = self._looked(turn.observation, after)
+        gold, misjudged = self._gold_shown(turn.observation, after)
         return Effect(
             kind=self._kind(turn.action.name),
             failed=turn.observation.error is not None,
@@ -108,8 +110,8 @@ class Situation:
             lost=len(held - holds),
             gold=gold,
             misjudged=misjudged,
-            before=standing(self.memory.curated.tags, self.wanted),
-            after=standing(after.curated.tags, self.wanted),
+            before=set_quality(self.memory.curated.tags, self.wanted),
+            after=set_quality(after.curated.tags, self.wanted),
         )
 
     def _kind(self, tool: str) -> str:
@@ -117,43 +119,42 @@ class Situation:
         return DISCOVERY if traits.discovers else CURATION if traits.curates else tool
 
     def _served(self, units: Collection[UnitId]) -> set[int]:
-        """The targets that some of the units serve."""
-        return {place for place, target in enumerate(self.wanted) if not target.isdisjoint(units)}
+        """Return the positions of the targets that some of the units serve."""
+        return {position for position, target in enumerate(self.wanted) if not target.isdisjoint(units)}
 
     def _is_fresh(self, action: ToolCall, seen: Observation, after: WorkingMemory) -> bool:
-        traits = self.toolbox.traits(action.name)
-        if traits.curates:
+        if self.toolbox.traits(action.name).curates:
             return list(self.memory.curated.tags.items()) != list(after.curated.tags.items())
         if seen.verdicts:
             return not all(verdict.cached for verdict in seen.verdicts)
         return _folded(action) not in map(_folded, self.earlier)
 
-    def _looked(self, seen: Observation, after: WorkingMemory) -> tuple[int, int]:
-        """Of verdicts: relevant documents confirmed, and misjudgements; of other hits: relevant documents shown."""
-        relevant = frozenset[UnitId]().union(*self.wanted)
+    def _gold_shown(self, seen: Observation, after: WorkingMemory) -> tuple[int, int]:
+        """Count the relevant documents that verdicts confirmed, or else that were shown, and the misjudgements."""
+        relevant = _relevant(self.wanted)
         if not seen.verdicts:
             return len({after.pool.unit_of(hit) for hit in seen.hits} & relevant), 0
         judged = [(each.unit_id in relevant, each.label) for each in seen.verdicts if not each.cached]
         return judged.count((True, "yes")), judged.count((False, "yes")) + judged.count((True, "no"))
 
 
-def standing(units: Collection[UnitId], wanted: Sequence[Target]) -> Standing:
-    """What a set of units is worth."""
-    relevant = frozenset[UnitId]().union(*wanted)
+def set_quality(units: Collection[UnitId], wanted: Sequence[Target]) -> SetQuality:
+    """Measure a set of units against the targets."""
+    relevant = _relevant(wanted)
     recall = sum(not target.isdisjoint(units) for target in wanted) / len(wanted)
-    return Standing(recall, sum(unit not in relevant for unit in units))
+    return SetQuality(recall, sum(unit not in relevant for unit in units))
 
 
-def judge(act: Effect, expert: Effect, end: Standing, settings: Pivots) -> Ruling:
-    """Whether an action is as good as the expert's, both from the same state.
+def compare_effects(act: Effect, expert: Effect, end: SetQuality, settings: Pivots) -> Ruling:
+    """Decide if an action is as good as the expert's in the same state.
 
     Args:
-        end: what the expert delivered in the end.
+        end: of the set that the expert delivered.
     """
     if act.failed:
         return Ruling("error", False)
     if act.kind == END_SEARCH:
-        return Ruling("stop", _is_end(act.after, end, settings))
+        return Ruling("stop", _may_stop(act.after, end, settings))
     if act.kind != expert.kind:
         return Ruling("other", _is_as_good(act, expert, settings))
     if act.kind == DISCOVERY:
@@ -165,27 +166,27 @@ def judge(act: Effect, expert: Effect, end: Standing, settings: Pivots) -> Rulin
     return Ruling(act.kind, act.fresh and act.gold > 0 and act.misjudged <= expert.misjudged)
 
 
-def _is_end(held: Standing, end: Standing, settings: Pivots) -> bool:
+def _may_stop(held: SetQuality, end: SetQuality, settings: Pivots) -> bool:
     return held.recall >= end.recall - settings.slack and held.useless <= end.useless + settings.useless
 
 
 def _curates_as_well(act: Effect, expert: Effect, settings: Pivots) -> bool:
-    """Useless documents are a price of recall: where the expert gains none, as when it prunes, none are granted."""
-    granted = settings.useless if expert.gained else 0
+    """Compare two curations. Useless documents are the price of recall: none are tolerated where the expert gains
+    nothing, as when it prunes."""
+    tolerated = settings.useless if expert.gained else 0
     kept = not act.lost and act.gained >= expert.gained
-    return act.fresh and kept and act.after.useless <= expert.after.useless + granted
+    return act.fresh and kept and act.after.useless <= expert.after.useless + tolerated
 
 
 def _is_as_good(act: Effect, expert: Effect, settings: Pivots) -> bool:
-    """Of an action of another kind."""
+    """Compare actions of different kinds."""
     theirs = _progress(expert, settings)
-    ours = _progress(act, settings)
     prunes = act.kind == CURATION and not act.lost and act.after.useless < act.before.useless
-    return ours >= max(1, theirs) or (not theirs and prunes)
+    return _progress(act, settings) >= max(1, theirs) or (not theirs and prunes)
 
 
 def _progress(effect: Effect, settings: Pivots) -> int:
-    """The targets that an action brought forward: that a discovery surfaced, that a clean curation gained."""
+    """Count the targets that a discovery surfaced, or that a curation gained without losses or many useless ones."""
     if effect.kind == DISCOVERY:
         return effect.surfaced
     if effect.kind != CURATION or effect.lost or effect.after.useless > effect.before.useless + settings.useless:
@@ -193,11 +194,15 @@ def _progress(effect: Effect, settings: Pivots) -> int:
     return effect.gained
 
 
+def _relevant(wanted: Sequence[Target]) -> frozenset[UnitId]:
+    return frozenset[UnitId]().union(*wanted)
+
+
 def _seen(memory: WorkingMemory) -> set[UnitId]:
-    """As recall of the trajectory counts it: pooled, or a near duplicate of what is."""
+    """Return the units that recall of the trajectory counts: pooled ones, and near duplicates of those."""
     return memory.pool.entries.keys() | memory.pool.aliases.keys()
 
 
 def _folded(action: ToolCall) -> bytes:
-    """A call without what makes no other question of it: case and white space."""
+    """Encode a call without case and white space, in which equal questions may differ."""
     return b" ".join(canonical([action.name, action.arguments]).lower().split())

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from harness1.errors import SchemaError, UsageError
+from harness1.errors import SchemaError
 from harness1.records import Record, Sampling, TokenBlob, ToolCall
 from harness1.rows.calls import CapturedCall
 from harness1.runs.journal import Journal, read_lines, to_bytes, unpacked
-from harness1.runs.stage import Stage, read_stage
+from harness1.runs.stage import Stage, refuse_changed, refuse_foreign
 
 CALLS = "calls.jsonl"
 TOKENS = "tokens.bin"
@@ -74,7 +74,7 @@ class RecordedCall(Record, kw_only=True):
         )
 
 
-class Recorder(AbstractContextManager["Recorder"]):
+class Recorder(Journal):
     """Append calls to a folder, which one process at a time may write. `count` is the number of appended calls.
 
     Raises:
@@ -82,26 +82,23 @@ class Recorder(AbstractContextManager["Recorder"]):
     """
 
     def __init__(self, folder: Path) -> None:
-        self._journal = Journal(folder, CALLS, TOKENS)
-        self.torn, self.count = self._journal.torn, 0
+        super().__init__(folder, CALLS, TOKENS)
+        self.count = 0
 
     def append(self, call: RecordedCall) -> None:
         """Write a finished call; raise OSError if that fails."""
         columns = ((call.prompt_ids, "<i4"), (call.output_ids, "<i4"), (call.output_logprobs or (), "<f4"))
         arrays = tuple(np.asarray(values, dtype=kind) for values, kind in columns)
-        blob, place = to_bytes(arrays, self._journal.offset)
+        blob, place = to_bytes(arrays, self.offset)
         known = None if call.output_logprobs is None else ()
         bare = msgspec.structs.replace(call, prompt_ids=(), output_ids=(), output_logprobs=known, tokens=place)
-        self._journal.append(msgspec.json.encode(bare), blob)
+        self.write(msgspec.json.encode(bare), blob)
         self.count += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._journal.close()
 
 
 @contextmanager
 def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
-    """Open a recorder of a folder with its card (`stage.json`), which says at the end whether the end was a clean one.
+    """Open a recorder of a folder that has a card (`stage.json`), which says at the end whether it was a clean one.
 
     Args:
         inputs: what decides the answers. A folder goes on with the same, and takes no other.
@@ -109,9 +106,12 @@ def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
     Raises:
         UsageError: the folder holds something else, is being written, or cannot be.
     """
-    _refuse_foreign(folder, inputs)
+    stage = Stage(VERB, msgspec.to_builtins(inputs))
+    refuse_foreign(folder, VERB, "no record of a proxy", CALLS, "--record")
+    refuse_changed(stage, folder, "record of a proxy", "--record")
     with Recorder(folder) as recorder:
-        stage, ended = Stage(VERB, inputs).write(folder), "interrupted"
+        ended: Literal["finished", "interrupted"] = "interrupted"
+        stage.write(folder)
         try:
             yield recorder
             ended = "finished"
@@ -158,14 +158,3 @@ def _with_tokens(call: RecordedCall, run: Path) -> RecordedCall:
         output_logprobs=None if call.output_logprobs is None else tuple(logprobs.view("<f4").tolist()),
         tokens=None,
     )
-
-
-def _refuse_foreign(folder: Path, inputs: dict[str, Any]) -> None:
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    found = read_stage(folder)
-    if found is None or found.verb != VERB:
-        raise UsageError(f"{folder} is not empty and holds no record of a proxy: choose another --record")
-    if found.inputs != msgspec.to_builtins(inputs):
-        names = [name for name in inputs if found.inputs.get(name) != msgspec.to_builtins(inputs[name])]
-        raise UsageError(f"{folder} holds the record of another proxy (it differs in {', '.join(names)})")

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from benchmarks.tokenizer import PATTERN
 from harness1.config import Env
+from harness1.env.render.context import Context
 from harness1.env.render.pieces import grouped
-from harness1.env.render.renderer import Context
 from harness1.errors import UsageError
 from harness1.models.formats.harmony import NAMES, Harmony
 from harness1.models.formats.harmony_vocabulary import HarmonyVocabulary
@@ -179,7 +179,7 @@ def test_outputs_are_read_alike_with_every_tokenizer(chat: Harmony, parts: list[
 
 def test_a_vocabulary_that_cannot_be_had_is_the_users_to_mend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(library, "load_harmony_encoding", _absent)
-    with pytest.raises(UsageError, match="let TIKTOKEN_ENCODINGS_BASE name a folder"):
+    with pytest.raises(UsageError, match="set TIKTOKEN_ENCODINGS_BASE to a folder"):
         HarmonyVocabulary()
 
 

@@ -1,0 +1,151 @@
+"""Hold a policy in training, with all that is saved between batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from harness1.config import Config
+from harness1.errors import UsageError
+from harness1.models.checkpoint import Checkpoint
+from harness1.rl.buffer import Buffer, BufferState
+from harness1.rl.logprobs import BOUND, MEAN_K3_BOUND, report_of
+from harness1.rl.reference import row_logprobs, with_kl
+from harness1.rl.rollouts import EpisodeGroup
+from harness1.rl.training_rows import substeps
+from harness1.rows.row import TrainRow
+from harness1.train.algorithm import make_algorithm
+from harness1.train.lora import merged_state
+from harness1.train.saving import read_state, write_model, write_state
+from harness1.train.trainable import load_trainable
+from harness1.train.trainer import Trainer
+from harness1.train.validation import Best
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STATE = Path("state", "state.pt")
+MakeRows = Callable[[Sequence[EpisodeGroup], Config], list[TrainRow]]
+
+
+class Learner:
+    """The weights and their optimizer, the buffer, and the best validation; it goes on from the state in `out`.
+
+    Args:
+        base: the folder of the model that training begins with.
+        out: the folder of the state and the checkpoint.
+        card: of the checkpoint.
+        make_rows: makes rows of groups.
+    """
+
+    def __init__(
+        self, base: Path, out: Path, card: Checkpoint, make_rows: MakeRows, config: Config, device: str
+    ) -> None:
+        rl, train = config.rl, config.train
+        self._base, self._out, self._make_rows, self._config = base, out, make_rows, config
+        model = load_trainable(base, train, device, config.machine.model.threads)
+        self.trainer = Trainer(model, make_algorithm(rl.algorithm, rl), train, rl.batches * rl.substeps)
+        self.reference = load_trainable(base, train, device) if rl.kl else None
+        self.buffer: Buffer[EpisodeGroup] = Buffer(rl.groups, rl.staleness, rl.window)
+        self.best, self.card = Best(train.watch.metric), card
+        self.version = 0
+        """Batches trained, which is also the version of the weights."""
+        self.validated = -1
+        """The version that was validated last; -1: none."""
+        self._load()
+        self.begun = self.version
+        """The version that this process began with."""
+
+    def save(self) -> None:
+        """Save the state."""
+        state = {
+            "trainer": self.trainer.state(),
+            "buffer": msgspec.to_builtins(self.buffer.state()),
+            "best": asdict(self.best),
+            "card": msgspec.to_builtins(self.card),
+            "version": self.version,
+            "looked": self.validated,
+        }
+        write_state(self._out / STATE, state)
+
+    def _load(self) -> None:
+        if (state := read_state(self._out / STATE)) is None:
+            return
+        self.trainer.load_state(state["trainer"])
+        self.buffer.load_state(msgspec.convert(state["buffer"], BufferState))
+        self.best = Best(**state["best"])
+        self.card = msgspec.convert(state["card"], Checkpoint)
+        self.version, self.validated = state["version"], state["looked"]
+
+    def write_checkpoint(self, metrics: dict[str, float]) -> None:
+        """Write the present weights as the checkpoint."""
+        self.card = msgspec.structs.replace(self.card, step=self.version, metrics=metrics)
+        write_model(self._out, self.trainer.model, self._base, self.card)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the state dictionary of the plain model, without adapters."""
+        return merged_state(self.trainer.model)
+
+    def train(self, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
+        """Take the optimizer steps of a batch, and count it; return the values to log.
+
+        Raises:
+            UsageError: the first batch was not sampled by these weights.
+            Diverged: a loss is not finite.
+        """
+        rl = self._config.rl
+        rows = self._make_rows(groups, self._config)
+        logged: dict[str, float] = {}
+        if self._is_exact():
+            logged |= self._check_start(rows)
+        if self.reference is not None:
+            known = row_logprobs(self.reference, rows, self._config.train)
+            rows, logged["kl"] = with_kl(rows, known, rl.kl)
+        logged |= _over_steps([self.trainer.step(part) for part in substeps(rows, rl.substeps, rl.seed + self.version)])
+        self.version += 1
+        return logged | {"rows": float(len(rows)), "tokens": float(sum(len(row.token_ids) for row in rows))}
+
+    def _check_start(self, rows: Sequence[TrainRow]) -> dict[str, float]:
+        """Compare the recorded log probabilities with those of the model, which must still be the one that sampled.
+
+        Raises:
+            UsageError: they differ by more than another order of computation explains.
+        """
+        dtype = self._config.train.dtype
+        replayed = [known for row in row_logprobs(self.trainer.model, rows, self._config.train) for known in row]
+        recorded = [
+            known
+            for row in rows
+            for known, mask in zip(row.rollout_logprobs or (), row.loss_mask, strict=False)
+            if mask
+        ]
+        report = report_of(replayed, recorded)
+        if not report.passes(dtype):
+            raise UsageError(
+                "the rollouts are not of the model that is trained: log probabilities differ by up to"
+                f" {report.max_difference:.2g} (mean k3 {report.mean_k3:.2g}) over {report.tokens} tokens, where"
+                f" {BOUND:g} in float32 and a mean k3 of {MEAN_K3_BOUND:g} in bfloat16 are allowed; is"
+                f" policy.dtype that of training, {dtype}?"
+            )
+        return {"gate/max_difference": report.max_difference, "gate/mean_k3": report.mean_k3}
+
+    def _is_exact(self) -> bool:
+        """Return True for a first batch that these very weights must have sampled. Once trained, adapters in bfloat16
+        are merged into rounded weights, which sample slightly differently."""
+        rounds = self._config.train.lora.rank > 0 and self._config.train.dtype == "bfloat16"
+        return self.version == self.begun and (self.version == 0 or not rounds)
+
+
+def _over_steps(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Combine the values of a batch's steps: tokens are summed, maxima stay maxima, all else is averaged."""
+    combined = {}
+    for name in values[0]:
+        each = [value[name] for value in values]
+        combine = sum if name == "trained_tokens" else max if name.endswith("_max") else fmean
+        combined[name] = combine(each)
+    return combined
