@@ -29,11 +29,8 @@ class World:
         self.retriever, self.verifier, self.machine = retriever, verifier, machine
 
     async def answer(self, request: Request, memory: WorkingMemory) -> Answer:
-        """Answer a request.
-
-        Raises:
-            InfrastructureFault: a call failed or missed its deadline, `machine.attempts` times.
-        """
+        """Answer a request; raise InfrastructureFault if a call failed or missed its deadline, `machine.attempts`
+        times."""
         match request:
             case SearchFor():
                 return await self._search(request, memory)
@@ -102,11 +99,8 @@ class World:
 async def patiently(
     call: Callable[[], Awaitable[Outcome | RetrievalFault | VerifierFault]], machine: Machine
 ) -> Outcome:
-    """Await a call of an engine, and repeat it if it fails or exceeds `machine.call_deadline_s`.
-
-    Raises:
-        InfrastructureFault: it failed `machine.attempts` times.
-    """
+    """Await a call of an engine, and repeat it if it fails or exceeds `machine.call_deadline_s`. Raise
+    InfrastructureFault if it failed `machine.attempts` times."""
 
     async def once() -> Outcome:
         try:

@@ -75,11 +75,8 @@ class Server(uvicorn.Server):
 
 @asynccontextmanager
 async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -> AsyncIterator[int]:
-    """Serve an application while the context is open, and yield the port.
-
-    Raises:
-        UsageError: nothing can listen there.
-    """
+    """Serve an application while the context is open, and yield the port; raise UsageError if nothing can listen
+    there."""
     config = uvicorn.Config(
         app,
         ws="none",

@@ -164,11 +164,8 @@ def _stage(job: Build, runs: Sequence[TeacherRun], queries: dict[str, Queries]) 
 
 
 def _is_there(stage: Stage, out: Path, *, force: bool) -> bool:
-    """Return True if the folder holds this dataset, finished, and `force` is not set.
-
-    Raises:
-        UsageError: it holds something else.
-    """
+    """Return True if the folder holds this dataset, finished, and `force` is not set; raise UsageError if it holds
+    something else."""
     refuse_foreign(out, VERB)
     found = read_stage(out)
     if found is None or force or found.status != "finished":

@@ -29,11 +29,7 @@ SAMPLED = 20
 
 
 def teacher_policy(teacher: str) -> str:
-    """Return the policy that a teacher's name means.
-
-    Raises:
-        UsageError: there is no such policy.
-    """
+    """Return the policy that a teacher's name means; raise UsageError if there is no such policy."""
     policy = TEACHERS.get(teacher, teacher)
     check_policy(policy)
     return policy
@@ -58,11 +54,8 @@ def check_taught_split(split: str, where: str) -> None:
 
 
 def teaching_tasks(source: Source, split: str, limit: int, config: Config) -> list[Task]:
-    """Return the first `limit` tasks of a split (0 for all), all of which have gold.
-
-    Raises:
-        UsageError: there is no such split, it is the test split or empty, or a task has no gold.
-    """
+    """Return the first `limit` tasks of a split (0 for all), all of which have gold; raise UsageError if there is no
+    such split, it is the test split or empty, or a task has no gold."""
     check_taught_split(split, source.name)
     tasks = source.tasks(split)[: limit or None]
     if not tasks:
@@ -86,11 +79,8 @@ def student_place(place: str, source: Source, tasks: Sequence[Task], config: Con
 
 
 def tokenizer_place(place: str) -> str:
-    """Return the absolute path of a tokenizer; `HARMONY`, which has no path, is returned as it is.
-
-    Raises:
-        UsageError: there is no such model.
-    """
+    """Return the absolute path of a tokenizer; `HARMONY`, which has no path, is returned as it is. Raise UsageError if
+    there is no such model."""
     return place if place == HARMONY else str(resolve_model(place).resolve())
 
 

@@ -66,11 +66,7 @@ Reason = Callable[[TeacherEpisode], str | None]
 
 
 def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[int, int]) -> TeacherEpisode:
-    """Return an episode as the gates see it.
-
-    Raises:
-        UsageError: the task has no gold, or nothing to find.
-    """
+    """Return an episode as the gates see it; raise UsageError if the task has no gold, or nothing to find."""
     scored = outcome(episode, gold)
     acted = [turn for turn in episode.turns if turn.action is not None]
     ended = sum(turn.action is not None and turn.action.name == END_SEARCH for turn in acted)
@@ -118,11 +114,8 @@ def gated(
 
 
 def check_any_left(kept: Sequence[TeacherEpisode], reports: Sequence[GateCounts]) -> None:
-    """Check that at least one episode is left.
-
-    Raises:
-        UsageError: nothing passed the gates; the message says how many each dropped.
-    """
+    """Check that at least one episode is left. Raise UsageError if nothing passed the gates; the message says how many
+    each dropped."""
     if not kept:
         counts = [f"{each.name} dropped {each.entered - each.passed}" for each in reports if each.dropped]
         last = next(each.dropped[0] for each in reversed(reports) if each.dropped)

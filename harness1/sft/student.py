@@ -62,11 +62,8 @@ class Student:
             )
 
     def held_out_tasks(self, limit: int) -> list[tuple[CollectionRun, Task]]:
-        """Return held-out tasks of each dataset in turn, with a run that has the index to search.
-
-        Raises:
-            UsageError: a dataset is missing.
-        """
+        """Return held-out tasks of each dataset in turn, with a run that has the index to search; raise UsageError if a
+        dataset is missing."""
         found: list[list[tuple[CollectionRun, Task]]] = []
         for run in {run.name: run for run in self.card.runs}.values():
             wanted = set(self.card.held_out_tasks.get(run.name, ()))
@@ -76,11 +73,8 @@ class Student:
         return [tasks[at] for at in range(longest) for tasks in found if at < len(tasks)][:limit]
 
     def environments(self, run: CollectionRun, config: Config) -> Callable[[], SearchEnv]:
-        """Return a factory of environments like the teacher's, over the index of one of its runs.
-
-        Raises:
-            UsageError: the index is missing.
-        """
+        """Return a factory of environments like the teacher's, over the index of one of its runs; raise UsageError if
+        the index is missing."""
         retriever = open_retriever(run.index, msgspec.structs.replace(config, env=self.env))
         verifier = open_verifier(self.env, config.machine)
         return lambda: SearchEnv(self.env, retriever, verifier, self.chat, config.machine)

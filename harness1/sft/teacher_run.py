@@ -60,12 +60,8 @@ class TeacherRun:
         return {name: str(self.stage.outputs.get(name, "")) for name in ("format", "tokenizer")}
 
     def refuse_stray(self, episode: Episode, *, needs_ids: bool) -> None:
-        """Refuse an episode that does not belong to the run.
-
-        Raises:
-            UsageError: the episode has another configuration, asks another question than the dataset, or lacks token
-                ids.
-        """
+        """Refuse an episode that does not belong to the run; raise UsageError if the episode has another configuration,
+        asks another question than the dataset, or lacks token ids."""
         hashes = self.stage.hashes
         if (episode.hashes.env, episode.hashes.counter) != (hashes["env"], hashes["counter"]):
             raise UsageError(f"{self.folder}: episode {episode.episode_id} was collected under another configuration")

@@ -54,11 +54,8 @@ class HeldOutValidation:
             )
 
     def validate(self, trainer: Trainer) -> dict[str, float]:
-        """Return the metrics of the present weights. All processes must call this; only the first samples.
-
-        Raises:
-            InfrastructureFault: the model failed to sample.
-        """
+        """Return the metrics of the present weights. All processes must call this; only the first samples. Raise
+        InfrastructureFault if the model failed to sample."""
         metrics = {"nll": trainer.loss(self._rows)} if self._rows else {}
         if self._backend is not None:
             metrics |= asyncio.run(self._sampled(self._backend, trainer))

@@ -77,11 +77,7 @@ ALGORITHMS: Mapping[str, Callable[[Rl], Algorithm]] = MappingProxyType(
 
 
 def make_algorithm(name: str, rl: Rl | None = None) -> Algorithm:
-    """Return the loss with a name; `rl` holds the bounds of the ratio.
-
-    Raises:
-        UsageError: the name is unknown.
-    """
+    """Return the loss with a name; `rl` holds the bounds of the ratio. Raise UsageError if the name is unknown."""
     if name not in ALGORITHMS:
         raise UsageError(f"there is no loss {name!r}; choose one of {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name](rl or Rl())

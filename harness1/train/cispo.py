@@ -37,11 +37,8 @@ class PolicyGradient(ABC):
 
     @abstractmethod
     def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
-        """Return w, [trained], without a gradient.
-
-        Raises:
-            UsageError: w needs log probabilities of the rollout, and the rows have none.
-        """
+        """Return w, [trained], without a gradient; raise UsageError if w needs log probabilities of the rollout, and
+        the rows have none."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +76,8 @@ class Reinforce(PolicyGradient):
 
 
 def log_ratios(logprobs: Tensor, batch: MicroBatch) -> Tensor:
-    """Return log pi - log pi_rollout of trained tokens, [trained], clipped to `LOG_RATIO_LIMIT`, without a gradient.
-
-    Raises:
-        UsageError: the rows have no log probabilities of the rollout.
-    """
+    """Return log pi - log pi_rollout of trained tokens, [trained], clipped to `LOG_RATIO_LIMIT`, without a gradient;
+    raise UsageError if the rows have no log probabilities of the rollout."""
     if batch.rollout_logprobs is None:
         raise UsageError("rows without rollout_logprobs cannot be weighted by the ratio of probabilities")
     return (logprobs.detach() - batch.rollout_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

@@ -19,11 +19,7 @@ DOWN, UP, BASE = "lora_A", "lora_B", "base"
 
 def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
     """Freeze a model and add an adapter to each linear layer except the output head. B starts at zero, which leaves the
-    model's outputs unchanged.
-
-    Raises:
-        UsageError: the model has no linear layer.
-    """
+    model's outputs unchanged. Raise UsageError if the model has no linear layer."""
     import torch
 
     model.requires_grad_(False)

@@ -65,11 +65,8 @@ def by_token_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def collate(rows: Sequence[TrainRow], device: str | torch.device = "cpu") -> MicroBatch:
-    """Return rows as one micro-batch.
-
-    Raises:
-        ValueError: no row has a trained token, or a row trains its first token, which nothing predicts.
-    """
+    """Return rows as one micro-batch; raise ValueError if no row has a trained token, or a row trains its first token,
+    which nothing predicts."""
     import torch
 
     longest = max(len(row.token_ids) for row in rows)

@@ -56,11 +56,8 @@ def write_model(out: Path, model: PreTrainedModel, base: Path, card: Checkpoint)
 
 
 def copy_beside_weights(base: Path, out: Path) -> None:
-    """Copy the files of a model's folder other than weights (tokenizer, templates, licence), without our own.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Copy the files of a model's folder other than weights (tokenizer, templates, licence), without our own; raise
+    OSError if the folder cannot be written."""
     out.mkdir(parents=True, exist_ok=True)
     for path in base.iterdir():
         if path.is_file() and not path.name.endswith(WEIGHTS) and path.name not in NOT_OF_A_MODEL:
@@ -73,11 +70,8 @@ def write_card(out: Path, card: Checkpoint) -> None:
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write the state to resume training from, atomically.
-
-    Raises:
-        UsageError: the disk is full, or the folder cannot be written.
-    """
+    """Write the state to resume training from, atomically; raise UsageError if the disk is full, or the folder cannot
+    be written."""
     import torch
 
     fresh = path.with_name(f".{path.name}")
@@ -94,11 +88,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
-    """Return the state that `write_state` wrote, or None if there is none.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
+    """Return the state that `write_state` wrote, or None if there is none; raise UsageError if the file is damaged."""
     import pickle
 
     import torch
@@ -113,11 +103,8 @@ def read_state(path: Path) -> dict[str, Any] | None:
 
 
 def parameters_of(folder: Path) -> int:
-    """Return the number of parameters in the safetensors of a model, from the headers of the files.
-
-    Raises:
-        UsageError: a file is damaged.
-    """
+    """Return the number of parameters in the safetensors of a model, from the headers of the files; raise UsageError if
+    a file is damaged."""
     total = 0
     for path in folder.glob("*.safetensors"):
         try:

@@ -23,11 +23,8 @@ class SentPrompts:
         self._numbers: dict[str, int] = {}
 
     def attempt(self, call: ModelCall) -> dict[str, Any]:
-        """Return a call: its prompt as numbers of segments, its output and its sampling parameters.
-
-        Raises:
-            SchemaError: a segment of the prompt is missing in the episode.
-        """
+        """Return a call: its prompt as numbers of segments, its output and its sampling parameters. Raise SchemaError
+        if a segment of the prompt is missing in the episode."""
         sampling = msgspec.to_builtins(call.sampling)
         sampling.pop("stop_ids", None)
         logprobs = call.output_logprobs

@@ -36,11 +36,8 @@ class Spool:
 
 
 def mapped(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """Yield the results of a pure function in the order of the items, with a bounded number in progress.
-
-    Raises:
-        InfrastructureFault: a worker process died.
-    """
+    """Yield the results of a pure function in the order of the items, with a bounded number in progress; raise
+    InfrastructureFault if a worker process died."""
     if workers <= 1:
         yield from map(work, items)
         return

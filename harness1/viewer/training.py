@@ -18,11 +18,7 @@ def is_training(folder: Path) -> bool:
 
 def training_card(folder: Path) -> dict[str, Any]:
     """Return a training as JSON data: steps and values of the training metrics in `curves`, and of the validation
-    metrics in `validation`.
-
-    Raises:
-        SchemaError: the log is damaged.
-    """
+    metrics in `validation`. Raise SchemaError if the log is damaged."""
     curves: dict[str, list[list[float]]] = {}
     validation: dict[str, list[list[float]]] = {}
     try:

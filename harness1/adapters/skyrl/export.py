@@ -142,11 +142,8 @@ def _planned(
     on_torn: Callable[[int], None],
     on_progress: Progress,
 ) -> tuple[Export, Groups]:
-    """Return the description of the export and its groups, in the order in which they were finished.
-
-    Raises:
-        UsageError: there are no groups to train on, or too few for a file.
-    """
+    """Return the description of the export and its groups, in the order in which they were finished; raise UsageError
+    if there are no groups to train on, or too few for a file."""
     samples = int(card.inputs.get("samples", config.rl.samples))
     groups, groups_out = _whole_groups(found := _latest(run, on_torn, on_progress), samples)
     faults = [each.fault for group in found.values() for each in group if each.fault]

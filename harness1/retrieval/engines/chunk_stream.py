@@ -82,21 +82,15 @@ class ChunkStream:
         self._read, self._chunks, self._content_sum = 0, 0, 0
 
     def batches(self, size: int) -> Iterator[list[Placed]]:
-        """Yield the chunks in corpus order, `size` at a time.
-
-        Raises:
-            CorpusError: two documents share an id, or a chunk has the id of another document.
-        """
+        """Yield the chunks in corpus order, `size` at a time; raise CorpusError if two documents share an id, or a
+        chunk has the id of another document."""
         placed = self._placed()
         while batch := list(islice(placed, size)):
             yield batch
 
     def finish(self, engine: str, embedder: str) -> EngineIndex:
         """Return the description of the index, after the last batch. The order of documents does not affect its hash.
-
-        Raises:
-            CorpusError: there were no documents.
-        """
+        Raise CorpusError if there were no documents."""
         if not self._read:
             raise CorpusError("the corpus holds no documents")
         name = digest([engine, index_hash(self._content_sum, self._settings, embedder)])

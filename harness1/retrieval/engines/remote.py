@@ -113,11 +113,8 @@ def open_http(url: str, config: Config) -> Retriever:
 
 
 async def ask_about(base: str, machine: Machine) -> About | None:
-    """Return a server's `/info`; None if it has no such page, or one that is not JSON.
-
-    Raises:
-        InfrastructureFault: it cannot be reached or fails, `machine.attempts` times, or describes something else.
-    """
+    """Return a server's `/info`; None if it has no such page, or one that is not JSON. Raise InfrastructureFault if it
+    cannot be reached or fails, `machine.attempts` times, or describes something else."""
     client = HttpClient(base)
 
     async def once() -> msgspec.Raw | None:

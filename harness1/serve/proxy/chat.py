@@ -109,11 +109,7 @@ class ChatReply(Record, kw_only=True):
 
 
 def decoded(body: bytes) -> dict[str, Any]:
-    """Decode a body as an object and drop its nulls.
-
-    Raises:
-        Refused: the body is not a JSON object.
-    """
+    """Decode a body as an object and drop its nulls; raise Refused if the body is not a JSON object."""
     try:
         found = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -122,11 +118,8 @@ def decoded(body: bytes) -> dict[str, Any]:
 
 
 def converted(body: Mapping[str, Any], kind: type[Body]) -> Body:
-    """Convert a body to a provider's request; a null counts as missing.
-
-    Raises:
-        Refused: the body is not such a request.
-    """
+    """Convert a body to a provider's request; a null counts as missing. Raise Refused if the body is not such a
+    request."""
     try:
         return msgspec.convert(_without_nulls(body), kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -134,11 +127,8 @@ def converted(body: Mapping[str, Any], kind: type[Body]) -> Body:
 
 
 def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse unsupported parameters, unless they have a value in `neutral`, which changes nothing.
-
-    Raises:
-        Refused: a parameter has another value.
-    """
+    """Refuse unsupported parameters, unless they have a value in `neutral`, which changes nothing; raise Refused if a
+    parameter has another value."""
     if names := changing(body, neutral):
         raise Refused(400, f"{', '.join(names)}: not supported here with this value: leave it out")
 
@@ -149,11 +139,7 @@ def changing(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) ->
 
 
 def spec_of(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
-    """Return a declared tool.
-
-    Raises:
-        Refused: its parameters are not a JSON schema of an object.
-    """
+    """Return a declared tool; raise Refused if its parameters are not a JSON schema of an object."""
     schema = dict(parameters or {"type": "object", "properties": {}})
     properties = schema.get("properties", {})
     if not isinstance(properties, dict) or not all(isinstance(each, dict) for each in properties.values()):

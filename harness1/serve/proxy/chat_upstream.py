@@ -20,7 +20,7 @@ from harness1.models.sampled import LEAST, ROUNDING
 from harness1.records import Sampling, ToolCall
 from harness1.serve.proxy.chat import Called, ChatReply, ChatRequest, Finish, changing, refuse_unsupported
 from harness1.serve.proxy.dialect import Dialect
-from harness1.serve.proxy.openai_dialect import ONE_OUTPUT, OPENAI, CallBody, body_of
+from harness1.serve.proxy.openai_dialect import ONE_OUTPUT, OPENAI, body_of
 from harness1.serve.proxy.rendering import Recall
 from harness1.serve.proxy.upstream import Answered, Asked
 
@@ -39,9 +39,19 @@ OPTIONAL: dict[str, Any] = {
 would otherwise use the values recommended in the model's files."""
 
 
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = "{}"
+
+
+class _Call(msgspec.Struct):
+    id: str
+    function: _Function
+
+
 class _Message(msgspec.Struct, omit_defaults=True):
     content: str | None = None
-    tool_calls: list[CallBody] | None = None
+    tool_calls: list[_Call] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 

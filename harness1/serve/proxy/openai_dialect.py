@@ -40,18 +40,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-class FunctionBody(msgspec.Struct):
-    """A called function, in a request or a reply."""
-
+class _Function(msgspec.Struct):
     name: str
-    arguments: str = "{}"
+    arguments: str = ""
 
 
-class CallBody(msgspec.Struct):
-    """A tool call, in a request or a reply."""
-
+class _Call(msgspec.Struct):
     id: str
-    function: FunctionBody
+    function: _Function
 
 
 class _Part(msgspec.Struct):
@@ -62,7 +58,7 @@ class _Part(msgspec.Struct):
 class _Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_Part] | None = None
-    tool_calls: list[CallBody] | None = None
+    tool_calls: list[_Call] | None = None
     tool_call_id: str = ""
 
 
@@ -93,11 +89,7 @@ class _Request(Parameters, frozen=True, kw_only=True):
 
 
 def read(body: Mapping[str, Any]) -> ChatRequest:
-    """Read a request.
-
-    Raises:
-        Refused: the body is not a request, or has parts other than text.
-    """
+    """Read a request; raise Refused if the body is not a request, or has parts other than text."""
     asked = converted(body, _Request)
     if not asked.messages:
         raise Refused(400, "there are no messages")

@@ -138,11 +138,8 @@ def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Ite
 
 
 def read_calls(run: Path) -> Iterator[CapturedCall]:
-    """Yield the calls of a folder that rows can be built of (`per_request`, `prefix_merging`).
-
-    Raises:
-        UsageError, SchemaError: as `read_records`.
-    """
+    """Yield the calls of a folder that rows can be built of (`per_request`, `prefix_merging`); raise as `read_records`
+    does."""
     captured = (call.captured() for call in read_records(run))
     return (call for call in captured if call is not None)
 

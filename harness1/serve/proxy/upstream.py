@@ -54,19 +54,11 @@ class Upstream(Protocol):
     def inputs(self) -> dict[str, Any]: ...
 
     async def models(self) -> Sequence[str]:
-        """Return the names of the served models.
-
-        Raises:
-            InfrastructureFault: the upstream does not list them.
-        """
+        """Return the names of the served models; raise InfrastructureFault if the upstream does not list them."""
         ...
 
     def prepare(self, dialect: Dialect, body: Mapping[str, Any], request: ChatRequest, recall: Recall) -> Asked:
-        """Prepare a call.
-
-        Raises:
-            Refused, UsageError: the upstream cannot do what the call asks for.
-        """
+        """Prepare a call; raise Refused or UsageError if the upstream cannot do what the call asks for."""
         ...
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
