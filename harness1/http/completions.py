@@ -41,11 +41,8 @@ class ChatRoute:
         self._refused: frozenset[str] = frozenset()
 
     async def post(self, body: Mapping[str, Any], kind: type[Answer]) -> tuple[Answer, dict[str, Any]]:
-        """Return the answer and the body that led to it.
-
-        Raises:
-            HarnessError: as the endpoint; `Refusal` if no parameter can be dropped.
-        """
+        """Return the answer and the body that led to it; raise as the endpoint does, but `Refusal` only if no parameter
+        can be dropped."""
         refused = self._refused
         while True:
             sent = self._adapted(body, refused)
@@ -90,13 +87,7 @@ class Completion(Record):
 
 
 class Completer:
-    """Asks one model.
-
-    Args:
-        endpoint: bounds the requests in flight and repeats those that fail.
-        model: name of the model at the endpoint.
-        most_tokens: limit of an answer, including any reasoning before it.
-    """
+    """Asks one model at an endpoint. `most_tokens` is the limit of an answer, including any reasoning before it."""
 
     def __init__(self, endpoint: Endpoint, model: str, most_tokens: int) -> None:
         self.model, self.most_tokens = model, most_tokens

@@ -22,19 +22,14 @@ Answer = TypeVar("Answer")
 
 
 class ModelEndpoint:
-    """The server of a language model, usable from any event loop.
+    """The server of a language model, usable from any event loop. Its `client` sends a request once, without retries.
 
     Args:
         url: address up to and including `/v1`, if it has one.
         key: bearer token; empty for none.
         timeout_s: limit of one try, to the last byte.
-        attempts: tries before a failure is a fault.
-        backoff_s: as in `retried`.
+        attempts, backoff_s: as in `retried`.
         concurrency: requests in flight per event loop.
-        kind: class of the client.
-
-    Attributes:
-        client: sends a request to the same server once.
 
     Raises:
         ConfigError: the URL is not usable, or contains a password in addition to the key.

@@ -19,12 +19,7 @@ Answer = TypeVar("Answer")
 
 
 class Transient(Exception):
-    """A failure that a retry may fix.
-
-    Args:
-        reason: the failure, without secrets.
-        wait_s: wait that the server asked for, in seconds.
-    """
+    """A failure that a retry may fix: its reason without secrets, and the wait in seconds that the server asked for."""
 
     def __init__(self, reason: str, wait_s: float | None = None) -> None:
         super().__init__(reason)

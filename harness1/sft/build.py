@@ -69,15 +69,12 @@ class Build:
 
 @dataclass(frozen=True)
 class Listener:
-    """The callbacks of `build`.
-
-    Attributes:
-        torn: called with a run and the size in bytes of its torn last line, which is left out.
-        progress: called with an activity, the amount done, and the total (0 if unknown).
-    """
+    """The callbacks of `build`."""
 
     torn: Callable[[Path, int], None] = lambda _run, _size: None
+    """Called with a run and the size in bytes of its torn last line, which is left out."""
     progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None
+    """Called with an activity, the amount done, and the total (0 if unknown)."""
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,7 @@ def is_hosted(policy: str) -> bool:
 
 
 def check_taught_split(split: str, where: str) -> None:
-    """Refuse the test split.
-
-    Args:
-        where: the dataset or run, for the message.
-
-    Raises:
-        UsageError: the split is the test split.
-    """
+    """Raise UsageError if the split is the test split; `where` is the dataset or run, for the message."""
     if split == TEST:
         raise UsageError(f"{where}: split {TEST} is for testing and must not be trained on: collect from another")
 

@@ -90,12 +90,8 @@ def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[in
 def gated(
     candidates: Sequence[TeacherEpisode], gates: Gates, evaluation: KnownQueries, seed: int
 ) -> tuple[tuple[TeacherEpisode, ...], tuple[GateCounts, ...]]:
-    """Return the candidates that pass all gates, in the order given, and the counts of each gate.
-
-    Args:
-        evaluation: queries that must not be trained on.
-        seed: chooses the episodes that fill a quota.
-    """
+    """Return the candidates that pass all gates, in the order given, and the counts of each gate. Queries of
+    `evaluation` must not be trained on; the seed chooses the episodes that fill a quota."""
     makers: dict[str, Callable[[Sequence[TeacherEpisode]], Reason]] = {
         "fault": lambda _: _fault,
         "format": lambda _: _format,
@@ -126,14 +122,7 @@ def check_any_left(kept: Sequence[TeacherEpisode], reports: Sequence[GateCounts]
 
 
 def check_tool_mix(kept: Iterable[TeacherEpisode], gates: Gates, offered: Iterable[str]) -> None:
-    """Check the share of each tool.
-
-    Args:
-        offered: the tools of the environment; those that were never used have share 0.
-
-    Raises:
-        UsageError: tools have less than `sft.gates.tool_share` of the successful turns; the message names them.
-    """
+    """Raise UsageError if a tool of those offered has less than `sft.gates.tool_share` of the successful turns."""
     turns = Counter(dict.fromkeys(offered, 0))
     for each in kept:
         turns.update(each.calls)

@@ -37,8 +37,7 @@ class Student:
         """Return the student of a model's folder.
 
         Raises:
-            UsageError: the model's tokenizer differs from that of the rows, or lacks the control tokens of their
-                format.
+            UsageError: the model's tokenizer differs from that of the rows, or lacks control tokens of their format.
             SchemaError: this version cannot read the card's environment.
         """
         chat = open_format(card.format, open_tokenizer(folder))

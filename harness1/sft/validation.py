@@ -19,12 +19,8 @@ from harness1.train.validation import episode_results, evenly_spaced, held_out_t
 
 
 class HeldOutValidation:
-    """Validates a student between steps. It samples from a separate model that gets copies of the trained weights, as
-    users will sample from them.
-
-    Args:
-        rows: the held-out rows; an evenly spaced part of them is used.
-        device: device to sample on.
+    """Validates a student between steps, on an evenly spaced part of the held-out rows. It samples from a separate
+    model that gets copies of the trained weights, as users will sample from them.
 
     Raises:
         UsageError: a dataset or an index is missing, or the model cannot be sampled from.

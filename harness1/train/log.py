@@ -22,12 +22,10 @@ StepListener = Callable[[int, int, Mapping[str, float]], None]
 
 
 class TrainLog(AbstractContextManager["TrainLog"]):
-    """Appends to `log.jsonl`. A resumed run repeats steps after `after`, so their old lines are removed.
+    """Appends to `log.jsonl`. A resumed run repeats the steps after `after`, so their old lines are removed.
 
     Args:
         folder: None for a process that must not write.
-        after: the last completed step.
-        tensorboard: also write event files to `tensorboard/`.
         wandb: a project of Weights & Biases; empty for none.
 
     Raises:

@@ -56,11 +56,8 @@ ALONE = ProcessGroup()
 
 @contextmanager
 def joined_group(size: int, device: str, alone: ProcessGroup = ALONE) -> Iterator[ProcessGroup]:
-    """Join the group that a launcher (`accelerate launch`, `torchrun`) started and described to torch.
-
-    Args:
-        size: number of processes; with 1, the group is `alone` and nothing is opened.
-    """
+    """Join the group of `size` processes that a launcher (`accelerate launch`, `torchrun`) started; for one process,
+    yield `alone`."""
     if size <= 1:
         yield alone
         return

@@ -35,13 +35,8 @@ class Diverged(UsageError):
 
 
 class Trainer:
-    """Trains a model in place on rows; it knows nothing of episodes.
-
-    Args:
-        model: from `load_trainable`.
-        steps: the total number of steps, at which the schedule of the rate ends.
-        group: the processes that train together; all must get the same rows.
-    """
+    """Trains a model of `load_trainable` in place on rows; it knows nothing of episodes. The schedule of the rate ends
+    after `steps`. All processes of the group must get the same rows."""
 
     def __init__(
         self, model: PreTrainedModel, algorithm: Algorithm, train: Train, steps: int, group: ProcessGroup = ALONE

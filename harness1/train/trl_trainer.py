@@ -100,14 +100,8 @@ def saved_step(out: Path) -> int:
 
 
 def passes_of(batch_rows: int, longest: int, micro_tokens: int, processes: int) -> Passes:
-    """Return the largest equal passes within the budget of tokens that make a step of exactly `batch_rows`.
-
-    Args:
-        longest: tokens of the longest row; all rows are assumed to be as long.
-
-    Raises:
-        UsageError: the processes cannot share the rows of a step equally.
-    """
+    """Return the largest equal passes within the budget of tokens that make a step of exactly `batch_rows`, assuming
+    that all rows are as long as the longest; raise UsageError if the processes cannot share the rows equally."""
     share, rest = divmod(batch_rows, processes)
     if rest:
         raise UsageError(f"train.batch_rows={batch_rows} cannot be shared equally by {processes} processes")

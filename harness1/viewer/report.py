@@ -50,11 +50,8 @@ WORK = "machine."
 
 @dataclass(frozen=True)
 class Histogram:
-    """The number of tasks in ten bins of equal width from 0; the last bin includes its upper end.
-
-    Attributes:
-        places: decimals of the labels.
-    """
+    """The number of tasks in ten bins of equal width from 0; the last bin includes its upper end. Labels have `places`
+    decimals."""
 
     title: str
     values: Sequence[float]

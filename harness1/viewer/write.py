@@ -35,19 +35,15 @@ Listener = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of a viewer file.
-
-    Attributes:
-        episodes, tasks: ids; if given, the file holds only these episodes, but the rows of all.
-        max_bytes: size limit of the file.
-        workers: number of processes; 0 for one per core.
-    """
+    """The options of a viewer file. If ids of episodes or tasks are given, the file holds only these episodes, but the
+    rows of all."""
 
     folders: Sequence[Path]
     episodes: Collection[str] = ()
     tasks: Collection[str] = ()
     max_bytes: int = 60_000_000
     workers: int = 0
+    """Number of processes; 0 for one per core."""
 
     def wants(self, episode: Episode) -> bool:
         if not self.episodes and not self.tasks:

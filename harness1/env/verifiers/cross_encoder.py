@@ -26,7 +26,7 @@ class CrossEncoderVerifier:
     one contradicts (only for models with such a label), else `unclear`.
 
     Args:
-        characters: length of the beginning of a document that is read.
+        characters: how much of each document is read, from its beginning.
         window_s, size: the wait for a shared batch in seconds, and the pairs of a full one.
         support: the probability from which a passage supports.
         conflict: the probability from which a passage contradicts; higher, because entailment models also contradict

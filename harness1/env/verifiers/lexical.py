@@ -30,7 +30,7 @@ class LexicalVerifier:
     """A cheap, local and repeatable verifier that compares words and ignores their meaning.
 
     Args:
-        characters: length of the beginning of a document that is read.
+        characters: how much of each document is read, from its beginning.
         support: share of the claim's terms that a supporting passage must contain.
         conflict: share of them from which a passage with another number or the opposite polarity contradicts.
     """

@@ -23,13 +23,7 @@ PROBE_DIFFERENCE = 0.1
 
 
 class TokenServer(ABC):
-    """A `Backend` over a server.
-
-    Args:
-        endpoint: the root of the server.
-        model: the model's name in requests.
-        weights: digest or name of the initial weights.
-    """
+    """A `Backend` over the server at an endpoint; `weights` is the digest or name of its initial weights."""
 
     raw_advice: ClassVar[str]
     """Advice on starting a server whose log probabilities belong to the distribution that it samples from."""

@@ -30,13 +30,8 @@ class _Said(NamedTuple):
 
 
 class Memory:
-    """Outputs by session, in RAM only; the least recently used are forgotten first.
-
-    Args:
-        sessions: limit of sessions.
-        outputs: limit of keys of a session; an output with calls has one key, a text has two.
-        ids: limit of tokens of all sessions.
-    """
+    """Outputs by session, in RAM only; the least recently used are forgotten beyond the limits of sessions, of outputs
+    per session (a text counts twice), and of token ids in all."""
 
     def __init__(self, sessions: int = 2000, outputs: int = 2000, ids: int = 50_000_000) -> None:
         self._most_sessions, self._most_outputs, self._most_ids = sessions, outputs, ids

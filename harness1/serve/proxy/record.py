@@ -98,13 +98,13 @@ class Recorder(Journal):
 
 @contextmanager
 def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
-    """Open a recorder of a folder that has a card (`stage.json`), which says at the end whether it was a clean one.
+    """Open the recorder of a folder, and write at the end in its card (`stage.json`) if the end was a clean one.
 
     Args:
-        inputs: what decides the answers. A folder goes on with the same, and takes no other.
+        inputs: everything that determines the answers. A folder accepts only further calls with the same inputs.
 
     Raises:
-        UsageError: the folder holds something else, is being written, or cannot be.
+        UsageError: the folder holds something else, another process writes to it, or it is not writable.
     """
     stage = Stage(VERB, msgspec.to_builtins(inputs))
     refuse_foreign(folder, VERB, "no record of a proxy", CALLS, "--record")
@@ -120,10 +120,10 @@ def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
 
 
 def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[RecordedCall]:
-    """Yield every call of a folder in the order in which they ended, those that failed included.
+    """Yield every call of a folder, including failed ones, in the order in which they ended.
 
     Args:
-        on_torn: called with its size in bytes if the last line is torn; it is left out.
+        on_torn: called with the size in bytes of a torn last line, which is left out.
 
     Raises:
         UsageError: the folder holds no calls.
@@ -138,8 +138,7 @@ def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Ite
 
 
 def read_calls(run: Path) -> Iterator[CapturedCall]:
-    """Yield the calls of a folder that rows can be built of (`per_request`, `prefix_merging`); raise as `read_records`
-    does."""
+    """Yield the calls for training rows (`per_request`, `prefix_merging`); raise as `read_records` does."""
     captured = (call.captured() for call in read_records(run))
     return (call for call in captured if call is not None)
 

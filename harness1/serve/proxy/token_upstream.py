@@ -21,11 +21,7 @@ from harness1.tools.tool import ToolSpec
 
 class TokenUpstream:
     """A backend and its chat format. `policy.constrained` enforces calls; `tool_choice = required` alone does not.
-
-    Args:
-        name: the name that the user gave.
-        config: `policy` and `env.generation_reserve` supply parameters that a call leaves out.
-    """
+    `policy` and `env.generation_reserve` supply parameters that a call leaves out."""
 
     def __init__(self, name: str, model: Backend, chat: ChatFormat, config: Config) -> None:
         self._name, self._model, self._chat = name, model, chat
