@@ -217,7 +217,8 @@ def env_hash(env: Env) -> str:
 
 
 def choose(actions: Sequence[ToolCall]) -> tuple[ToolCall, tuple[ToolCall, ...]]:
-    """Return the executed action and the ignored ones. `end_search` comes last, so that no final curation is lost."""
+    """Return the executed action and the ignored ones: `end_search` is executed only if it is the only action, because
+    another one may be a last curation."""
     if not actions:
         raise ValueError("a decision without an action must have a parse error")
     at = next((place for place, call in enumerate(actions) if call.name != END_SEARCH), 0)

@@ -40,7 +40,7 @@ class RecordedCall(Record, kw_only=True):
     status: int = 0
     error: str | None = None
     untrainable: str | None = None
-    """Why an answered call cannot become a training row."""
+    """The reason why an answered call cannot be trained on."""
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
     output_logprobs: tuple[float, ...] | None = None
