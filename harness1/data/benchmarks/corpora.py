@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from harness1.data.benchmarks import tables
 from harness1.data.benchmarks.tables import Row
-from harness1.data.faults import EmptyText, Fault, distinct, made, refuse
+from harness1.data.faults import EmptyText, Fault, distinct, made
 from harness1.data.formats.jsonl import TEXT_KEYS, distinct_documents, identifier
 from harness1.errors import CorpusError
 from harness1.hashing import text_digest
@@ -43,18 +43,14 @@ class Corpus:
     """Starts a new pass over all ids, some of which may repeat."""
 
 
-def same_spelling(doc_id: str) -> DocId:
-    """Return the id under which a document is known."""
-    return DocId(doc_id)
-
-
-def corpus_of(files: Sequence[Path], fault: Fault = refuse, spelling: Callable[[str], DocId] = same_spelling) -> Corpus:
+def corpus_of(files: Sequence[Path], fault: Fault, spelling: Callable[[str], DocId] = DocId) -> Corpus:
     """Open the corpus in some files.
 
     Args:
+        fault: what is done about a row that is neither a document nor a chunk, or repeats an id.
         spelling: of the ids of whole documents, where the files may write one id in several ways.
     """
-    return Corpus(lambda: read_documents(files, fault, spelling), lambda: _ids(files, spelling))
+    return Corpus(lambda: _read(files, fault, spelling), lambda: _ids(files, spelling))
 
 
 def pooled(read: Callable[[], Iterator[Placed]], problems: list[str]) -> Corpus:
@@ -84,15 +80,9 @@ def document_of(chunk_id: str) -> DocId:
     return DocId(_NUMBER.sub("", chunk_id))
 
 
-def read_documents(
-    files: Sequence[Path], fault: Fault = refuse, spelling: Callable[[str], DocId] = same_spelling
-) -> Iterator[Document]:
+def _read(files: Sequence[Path], fault: Fault, spelling: Callable[[str], DocId]) -> Iterator[Document]:
     """Yield the documents of some files. Chunks may come in any order: a document is complete after its last chunk, so
-    that memory holds only incomplete ones.
-
-    Raises:
-        CorpusError: a row is neither a document nor a chunk, or repeats an id, unless `fault` lets it pass.
-    """
+    that memory holds only incomplete ones."""
     first = next(tables.rows(files, fault), None)
     if first is None:
         return iter(())
