@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import msgspec
 
-from harness1.episodes.jobs import EpisodeJob
+from harness1.episodes.jobs import EpisodeJob, OnEpisode
 from harness1.errors import HarnessError, InfrastructureFault, UsageError
 from harness1.records import Episode
 from harness1.rl.advantages import has_signal
@@ -36,7 +36,7 @@ class RolloutProducer:
         rollouts: Rollouts,
         stream: TaskStream,
         buffer: Buffer[EpisodeGroup],
-        keep: Callable[[Episode], None],
+        keep: OnEpisode,
         version: int = 0,
     ) -> None:
         self._rollouts, self._stream, self.buffer, self._keep = rollouts, stream, buffer, keep
