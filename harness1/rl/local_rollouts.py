@@ -14,7 +14,6 @@ from harness1.episodes.jobs import EpisodeSetup, Jobs, OnEpisode
 from harness1.episodes.staged import play_staged
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.models.backend import Backend
-from harness1.models.files.fetch import resolve_model
 from harness1.models.open import ModelSpec, open_backend
 from harness1.models.transformers.backend import TransformersBackend
 from harness1.policy.language_model import LanguageModelPolicy
@@ -118,12 +117,3 @@ def open_policy_to_train(spec: str, config: Config) -> LanguageModelPolicy:
         )
     model, chat = open_backend(asked, config)
     return LanguageModelPolicy(model, chat, config.env.generation_reserve, settings, spec)
-
-
-def base_folder(spec: str) -> Path:
-    """Return the folder of the weights that a policy begins with.
-
-    Raises:
-        UsageError: the model is not on this machine.
-    """
-    return resolve_model(ModelSpec.read(spec).model)

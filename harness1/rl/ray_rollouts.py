@@ -95,8 +95,7 @@ class RayRollouts:
 
     async def __aenter__(self) -> RayRollouts:
         if not self._ray.is_initialized():
-            address = self._fleet.address
-            self._ray.init(address=address or "local", log_to_driver=False)
+            self._ray.init(address=self._fleet.address or "local", log_to_driver=False)
             self._is_mine = True
         self._keepers = [asyncio.create_task(self._keep_one()) for _ in range(self._fleet.workers)]
         for keeper in self._keepers:
