@@ -8,6 +8,7 @@ from itertools import islice
 
 from harness1.env.render.view import View
 from harness1.memory.sentences import split
+from harness1.policy.actions import search_call
 from harness1.policy.question import normalised_name
 from harness1.policy.teacher.evidence import SeenEvidence
 from harness1.policy.teacher.queries import Lead, beside, leads, parts, patterns, subject
@@ -150,6 +151,4 @@ def shortened(text: str) -> str:
 
 
 def _search(*queries: str) -> ToolCall:
-    if len(queries) == 1:
-        return ToolCall("search_corpus", {"query": shortened(queries[0])})
-    return ToolCall("fan_out_search", {"queries": [shortened(query) for query in queries]})
+    return search_call(*map(shortened, queries))
