@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from harness1.errors import MissingExtra, UsageError
+from harness1.errors import MissingExtra, UsageError, optional
 from harness1.plain import utf8_safe
 
 TOKENIZER = "tokenizer.json"
@@ -50,10 +50,8 @@ class FastTokenizer:
     """
 
     def __init__(self, data: bytes) -> None:
-        try:
+        with optional("train"):
             from tokenizers import Tokenizer as Loaded
-        except ModuleNotFoundError as error:
-            raise MissingExtra("tokenizers", "train") from error
         self.hash = hashlib.sha256(data).hexdigest()
         try:
             tree: dict[str, Any] = msgspec.json.decode(data)

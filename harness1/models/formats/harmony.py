@@ -23,7 +23,6 @@ from harness1.tools.tool import ToolSpec
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
-NAMES = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 
 PREAMBLE = f"""{START}system{MESSAGE}You are ChatGPT, a large language model trained by OpenAI.
 Knowledge cutoff: 2024-06
@@ -48,20 +47,15 @@ class _Message(NamedTuple):
 
 
 class Harmony(ChatFormat):
-    """A chat format with reasoning on the channel `analysis` and calls as commentary to `functions.NAME`.
-
-    Raises:
-        UsageError: the tokenizer lacks the control tokens of Harmony.
-    """
+    """A chat format with reasoning on the channel `analysis` and calls as commentary to `functions.NAME`."""
 
     name = "harmony"
     instruction = "Call one of the functions: commentary to=functions.NAME, with its arguments as JSON"
+    control = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        if missing := [name for name in NAMES if name not in tokenizer.control]:
-            raise UsageError(f"the harmony format needs a tokenizer with {', '.join(missing)}")
-        self._control = {tokenizer.control[name]: name for name in NAMES}
+        self._names = {tokenizer.control[name]: name for name in self.control}
 
     @property
     def stop_ids(self) -> Ids:
@@ -159,9 +153,9 @@ class Harmony(ChatFormat):
         """Yield each control token with the text after it; the output continues from `<|start|>assistant`."""
         name, pending = START, list[int]()
         for token in output_ids:
-            if token in self._control:
+            if token in self._names:
                 yield name, self.tokenizer.decode(pending)
-                name, pending = self._control[token], []
+                name, pending = self._names[token], []
             else:
                 pending.append(token)
         yield name, self.tokenizer.decode(pending)
@@ -182,17 +176,13 @@ def _signature(spec: ToolSpec) -> str:
     for name, inner in properties.items():
         schema = inner if isinstance(inner, dict) else {}
         mark = "" if name in required else "?"
-        default = f" // default: {_default(schema['default'])}" if "default" in schema else ""
+        default = f" // default: {json.dumps(schema['default'], ensure_ascii=False)}" if "default" in schema else ""
         lines.append(f"{_comment(schema.get('description', ''))}{name}{mark}: {_type(schema)},{default}")
     return "(_: {\n" + "\n".join(lines) + "\n}) => any"
 
 
 def _comment(text: str) -> str:
     return "".join(f"// {line}\n" for line in text.splitlines())
-
-
-def _default(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _type(schema: Any) -> str:
