@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, dataclass_transform
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, dataclass_transform
 
 import msgspec
 from msgspec import Meta
@@ -20,3 +21,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Rate = Annotated[float, Meta(gt=0.0)]
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the settings that differ between two configurations: dotted name, and both values (None if absent)."""
+    for name in dict.fromkeys((*ours, *theirs)):
+        mine, other = ours.get(name), theirs.get(name)
+        if isinstance(mine, Mapping) and isinstance(other, Mapping):
+            yield from differences(mine, other, f"{prefix}{name}.")
+        elif mine != other:
+            yield f"{prefix}{name}", mine, other

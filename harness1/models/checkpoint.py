@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from harness1.config import Config
 from harness1.env.environment import env_hash
 from harness1.errors import ConfigError, SchemaError
 from harness1.records import Record
+from harness1.settings import differences
 
 CHECKPOINT = "checkpoint.json"
 SHOWN = 6
@@ -80,13 +80,3 @@ def format_of(folder: Path, config: Config) -> str:
             "that it was trained with, or use it anyway with --set machine.model.foreign=true"
         )
     return chosen
-
-
-def differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the settings that differ between two configurations: dotted name, and both values (None if absent)."""
-    for name in dict.fromkeys((*ours, *theirs)):
-        mine, other = ours.get(name), theirs.get(name)
-        if isinstance(mine, dict) and isinstance(other, dict):
-            yield from differences(mine, other, f"{prefix}{name}.")
-        elif mine != other:
-            yield f"{prefix}{name}", mine, other

@@ -130,6 +130,7 @@ class ReasonedPolicy(WrappedPolicy):
         return dataclasses.replace(context, tools=tuple(map(asking, context.tools)))
 
     def decided(self, decision: Decision, context: Context) -> Decision:
+        """Take the reasons out of the calls, and that of the executed one as the reasoning."""
         known = {spec.name for spec in context.tools if REASONING in spec.parameters["properties"]}
         executed, _ = choose(decision.actions)
         actions = tuple(action if action.name in known else _bare(action) for action in decision.actions)
@@ -184,6 +185,7 @@ class StudentFormatPolicy(WrappedPolicy):
         return dataclasses.replace(context, pieces=tuple(map(_worded, context.pieces)))
 
     def decided(self, decision: Decision, context: Context) -> Decision:
+        """Write the executed action as a call of the student."""
         chat = self.counter
         action, _ = choose(decision.actions)
         prompt = [*chat.segments(context), chat.prompt_end()]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from harness1.eval.run_view import RunView
+from harness1.settings import differences
 
 
 def config_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -15,10 +17,7 @@ def config_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> di
     Args:
         first: a configuration as nested plain data (see `runs.folder.shown_config`).
     """
-    flat = dict(_settings(first)), dict(_settings(second))
-    names = sorted(flat[0].keys() | flat[1].keys())
-    pairs = ((name, (flat[0].get(name), flat[1].get(name))) for name in names)
-    return {name: pair for name, pair in pairs if pair[0] != pair[1]}
+    return {name: (one, other) for name, one, other in sorted(differences(first, second), key=itemgetter(0))}
 
 
 def card_difference(first: RunView, second: RunView) -> dict[str, tuple[Any, Any]]:
@@ -38,11 +37,3 @@ def _card(run: RunView) -> dict[str, Any]:
         "seed": inputs.get("seed"),
         "fused from": outputs.get("sources"),
     }
-
-
-def _settings(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness1.env.render.pieces import Piece
 from harness1.env.render.view import TurnView
@@ -36,14 +36,6 @@ Calls to these tools must go to the commentary channel: 'functions'.{END}"""
 
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _PLAIN_NAME = re.compile(r"[\w.-]{1,64}")
-
-
-class _Message(NamedTuple):
-    """One message of an output: the header before its text, its channel, and its text."""
-
-    header: str
-    channel: str
-    text: str
 
 
 class Harmony(ChatFormat):
@@ -105,16 +97,16 @@ class Harmony(ChatFormat):
     def parse(self, output_ids: Sequence[int], specs: Sequence[ToolSpec]) -> Parsed:
         thoughts: list[str] = []
         actions: list[ToolCall] = []
-        for message in self._messages(output_ids):
-            recipient = _RECIPIENT.search(message.header)
+        for header, channel, text in self._messages(output_ids):
+            recipient = _RECIPIENT.search(header)
             if recipient is not None and recipient.group(1) != "assistant":
-                arguments = read_object(message.text)
+                arguments = read_object(text)
                 if arguments is None:
                     return Parsed(" ".join(thoughts), error="the arguments are not a JSON object")
                 actions += unwrapped(clean_name(recipient.group(1)), arguments)
-            elif message.channel in ("", "analysis"):
-                thoughts.append(message.text.strip())
-            elif message.channel not in ("commentary", "final"):
+            elif channel in ("", "analysis"):
+                thoughts.append(text.strip())
+            elif channel not in ("commentary", "final"):
                 return Parsed(" ".join(thoughts), error="the channel is none of analysis, commentary and final")
         reasoning = "\n".join(thoughts)
         if len(thoughts) > 1:
@@ -123,20 +115,16 @@ class Harmony(ChatFormat):
         return Parsed(reasoning, named) if named else Parsed(reasoning, error="there is no call")
 
     def grammar(self, specs: Sequence[ToolSpec]) -> Grammar:
-        """Raise: a grammar cannot admit the format's control tokens, which are not text.
-
-        Raises:
-            UsageError: always.
-        """
+        """Raise `UsageError`: a grammar cannot admit the format's control tokens, which are not text."""
         raise UsageError("policy.constrained is not offered with the harmony format")
 
-    def _messages(self, output_ids: Sequence[int]) -> Iterator[_Message]:
-        """Split an output at control tokens into messages, ignoring headers without a text."""
+    def _messages(self, output_ids: Sequence[int]) -> Iterator[tuple[str, str, str]]:
+        """Yield the header, channel and text of each message of an output, ignoring headers without a text."""
         header, channel, text = list[str](), "", None
         for name, stretch in self._stretches(output_ids):
             if name in (START, END, CALL, RETURN):
                 if text is not None:
-                    yield _Message(" ".join(header), channel, text)
+                    yield " ".join(header), channel, text
                 header, channel, text = [stretch], "", None
             elif text is not None:
                 text += name + stretch
@@ -147,7 +135,7 @@ class Harmony(ChatFormat):
                 if name == CHANNEL:
                     channel = next(iter(stretch.split()), "")
         if text is not None:
-            yield _Message(" ".join(header), channel, text)
+            yield " ".join(header), channel, text
 
     def _stretches(self, output_ids: Sequence[int]) -> Iterator[tuple[str, str]]:
         """Yield each control token with the text after it; the output continues from `<|start|>assistant`."""

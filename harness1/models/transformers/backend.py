@@ -19,7 +19,7 @@ from harness1.hashing import digest
 from harness1.model_folder import folder_hash
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.sampler import check_sampling
-from harness1.models.transformers.causal_model import Dtype, check_weights, load_causal_model, replace_weights
+from harness1.models.transformers.causal_model import Dtype, check_weights, load_causal_model
 from harness1.models.transformers.decoding import Decoder, DecodingRow, DecodingStats
 from harness1.models.transformers.grammar_mask import GrammarCompiler, GrammarState
 from harness1.models.transformers.slot_model import SlotModel
@@ -190,7 +190,7 @@ class TransformersBackend:
             with _Failing([swap.future]):
                 self._decoder.reset()
                 self._usable = False
-                replace_weights(self._model.model, swap.state)
+                self._model.model.load_state_dict(swap.state, strict=False)  # one name of tied weights is enough
                 self.version, self._usable = swap.version, True
                 _answer(swap.future, None)
 

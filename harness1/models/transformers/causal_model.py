@@ -72,12 +72,12 @@ def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedMode
 
 def output_head(model: PreTrainedModel) -> Any:
     """Return the layer that computes logits."""
-    return model.get_output_embeddings()
+    return model.get_output_embeddings()  # type: ignore[no-untyped-call]
 
 
 def compute_logits_in_float32(model: PreTrainedModel) -> None:
     """Make the output head compute in float32 whatever the layers below do, even under automatic mixed precision."""
-    model.set_output_embeddings(_float32_head(output_head(model)))
+    model.set_output_embeddings(_float32_head(output_head(model)))  # type: ignore[no-untyped-call]
 
 
 def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
@@ -94,16 +94,6 @@ def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
     )
     if wrong:
         raise UsageError(f"these are not the weights of this model: {', '.join(wrong[:3])}")
-
-
-def replace_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
-    """Copy the weights of a state dictionary that passed `check_weights` into the model."""
-    import torch
-
-    own = model.state_dict()
-    with torch.no_grad():
-        for name, value in state.items():
-            own[name].copy_(value)
 
 
 def _float32_head(head: Any) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ from harness1.retrieval.wire import (
     SearchAnswers,
     SearchCall,
 )
-from harness1.settings import Settings
+from harness1.settings import differences
 
 GRACE_S = 2.0
 """Beyond a deadline, which the server keeps, how long its answer may be on the way."""
@@ -107,7 +107,9 @@ def open_http(url: str, config: Config) -> Retriever:
         about = thread.submit(asyncio.run, ask_about(base, config.machine)).result()
     if about is None:
         return SearchR1Retriever(base, config)
-    if wrong := list(_differences(config.env.retrieval, about.retrieval)):
+    ours, theirs = msgspec.to_builtins(config.env.retrieval), msgspec.to_builtins(about.retrieval)
+    values = ((name, msgspec.json.encode(other).decode().strip('"')) for name, _, other in differences(ours, theirs))
+    if wrong := [f"--set env.retrieval.{name}={value}" for name, value in values]:
         raise ConfigError(f"{base} ranks with other settings than yours; to use them: {' '.join(wrong)}")
     return RemoteRetriever(base, about, config.machine)
 
@@ -133,17 +135,6 @@ async def ask_about(base: str, machine: Machine) -> About | None:
         return msgspec.json.decode(page, type=About) if page else None
     except msgspec.ValidationError as error:
         raise InfrastructureFault(f"{base}/info does not tell about an index of ours: {error}") from error
-
-
-def _differences(mine: Settings, theirs: Settings, path: str = "env.retrieval") -> Iterator[str]:
-    """The options that would make my settings equal to theirs."""
-    for name in mine.__struct_fields__:
-        own, other = getattr(mine, name), getattr(theirs, name)
-        if isinstance(own, Settings):
-            yield from _differences(own, other, f"{path}.{name}")
-        elif own != other:
-            value = msgspec.json.encode(other).decode().strip('"')
-            yield f"--set {path}.{name}={value}"
 
 
 def _query(request: SearchRequest) -> Query:

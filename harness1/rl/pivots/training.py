@@ -8,7 +8,6 @@ from typing import get_args
 
 from harness1.config import Config
 from harness1.errors import ConfigError, UsageError
-from harness1.models.checkpoint import differences
 from harness1.policy.policy import Policy
 from harness1.records import Task
 from harness1.rl.pivots.pivot import Split, read_pivots
@@ -16,6 +15,7 @@ from harness1.rl.pivots.profile import VERB, Profile, hashes_of, named_settings
 from harness1.rl.pivots.rollouts import PivotRollouts, Publish
 from harness1.runs.stage import Stage, read_stage
 from harness1.runs.store import latest_episodes
+from harness1.settings import differences
 from harness1.sft.teacher_run import TeacherRun, open_runs
 
 

@@ -170,7 +170,9 @@ def test_the_control_tokens_are_those_of_the_library(chat: Harmony, encoding: li
     assert checksum(FILE.read_bytes()) == SHA256
 
 
-@given(parts=st.lists(st.sampled_from([*Harmony.control, " to=functions.end_search", "commentary", "analysis", "{}", "x"])))
+@given(
+    parts=st.lists(st.sampled_from([*Harmony.control, " to=functions.end_search", "commentary", "analysis", "{}", "x"]))
+)
 def test_outputs_are_read_alike_with_every_tokenizer(chat: Harmony, parts: list[str]) -> None:
     small = Harmony(tokenizer("harmony"))
     text = "".join(parts)
