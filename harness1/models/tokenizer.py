@@ -99,11 +99,9 @@ def open_tokenizer(folder: Path) -> FastTokenizer:
     """
     path = folder / TOKENIZER
     try:
-        data = path.read_bytes()
+        return FastTokenizer(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{folder} has no {TOKENIZER}: {error.strerror}") from error
-    try:
-        return FastTokenizer(data)
     except MissingExtra:
         raise
     except UsageError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from harness1.env.render.view import HitView, View
@@ -99,14 +99,14 @@ class EvidenceScore:
 
     def update(self) -> list[ScoredDocument]:
         """Rescore everything and return the candidates best first, ties in the order found."""
-        candidates = list(self.candidates.values())
+        candidates = self.candidates.values()
         by_head = self._by_head()
         named = {key for key in by_head if key not in FUNCTION_WORDS and f" {key} " in self.flat}
         for candidate in candidates:
             candidate.base = 0.0 if candidate.rank is None else 1 / (2 + candidate.rank)
             candidate.match = self._match(candidate, named, len(by_head.get(candidate.head, ())))
             candidate.link = 0.0
-        self._follow(candidates, self._targets(by_head))
+        self._follow(self._targets(by_head))
         return sorted(candidates, key=lambda candidate: -candidate.score)
 
     def _by_head(self) -> dict[str, list[ScoredDocument]]:
@@ -138,11 +138,9 @@ class EvidenceScore:
                     targets.setdefault(query, []).append((candidate, 0.5 / len(by_head[candidate.head])))
         return targets
 
-    def _follow(
-        self, candidates: Iterable[ScoredDocument], targets: Mapping[str, list[tuple[ScoredDocument, float]]]
-    ) -> None:
+    def _follow(self, targets: Mapping[str, list[tuple[ScoredDocument, float]]]) -> None:
         """Pass the strength of strong documents on to those that they name, over two hops."""
-        candidates = list(candidates)
+        candidates = self.candidates.values()
         counts = Counter(key for candidate in candidates for key in candidate.names)
         strength = {candidate.handle: max(candidate.base, candidate.match) for candidate in candidates}
         self.leads = {}

@@ -52,9 +52,6 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
     `mixed:0.6` is the oracle teacher in six turns of ten and the random policy in the others; `silent:POLICY` is any
     policy without a model, stripped of its reasons.
 
-    Args:
-        golds: the gold of each task by its id; only the oracles are given it.
-
     Raises:
         UsageError: there is no such policy, or its model cannot be loaded.
         ConfigError: the settings do not fit its model.

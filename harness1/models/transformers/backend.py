@@ -148,15 +148,12 @@ class TransformersBackend:
     def _collect(self) -> bool:
         """Wait for work; return False if none comes for `IDLE_S`."""
         with self._changed:
-            came = self._changed.wait_for(self._has_work, IDLE_S)
+            came = self._changed.wait_for(lambda: self._running or self._waiting or self._swaps or self._closed, IDLE_S)
             if not came or self._closed:
                 self._thread = None
                 atexit.unregister(self._close)
                 return False
             return True
-
-    def _has_work(self) -> bool:
-        return bool(self._running or self._waiting or self._swaps or self._closed)
 
     def _close(self) -> None:
         """At exit of the process: let the current step finish, begin no other."""

@@ -82,12 +82,8 @@ class TeacherSearch:
         for document in reversed(evidence.gold):
             if document.handle not in self._read and len(split(document.text)) >= min(SENTENCES, most):
                 self._read.add(document.handle)
-                return Move(
-                    ToolCall("read_document", {"doc_id": document.handle}),
-                    kind,
-                    (document.handle,),
-                    subject(evidence.score.question),
-                )
+                call = ToolCall("read_document", {"doc_id": document.handle})
+                return Move(call, kind, (document.handle,), subject(evidence.score.question))
         return None
 
     def _move(self, kind: str, view: View, evidence: SeenEvidence, tools: Set[str]) -> Move | None:
@@ -125,9 +121,8 @@ class TeacherSearch:
     def _grep(self, view: View, evidence: SeenEvidence, words: bool = True) -> Move | None:
         for pattern in patterns(view.query, evidence):
             if (words or " " in pattern) and self._is_new(f"grep {pattern}"):
-                return Move(
-                    ToolCall("grep_corpus", {"pattern": pattern}), "grep", topic=(pattern.removeprefix("(?i)"),)
-                )
+                call = ToolCall("grep_corpus", {"pattern": pattern})
+                return Move(call, "grep", topic=(pattern.removeprefix("(?i)"),))
         return None
 
     def _is_new(self, query: str) -> bool:
