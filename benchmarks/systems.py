@@ -24,13 +24,12 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.hybrid_table import MODEL, stratified
-from harness1.cli.evaluate import evaluated
-from harness1.cli.index import ensure_index
 from harness1.config import Config, load_config
+from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
 from harness1.eval.ablations.run import ABLATIONS, ablated
 from harness1.eval.compare.comparison import at_equal_size
-from harness1.eval.evaluate import Evaluation
+from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.run_view import RunView, read_run
 from harness1.eval.statistics import bootstrap_mean, holm, paired_difference, randomisation_test
 
@@ -78,7 +77,7 @@ def dataset_rows(dataset: str, indexes: Path, out: Path, limit: int) -> dict[str
     for name, system in systems().items():
         folder = out / source.name / name.replace(", ", "-").replace(" ", "-")
         evaluation = Evaluation(dataset, "test", tasks, str(index), system.policy, system.config)
-        evaluated(evaluation, folder, force=False)
+        ensure_run(evaluation, folder)
         runs[name] = read_run(folder, dataset)
     return compared(runs)
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness1.cli.index import ensure_index
 from harness1.config import Config, load_config
+from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import rollout

@@ -1,4 +1,4 @@
-"""The base class of settings groups, and the ranges of their numbers."""
+"""The base class of settings groups, the ranges of their numbers, and how two configurations differ."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Weight = Annotated[float, Meta(ge=0.0)]
 Seconds = Annotated[float, Meta(gt=0.0)]
+Rate = Annotated[float, Meta(gt=0.0)]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
@@ -20,14 +21,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The base class of all settings groups: immutable, unknown keys refused."""
 
 
-Rate = Annotated[float, Meta(gt=0.0)]
-
-
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the settings that differ between two configurations: dotted name, and both values (None if absent)."""
+    """Yield the dotted name of each setting that differs, and its value in each configuration, None where it has none.
+
+    Args:
+        ours, theirs: configurations as plain data, groups within groups.
+        prefix: what names begin with, such as `env.`.
+    """
     for name in dict.fromkeys((*ours, *theirs)):
         mine, other = ours.get(name), theirs.get(name)
-        if isinstance(mine, Mapping) and isinstance(other, Mapping):
-            yield from differences(mine, other, f"{prefix}{name}.")
+        if {type(mine), type(other)} - {type(None)} == {dict}:
+            yield from differences(mine or {}, other or {}, f"{prefix}{name}.")
         elif mine != other:
             yield f"{prefix}{name}", mine, other

@@ -26,7 +26,7 @@ WITHIN = {
     "models": "* | files | formats | transformers | servers | checkpoint | open",
     "policy": "* | baselines wrappers recorded | scripted | oracle | teacher | registry",
     "eval": "* | evaluate | fusion | compare | ablations | answers",
-    "rl": "* | admission | pivots | learning",
+    "rl": "* | admission | pivots | learning | open",
     "viewer": "html | report | *",
     "serve": "* | service | connection | server | retrieve | proxy",
 }
@@ -96,6 +96,13 @@ def test_no_modules_and_no_packages_import_each_other() -> None:
             TopologicalSorter(graph).prepare()
         except CycleError as circle:
             pytest.fail(f"these import each other: {circle.args[1]}")
+
+
+def test_verbs_do_not_import_each_other() -> None:
+    verbs = set(re.findall(r'"(\w+):\w+"', (PACKAGE / "cli" / "main.py").read_text()))
+    assert verbs >= {"evaluate", "rl_train"}
+    for verb in verbs:
+        assert not {there[1] for there in imports(PACKAGE / "cli" / f"{verb}.py") if there[0] == "cli"} & verbs, verb
 
 
 def test_the_picture_in_the_architecture_is_the_list() -> None:

@@ -3,60 +3,48 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from harness1.cli.dashboard import evaluated
+from harness1.cli.results import print_result
 from harness1.eval.ablations.run import ABLATIONS, ablate, conditions
 from harness1.eval.ablations.table import COLUMNS, AblationTable, cells, title
-from harness1.eval.evaluate import Evaluation
+from harness1.eval.evaluate import Evaluation, Play
 from harness1.viewer.report import ensure_report
 
-Play = Callable[[Evaluation, Path], dict[str, Any]]
 WIDEST = 1000
 """Characters of a line that no table reaches."""
 
 
 def ablation_names(words: str) -> tuple[str, ...]:
-    """The ablations that a user names, separated by commas; `all` is all of them."""
+    """Return the ablations that a user names, separated by commas; `all` is all of them."""
     named = [word.strip() for word in words.split(",")]
     return tuple(dict.fromkeys(name for word in named for name in (ABLATIONS if word == "all" else (word,))))
 
 
-def run_ablations(
-    evaluation: Evaluation,
-    out: Path,
-    words: str,
-    play: Play,
-    *,
-    force: bool,
-    as_json: bool,
-) -> None:
+def run_ablations(evaluation: Evaluation, out: Path, words: str, *, force: bool, as_json: bool) -> None:
     """Play an evaluation with and without mechanisms, and print the table.
 
     Args:
         words: as of `ablation_names`.
-        play: carries out what is missing of one evaluation, and shows how it goes.
     """
     names = ablation_names(words)
     played = conditions(evaluation, names)
-    table = ablate(evaluation, out, names, force=force, play=_announced(play, len(played)))
+    table = ablate(evaluation, out, names, force=force, play=_announced(len(played)))
     for name in played:
         ensure_report(out / name, evaluation.tasks)
-    if as_json:
-        print(msgspec.json.encode(table).decode())
-    else:
-        print_ablations(table, out)
+    print_result(table, as_json, print_ablations, out)
 
 
 def print_ablations(table: AblationTable, out: Path) -> None:
-    """The table, and below it which mechanisms help."""
+    """Print the table, and below it which mechanisms help."""
     shown = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     for column in COLUMNS:
         shown.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)
@@ -72,12 +60,12 @@ def print_ablations(table: AblationTable, out: Path) -> None:
     console.print(f"Everything is in {out}.", soft_wrap=True)
 
 
-def _announced(play: Play, total: int) -> Play:
-    """Plays after a line on standard error that says which condition of how many it is."""
+def _announced(total: int) -> Play:
+    """Return a function that plays after a line on standard error, which says which condition of how many it is."""
     numbers = count(1)
 
-    def told(evaluation: Evaluation, folder: Path) -> dict[str, Any]:
+    def told(evaluation: Evaluation, folder: Path) -> Mapping[str, Any]:
         print(f"harness1: condition {next(numbers)} of {total}: {folder.name}", file=sys.stderr)
-        return play(evaluation, folder)
+        return evaluated(evaluation, folder)
 
     return told

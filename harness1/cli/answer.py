@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from harness1.cli.evaluate import Limit
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve, say_torn
-from harness1.config import Config, Machine
-from harness1.errors import InfrastructureFault, UsageError
-from harness1.eval.answers.asking import CONDITIONS, Answered, Answering, Condition, NamedModel, questions_of
-from harness1.eval.answers.prompts import DocumentReader
-from harness1.eval.answers.run import AnswerRun, clear_answers
+from harness1.cli.bars import progress_of_work
+from harness1.cli.options import ConfigFile, Force, Json, Limit, Overrides, resolve, say_torn
+from harness1.cli.results import print_result
+from harness1.errors import InfrastructureFault
+from harness1.eval.answers.asking import CONDITIONS, Answered
+from harness1.eval.answers.run import AnswerRequest, AnswerRun, open_answers
 from harness1.eval.answers.summary import METRICS
 from harness1.eval.run_view import read_run
-from harness1.http.completions import Completer
-from harness1.http.model_endpoint import ModelEndpoint, policy_endpoint
-from harness1.models.open import ModelSpec
-from harness1.retrieval.open import open_retriever
 
 
 def answer(
@@ -67,27 +59,13 @@ def answer(
 
     Example: harness1 answer runs/world --answerer openai:gpt-4o-mini@https://api.openai.com/v1
     """
-    settings = resolve(config, overrides).machine
-    view = read_run(run, dataset)
-    work = Answering(
-        questions=(questions := questions_of(view, limit)).asked,
-        texts=_library(index or view.index, view.config, settings),
-        answerer=_model(answerer, "--answerer", answer_tokens, policy_endpoint, settings),
-        judge=_model(judge, "--judge", answer_tokens, _judge_endpoint, settings) if judge else None,
-        conditions=_conditions(conditions),
-        single_size=single_size,
-        documents=documents,
-        tokens=tokens,
-    )
-    out = out or run / "answers" / re.sub(r"[^\w.-]", "-", ModelSpec.read(answerer).model)
-    answering = AnswerRun(view, questions, work, out, settings.model.concurrency)
+    machine = resolve(config, overrides).machine
+    asked = AnswerRequest(answerer, judge, conditions, limit, single_size, documents, tokens, answer_tokens, index)
+    answering = open_answers(read_run(run, dataset), asked, out, machine)
     if force:
-        clear_answers(out)
+        answering.clear()
     summary = answering.found() or _carried_out(answering)
-    if as_json:
-        print(msgspec.json.encode(summary).decode())
-    else:
-        print_answers(summary, out)
+    print_result(summary, as_json, print_answers, answering.out)
     _refuse_missing(summary)
 
 
@@ -98,7 +76,7 @@ def _refuse_missing(summary: dict[str, Any]) -> None:
 
 
 def print_answers(summary: dict[str, Any], out: Path) -> None:
-    """The conditions with their intervals, their differences, and what could not be scored."""
+    """Print the conditions with their intervals, their differences, and what could not be scored."""
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(f"{summary['answerer']['model']} on {summary['run']}", soft_wrap=True)
     table = Table(box=SIMPLE_HEAD)
@@ -132,7 +110,7 @@ def print_answers(summary: dict[str, Any], out: Path) -> None:
 
 
 def _account(summary: dict[str, Any]) -> str:
-    """What is behind the numbers, in a sentence."""
+    """Return what is behind the numbers, in a sentence."""
     rows = summary["conditions"].values()
     counted = {
         "missing answers": summary["missing"],
@@ -165,31 +143,3 @@ def _carried_out(answering: AnswerRun) -> dict[str, Any]:
             progress.advance(bar)
 
         return answering.carry_out(start, advance, partial(say_torn, answering.out))
-
-
-def _conditions(text: str) -> tuple[Condition, ...]:
-    asked = {name.strip() for name in text.split(",")}
-    if unknown := asked - set(CONDITIONS):
-        raise UsageError(f"--conditions takes some of {', '.join(CONDITIONS)}, not {', '.join(sorted(unknown))!r}")
-    return tuple(condition for condition in CONDITIONS if condition in asked)
-
-
-def _model(
-    spec: str, option: str, most_tokens: int, endpoint: Callable[[str, Machine], ModelEndpoint], machine: Machine
-) -> NamedModel:
-    asked = ModelSpec.read(spec)
-    if asked.kind != "openai" or asked.url is None:
-        raise UsageError(f"{option} takes openai:MODEL@URL, not {spec!r}")
-    return NamedModel(spec, Completer(endpoint(asked.url, machine), asked.model, most_tokens))
-
-
-def _judge_endpoint(url: str, machine: Machine) -> ModelEndpoint:
-    judge = machine.verifier
-    return ModelEndpoint(url, judge.key, judge.timeout_s, machine.attempts, machine.backoff_s, judge.concurrency)
-
-
-def _library(index: str, recorded: Config, given: Machine) -> DocumentReader:
-    """The index as the run asked it, with the web services of this command line: a record holds no keys."""
-    web = given.web if given.web != Machine().web else recorded.machine.web
-    config = msgspec.structs.replace(recorded, machine=msgspec.structs.replace(recorded.machine, web=web))
-    return DocumentReader(open_retriever(index, config), config.machine)

@@ -23,7 +23,7 @@ from harness1.eval.run_view import read_run
 from harness1.runs.files import write_atomically
 
 LEAST = 16
-"""Characters that the flexible column of a table has in any case."""
+"""Least width of the flexible column of a table, in characters."""
 
 
 def compare(
@@ -70,7 +70,7 @@ def _write(out: Path, parts: list[Block]) -> None:
 
 
 def _print(console: Console, part: Block) -> None:
-    """One block and an empty line; on a terminal tables are ruled, in a pipe they are plain."""
+    """Print a block and an empty line; on a terminal tables are ruled, in a pipe they are plain."""
     if isinstance(part, str):
         console.print(part, markup=False, soft_wrap=not console.is_terminal)
     elif isinstance(part, Links):
@@ -82,7 +82,7 @@ def _print(console: Console, part: Block) -> None:
 
 
 def _table(grid: Grid, ruled: bool, width: int) -> Table:
-    """A grid of at most so many columns of text, as far as its flexible column can give way."""
+    """Return a grid that is at most so many characters wide, as far as its flexible column can shrink."""
     lengths = [max(map(cell_len, column)) for column in zip(grid.columns, *grid.rows, strict=True)]
     gap = 3 if ruled else 2
     others = sum(length + gap for number, length in enumerate(lengths) if number != grid.flexible)

@@ -37,6 +37,6 @@ def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json =
 
 
 def config_hashes(config: Config) -> dict[str, str]:
-    """The hashes that a configuration alone decides; `index_hash` needs a corpus too."""
+    """Return the hashes that a configuration alone decides; `index_hash` needs a corpus too."""
     env = SearchEnv(config.env, Nowhere("", config.index.unit))
     return {"env_hash": env.hash, "reward_hash": config.reward_hash, "index_settings": digest(config.index)}

@@ -1,103 +1,134 @@
-"""What is shown of an evaluation and of a training while they are under way: a panel on a terminal, plain lines
+"""Show an evaluation or a training while it is under way: a panel on a terminal, plain lines
 elsewhere."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.padding import Padding
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 from rich.text import Text
 
+from harness1.cli.options import say_torn
 from harness1.cli.progress import EpisodeNumbers, EpisodeProgress, Pacing, StepNumbers, StepProgress
 from harness1.episodes.jobs import Depths
+from harness1.eval.evaluate import Evaluation, ensure_run, evaluate
 from harness1.records import Episode, Gold
-from harness1.train.log import StepListener, validation_values
+from harness1.train.log import validation_values
+from harness1.viewer.report import ensure_report
 
 REFRESHES = 4
 """Drawings per second."""
+RATE_S = 600.0
+"""Seconds behind the speed. Steps of a training may take minutes."""
+OF = "{task.completed:,.0f} of {task.total:,.0f}"
 Clock = Callable[[], float]
 
 
+class Speed(ProgressColumn):
+    """Shows how much is done per minute; nothing while that is not known."""
+
+    def render(self, task: Task) -> Text:
+        minute = 60.0 * (task.finished_speed or task.speed or 0.0)
+        return Text(f"{minute:{',.0f' if minute >= 100 else '.3g'}} per minute" if minute else "")
+
+
+class TimeLeft(TimeRemainingColumn):
+    """Shows the time left; nothing where there is none or it is not known."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{super().render(task)} left" if task.time_remaining else "")
+
+
 class View(NamedTuple):
-    """What there is to see: how much is done, rows of a label and a text, and all of it in one line."""
+    """What is shown besides how much is done: rows of a label and a text, and parts of a line."""
 
-    done: int
-    total: int
     rows: Sequence[tuple[str, str]]
-    line: str
+    line: Sequence[str]
 
 
-class Board(AbstractContextManager["Board"]):
+class Board(AbstractContextManager[Any]):
     """Shows views until the work ends, however it ends: the cursor comes back, and the last line stays.
 
-    Nothing is shown before `begin`, for what is refused needs no panel. Standard output is left alone.
+    Nothing is shown before `begin`, so that work that is refused shows no panel. Standard output is left alone.
 
     Args:
-        view: makes what is shown now. It is called within the lock, maybe on a thread of its own.
+        count: says how much is done, as a template of `rich.progress.TextColumn`.
         console: where; standard error by default.
-        hidden: show nothing at all, as a process beside the one that leads.
+        hidden: show nothing, as in all processes of a training but the first.
     """
 
     def __init__(
-        self,
-        title: str,
-        view: Callable[[], View],
-        console: Console | None = None,
-        clock: Clock = time.monotonic,
-        hidden: bool = False,
+        self, title: str, count: str, console: Console | None, clock: Clock = time.monotonic, hidden: bool = False
     ) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
-        self.lock = threading.RLock()
-        self._title, self._view, self._clock, self._hidden = title, view, clock, hidden
+        self._console = console or Console(stderr=True, highlight=False)
+        self._lock = threading.RLock()
+        self._title, self._clock, self._hidden = title, clock, hidden
+        self._columns = (TextColumn(count), Speed(Column(no_wrap=True)), TimeLeft(table_column=Column(no_wrap=True)))
+        bar = BarColumn(None), *self._columns
+        self._bar = Progress(*bar, console=self._console, speed_estimate_period=RATE_S, get_time=clock, expand=True)
+        self._task = self._bar.add_task("", start=False)
         self._live: Live | None = None
         self._pacing: Pacing | None = None
         self._said = ""
 
-    def begin(self) -> None:
-        """Show the first view; once."""
-        if self._pacing is not None or self._hidden:
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def view(self) -> View:
+        """Return what is shown now. It is called within the lock, maybe on a thread of its own."""
+
+    def begin(self, done: int, total: int) -> None:
+        """Show the first view, with so much done before; once."""
+        if self._bar.tasks[0].started:
+            return
+        self._bar.reset(self._task, completed=done, total=total)
+        if self._hidden:
             return
         self._pacing = Pacing(self._clock())
-        if self.console.is_terminal and not self.console.is_dumb_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(
-                self, console=self.console, refresh_per_second=REFRESHES, transient=True, redirect_stdout=False
+                self, console=self._console, refresh_per_second=REFRESHES, transient=True, redirect_stdout=False
             )
             self._live.start()
 
-    def changed(self) -> None:
-        """There is something else to see: a terminal shows it at its next drawing."""
-        if self._live is None and self._pacing is not None:
-            with self.lock:
-                view = self._view()
-            if self._pacing.due(self._clock(), view.done / max(1, view.total)):
-                self._say(view.line)
+    def advance(self, done: int | None = None) -> None:
+        """Count one more, or so much in all; a terminal shows it at its next drawing."""
+        if done is None:
+            self._bar.advance(self._task)
+        else:
+            self._bar.update(self._task, completed=done)
+        share = self._bar.tasks[0].percentage / 100.0
+        if self._live is None and self._pacing is not None and self._pacing.due(self._clock(), share):
+            self._say()
 
     def say(self, line: str) -> None:
-        """A line that stays, above the panel."""
+        """Print a line that stays, above the panel."""
         if not self._hidden:
-            self.console.print(Text(line), soft_wrap=True)
+            self._console.print(Text(line), soft_wrap=True)
 
     def __rich__(self) -> Panel:
-        with self.lock:
-            view = self._view()
+        with self._lock:
+            view = self.view()
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="bold", no_wrap=True)
         rows.add_column(overflow="fold")
         for label, text in view.rows:
             rows.add_row(label, Text(text))
-        bar = ProgressBar(total=max(1, view.total), completed=view.done)
         title = Text(self._title, overflow="crop")  # an ellipsis is a character that not every terminal knows
-        return Panel(Group(Padding(bar), rows), title=title, title_align="left")
+        return Panel(Group(self._bar.get_renderable(), rows), title=title, title_align="left")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -105,11 +136,14 @@ class Board(AbstractContextManager["Board"]):
         if self._live is not None:
             self._live.stop()
         if self._pacing is not None:
-            with self.lock:
-                view = self._view()
-            self._say(view.line)
+            self._say()
 
-    def _say(self, line: str) -> None:
+    def _say(self) -> None:
+        """Print how much is done, the view and the time left in one line, unless that was the last one."""
+        with self._lock:
+            view = self.view()
+        shown = (str(column.render(self._bar.tasks[0])) for column in self._columns)
+        line = "; ".join(part for part in (*shown, *view.line) if part)
         if line != self._said:
             self._said = line
             self.say(f"{self._title}: {line}")
@@ -125,104 +159,101 @@ FAILURES: Words = MappingProxyType(
 SECONDS: Words = MappingProxyType({"seconds": "in all", "wait_seconds": "waiting", "train_seconds": "training"})
 
 
-class EvaluationBoard:
-    """Takes the episodes of an evaluation."""
-
-    def __init__(self, title: str, console: Console | None, clock: Clock, hidden: bool) -> None:
-        self._clock = clock
-        self._progress = EpisodeProgress(clock(), 0, 0)
-        self._depths: Depths = dict
-        self.board = Board(title, self._view, console, clock, hidden)
-
-    def start(self, done: int, total: int) -> None:
-        """So many episodes are there from earlier sessions, and so many there are to be."""
-        with self.board.lock:
-            self._progress = EpisodeProgress(self._clock(), done, total)
-        self.board.begin()
-
-    def earlier(self, episode: Episode, gold: Gold | None) -> None:
-        """One of those from earlier sessions."""
-        with self.board.lock:
-            self._progress.include(episode, gold)
-
-    def episode(self, episode: Episode, gold: Gold | None) -> None:
-        """Another one has finished."""
-        with self.board.lock:
-            self._progress.add(episode, gold, self._clock())
-        self.board.changed()
-
-    def queues(self, depths: Depths) -> None:
-        """Where the depths of queues are asked for (see `runner.run_episodes`)."""
-        self._depths = depths
-
-    def _view(self) -> View:
-        numbers = self._progress.numbers(self._clock())
-        return View(numbers.done, numbers.total, evaluation_rows(numbers, self._depths()), evaluation_line(numbers))
-
-
-class TrainingBoard:
-    """Listens to a training."""
-
-    def __init__(self, title: str, console: Console | None, clock: Clock, hidden: bool) -> None:
-        self._clock = clock
-        self._progress = StepProgress()
-        self._unit, self._names = "step", tuple[str, ...]()
-        self.board = Board(title, self._view, console, clock, hidden)
-
-    def listener(self, unit: str, names: Sequence[str]) -> StepListener:
-        """What a trainer tells its steps to. What looks measure is said in lines that stay.
-
-        Args:
-            unit: what it counts: `step` or `batch`.
-            names: of the values that are shown, those of most interest first.
-        """
-        self._unit, self._names = unit, tuple(names)
-
-        def show(step: int, steps: int, values: Mapping[str, float]) -> None:
-            with self.board.lock:
-                self._progress.add(step, steps, values, self._clock())
-            self.board.begin()
-            if found := validation_values(values):
-                self.board.say(f"{unit} {step}, held out: {named(found, names)}")
-            self.board.changed()
-
-        return show
-
-    def _view(self) -> View:
-        numbers = self._progress.numbers()
-        rows = training_rows(numbers, self._unit, self._names)
-        return View(numbers.step, numbers.steps, rows, training_line(numbers, self._unit, self._names))
-
-
-@contextmanager
-def dashboard_of_evaluation(
-    title: str, *, console: Console | None = None, clock: Clock = time.monotonic, hidden: bool = False
-) -> Iterator[EvaluationBoard]:
-    """A board for `evaluate`: `board.start` is its `on_start`, `board.earlier` what its `on_earlier` tells,
-    `board.queues` its `on_depths`.
+class EvaluationBoard(Board):
+    """Takes what `evaluate` tells: `begin`, `earlier`, `episode` and `queues`.
 
     Args:
-        console: where it is shown; standard error by default.
-        hidden: show nothing.
+        golds: of all tasks, by their ids.
     """
-    shown = EvaluationBoard(title, console, clock, hidden)
-    with shown.board:
-        yield shown
+
+    def __init__(
+        self,
+        title: str,
+        golds: Mapping[str, Gold | None],
+        console: Console | None = None,
+        clock: Clock = time.monotonic,
+        hidden: bool = False,
+    ) -> None:
+        super().__init__(title, f"{OF} episodes", console, clock, hidden)
+        self._golds = golds
+        self._progress = EpisodeProgress()
+        self._depths: Depths = dict
+
+    def earlier(self, episode: Episode) -> None:
+        """Take an episode of an earlier session."""
+        with self._lock:
+            self._progress.add(episode, self._golds[episode.task.task_id])
+
+    def episode(self, episode: Episode) -> None:
+        """Take an episode that has just finished."""
+        self.earlier(episode)
+        self.advance()
+
+    def queues(self, depths: Depths) -> None:
+        """Take the function that gives the depths of queues (see `run_episodes`)."""
+        self._depths = depths
+
+    def view(self) -> View:
+        numbers = self._progress.numbers()
+        return View(evaluation_rows(numbers, self._depths()), evaluation_line(numbers))
 
 
-@contextmanager
-def dashboard_of_training(
-    title: str, *, console: Console | None = None, clock: Clock = time.monotonic, hidden: bool = False
-) -> Iterator[TrainingBoard]:
-    """A board for a trainer: `board.listener` makes its `on_step`. Arguments are those of `dashboard_of_evaluation`."""
-    shown = TrainingBoard(title, console, clock, hidden)
-    with shown.board:
-        yield shown
+class TrainingBoard(Board):
+    """Listens to a training: `listen` is the `on_step` of a trainer.
+
+    Args:
+        unit: what the trainer counts: `step` or `batch`.
+        names: of the values that are shown, those of most interest first.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        unit: str,
+        names: Sequence[str],
+        console: Console | None = None,
+        clock: Clock = time.monotonic,
+        hidden: bool = False,
+    ) -> None:
+        super().__init__(title, f"{unit} {OF}", console, clock, hidden)
+        self._progress = StepProgress()
+        self._unit, self._names = unit, names
+
+    def listen(self, step: int, steps: int, values: Mapping[str, float]) -> None:
+        """Take what a step measured; say what a validation measured in a line that stays."""
+        with self._lock:
+            self._progress.add(step, values)
+        self.begin(step, steps)
+        if found := validation_values(values):
+            self.say(f"{self._unit} {step}, held out: {named(found, self._names)}")
+        self.advance(step)
+
+    def view(self) -> View:
+        numbers = self._progress.numbers()
+        return View(training_rows(numbers, self._unit, self._names), [named(numbers.values, self._names)])
+
+
+def evaluated(evaluation: Evaluation, out: Path, force: bool = False) -> Mapping[str, Any]:
+    """Run under a dashboard what is missing in a run folder, and write its report; return its metrics.
+
+    Args:
+        force: begin again, whatever the folder holds of earlier runs.
+    """
+    metrics = ensure_run(evaluation, out, _under_dashboard, force=force)
+    ensure_report(out, evaluation.tasks)
+    return metrics
+
+
+def _under_dashboard(evaluation: Evaluation, out: Path) -> Mapping[str, Any]:
+    golds = {task.task_id: task.gold for task in evaluation.tasks}
+    with EvaluationBoard(f"{evaluation.policy} on {evaluation.dataset} ({out.name})", golds) as board:
+        told = board.begin, board.episode, partial(say_torn, out), board.queues, board.earlier
+        return evaluate(evaluation, out, *told)
 
 
 def evaluation_rows(numbers: EpisodeNumbers, depths: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Labels and texts of the panel of an evaluation."""
-    rows = [("episodes", f"{_done(numbers.done, numbers.total)}, {_speed(numbers)}{_left(numbers.seconds_left)}")]
+    """Return labels and texts of the panel of an evaluation."""
+    rows = []
     if numbers.recall is not None:
         rows.append(("recall", f"{_interval(numbers.recall)}, curated, over {numbers.tasks} tasks"))
     rows.append(("an episode", _episode(numbers)))
@@ -234,24 +265,19 @@ def evaluation_rows(numbers: EpisodeNumbers, depths: Mapping[str, int]) -> list[
     return rows
 
 
-def evaluation_line(numbers: EpisodeNumbers) -> str:
-    """The same in one line."""
-    parts = [f"{_done(numbers.done, numbers.total)} episodes", _speed(numbers) + _left(numbers.seconds_left)]
-    if numbers.recall is not None:
-        parts.append(f"recall {_interval(numbers.recall)}")
-    if numbers.failures:
-        parts.append(_counted(numbers.failures))
-    return "; ".join(parts)
+def evaluation_line(numbers: EpisodeNumbers) -> list[str]:
+    """Return the same as parts of a line."""
+    recall = "" if numbers.recall is None else f"recall {_interval(numbers.recall)}"
+    return [recall, _counted(numbers.failures)]
 
 
 def training_rows(numbers: StepNumbers, unit: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Labels and texts of the panel of a training."""
+    """Return labels and texts of the panel of a training."""
     values = numbers.values
-    speed = "" if numbers.tokens_per_second is None else f", {numbers.tokens_per_second:,.0f} tokens/s"
     validation = named(numbers.validation, names)
     rows = [
-        (unit, f"{_done(numbers.step, numbers.steps)}{speed}{_left(numbers.seconds_left)}"),
         ("values", _with_trends(numbers, names)),
+        ("speed", "" if numbers.tokens_per_second is None else f"{numbers.tokens_per_second:,.0f} tokens/s"),
         ("seconds", _worded(values, SECONDS, "{:.1f}")),
         ("buffer", _worded(values, BUFFER, "{:.3g}")),
         ("dropped", _worded(values, DROPPED, "{:.0f}")),
@@ -261,14 +287,8 @@ def training_rows(numbers: StepNumbers, unit: str, names: Sequence[str]) -> list
     return [(label, text) for label, text in rows if text]
 
 
-def training_line(numbers: StepNumbers, unit: str, names: Sequence[str]) -> str:
-    """The same in one line."""
-    said = named(numbers.values, names)
-    return f"{unit} {_done(numbers.step, numbers.steps)}{_left(numbers.seconds_left)}" + (f"; {said}" if said else "")
-
-
 def named(values: Mapping[str, float], names: Sequence[str]) -> str:
-    """Those of the values that there are, with their names, in the order of these."""
+    """Return those of the named values that there are, with their names, in this order."""
     return _worded(values, {name: name for name in names}, "{:.3g}")
 
 
@@ -282,23 +302,6 @@ def _with_trends(numbers: StepNumbers, names: Sequence[str]) -> str:
         trend = f" ({numbers.trends[name]:+.2g})" if name in numbers.trends else ""
         parts.append(f"{name} {numbers.values[name]:.3g}{trend}")
     return ", ".join(parts)
-
-
-def _done(done: int, total: int) -> str:
-    return f"{done:,} of {total:,}"
-
-
-def _speed(numbers: EpisodeNumbers) -> str:
-    return f"{numbers.per_minute:{',.0f' if numbers.per_minute >= 100 else '.3g'}} per minute"
-
-
-def _left(seconds: float | None) -> str:
-    """The time that is left, behind a comma; nothing where there is none or it is not known."""
-    if not seconds:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f", {hours}:{minutes:02}:{rest:02} left"
 
 
 def _interval(interval: tuple[float, float, float]) -> str:

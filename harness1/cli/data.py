@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from harness1.cli.bars import count_of_documents
 from harness1.cli.options import Force, Json
 from harness1.data.benchmarks.benchmark import Benchmark
 from harness1.data.benchmarks.registry import BENCHMARKS, benchmark_named
@@ -84,7 +81,7 @@ def import_(
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
     left: list[str] = []
-    with _counting(f"importing {name}") as advance:
+    with count_of_documents(f"importing {name}") as advance:
         counts = import_benchmark(
             benchmark, path, out, fault=_noting(left) if leave_out else refuse, force=force, on_document=advance
         )
@@ -110,7 +107,7 @@ def check(
     """
     if unknown := sorted(set(ignore or ()) - set(FINDINGS)):
         raise UsageError(f"--ignore takes a kind of finding, not {unknown[0]!r}; there are: {', '.join(FINDINGS)}")
-    with _counting(f"checking {dataset}") as advance:
+    with count_of_documents(f"checking {dataset}") as advance:
         report = check_dataset(dataset, advance)
     kept = tuple(finding for finding in report.findings if finding.kind not in (ignore or ()))
     report = msgspec.structs.replace(report, findings=kept)
@@ -142,18 +139,3 @@ def _noting(left: list[str]) -> Fault:
         left.append(str(error))
 
     return note
-
-
-@contextmanager
-def _counting(what: str) -> Iterator[Callable[[], None]]:
-    """A count of documents on standard error, where that is a terminal."""
-    console = Console(stderr=True)
-    counted = TextColumn("{task.description}: {task.completed} documents", markup=False)
-    columns = (SpinnerColumn(), counted, TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(what, total=None)
-
-        def advance() -> None:
-            progress.advance(bar)
-
-        yield advance

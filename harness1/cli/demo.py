@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from harness1.cli.index import ensure_index
-from harness1.cli.live import show_result
-from harness1.cli.options import ConfigFile, Overrides, resolve
-from harness1.cli.search import run_one
+from harness1.cli.bars import read_aloud
+from harness1.cli.live import show_result, watched
+from harness1.cli.options import ConfigFile, Overrides, resolve, say_torn
+from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
+from harness1.episodes.jobs import EpisodeSetup
+from harness1.episodes.single import play_one
 from harness1.runs.folder import clear_run
 
 
@@ -28,15 +31,16 @@ def demo(
     settings = resolve(config, overrides)
     source = open_source("stdlib")
     console = Console(highlight=False)
-    info = ensure_index(source, out / "index", settings)
+    info = ensure_index(source, out / "index", settings, read=read_aloud)
     console.print(f"{info.documents} documents of the standard library, index {info.index_hash[:12]}")
     task = source.tasks("demo")[0]
     clear_run(out / "run")
-    episode, env, _ = run_one(task, str(out / "index"), "scripted", settings, out / "run", console)
+    setup = EpisodeSetup(settings, str(out / "index"), "scripted")
+    watch = partial(watched, task.query, console)
+    episode, env, run = play_one(task, setup, out / "run", watch=watch, on_torn=say_torn)
     show_result(env, episode, console)
     needed = task.gold.relevant if task.gold else {}
     held = {str(place.unit_id) for place in episode.curated}
     found = [doc_id for doc_id in needed if doc_id in held]
     console.print(f"\nThe question needs {', '.join(needed)}: {len(found)} of {len(needed)} were found.")
-    run = out / "run"
     console.print(f"recorded in {run}; check it with: harness1 replay {run} --live", markup=False)

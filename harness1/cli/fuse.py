@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
-from harness1.cli.evaluate import print_metrics
 from harness1.cli.options import Force, Json
+from harness1.cli.results import print_metrics, print_result
 from harness1.eval.fusion import CAP, write_fused
 from harness1.eval.fusion import fuse as fuse_runs
 from harness1.eval.run_view import read_run
@@ -38,7 +37,4 @@ def fuse(
     ensure_report(out, views[0].tasks.values())
     if fusion.left_out:
         print(f"harness1: rollouts left out because the infrastructure broke them: {fusion.left_out}", file=sys.stderr)
-    if as_json:
-        print(msgspec.json.encode(metrics).decode())
-    else:
-        print_metrics(metrics, str(fusion.stage.outputs["policy"]), out)
+    print_result(metrics, as_json, print_metrics, str(fusion.stage.outputs["policy"]), out)

@@ -1,8 +1,9 @@
-"""An episode on the terminal, as it happens."""
+"""Show an episode on the terminal, as it happens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Literal, TypedDict
 
 from rich.console import Console
@@ -26,8 +27,17 @@ class _OneLine(TypedDict):
 ONE_LINE: _OneLine = {"overflow": "ellipsis", "no_wrap": True}
 
 
+@contextmanager
+def watched(query: str, console: Console, env: SearchEnv) -> Iterator[Callable[[Step], None]]:
+    """Print a question, and yield a function that prints each step of the episode that answers it."""
+    console.print(f"[bold]{escape(query)}[/]\n")
+    # Off a terminal, a spinner would leave an empty line behind.
+    with console.status("the policy is at work") if console.is_terminal else nullcontext():
+        yield watcher(env, console)
+
+
 def watcher(env: SearchEnv, console: Console) -> Callable[[Step], None]:
-    """A function that prints each step of an episode of this environment."""
+    """Return a function that prints each step of an episode of this environment."""
 
     def show(step: Step) -> None:
         turn = step.turn
@@ -78,7 +88,7 @@ def _show_delta(env: SearchEnv, delta: Delta, console: Console) -> None:
 
 
 def show_result(env: SearchEnv, episode: Episode, console: Console) -> None:
-    """The delivered set, ranked, with a snippet of each document."""
+    """Print the delivered set, ranked, with a snippet of each document."""
     console.print(f"\n[bold]{len(episode.curated)} documents[/] [dim]({episode.stop_reason})[/]")
     for place in episode.curated:
         entry = env.state.memory.pool.entries[place.unit_id]
@@ -90,5 +100,5 @@ def show_result(env: SearchEnv, episode: Episode, console: Console) -> None:
 
 
 def snippet(env: SearchEnv, unit_id: UnitId) -> str:
-    """The beginning of a document's text, on one line."""
+    """Return the beginning of a document's text, on one line."""
     return " ".join(env.state.memory.text_of(unit_id)[: 4 * SNIPPET_CHARACTERS].split())[:SNIPPET_CHARACTERS]

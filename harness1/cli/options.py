@@ -7,16 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from harness1.config import Config, load_config
 
@@ -36,21 +26,24 @@ PolicyName = Annotated[
     ),
 ]
 
+Limit = Annotated[int, typer.Option("--limit", help="The first N tasks; 0 means all.", min=0)]
+Samples = Annotated[int, typer.Option("--samples", help="Episodes for each task.", min=1)]
+Seed = Annotated[int, typer.Option("--seed", help="For policies that draw, and for the bootstrap.")]
+IndexSpec = Annotated[
+    str | None,
+    typer.Option("--index", help="An index or engine to ask, instead of indexing the dataset.", metavar="SPEC"),
+]
+Cache = Annotated[
+    Path | None, typer.Option("--cache", help="Where indexes are kept; default ~/.cache/harness1.", metavar="DIR")
+]
+
 
 def resolve(path: Path | None, overrides: list[str] | None) -> Config:
-    """The configuration that a command line asks for."""
+    """Return the configuration that a command line asks for."""
     return load_config(path, overrides)
 
 
-def progress_of_work(*more: ProgressColumn, hidden: bool = False) -> Progress:
-    """A bar on standard error, with what is done of how much, the time that it took and the time left."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), *more)
-    return Progress(
-        TextColumn("{task.description}", markup=False), *columns, console=Console(stderr=True), disable=hidden
-    )
-
-
 def say_torn(run: Path, size: int) -> None:
-    """Tell the user that a crash had cut off the last line of a record."""
+    """Tell the user that the last line of a record, which a crash had torn, was dropped."""
     if size:
         print(f"harness1: {run}: a torn last line ({size} bytes) was dropped", file=sys.stderr)

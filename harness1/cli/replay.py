@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import track
 
+from harness1.cli.bars import tracked
 from harness1.cli.options import Json, say_torn
 from harness1.config import Config
 from harness1.episodes.replay import ReplayReport, replay_episode, replay_live
@@ -28,8 +27,6 @@ from harness1.runs.folder import run_config
 from harness1.runs.stage import read_stage
 from harness1.runs.store import read_episodes
 from harness1.tools.registry import Toolbox
-
-Item = TypeVar("Item")
 
 
 def replay(
@@ -64,8 +61,7 @@ def replay(
             return replay_episode(episode, config.env)
         return asyncio.run(replay_live(episode, config.env, retriever, config.machine))
 
-    console = Console(stderr=True)
-    reports = [one(episode) for episode in _tracked(episodes, "replaying", len(episodes), console)]
+    reports = [one(episode) for episode in tracked(episodes, "replaying", len(episodes))]
     turns, equal = sum(report.turns for report in reports), sum(report.equal for report in reports)
     differences = [
         f"{episode.task.task_id}: {report.difference}"
@@ -74,7 +70,7 @@ def replay(
     ]
     gate = None
     if folder is not None:
-        gate, complaint = _gate(episodes, folder, config, console)
+        gate, complaint = _gate(episodes, folder, config)
         if complaint:
             differences.append(complaint)
     if as_json:
@@ -93,10 +89,8 @@ def replay(
         raise typer.Exit(1)
 
 
-def _gate(
-    episodes: list[Episode], folder: Path, config: Config, console: Console
-) -> tuple[LogprobReport | None, str | None]:
-    """Compare all model calls with plain forward passes of a model; the second is what is wrong.
+def _gate(episodes: list[Episode], folder: Path, config: Config) -> tuple[LogprobReport | None, str | None]:
+    """Compare all model calls with plain forward passes of a model; return the report, and what is wrong.
 
     Raises:
         UsageError: no call has log probabilities, or the model does not load.
@@ -113,7 +107,7 @@ def _gate(
         masks = grammar_masks(folder, model.config.vocab_size, [chat.grammar(Toolbox.of(config.env).specs)])
     calls = (call for episode in episodes for call in sampled_calls(episode))
     try:
-        report = compare_calls(model, _tracked(calls, "computing", len(sampled), console), masks)
+        report = compare_calls(model, tracked(calls, "computing", len(sampled)), masks)
     except InfrastructureFault as fault:  # an output that its grammar would not have let pass
         return None, str(fault)
     if report.passes(config.policy.dtype):
@@ -129,8 +123,3 @@ def _gate_lines(gate: LogprobReport) -> Iterator[str]:
         )
     if gate.greedy_tokens:
         yield f"{gate.greedy_tokens} tokens at temperature 0: at most {gate.greedy_gap:.2g} below the highest logit"
-
-
-def _tracked(items: Iterable[Item], doing: str, count: int, console: Console) -> Iterable[Item]:
-    """The items, under a bar on a terminal; elsewhere it would leave an empty line behind."""
-    return track(items, doing, total=count, console=console, transient=True, disable=not console.is_terminal)

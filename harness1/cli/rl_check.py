@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from harness1.cli.evaluate import Cache, IndexSpec, Limit, Seed, index_of
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve
+from harness1.cli.bars import progress_of_work, read_aloud
+from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Limit, Overrides, Seed, resolve
+from harness1.cli.results import print_result
+from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
@@ -61,16 +62,13 @@ def check(
     tasks = source.tasks(split)[: limit or None]
     out = out or Path("runs") / f"{source.name.replace(':', '-')}-{split}-check"
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
-    job = Check(dataset, split, tasks, index_of(source, index, cache, settings), settings, seed, student)
+    job = Check(dataset, split, tasks, index_of(source, index, cache, settings, read_aloud), settings, seed, student)
     report = _checked(job, out, force=force)
-    if as_json:
-        print(msgspec.json.encode(report).decode())
-    else:
-        print_report(report, settings.rl.headroom, out)
+    print_result(report, as_json, print_report, settings.rl.headroom, out)
 
 
 def default_split(source: Source) -> str:
-    """The split that training would take its tasks from.
+    """Return the split that training would take its tasks from.
 
     Raises:
         UsageError: the dataset has no tasks, or several splits none of which is to train or tune on.
@@ -84,7 +82,7 @@ def default_split(source: Source) -> str:
 
 
 def print_report(report: AdmissionReport, headroom: float, out: Path) -> None:
-    """What the policies earned and lived on, and how many tasks are admitted."""
+    """Print what the policies earned and lived on, and how many tasks are admitted."""
     table = Table(title=f"{report.dataset}/{report.split}, reward {report.recipe}", title_justify="left")
     for column in ("policy", "reward", "score", "recall", "precision", "set size", "lives on"):
         table.add_column(column, justify="left" if column in ("policy", "lives on") else "right")
@@ -103,7 +101,7 @@ def print_report(report: AdmissionReport, headroom: float, out: Path) -> None:
 
 
 def _checked(job: Check, out: Path, *, force: bool) -> AdmissionReport:
-    """The check under a bar that counts the episodes of all policies."""
+    """Check under a bar that counts the episodes of all policies."""
     with progress_of_work() as progress:
         bar = progress.add_task("", total=(len(POLICIES) + 1) * len(job.tasks))  # one policy plays twice
 

@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness1.adapters.skyrl.export import Export
 from harness1.adapters.skyrl.export import export as write_export
+from harness1.cli.bars import progress_of_parts
 from harness1.cli.options import Force, Json, say_torn
+from harness1.cli.results import print_result
 from harness1.rl.learning import EPISODES
 from harness1.runs.stage import read_stage
 
@@ -50,20 +50,11 @@ def export(
     """
     inner = run / EPISODES  # of a training
     made = _made(inner if read_stage(inner) else run, out, groups_per_file, force=force)
-    if as_json:
-        print(msgspec.json.encode(made).decode())
-    else:
-        _print(made, out, to)
+    print_result(made, as_json, _print, out, to)
 
 
 def _made(run: Path, out: Path, groups_per_file: int, *, force: bool) -> Export:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("", total=None)
-
-        def show(what: str, done: int, of: int) -> None:
-            progress.update(bar, description=what, completed=done, total=of or None)
-
+    with progress_of_parts() as show:
         return write_export(run, out, groups_per_file, force=force, on_torn=partial(say_torn, run), on_progress=show)
 
 

@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from harness1.cli.evaluate import IndexSpec
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, progress_of_work, resolve, say_torn
+from harness1.cli.bars import progress_of_work
+from harness1.cli.options import ConfigFile, Force, IndexSpec, Json, Overrides, resolve, say_torn
+from harness1.cli.results import print_result
 from harness1.errors import UsageError
 from harness1.policy.registry import check_policy, needs_gold, open_policy
 from harness1.rl.pivots.profile import Profile, profile
@@ -59,10 +60,7 @@ def pivots(
             progress.update(bar, completed=done, total=of)
 
         found = profile(work, out, force=force, on_torn=partial(say_torn, run), on_pivot=show)
-    if as_json:
-        print(msgspec.json.encode(found).decode())
-    else:
-        _print(found, policy, out)
+    print_result(found, as_json, _print, policy, out)
 
 
 def _print(found: dict[str, dict[str, Any]], policy: str, out: Path) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,21 +11,16 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from harness1.cli.live import show_result, snippet, watcher
+from harness1.cli.live import show_result, snippet, watched
 from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve, say_torn
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
-from harness1.env.verifiers.open import open_verifier
-from harness1.episodes.rollout import rollout
+from harness1.episodes.jobs import EpisodeSetup
+from harness1.episodes.single import play_one
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import digest
-from harness1.policy.policy import counter_of
-from harness1.policy.registry import needs_gold, open_policy
+from harness1.policy.registry import needs_gold
 from harness1.records import Episode, Task
-from harness1.retrieval.open import absolute_index, open_retriever
-from harness1.reward.composite import score
-from harness1.runs.folder import refuse_other_run, run_stage
-from harness1.runs.store import EpisodeStore
 
 
 def search(
@@ -56,7 +50,8 @@ def search(
     if settings.index != Config().index:
         raise UsageError("index settings take effect when an index is made: use them with `harness1 index`")
     task = Task(f"query-{digest(question)[:12]}", question, "search")
-    episode, env, out = run_one(task, index, policy, settings, out, console, seed)
+    setup, watch = EpisodeSetup(settings, index, policy), partial(watched, task.query, console)
+    episode, env, out = play_one(task, setup, out, seed=seed, watch=watch, on_torn=say_torn)
     if as_json:
         print(msgspec.json.encode(as_result(env, episode, out)).decode())
     else:
@@ -68,35 +63,8 @@ def search(
         raise InfrastructureFault(episode.error)
 
 
-def run_one(
-    task: Task, index: str, policy: str, config: Config, out: Path | None, console: Console, seed: int = 0
-) -> tuple[Episode, SearchEnv, Path]:
-    """Run one episode, print its steps, score it where there is gold, and append it to a run folder.
-
-    Without a folder, searches under the same configuration, policy and index share one.
-    """
-    verifier = open_verifier(config.env, config.machine)
-    chosen = open_policy(policy, {}, config)
-    env = SearchEnv(config.env, open_retriever(index, config), verifier, counter_of(chosen), config.machine)
-    hashes = {"env": env.hash, "policy": chosen.hash, "index": env.retriever.info.index_hash}
-    stage = run_stage(config, policy, hashes, absolute_index(index), hashes)
-    out = out or Path("runs") / f"search-{digest(hashes)[:8]}"
-    refuse_other_run(stage, out)
-    console.print(f"[bold]{escape(task.query)}[/]\n")
-    # Off a terminal, a spinner would leave an empty line behind.
-    waiting = console.status("the policy is at work") if console.is_terminal else nullcontext()
-    with EpisodeStore(out) as store:
-        say_torn(out, store.torn)
-        with waiting:
-            episode = asyncio.run(rollout(env, chosen, task, seed=seed, on_step=watcher(env, console)))
-        episode = score(episode, task.gold, config) if task.gold is not None else episode
-        store.append(episode)
-    stage.write(out, status="finished")
-    return episode, env, out
-
-
 def as_result(env: SearchEnv, episode: Episode, out: Path) -> dict[str, Any]:
-    """The outcome of an episode for a program to read."""
+    """Return the outcome of an episode for a program to read."""
     entries = env.state.memory.pool.entries
     curated = [
         {
@@ -124,5 +92,5 @@ def as_result(env: SearchEnv, episode: Episode, out: Path) -> dict[str, Any]:
 
 
 def parse_failure(episode: Episode) -> str | None:
-    """Why the last output of a policy held no action, where that ended the episode."""
+    """Return why the last output of a policy held no action, where that ended the episode."""
     return episode.turns[-1].parse_error if episode.turns else None

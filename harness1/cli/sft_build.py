@@ -9,10 +9,11 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from harness1.cli.bars import progress_of_parts
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve, say_torn
+from harness1.cli.results import print_result
 from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.models.formats.chat_format import ChatFormat
@@ -65,14 +66,11 @@ def build(
     place = tokenizer_place(tokenizer) if student else ""
     job = Build(runs, settings.sft, against or (), licence or (), student, place, partial)
     card = _built(job, out, force=force)
-    if as_json:
-        print(msgspec.json.encode(card).decode())
-    else:
-        print_card(card, out)
+    print_result(card, as_json, print_card, out)
 
 
 def print_card(card: DataCard, out: Path) -> None:
-    """What the gates let through, and how many rows there are."""
+    """Print what the gates let through, and how many rows there are."""
     table = Table(title=f"{card.format} rows of {', '.join(run.name for run in card.runs)}", title_justify="left")
     for column in ("gate", "in", "out"):
         table.add_column(column, justify="left" if column == "gate" else "right")
@@ -93,7 +91,7 @@ def print_card(card: DataCard, out: Path) -> None:
 def _student(
     config: Config, runs: Sequence[Path], chat_format: str, tokenizer: str, *, rerender: bool
 ) -> ChatFormat | None:
-    """The format to render again in; of a checkpoint, if it was trained for the environment of the runs.
+    """Return the format to render again in; that of a checkpoint must be trained for the environment of the runs.
 
     The rows come from that environment, whatever the configuration says of another.
     """
@@ -109,11 +107,5 @@ def _student(
 
 
 def _built(job: Build, out: Path, *, force: bool) -> DataCard:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("", total=None)
-
-        def show(what: str, done: int, of: int) -> None:
-            progress.update(bar, description=what, completed=done, total=of or None)
-
+    with progress_of_parts() as show:
         return build_dataset(job, out, force=force, listener=Listener(say_torn, show))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
-from harness1.cli.evaluate import Cache, IndexSpec, Limit, Samples, Seed, evaluated, index_of, print_metrics
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
+from harness1.cli.bars import read_aloud
+from harness1.cli.dashboard import evaluated
+from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Limit, Overrides, Samples, Seed, resolve
+from harness1.cli.results import print_metrics, print_result
+from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation
@@ -57,11 +59,8 @@ def collect(
     source = open_source(data)
     tasks = teaching_tasks(source, split, limit, settings)
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
-    asked = index_of(source, index, cache, settings)
+    asked = index_of(source, index, cache, settings, read_aloud)
     hosted = is_hosted(policy)
     evaluation = Evaluation(data, split, tasks, asked, policy, settings, samples, seed, hosted, student)
     metrics = evaluated(evaluation, out, force)
-    if as_json:
-        print(msgspec.json.encode(metrics).decode())
-    else:
-        print_metrics(metrics, f"{policy} on {source.name}/{split}", out)
+    print_result(metrics, as_json, print_metrics, f"{policy} on {source.name}/{split}", out)

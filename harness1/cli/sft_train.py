@@ -9,19 +9,20 @@ from typing import Annotated
 
 import typer
 
-from harness1.cli.checkpoint import print_checkpoint
-from harness1.cli.dashboard import dashboard_of_training
+from harness1.cli.dashboard import TrainingBoard
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
+from harness1.cli.results import print_checkpoint
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.files.fetch import resolve_model
 from harness1.models.open import preferred_device
-from harness1.sft.fine_tuning import FineTuning, clear_training, fine_tune
+from harness1.runs.stage import clear
+from harness1.sft.fine_tuning import VERB, FineTuning, fine_tune
 from harness1.train.process_group import ProcessGroup, joined_group
 
 _LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 SHOWN = ("loss", "nll", "valid", "tool_agreement", "action_agreement", "curated_recall")
-"""What is said of steps, and of looks."""
+"""What is said of steps, and of validations."""
 
 
 class TrainerName(StrEnum):
@@ -63,7 +64,7 @@ def train(
     with joined_group(1 if alone else launched.size, device, ProcessGroup(launched.rank)) as group:
         if force and group.leads:
             work.student()  # nothing is cleared for a training that cannot be
-            clear_training(out)
+            clear(out, VERB, "*")
         group.wait()
         done = read_checkpoint(out) if work.is_done() else None
         group.wait()
@@ -73,11 +74,11 @@ def train(
 
 
 def _trained(work: FineTuning, group: ProcessGroup) -> Checkpoint:
-    with dashboard_of_training(f"sft {work.out.name}", hidden=not group.leads) as board:
-        return fine_tune(work, board.listener("step", SHOWN), group)
+    with TrainingBoard(f"sft {work.out.name}", "step", SHOWN, hidden=not group.leads) as board:
+        return fine_tune(work, board.listen, group)
 
 
 def _launched() -> tuple[ProcessGroup, int]:
-    """Which of how many processes this is, and which on its machine: a launcher says so in the environment."""
+    """Return which of how many processes this is, and which on its machine, as a launcher's environment says."""
     rank, size, local = (int(os.environ.get(name, plain)) for name, plain in _LAUNCHED.items())
     return ProcessGroup(rank, size), local

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from harness1.retrieval.index.index import EmbeddedIndex, open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
 from harness1.reward.outcome import targets
 from harness1.runs import provenance
-from harness1.runs.folder import METRICS, REPORT, drop_leftovers, episodes_of, refuse_other_run, run_stage
+from harness1.runs.folder import METRICS, REPORT, clear_run, drop_leftovers, episodes_of, refuse_other_run, run_stage
 from harness1.runs.stage import Stage, read_stage, under_way
 from harness1.runs.store import EPISODES, EpisodeStore
 from harness1.tools.registry import Toolbox
@@ -133,6 +133,27 @@ class Evaluation:
         }
         names = {"dataset": self.dataset, "split": self.split, "policy": self.policy}
         return {**names, "tasks": len(self.tasks), "samples": self.samples, "seed": self.seed, "hashes": hashes}
+
+
+Play = Callable[[Evaluation, Path], Mapping[str, Any]]
+"""Completes an evaluation in a folder and returns its metrics."""
+
+
+def ensure_run(
+    evaluation: Evaluation, out: Path, play: Play | None = None, *, force: bool = False
+) -> Mapping[str, Any]:
+    """Return the metrics of a run folder; play first what is missing of the run.
+
+    Args:
+        play: plays what is missing, and returns the metrics; None: `evaluate`, and tell nobody.
+        force: begin again, whatever the folder holds of earlier runs.
+
+    Raises:
+        UsageError, InfrastructureFault, KeyboardInterrupt: as `evaluate`.
+    """
+    if force:
+        clear_run(out)
+    return finished_metrics(evaluation, out) or (play or evaluate)(evaluation, out)
 
 
 def evaluate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -32,7 +31,7 @@ from harness1.rl.task_stream import PlacedTask, TaskStream
 from harness1.rl.training_rows import training_rows
 from harness1.runs.files import refuse_full_disk
 from harness1.runs.folder import run_stage
-from harness1.runs.stage import Stage, read_stage, refuse_foreign, refuse_other, under_way
+from harness1.runs.stage import Stage, refuse_other, under_way
 from harness1.runs.store import EpisodeStore
 from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
 from harness1.train.saving import parameters_of
@@ -160,17 +159,6 @@ def run_card(work: Learning, chat: ChatFormat) -> Stage:
     first = work.setups[0]
     hashes = {"env": env_hash(work.config.env), "counter": chat.hash, "tokenizer": chat.tokenizer.hash}
     return run_stage(work.config, first.policy, {}, absolute_index(first.retriever), hashes, {"format": chat.name})
-
-
-def clear_learning(out: Path) -> None:
-    """Remove an earlier training with all its files.
-
-    Raises:
-        UsageError: the folder holds something else.
-    """
-    refuse_foreign(out, VERB)
-    if read_stage(out) is not None:
-        shutil.rmtree(out)
 
 
 def _ensure_checkpoint(work: Learning, learner: Learner) -> None:

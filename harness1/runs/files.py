@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and what goes wrong with folders and disks."""
+"""Write files whole or not at all, and turn the errors of folders and disks into words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness1.errors import UsageError
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Work inside this where every `OSError` is of the folder or of what the user named.
+    """Turn every `OSError` inside this context into a `UsageError` that names the file or the folder.
 
     Raises:
         UsageError: the folder cannot be written, or its disk is full.
@@ -30,10 +30,10 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def refuse_full_disk(folder: Path, needed: int) -> None:
-    """Look whether the disk of a folder, which need not exist yet, has room for so many bytes.
+    """Refuse a folder, which need not exist yet, whose disk has less room than so many bytes.
 
     Raises:
-        UsageError: it has not.
+        UsageError: the disk has too little room.
     """
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     free = shutil.disk_usage(place).free
@@ -42,19 +42,19 @@ def refuse_full_disk(folder: Path, needed: int) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file so that a reader, or a crash, finds the old bytes or the new ones and nothing between."""
+    """Replace a file so that readers, and whoever comes after a crash, find either the old bytes or the new ones."""
     with replacing(path) as file:
         file.write(data)
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace a file by a value as indented JSON, as `write_atomically` does."""
+    """Replace a file by a value as indented JSON, in one step."""
     write_atomically(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which takes the place of `path` in one step once it is whole."""
+    """Yield a file to write, which replaces `path` in one step once it is whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:

@@ -13,7 +13,8 @@ import msgspec
 from harness1.config import Config
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.records import Episode
-from harness1.runs.stage import STAGE, Stage, read_stage
+from harness1.runs.files import writing
+from harness1.runs.stage import STAGE, Stage, read_stage, refuse_changed, refuse_foreign, remove
 from harness1.runs.store import EPISODES, TOKENS, latest_episodes
 
 METRICS = "metrics.json"
@@ -26,8 +27,8 @@ CONFIG = "config.toml"
 PROVENANCE = "provenance.json"
 REPORT = "report.html"
 
-_DERIVED = (METRICS, RESOURCES, TASKS, CURATED, POOL, CONFIG, PROVENANCE, REPORT)
-_DERIVED_OF_SAMPLES = ("curated.sample*.trec", "pool.sample*.trec")
+_OF_SAMPLES = ("curated.sample*.trec", "pool.sample*.trec")
+_DERIVED = (METRICS, RESOURCES, TASKS, CURATED, POOL, CONFIG, PROVENANCE, REPORT, *_OF_SAMPLES)
 _SUBMISSIONS = (SUBMISSION, f"{SUBMISSION}.sample*")
 """Patterns of what is made of the episodes of a run."""
 
@@ -40,18 +41,18 @@ def run_stage(
     hashes: dict[str, str],
     chat: Mapping[str, str] = MappingProxyType({}),
 ) -> Stage:
-    """The card of a run folder: enough to replay it, offline by its configuration and live by its index.
+    """Return the card of a run folder. Its configuration is enough to replay it offline, its index to replay it live.
 
     Args:
         index: an engine as it is named, or a folder by its whole path (`retrieval.open.absolute_index`).
-        chat: its policy's chat `format` where it has one, and where the `tokenizer` of its student lies.
+        chat: the chat `format` of its policy, if it has one, and the place of its student's `tokenizer`.
     """
     outputs = {"policy": policy, "config": shown_config(config), "index": index, **chat}
     return Stage("run", inputs, hashes=hashes, outputs=outputs)
 
 
 def shown_config(config: Config) -> dict[str, Any]:
-    """Every setting but the keys of services, which are secrets."""
+    """Return every setting except the keys of services, which are secrets."""
     machine = config.machine
     machine = msgspec.structs.replace(
         machine, web=machine.web.public(), model=machine.model.public(), verifier=machine.verifier.public()
@@ -61,7 +62,7 @@ def shown_config(config: Config) -> dict[str, Any]:
 
 
 def toml_lines(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    """Nested settings as TOML: scalars first, then one table for each group."""
+    """Return nested settings as lines of TOML: scalars first, then one table for each group."""
     # JSON and TOML write scalars, and lists of them, alike.
     scalars = {key: value for key, value in tree.items() if not isinstance(value, dict)}
     lines = [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in scalars.items()]
@@ -72,13 +73,13 @@ def toml_lines(tree: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def of_sample(name: str, sample: int) -> str:
-    """The name of a file or folder for one sample of the tasks: that of the first is the plain one."""
+    """Return the name of a file or folder for one sample of the tasks; the first sample has the plain name."""
     stem, dot, suffix = name.partition(".")
     return f"{stem}.sample{sample}{dot}{suffix}" if sample else name
 
 
 def run_config(folder: Path) -> tuple[Config, str]:
-    """The configuration and the index path of a run folder.
+    """Return the configuration and the index path of a run folder.
 
     Raises:
         UsageError: the folder holds no run.
@@ -86,7 +87,7 @@ def run_config(folder: Path) -> tuple[Config, str]:
     """
     stage = read_stage(folder)
     if stage is None or stage.verb != "run":
-        raise UsageError(f"{folder} is no run folder: it has no stage.json of a run")
+        raise UsageError(f"{folder} is not a run folder: it has no stage.json of a run")
     try:
         return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
     except (KeyError, msgspec.ValidationError, ConfigError) as error:
@@ -94,8 +95,8 @@ def run_config(folder: Path) -> tuple[Config, str]:
 
 
 def episodes_of(stage: Stage, folder: Path) -> list[Episode]:
-    """The last episode of each task and sample of the very run that a card tells of, in their order: a mean of floats
-    depends on that of its terms, and so does a file on that of its lines."""
+    """Return the last episode of each task and sample of the run that a card describes, sorted: means of floats depend
+    on the order of their terms, and files on that of their lines."""
     made_with = tuple(stage.inputs.get(name) for name in ("env", "policy", "index"))
     return [episode for key, episode in sorted(latest_episodes(folder).items()) if key[2:] == made_with]
 
@@ -104,28 +105,21 @@ def clear_run(out: Path) -> None:
     """Remove an earlier run; nothing else in the folder is touched.
 
     Raises:
-        UsageError: the folder holds something that is no run, or may not be written.
+        UsageError: the folder holds something that is not a run, or may not be written.
     """
-    refuse_foreign(out)
-    try:
+    _refuse_foreign(out)
+    with writing(out):
         drop_leftovers(out)
-        for path in _matching(out, *_DERIVED, *_DERIVED_OF_SAMPLES):
-            path.unlink()
-        for folder in _matching(out, *_SUBMISSIONS):
-            for path in folder.glob("run_*.json"):
-                path.unlink()
-            with suppress(OSError):  # somebody has put something else there, which stays
-                folder.rmdir()
-        # The card goes last: without it, the rest of a clearing that was cut short would be nobody's.
-        for name in (EPISODES, TOKENS, STAGE):
-            (out / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"{error.filename or out} cannot be removed: {error.strerror}") from error
+    remove(out, *_DERIVED, *(f"{folder}/run_*.json" for folder in _SUBMISSIONS), keep_card=True)
+    for folder in _matching(out, *_SUBMISSIONS):
+        with suppress(OSError):  # somebody has put something else there, which stays
+            folder.rmdir()
+    remove(out, EPISODES, TOKENS)
 
 
 def drop_leftovers(out: Path) -> None:
-    """Remove what processes that were killed had begun to write beside a file that they meant to replace. Only for who
-    holds the folder alone."""
+    """Remove the temporary files of processes that were killed while they replaced a file. Call it only while holding
+    the folder's lock."""
     for path in _matching(out, ".*", *(f"{folder}/.*" for folder in _SUBMISSIONS)):
         name, _, process = path.name.removeprefix(".").rpartition(".")
         if process.isdecimal() and name.endswith((".json", ".csv", ".trec", ".toml", ".html")):
@@ -136,31 +130,14 @@ def refuse_other_run(stage: Stage, out: Path) -> None:
     """Keep runs apart that differ in what decides their episodes.
 
     Raises:
-        UsageError: the folder holds another run, or something that is no run.
+        UsageError: the folder holds another run, or something that is not a run.
     """
-    refuse_foreign(out)
-    found = read_stage(out)
-    if found is not None and (found.verb, found.inputs) != (stage.verb, stage.inputs):
-        names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]] or ["verb"]
-        raise UsageError(
-            f"{out} holds another run (it differs in {', '.join(names)}): choose another --out, or --force"
-        )
+    _refuse_foreign(out)
+    refuse_changed(stage, out, "run")
 
 
-def refuse_foreign(out: Path) -> None:
-    """Write runs only into folders that are new, empty or hold a run.
-
-    Raises:
-        UsageError: the folder holds something else.
-    """
-    try:
-        if not out.exists() or not any(out.iterdir()):
-            return
-    except OSError as error:
-        raise UsageError(f"{out} cannot hold a run: {error.strerror}") from error
-    stage = read_stage(out)
-    if (stage is None and not (out / EPISODES).is_file()) or (stage is not None and stage.verb != "run"):
-        raise UsageError(f"{out} is not empty and holds no run: choose another --out")
+def _refuse_foreign(out: Path) -> None:
+    refuse_foreign(out, "run", "no run", EPISODES)
 
 
 def _matching(out: Path, *patterns: str) -> list[Path]:

@@ -1,33 +1,35 @@
-"""A file of lines that only grows, and if there are any a binary file beside it for the numbers of each line.
+"""A file of lines that only grows, and an optional binary file beside it for the numbers of each line.
 
-The numbers of a line are written before it, so that a line never refers to what is not there. A torn last line, left
+The numbers of a line are written before it, so that a line never refers to missing numbers. A torn last line, left
 by a crash, is cut off when the journal is opened for writing and skipped when it is read.
 """
 
 from __future__ import annotations
 
-import fcntl
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 
 from harness1.errors import SchemaError, UsageError
 from harness1.records import TokenBlob
+from harness1.runs.lock import lock
 
 
 class Journal:
-    """Appends to the two files of a folder; one process at a time holds them.
+    """Appends to the two files of a folder; one process at a time holds them. The context closes them.
 
     Args:
-        numbers: the name of the binary file; empty: the lines have no numbers, and there is none.
+        numbers: the name of the binary file; empty where lines have no numbers.
 
     Attributes:
         torn: bytes of a torn last line that were cut off on opening.
 
     Raises:
-        UsageError: another process is writing to the folder, or this one may not.
+        UsageError: another process is writing to the folder, or this one cannot.
     """
 
     def __init__(self, folder: Path, lines: str, numbers: str = "") -> None:
@@ -37,19 +39,19 @@ class Journal:
         except OSError as error:
             raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
         try:
-            fcntl.flock(self._lines, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            lock(self._lines, f"{folder} is being written by another process")
+        except UsageError:
             self._lines.close()
-            raise UsageError(f"{folder} is being written by another process") from error
+            raise
         self._numbers = (folder / numbers).open("ab") if numbers else None
         self.torn = self._cut_torn_line()
 
     @property
     def offset(self) -> int:
-        """Where the next numbers will begin, in bytes."""
+        """Return where the next numbers will begin, in bytes."""
         return self._numbers.tell() if self._numbers else 0
 
-    def append(self, line: bytes, numbers: bytes = b"") -> None:
+    def write(self, line: bytes, numbers: bytes = b"") -> None:
         """Write one line and its numbers; both are on disk when this returns, as far as the operating system is
         concerned."""
         if numbers and self._numbers:
@@ -63,6 +65,14 @@ class Journal:
         if self._numbers:
             self._numbers.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     def _cut_torn_line(self) -> int:
         self._lines.seek(0)
         data = self._lines.read()
@@ -73,7 +83,7 @@ class Journal:
 
 
 def read_lines(path: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[tuple[int, bytes]]:
-    """The lines of a journal with their numbers from 1.
+    """Yield the lines of a journal with their numbers, from 1.
 
     Args:
         on_torn: called with its size in bytes if the last line is torn; it is left out.
@@ -93,7 +103,7 @@ def read_lines(path: Path, on_torn: Callable[[int], None] | None = None) -> Iter
 
 
 def to_bytes(arrays: Sequence[np.ndarray], offset: int) -> tuple[bytes, TokenBlob | None]:
-    """Arrays of four-byte numbers as they lie in the file, and how they are found there again; None for no numbers."""
+    """Return arrays of four-byte numbers as bytes, and how to find them in the file again; None for no numbers."""
     blob = b"".join(array.tobytes() for array in arrays)
     if not blob:
         return blob, None
@@ -101,10 +111,10 @@ def to_bytes(arrays: Sequence[np.ndarray], offset: int) -> tuple[bytes, TokenBlo
 
 
 def unpacked(path: Path, place: TokenBlob, of: str) -> Iterator[np.ndarray]:
-    """The arrays again, as words of four bytes without a type: `view` gives them theirs.
+    """Yield the arrays again, as untyped words of four bytes; `view` gives them their type.
 
     Args:
-        of: what they belong to, for the error.
+        of: names what they belong to, in the error.
 
     Raises:
         SchemaError: the file is missing, or not what was written.

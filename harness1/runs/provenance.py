@@ -21,7 +21,7 @@ from harness1.runs.folder import PROVENANCE
 
 PACKAGE = "harness1"
 GIT_S = 10.0
-"""Seconds after which git is not waited for."""
+"""Seconds to wait for git."""
 SESSION = ("version", "commit", "dirty", "python", "libraries", "machine", "started", "ended")
 """What belongs to one process that ran episodes, and not to the run."""
 
@@ -44,7 +44,7 @@ def begin(out: Path, facts: dict[str, Any], *, runs: bool) -> None:
 
 
 def end(out: Path) -> None:
-    """Write down when the process ended that last ran episodes, unless that stands there already."""
+    """Record when the process that last ran episodes ended, unless that is recorded already."""
     found = read_provenance(out)
     if found is not None and found["started"] is not None and found["ended"] is None:
         _write(out, {**found, "ended": _now()})
@@ -62,7 +62,7 @@ def wall_seconds(record: Mapping[str, Any] | None) -> float | None:
 
 
 def read_provenance(out: Path) -> dict[str, Any] | None:
-    """The record of a run folder; None where there is none that can be read."""
+    """Return the record of a run folder; None where none can be read."""
     try:
         found = msgspec.json.decode((out / PROVENANCE).read_bytes(), type=dict[str, Any])
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -111,7 +111,7 @@ def installed() -> tuple[str | None, dict[str, str]]:
 
 
 def machine() -> dict[str, Any]:
-    """The operating system, the model and number of processor cores, and the memory in bytes."""
+    """Return the operating system, the model and number of processor cores, and the memory in bytes."""
     return {
         "platform": platform.platform(),
         "cpu": _cpu(),
@@ -129,7 +129,7 @@ def _cpu() -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints; None where it fails, or is not there."""
+    """Return what git prints; None where it fails, or is not installed."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_S, check=False

@@ -1,7 +1,8 @@
-"""`stage.json`: what a verb wrote into a folder, from what, and whether it finished (design section 8)."""
+"""`stage.json`, the card of a folder: what a verb wrote there, from what, and whether it finished."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,14 +28,14 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
     outputs: dict[str, Any] = {}
 
     def is_done(self, folder: Path) -> bool:
-        """Whether the folder already holds this very work, finished."""
+        """Return whether the folder already holds this very work, finished."""
         found = read_stage(folder)
         return (
             found is not None and found.status == "finished" and (found.verb, found.inputs) == (self.verb, self.inputs)
         )
 
     def write(self, folder: Path, **changes: Any) -> Stage:
-        """Write the card, with changes, in one atomic step; returns the card as written."""
+        """Write the card, with changes, in one atomic step; return it as written."""
         stage = msgspec.structs.replace(self, **changes)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / STAGE, stage)
@@ -42,10 +43,10 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_stage(folder: Path) -> Stage | None:
-    """The card of a folder, or None if it has none.
+    """Return the card of a folder, or None if it has none.
 
     Raises:
-        SchemaError: the card is not readable as one.
+        SchemaError: the card cannot be read.
     """
     path = folder / STAGE
     if not path.is_file():
@@ -62,7 +63,7 @@ def read_stage(folder: Path) -> Stage | None:
 
 @contextmanager
 def marked(stage: Stage, folder: Path) -> Iterator[None]:
-    """Work inside this: the card says `running` meanwhile, and `interrupted` if the work is cut short."""
+    """Write a card that says `running` during the work inside, and `interrupted` if it is cut short."""
     stage.write(folder)
     try:
         yield
@@ -74,7 +75,7 @@ def marked(stage: Stage, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def under_way(stage: Stage, folder: Path) -> Iterator[None]:
-    """Both `marked` and `writing`.
+    """Combine `marked` and `writing`.
 
     Raises:
         UsageError: the folder cannot be written, or its disk is full.
@@ -83,11 +84,16 @@ def under_way(stage: Stage, folder: Path) -> Iterator[None]:
         yield
 
 
-def refuse_foreign(folder: Path, verb: str) -> None:
-    """Write only into folders that are new, empty, or were written by the same verb.
+def refuse_foreign(folder: Path, verb: str, what: str = "", mark: str = STAGE, option: str = "--out") -> None:
+    """Accept only a folder that is new, empty, or was written by the same verb.
+
+    Args:
+        what: names what a foreign folder lacks; by default, the work of `harness1 VERB`.
+        mark: a file that shows whose the folder is before it has a card.
+        option: names the folder on the command line.
 
     Raises:
-        UsageError: the folder holds something else, or is none.
+        UsageError: the folder holds something else, or is not a folder.
     """
     try:
         # A process that was killed while it wrote its card left the card's temporary file.
@@ -95,20 +101,61 @@ def refuse_foreign(folder: Path, verb: str) -> None:
     except OSError as error:
         raise UsageError(f"{folder} cannot be written to: {error.strerror}") from error
     found = None if empty else read_stage(folder)
-    if not empty and (found is None or found.verb != verb):
-        raise UsageError(f"{folder} is not empty and holds nothing of `harness1 {verb}`: choose another --out")
+    if not empty and (found.verb != verb if found else not (folder / mark).is_file()):
+        what = what or f"nothing of `harness1 {verb}`"
+        raise UsageError(f"{folder} is not empty and holds {what}: choose another {option}")
 
 
-def refuse_other(stage: Stage, folder: Path, noun: str) -> None:
-    """Write only into folders that are new, empty, or were made by this very work, which `noun` names.
+def refuse_changed(stage: Stage, folder: Path, noun: str, choice: str = "--out, or --force") -> None:
+    """Accept only a folder without a card, or with one of equal inputs.
+
+    Args:
+        noun: names what the folder holds.
+        choice: names the options that lead out.
 
     Raises:
-        UsageError: the folder holds something else, or is none.
+        UsageError: the card has other inputs; the message names them.
     """
-    refuse_foreign(folder, stage.verb)
     found = read_stage(folder)
     if found is not None and found.inputs != stage.inputs:
         names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]]
-        raise UsageError(
-            f"{folder} holds another {noun} (it differs in {', '.join(names)}): choose another --out, or --force"
-        )
+        raise UsageError(f"{folder} holds another {noun} (it differs in {', '.join(names)}): choose another {choice}")
+
+
+def refuse_other(stage: Stage, folder: Path, noun: str) -> None:
+    """Accept only a folder that is new, empty, or was made by this very work, which `noun` names.
+
+    Raises:
+        UsageError: the folder holds something else, or is not a folder.
+    """
+    refuse_foreign(folder, stage.verb)
+    refuse_changed(stage, folder, noun)
+
+
+def clear(folder: Path, verb: str, *patterns: str, keep_card: bool = False) -> None:
+    """Remove what a verb wrote into a folder, as `remove`.
+
+    Raises:
+        UsageError: the folder holds something else, or cannot be cleared.
+    """
+    refuse_foreign(folder, verb)
+    remove(folder, *patterns, keep_card=keep_card)
+
+
+def remove(folder: Path, *patterns: str, keep_card: bool = False) -> None:
+    """Remove the files and folders that match, and the card last: without it, the rest of a clearing that was cut
+    short would belong to nobody.
+
+    Args:
+        keep_card: leave the card, because folders that have cards of their own stay beside it.
+
+    Raises:
+        UsageError: the folder cannot be cleared.
+    """
+    try:
+        for path in [path for pattern in patterns for path in folder.glob(pattern) if path.name != STAGE]:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if not keep_card:
+            (folder / STAGE).unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder} cannot be removed: {error.strerror}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 import numpy as np
@@ -17,7 +16,7 @@ EPISODES = "episodes.jsonl"
 TOKENS = "tokens.bin"
 
 
-class EpisodeStore:
+class EpisodeStore(Journal):
     """Append finished episodes to a run folder, which one process at a time can hold. Use it as a context manager.
 
     A line of `episodes.jsonl` is an episode; token ids (int32) and log probabilities (float32) lie in `tokens.bin`.
@@ -33,24 +32,12 @@ class EpisodeStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._journal = Journal(folder, EPISODES, TOKENS)
-        self.torn = self._journal.torn
+        super().__init__(folder, EPISODES, TOKENS)
 
     def append(self, episode: Episode) -> None:
         """Write one finished episode; it is on disk when this returns, as far as the operating system is concerned."""
-        stored, blob = _detach(episode, self._journal.offset)
-        self._journal.append(encode_episode(stored), blob)
-
-    def close(self) -> None:
-        self._journal.close()
-
-    def __enter__(self) -> EpisodeStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        stored, blob = _detach(episode, self.offset)
+        self.write(encode_episode(stored), blob)
 
 
 def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[Episode]:
@@ -72,7 +59,7 @@ def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) ->
 
 
 def latest_episodes(folder: Path) -> dict[EpisodeKey, Episode]:
-    """The last episode of each key: one that failed and was run again counts as it ended the last time."""
+    """Return the last episode of each key: one that failed and was run again counts as it ended the last time."""
     return {episode.key: episode for episode in read_episodes(folder)}
 
 
@@ -90,7 +77,7 @@ def _arrays(episode: Episode) -> Iterator[np.ndarray]:
 
 
 def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
-    """The episode as it stands in its line, token arrays replaced by a reference to the side file; and these arrays."""
+    """Return the episode with a reference to the side file in place of token arrays, and these arrays as bytes."""
     blob, place = to_bytes(tuple(_arrays(episode)), offset)
     if place is None:
         return episode, blob
@@ -100,7 +87,7 @@ def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
 
 
 def _attach(episode: Episode, folder: Path) -> Episode:
-    """The opposite of `_detach`: token arrays read back from the side file."""
+    """Undo `_detach`: read token arrays back from the side file."""
     if episode.tokens is None:
         return episode
     parts = unpacked(folder / TOKENS, episode.tokens, f"episode {episode.episode_id}")

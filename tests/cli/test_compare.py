@@ -81,8 +81,8 @@ def test_it_is_written_as_markdown_too(command: Command) -> None:
     ("arguments", "said"),
     [
         (["one"], "two runs"),
-        (["one", "nowhere"], "nowhere is no run folder"),
-        (["one", "data"], "data is no run folder"),
+        (["one", "nowhere"], "nowhere is not a run folder"),
+        (["one", "data"], "data is not a run folder"),
         (["one", "two", "--metric", "beauty"], "no metric 'beauty'"),
         (["one", "two", "--out", "no/such/folder.md"], "cannot write no/such/folder.md"),
     ],

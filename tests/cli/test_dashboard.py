@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import re
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 import pytest
 from rich.cells import cell_len
@@ -15,10 +16,9 @@ from harness1.cli.dashboard import (
     REFRESHES,
     EvaluationBoard,
     TrainingBoard,
-    dashboard_of_evaluation,
-    dashboard_of_training,
 )
 from harness1.records import DocId, Gold, StopReason
+from harness1.train.log import StepListener
 from tests.cli.test_progress import GOLD, episode, turn
 
 LONG = "a very long policy: vllm:organisation/model-of-many-billions@http://somewhere.example:8000 on a long dataset"
@@ -42,6 +42,7 @@ STEPS = {
     "tool_errors": 0.01,
     "zero_variance": 0.1,
 }
+GOLDS: Mapping[str, Gold] = defaultdict(lambda: GOLD)
 NAMES = ("reward", "loss", "curated_recall", "entropy")
 
 
@@ -73,14 +74,13 @@ def written(file: io.TextIOWrapper) -> str:
 
 def evaluating(board: EvaluationBoard) -> None:
     board.queues(lambda: {"init": 0, "ready": 8, "run": 64, "post_wait": 12, "post": 8})
-    board.start(1000, 12345)
+    board.begin(1000, 12345)
     for number in range(40):
         stop = list(StopReason)[number % 5]
-        board.episode(episode(f"t{number}", "a", stop, (turn(1, prompt=31000, output=900, error=True),)), GOLD)
+        board.episode(episode(f"t{number}", "a", stop, (turn(1, prompt=31000, output=900, error=True),)))
 
 
-def training(board: TrainingBoard) -> None:
-    listen = board.listener("batch", NAMES)
+def training(listen: StepListener) -> None:
     listen(0, 100, {})
     listen(0, 100, {"held_out/reward": 0.4, "held_out/curated_recall": 0.3})
     for step in range(1, 12):
@@ -89,7 +89,7 @@ def training(board: TrainingBoard) -> None:
 
 def drawn(board: EvaluationBoard | TrainingBoard, console: Console) -> list[str]:
     with console.capture() as captured:
-        console.print(board.board)
+        console.print(board)
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", captured.get()).splitlines()
 
 
@@ -101,12 +101,12 @@ def test_no_line_is_wider_than_the_terminal_and_nothing_is_lost(width: int, enco
     clock = Clock()
     board: EvaluationBoard | TrainingBoard
     if kind == "evaluation":
-        board = EvaluationBoard(LONG, console, clock, hidden=True)
+        board = EvaluationBoard(LONG, GOLDS, console, clock, hidden=True)
         clock.now = 30.0
         evaluating(board)
     else:
-        board = TrainingBoard(LONG, console, clock, hidden=True)
-        training(board)
+        board = TrainingBoard(LONG, "batch", NAMES, console, clock, hidden=True)
+        training(board.listen)
     lines = drawn(board, console)
     assert {cell_len(line) for line in lines} == {width}
     assert len(lines) <= 14
@@ -130,20 +130,21 @@ def test_no_line_is_wider_than_the_terminal_and_nothing_is_lost(width: int, enco
 
 
 def test_a_row_that_has_nothing_to_say_is_not_there() -> None:
-    board = TrainingBoard("sft", None, Clock(), hidden=True)
-    board.listener("step", ("loss",))(3, 10, {"loss": 2.0})
-    lines = drawn(board, terminal(80)[0])
-    assert [line.split()[1] for line in lines[2:-1]] == ["step", "values"]
+    board = TrainingBoard("sft", "step", ("loss",), None, Clock(), hidden=True)
+    board.listen(3, 10, {"loss": 2.0})
+    bar, *rows = drawn(board, terminal(80)[0])[1:-1]
+    assert "step 3 of 10" in bar
+    assert [line.split()[1] for line in rows] == ["values"]
 
 
 def test_a_pipe_gets_few_lines_and_the_last_one() -> None:
     console, file = pipe()
     clock = Clock()
-    with dashboard_of_evaluation("scripted on world", console=console, clock=clock) as board:
-        board.start(0, 1000)
+    with EvaluationBoard("scripted on world", GOLDS, console=console, clock=clock) as board:
+        board.begin(0, 1000)
         for number in range(1000):
             clock.now += 0.02
-            board.episode(episode(f"t{number}"), GOLD)
+            board.episode(episode(f"t{number}"))
     lines = file.getvalue().splitlines()
     assert 3 <= len(lines) <= 11
     assert all(line.startswith("scripted on world: ") for line in lines)
@@ -153,17 +154,41 @@ def test_a_pipe_gets_few_lines_and_the_last_one() -> None:
 
 def test_the_recall_of_a_resumed_run_is_that_of_the_run() -> None:
     console, file = pipe()
-    with dashboard_of_evaluation("run", console=console, clock=Clock()) as board:
-        board.start(1, 2)
-        board.earlier(episode("t0", "ab"), GOLD)
-        board.episode(episode("t1", "x", StopReason.TURN_LIMIT), GOLD)
-    assert "2 of 2 episodes; 60 per minute; recall 0.500" in file.getvalue().splitlines()[-1]
+    with EvaluationBoard("run", GOLDS, console=console, clock=Clock()) as board:
+        board.begin(1, 2)
+        board.earlier(episode("t0", "ab"))
+        board.episode(episode("t1", "x", StopReason.TURN_LIMIT))
+    assert "2 of 2 episodes; recall 0.500" in file.getvalue().splitlines()[-1]
 
 
-def test_looks_are_said_in_lines_that_stay() -> None:
+def test_speed_and_time_left_are_of_this_session_alone() -> None:
+    console, file = pipe()
+    clock = Clock()
+    with EvaluationBoard("run", GOLDS, console=console, clock=clock) as board:
+        board.begin(100, 110)
+        for number in range(5):
+            clock.now += 6.0
+            board.episode(episode(f"t{number}"))
+    assert "run: 105 of 110 episodes; 10 per minute; 0:00:30 left; recall" in file.getvalue().splitlines()[-1]
+
+
+def test_the_time_that_validations_take_is_in_the_time_left() -> None:
+    console, file = pipe()
+    clock = Clock()
+    with TrainingBoard("sft", "step", ("loss",), console=console, clock=clock) as board:
+        board.listen(2, 10, {})
+        for step in (3, 4, 5):
+            clock.now += 40.0
+            board.listen(step, 10, {"loss": 1.0})
+            clock.now += 20.0
+            board.listen(step, 10, {"held_out/loss": 1.0})
+    assert "sft: step 5 of 10; 1 per minute; 0:05:00 left; loss 1" in file.getvalue()
+
+
+def test_validations_are_said_in_lines_that_stay() -> None:
     for console, file in (pipe(), terminal(80)):
-        with dashboard_of_training("rl", console=console, clock=Clock()) as board:
-            training(board)
+        with TrainingBoard("rl", "batch", NAMES, console=console, clock=Clock()) as board:
+            training(board.listen)
         text = written(file) if isinstance(file, io.TextIOWrapper) else file.getvalue()
         assert "batch 0, held out: reward 0.4, curated_recall 0.3" in text
         assert "rl: batch 11 of 100; reward 1.1, loss 1.5" in text
@@ -174,9 +199,9 @@ def test_the_cursor_is_there_again_however_the_work_ends(error: type[BaseExcepti
     console, file = terminal(80)
 
     def work() -> None:
-        with dashboard_of_evaluation("scripted on world", console=console, clock=Clock()) as board:
-            board.start(0, 10)
-            board.episode(episode(), GOLD)
+        with EvaluationBoard("scripted on world", GOLDS, console=console, clock=Clock()) as board:
+            board.begin(0, 10)
+            board.episode(episode())
             assert HIDE in written(file)
             if error is not None:
                 raise error
@@ -188,16 +213,16 @@ def test_the_cursor_is_there_again_however_the_work_ends(error: type[BaseExcepti
             work()
     text = written(file)
     assert text.rfind(SHOW) > text.rfind(HIDE)
-    assert "scripted on world: 1 of 10 episodes; 60 per minute" in text.rstrip().splitlines()[-1]
+    assert "scripted on world: 1 of 10 episodes" in text.rstrip().splitlines()[-1]
 
 
 @pytest.mark.parametrize("opened", [pipe, lambda: terminal(80)])
 def test_what_is_refused_or_hidden_shows_nothing(opened: Callable[[], tuple[Console, io.StringIO]]) -> None:
     console, file = opened()
-    with pytest.raises(ValueError, match="refused"), dashboard_of_training("sft", console=console):
+    with pytest.raises(ValueError, match="refused"), TrainingBoard("sft", "step", NAMES, console=console):
         raise ValueError("refused")
-    with dashboard_of_training("sft", console=console, hidden=True) as board:
-        training(board)
+    with TrainingBoard("sft", "step", NAMES, console=console, hidden=True) as board:
+        training(board.listen)
     assert (written(file) if isinstance(file, io.TextIOWrapper) else file.getvalue()) == ""
 
 
@@ -205,11 +230,11 @@ def test_an_episode_costs_next_to_nothing_and_drawings_are_few() -> None:
     gold = Gold({DocId(f"d{number}"): 1 for number in range(10)})
     made = episode("t", "ab" * 15, turns=tuple(turn(index, prompt=30000, output=100) for index in range(40)))
     console, file = terminal(120)
-    with dashboard_of_evaluation("scripted on world", console=console) as board:
-        board.start(0, 2000)
+    with EvaluationBoard("scripted on world", {"t": gold}, console=console) as board:
+        board.begin(0, 2000)
         began = time.perf_counter()
         for _ in range(2000):
-            board.episode(made, gold)
+            board.episode(made)
         passed = time.perf_counter() - began
     assert passed / 2000 < 0.002
     assert written(file).count("episodes") <= (passed + 1) * REFRESHES * 2 + 4

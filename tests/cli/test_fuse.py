@@ -56,7 +56,7 @@ def test_a_finished_fusion_is_not_overwritten_by_another(command: Command) -> No
     ("arguments", "said"),
     [
         (["single"], "nothing to fuse"),
-        (["sampled", "nowhere"], "nowhere is no run folder"),
+        (["sampled", "nowhere"], "nowhere is not a run folder"),
         (["sampled", "--cap", "31"], "cap of 1 to 30"),
         (["sampled", "--k", "0"], "k of at least 1"),
     ],

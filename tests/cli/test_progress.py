@@ -1,4 +1,4 @@
-"""What is said of work under way, by hand: rates, means so far with intervals, failures, and the time that is left."""
+"""What is said of work under way, by hand: means so far with intervals, failures, and trends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import statistics
 import msgspec
 import pytest
 
-from harness1.cli.progress import EpisodeProgress, Pacing, Rate, RunningMean, StepProgress
+from harness1.cli.progress import EpisodeProgress, Pacing, RunningMean, StepProgress
 from harness1.records import (
     STATUS_OF,
     Curated,
@@ -56,17 +56,6 @@ def turn(index: int, *, error: bool = False, action: bool = True, prompt: int = 
     )
 
 
-def test_a_rate_is_that_of_the_window_or_of_all_time_while_nothing_comes() -> None:
-    rate = Rate(100.0, window_s=60.0)
-    assert rate.per_second(100.0) == rate.per_second(110.0) == 0.0
-    for second in (101.0, 105.0, 110.0):
-        rate.add(second, 4.0)
-    assert rate.per_second(110.0) == pytest.approx(12 / 10)
-    assert rate.per_second(130.0) == pytest.approx(12 / 30)
-    assert rate.per_second(165.0) == pytest.approx(4 / 60)  # what came at 101 and 105 is out of sight
-    assert rate.per_second(200.0) == pytest.approx(12 / 100)
-
-
 def test_a_running_mean_is_the_one_of_tasks_with_its_normal_interval() -> None:
     mean = RunningMean()
     assert mean.interval() is None
@@ -95,59 +84,44 @@ def test_a_running_mean_stays_exact_over_many_samples() -> None:
 
 
 def test_episodes_are_counted_with_what_failed_in_them() -> None:
-    progress = EpisodeProgress(0.0, done=10, total=20)
-    begun = progress.numbers(0.0)
-    assert (begun.done, begun.per_minute, begun.seconds_left, begun.recall, begun.failures) == (10, 0.0, None, None, {})
+    progress = EpisodeProgress()
+    begun = progress.numbers()
+    assert (begun.recall, begun.failures, begun.stops) == (None, {}, {})
     good = (turn(1, prompt=100, output=5), turn(2, error=True, prompt=300, output=7))
-    progress.add(episode("a", "ab", turns=good), GOLD, 6.0)
-    progress.add(episode("b", "a", StopReason.TURN_LIMIT, (turn(1),)), GOLD, 8.0)
-    progress.add(episode("c", "ab", StopReason.FORMAT_LIMIT, (turn(1, action=False),)), GOLD, 9.0)
-    progress.add(episode("d", "ab", StopReason.FAULT), GOLD, 12.0)
-    now = progress.numbers(12.0)
-    assert (now.done, now.total, now.per_minute) == (14, 20, 20.0)
-    assert now.seconds_left == pytest.approx(18.0)
+    progress.add(episode("a", "ab", turns=good), GOLD)
+    progress.add(episode("b", "a", StopReason.TURN_LIMIT, (turn(1),)), GOLD)
+    progress.add(episode("c", "ab", StopReason.FORMAT_LIMIT, (turn(1, action=False),)), GOLD)
+    progress.add(episode("d", "ab", StopReason.FAULT), GOLD)
+    now = progress.numbers()
     assert (now.tasks, now.recall and now.recall[0]) == (3, 0.5)  # 1, 0.5, and 0 for the policy's error
     assert now.failures == {"policy_error": 1, "infra_error": 1, "format errors": 1, "tool errors": 1}
     assert now.stops == {"end_search": 1, "turn_limit": 1, "format_limit": 1, "fault": 1}
     assert (now.turns, now.prompt_tokens, now.output_tokens) == (1.0, 400 / 3, 4.0)
 
 
-def test_episodes_of_earlier_sessions_count_for_all_but_the_rate() -> None:
-    progress = EpisodeProgress(0.0, done=2, total=4)
-    progress.include(episode("a", "ab"), GOLD)
-    progress.include(episode("b", "", StopReason.FORMAT_LIMIT), GOLD)
-    progress.add(episode("c", "a"), GOLD, 30.0)
-    now = progress.numbers(30.0)
-    assert (now.done, now.per_minute, now.seconds_left) == (3, 2.0, 30.0)
-    assert (now.tasks, now.recall and now.recall[0]) == (3, 0.5)
-    assert now.failures == {"policy_error": 1}
-
-
 def test_an_episode_without_gold_is_counted_and_not_scored() -> None:
-    progress = EpisodeProgress(0.0, 0, 1)
-    progress.add(episode(), None, 1.0)
-    now = progress.numbers(1.0)
-    assert (now.done, now.seconds_left, now.recall, now.tasks) == (1, 0.0, None, 0)
+    progress = EpisodeProgress()
+    progress.add(episode(), None)
+    now = progress.numbers()
+    assert (now.stops, now.recall, now.tasks) == ({"end_search": 1}, None, 0)
 
 
 def test_what_the_infrastructure_broke_is_no_recall() -> None:
-    progress = EpisodeProgress(0.0, 0, 2)
+    progress = EpisodeProgress()
     broken = msgspec.structs.replace(episode("a", ""), status=Status.INFRA_ERROR, stop_reason=StopReason.FAULT)
-    progress.add(broken, GOLD, 1.0)
-    assert progress.numbers(1.0).recall is None
-    progress.add(episode("a"), GOLD, 2.0)
-    assert progress.numbers(2.0).recall == (1.0, 1.0, 1.0)
+    progress.add(broken, GOLD)
+    assert progress.numbers().recall is None
+    progress.add(episode("a"), GOLD)
+    assert progress.numbers().recall == (1.0, 1.0, 1.0)
 
 
-def test_steps_have_trends_speed_and_time_left() -> None:
+def test_steps_have_trends_and_speed() -> None:
     progress = StepProgress()
-    progress.add(2, 100, {}, 0.0)
-    assert (progress.numbers().step, progress.numbers().seconds_left) == (2, None)
+    progress.add(2, {})
+    assert progress.numbers().values == {}
     for step in range(3, 13):
-        values = {"reward": 0.1 * step, "tokens": 500.0, "seconds": 0.5}
-        progress.add(step, 100, values, 3.0 * (step - 2))
+        progress.add(step, {"reward": 0.1 * step, "tokens": 500.0, "seconds": 0.5})
     now = progress.numbers()
-    assert (now.step, now.steps, now.seconds_left) == (12, 100, 264.0)
     assert now.tokens_per_second == pytest.approx(1000.0)
     assert now.trends["reward"] == pytest.approx(0.5)
     assert now.values == {"reward": pytest.approx(1.2), "tokens": 500.0, "seconds": 0.5}
@@ -156,22 +130,21 @@ def test_steps_have_trends_speed_and_time_left() -> None:
 def test_a_trend_needs_twice_as_many_steps_as_it_compares() -> None:
     progress = StepProgress()
     for step in range(1, 10):
-        progress.add(step, 100, {"loss": 1.0}, float(step))
+        progress.add(step, {"loss": 1.0})
     assert progress.numbers().trends == {}
     assert progress.numbers().tokens_per_second is None
 
 
-def test_a_look_is_kept_apart_and_its_time_counts() -> None:
+def test_a_validation_is_kept_apart() -> None:
     progress = StepProgress()
-    progress.add(0, 10, {}, -4.0)
-    progress.add(0, 10, {"held_out/nll": 3.5}, 0.0)
-    assert (progress.numbers().validation, progress.numbers().seconds_left) == ({"nll": 3.5}, None)
-    progress.add(1, 10, {"loss": 2.0}, 1.0)
-    progress.add(1, 10, {"held_out/nll": 1.5}, 9.0)
-    progress.add(2, 10, {"loss": 1.0}, 10.0)
+    progress.add(0, {})
+    progress.add(0, {"held_out/nll": 3.5})
+    assert progress.numbers().validation == {"nll": 3.5}
+    progress.add(1, {"loss": 2.0})
+    progress.add(1, {"held_out/nll": 1.5})
+    progress.add(2, {"loss": 1.0})
     now = progress.numbers()
     assert (now.validation, now.validation_step, now.values) == ({"nll": 1.5}, 1, {"loss": 1.0})
-    assert now.seconds_left == pytest.approx(8 * 14 / 2)
 
 
 def test_lines_come_each_ten_seconds_or_tenth_of_the_work_and_not_twice_a_second() -> None:

@@ -40,7 +40,7 @@ def test_an_export_prints_one_object_of_what_it_holds(harness1: Command) -> None
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nowhere", "--out", "rows"], "nowhere is no run folder"),
+        (["nowhere", "--out", "rows"], "nowhere is not a run folder"),
         (["run", "--out", "run"], "run is not empty and holds nothing of `harness1 rl export`"),
         (["run", "--out", "rows", "--groups-per-file", "9"], "give a lower --groups-per-file"),
         (["scripted", "--out", "rows"], "scripted holds no model calls"),

@@ -68,7 +68,7 @@ def test_a_profile_prints_one_object_of_its_counts_and_is_not_made_twice(command
     [
         (("taught", "--policy", "oracle"), "sees the gold"),
         (("taught", "--policy", "unheard-of"), "there is no policy"),
-        (("index", "--policy", "random"), "is no run folder"),
+        (("index", "--policy", "random"), "is not a run folder"),
     ],
 )
 def test_what_cannot_be_profiled_is_refused(command: Command, home: Path, words: tuple[str, ...], message: str) -> None:

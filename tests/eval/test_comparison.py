@@ -191,7 +191,7 @@ def test_a_dataset_that_was_moved_is_asked_for_and_found(tmp_path: Path, data: P
 
 
 def test_a_folder_without_an_evaluation_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no run folder"):
+    with pytest.raises(UsageError, match="not a run folder"):
         read_run(tmp_path)
 
 

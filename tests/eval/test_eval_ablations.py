@@ -16,9 +16,9 @@ from harness1.config import Config, Env, Evidence, Rendering, load_config
 from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
 from harness1.eval.ablations import table as ablation_table
-from harness1.eval.ablations.run import ABLATIONS, ablate, ablated, play_silently
+from harness1.eval.ablations.run import ABLATIONS, ablate, ablated
 from harness1.eval.ablations.table import AblationTable, Condition, cells, compared, markdown
-from harness1.eval.evaluate import Evaluation
+from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.statistics import Interval
 from harness1.retrieval.index.build import build_index
 from harness1.runs.stage import read_stage
@@ -87,7 +87,7 @@ class Counting:
 
     def __call__(self, job: Evaluation, folder: Path) -> dict[str, Any]:
         self.played.append(folder.name)
-        metrics = dict(play_silently(job, folder))
+        metrics = dict(ensure_run(job, folder))
         return metrics | {"failures": {"infra_error": 1}} if folder.name in self.broken else metrics
 
 
@@ -148,7 +148,7 @@ def test_a_folder_holds_one_ablation_unless_forced(index: str, tmp_path: Path) -
     assert ablate(evaluation(index, 2), tmp_path, NAMES[:1], force=True).tasks == 2
     assert (tmp_path / "notes.txt").is_file()
     assert not list((tmp_path / "dedup").iterdir())
-    play_silently(evaluation(index, 1), tmp_path / "run")
+    ensure_run(evaluation(index, 1), tmp_path / "run")
     for force in (False, True):
         with pytest.raises(UsageError, match="choose another --out"):
             ablate(evaluation(index), tmp_path / "run", NAMES, force=force)

@@ -173,7 +173,7 @@ def test_of_two_at_once_the_second_waits_for_the_first(tmp_path: Path) -> None:
 def test_a_folder_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match="is not a fetched model"):
+    with pytest.raises(UsageError, match="holds no fetched model"):
         get_model(MODEL, tmp_path, force=True, download=Downloads())
     assert (tmp_path / "tiny" / "mine.txt").read_text() == "mine"
 

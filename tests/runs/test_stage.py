@@ -12,7 +12,7 @@ from harness1.config import Config
 from harness1.errors import SchemaError, UsageError
 from harness1.runs.files import write_atomically
 from harness1.runs.folder import run_config
-from harness1.runs.stage import STAGE, Stage, read_stage, refuse_foreign, under_way
+from harness1.runs.stage import STAGE, Stage, clear, read_stage, refuse_foreign, refuse_other, under_way
 
 CARD = Stage("index", {"corpus": "abc", "settings": {"k1": 1.2}})
 
@@ -88,3 +88,64 @@ def test_only_what_the_same_verb_wrote_is_written_over(tmp_path: Path) -> None:
         refuse_foreign(tmp_path / "foreign", "work")
     with pytest.raises(UsageError, match="cannot be written to"):
         refuse_foreign(tmp_path / "foreign" / "notes.txt", "work")
+
+
+def test_a_folder_that_has_a_mark_and_no_card_yet_is_not_foreign(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text("")
+    refuse_foreign(tmp_path, "work", mark="journal")
+    with pytest.raises(UsageError, match="holds no journal: choose another --record"):
+        refuse_foreign(tmp_path, "work", "no journal", option="--record")
+    Stage("play", {}).write(tmp_path)
+    with pytest.raises(UsageError, match="not empty"):
+        refuse_foreign(tmp_path, "work", mark="journal")
+
+
+def test_other_work_of_the_same_verb_is_refused_by_what_differs(tmp_path: Path) -> None:
+    refuse_other(CARD, tmp_path, "index")
+    CARD.write(tmp_path)
+    refuse_other(CARD, tmp_path, "index")
+    other = Stage("index", CARD.inputs | {"corpus": "abd"})
+    with pytest.raises(UsageError, match=r"holds another index \(it differs in corpus\): choose another --out, or"):
+        refuse_other(other, tmp_path, "index")
+
+
+def filled(folder: Path) -> Path:
+    Stage("work", {}).write(folder)
+    (folder / "state").mkdir()
+    for name in ("rows.bin", "rows.sample1.bin", "state/weights", "notes.txt"):
+        (folder / name).write_text("")
+    return folder
+
+
+def test_clearing_removes_what_matches_and_the_card(tmp_path: Path) -> None:
+    clear(filled(tmp_path), "work", "rows.bin", "rows.sample*.bin", "state", "absent")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_clearing_may_keep_the_card(tmp_path: Path) -> None:
+    clear(filled(tmp_path), "work", "*", keep_card=True)
+    assert [path.name for path in tmp_path.iterdir()] == [STAGE]
+
+
+def test_what_is_foreign_is_not_cleared(tmp_path: Path) -> None:
+    before = sorted(filled(tmp_path).iterdir())
+    with pytest.raises(UsageError, match="holds nothing of `harness1 play`"):
+        clear(tmp_path, "play", "*")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_clearing_that_is_cut_short_can_be_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path)
+    unlink = Path.unlink
+
+    def fails(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "rows.bin":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", fails)
+    with pytest.raises(UsageError, match=r"rows\.bin cannot be removed"):
+        clear(tmp_path, "work", "*")
+    monkeypatch.undo()
+    clear(tmp_path, "work", "*")
+    assert list(tmp_path.iterdir()) == []

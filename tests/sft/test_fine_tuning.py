@@ -22,15 +22,15 @@ from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
 from harness1.policy.registry import open_model
 from harness1.retrieval.index.build import build_index
 from harness1.rows.file import RowFile
-from harness1.runs.stage import STAGE, read_stage
+from harness1.runs.stage import STAGE, clear, read_stage
 from harness1.sft.build import Build, build
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
-from harness1.sft.fine_tuning import STATE, FineTuning, clear_training, fine_tune
-from harness1.sft.validation import evenly_spaced
+from harness1.sft.fine_tuning import STATE, VERB, FineTuning, fine_tune
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.log import LOG, read_log
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Diverged, Trainer
+from harness1.train.validation import evenly_spaced
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import tokenizer, vocabulary
 
@@ -227,18 +227,18 @@ def test_another_training_is_refused_until_the_folder_is_cleared(place: Place, t
     with pytest.raises(UsageError, match=r"another training .*differs in train.*--force"):
         fine_tune(other, silent)
     assert read_checkpoint(out) == read_checkpoint(trained)
-    clear_training(out)
+    clear(out, VERB, "*")
     assert fine_tune(other, silent).train["epochs"] == 1
     assert max(looks(out)) == 2
 
 
 def test_a_folder_with_something_else_is_never_touched(place: Place, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    for step in (lambda: fine_tune(tuning(place, tmp_path), silent), lambda: clear_training(tmp_path)):
+    for step in (lambda: fine_tune(tuning(place, tmp_path), silent), lambda: clear(tmp_path, VERB, "*")):
         with pytest.raises(UsageError, match="holds nothing of `harness1 sft train`: choose another --out"):
             step()
     with pytest.raises(UsageError, match="holds nothing of"):
-        clear_training(place.rows)
+        clear(place.rows, VERB, "*")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     assert (place.rows / TRAIN).is_file()
 
@@ -346,7 +346,7 @@ def test_what_training_reads_is_never_written_over(place: Place, trained: Path) 
     """Not even if its stage were of this very work."""
     files = {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
     for work in (tuning(place, trained, model=trained), tuning(place, place.rows), tuning(place, place.rows.parent)):
-        with pytest.raises(UsageError, match="is read, and lies in --out: choose another --out"):
+        with pytest.raises(UsageError, match="is an input, and is inside --out: choose another --out"):
             fine_tune(work, silent)
     assert files == {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
 

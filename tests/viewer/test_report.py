@@ -149,7 +149,7 @@ def test_without_metrics_or_a_card_there_is_no_report(tmp_path: Path, run: Path)
     (run / METRICS).unlink()
     with pytest.raises(UsageError, match=r"no metrics\.json"):
         write_report(run)
-    with pytest.raises(UsageError, match="no run folder"):
+    with pytest.raises(UsageError, match="not a run folder"):
         write_report(tmp_path)
 
 

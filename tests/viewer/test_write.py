@@ -198,7 +198,7 @@ def test_a_run_whose_tokenizer_is_here_has_its_prompts_as_text(tmp_path: Path) -
 
 
 def test_a_folder_of_neither_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no run folder"):
+    with pytest.raises(UsageError, match="not a run folder"):
         written(tmp_path)
     with pytest.raises(UsageError, match="cannot be written"):
         write_view(Asked([write_training(tmp_path / "train")]), tmp_path / "absent" / "view.html")

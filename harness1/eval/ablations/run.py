@@ -19,12 +19,12 @@ from harness1.config import Config, Env
 from harness1.env.environment import env_hash
 from harness1.errors import SchemaError, UsageError
 from harness1.eval.ablations.table import ALL_OFF, AblationTable, compared, markdown
-from harness1.eval.evaluate import Evaluation, evaluate, finished_metrics
+from harness1.eval.evaluate import Evaluation, Play, ensure_run
 from harness1.eval.statistics import holm
 from harness1.eval.summary import task_metrics
 from harness1.runs.files import write_atomically, write_json
 from harness1.runs.folder import REPORT, clear_run, episodes_of
-from harness1.runs.stage import Stage, refuse_foreign, refuse_other, under_way
+from harness1.runs.stage import Stage, clear, refuse_foreign, refuse_other, under_way
 
 VERB = "eval --ablations"
 BASE = "base"
@@ -32,8 +32,6 @@ TABLE = "ablations.json"
 README = "ablations.md"
 
 Ablation = Callable[[Env], Env]
-Play = Callable[[Evaluation, Path], Mapping[str, Any]]
-"""Completes an evaluation in a folder and returns its metrics."""
 
 
 def _with(**groups: Any) -> Ablation:
@@ -101,18 +99,13 @@ def conditions(evaluation: Evaluation, names: Sequence[str]) -> dict[str, Evalua
     return {BASE: evaluation, **changed}
 
 
-def play_silently(evaluation: Evaluation, folder: Path) -> Mapping[str, Any]:
-    """Complete an evaluation without reporting progress."""
-    return finished_metrics(evaluation, folder) or evaluate(evaluation, folder)
-
-
 def ablate(
     evaluation: Evaluation,
     out: Path,
     names: Sequence[str] = tuple(ABLATIONS),
     *,
     force: bool = False,
-    play: Play = play_silently,
+    play: Play = ensure_run,
 ) -> AblationTable:
     """Play an evaluation and its ablations into run folders below `out`, and write `ablations.json` and `ablations.md`
     there, or return the existing table unchanged. Interrupted runs and episodes broken by faults are continued.
@@ -131,7 +124,10 @@ def ablate(
     skipped = tuple(name for name in dict.fromkeys(names) if name not in played)
     stage = _stage(played)
     if force:
-        _clear(out)
+        refuse_foreign(out, VERB)
+        for name in (BASE, *ABLATIONS):
+            clear_run(out / name)
+        clear(out, VERB, TABLE, README, keep_card=True)
     else:
         refuse_other(stage, out, "ablation")
     if (finished := _finished(stage, out)) is not None:
@@ -164,16 +160,6 @@ def _finished(stage: Stage, out: Path) -> AblationTable | None:
     except msgspec.MsgspecError as error:
         raise SchemaError(f"{out / TABLE} is not a table of ablations: {error}") from error
     return None if any(each.broken for each in table.conditions) else table
-
-
-def _clear(out: Path) -> None:
-    refuse_foreign(out, VERB)
-    for name in (BASE, *ABLATIONS):
-        if (out / name).exists():
-            clear_run(out / name)
-    # The card stays until it is rewritten: without one the folder would be taken for a foreign one.
-    for name in (TABLE, README):
-        (out / name).unlink(missing_ok=True)
 
 
 def _table(

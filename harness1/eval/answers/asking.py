@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -76,7 +75,7 @@ class Reply(Record, kw_only=True):
         return msgspec.structs.replace(self, **msgspec.structs.asdict(completion))
 
 
-class ReplyStore:
+class ReplyStore(Journal):
     """Appends to the replies of a folder; one process at a time holds it.
 
     Attributes:
@@ -88,12 +87,11 @@ class ReplyStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._journal = Journal(folder, ANSWERS)
-        self.torn = self._journal.torn
+        super().__init__(folder, ANSWERS)
         try:
             self._kept = _read(folder / ANSWERS)
         except SchemaError:
-            self._journal.close()
+            self.close()
             raise
 
     @property
@@ -103,19 +101,8 @@ class ReplyStore:
 
     def append(self, reply: Reply) -> None:
         """Write one reply; it is on disk when this returns, as far as the operating system is concerned."""
-        self._journal.append(msgspec.json.encode(reply))
+        self.write(msgspec.json.encode(reply))
         self._kept[reply.key] = reply
-
-    def close(self) -> None:
-        self._journal.close()
-
-    def __enter__(self) -> ReplyStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _read(path: Path) -> dict[ReplyKey, Reply]:

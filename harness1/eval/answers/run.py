@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,30 @@ from typing import Any
 
 import msgspec
 
+from harness1.config import Config, Machine
 from harness1.errors import UsageError
-from harness1.eval.answers.asking import ANSWERS, Answered, Answering, NamedModel, Questions, ReplyStore, answer_all
-from harness1.eval.answers.prompts import PROMPTS
+from harness1.eval.answers.asking import (
+    ANSWERS,
+    CONDITIONS,
+    Answered,
+    Answering,
+    Condition,
+    NamedModel,
+    Questions,
+    ReplyStore,
+    answer_all,
+    questions_of,
+)
+from harness1.eval.answers.prompts import PROMPTS, DocumentReader
 from harness1.eval.answers.summary import as_csv, summarised
 from harness1.eval.run_view import RunView
 from harness1.hashing import digest, file_digest
+from harness1.http.completions import Completer
+from harness1.http.model_endpoint import ModelEndpoint, policy_endpoint
+from harness1.models.open import ModelSpec
+from harness1.retrieval.open import open_retriever
 from harness1.runs.files import write_atomically, write_json
-from harness1.runs.stage import STAGE, Stage, refuse_foreign, under_way
+from harness1.runs.stage import Stage, clear, refuse_foreign, under_way
 from harness1.runs.store import EPISODES
 
 VERB = "answer"
@@ -56,6 +73,14 @@ class AnswerRun:
             "prompts": digest(dict(PROMPTS)),
         }
         return Stage(VERB, inputs, outputs={"run": str(self.run.folder.resolve())})
+
+    def clear(self) -> None:
+        """Remove earlier answers; nothing else in the folder is touched.
+
+        Raises:
+            UsageError: the folder holds something else.
+        """
+        clear(self.out, VERB, ANSWERS, SUMMARY, TABLE)
 
     def found(self) -> dict[str, Any] | None:
         """Return the summary of this exact work if it is finished, else None."""
@@ -120,15 +145,82 @@ class AnswerRun:
         }
 
 
-def clear_answers(out: Path) -> None:
-    """Remove earlier answers, and nothing else in the folder.
+@dataclass(frozen=True)
+class AnswerRequest:
+    """Who answers which questions of a run, from what, as a user types it.
+
+    Args:
+        answerer, judge: models as `openai:MODEL@URL`; no judge where it is empty.
+        conditions: of `CONDITIONS`, separated by commas.
+        limit: the first so many tasks; 0: all.
+        single_size, documents, tokens: as of `Answering`.
+        answer_tokens: the most of an answer or a verdict, with the thoughts before it.
+        index: where the run's index lies now, if it was moved.
+    """
+
+    answerer: str
+    judge: str = ""
+    conditions: str = ",".join(CONDITIONS)
+    limit: int = 0
+    single_size: int = 0
+    documents: int = 30
+    tokens: int = 24000
+    answer_tokens: int = 1024
+    index: str | None = None
+
+
+def open_answers(run: RunView, asked: AnswerRequest, out: Path | None, machine: Machine) -> AnswerRun:
+    """Open what answers the questions of a run.
+
+    The answerer's key, deadline and concurrency are those of `machine.model`, the judge's those of `machine.verifier`.
+
+    Args:
+        out: the folder of the answers; None: `answers/MODEL` below that of the run.
 
     Raises:
-        UsageError: the folder holds something else.
+        UsageError: a model or a condition is not one, or nothing can be asked of the run.
     """
-    refuse_foreign(out, VERB)
-    for name in (STAGE, ANSWERS, SUMMARY, TABLE):
-        (out / name).unlink(missing_ok=True)
+    questions, most = questions_of(run, asked.limit), asked.answer_tokens
+    work = Answering(
+        questions=questions.asked,
+        texts=_reader(asked.index or run.index, run.config, machine),
+        answerer=_model(asked.answerer, "--answerer", most, policy_endpoint, machine),
+        judge=_model(asked.judge, "--judge", most, _judge_endpoint, machine) if asked.judge else None,
+        conditions=_conditions(asked.conditions),
+        single_size=asked.single_size,
+        documents=asked.documents,
+        tokens=asked.tokens,
+    )
+    out = out or run.folder / "answers" / re.sub(r"[^\w.-]", "-", ModelSpec.read(asked.answerer).model)
+    return AnswerRun(run, questions, work, out, machine.model.concurrency)
+
+
+def _conditions(text: str) -> tuple[Condition, ...]:
+    asked = {name.strip() for name in text.split(",")}
+    if unknown := asked - set(CONDITIONS):
+        raise UsageError(f"--conditions takes some of {', '.join(CONDITIONS)}, not {', '.join(sorted(unknown))!r}")
+    return tuple(condition for condition in CONDITIONS if condition in asked)
+
+
+def _model(
+    spec: str, option: str, most_tokens: int, endpoint: Callable[[str, Machine], ModelEndpoint], machine: Machine
+) -> NamedModel:
+    asked = ModelSpec.read(spec)
+    if asked.kind != "openai" or asked.url is None:
+        raise UsageError(f"{option} takes openai:MODEL@URL, not {spec!r}")
+    return NamedModel(spec, Completer(endpoint(asked.url, machine), asked.model, most_tokens))
+
+
+def _judge_endpoint(url: str, machine: Machine) -> ModelEndpoint:
+    judge = machine.verifier
+    return ModelEndpoint(url, judge.key, judge.timeout_s, machine.attempts, machine.backoff_s, judge.concurrency)
+
+
+def _reader(index: str, recorded: Config, given: Machine) -> DocumentReader:
+    """Open the index as the run asked it, with the web services of this machine: a record holds no keys."""
+    web = given.web if given.web != Machine().web else recorded.machine.web
+    config = msgspec.structs.replace(recorded, machine=msgspec.structs.replace(recorded.machine, web=web))
+    return DocumentReader(open_retriever(index, config), config.machine)
 
 
 def _described(model: NamedModel) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from harness1.errors import UsageError
-from harness1.eval.compare.difference import card_difference, config_difference
 from harness1.eval.metrics import HEADLINE
 from harness1.eval.run_view import RunView, refuse_other_dataset
 from harness1.eval.statistics import Interval, holm, paired_difference, randomisation_test
@@ -18,6 +18,7 @@ from harness1.eval.summary import cut
 from harness1.records import Record, Status
 from harness1.reward.outcome import delivered
 from harness1.runs.folder import shown_config
+from harness1.settings import differences
 
 TIE_BREAKERS = ("trajectory_recall", "reward")
 """Metrics that order tasks with an equal change in the chosen metric."""
@@ -154,18 +155,38 @@ def _paired(first: RunView, second: RunView, metric: str, top: int, number: int)
     wins, losses = (sum(sign * move[0] > EQUAL for move in moves.values()) for sign in (1, -1))
     changed = [task for task, move in moves.items() if abs(move[0]) > EQUAL]
     changed.sort(key=lambda task: [-abs(round(part, 9)) for part in moves[task]])
+    settings = differences(shown_config(first.config), shown_config(second.config))
     return Pairing(
         second=_side(second),
         tasks=len(tasks),
         left_out=(len(first.tasks) - len(tasks), len(second.tasks) - len(tasks)),
         metrics=metrics,
-        cards=card_difference(first, second),
-        settings=config_difference(shown_config(first.config), shown_config(second.config)),
+        cards=_card_difference(first, second),
+        settings={name: (a, b) for name, a, b in sorted(settings)},
         wins=wins,
         losses=losses,
         ties=len(moves) - wins - losses,
         changed=tuple(_change(first, second, task, metric, number) for task in changed[:top]),
     )
+
+
+def _card_difference(first: RunView, second: RunView) -> dict[str, tuple[Any, Any]]:
+    """Return what decides a run besides its configuration and its tasks, where it differs, with both values."""
+    cards = _card(first), _card(second)
+    return {name: (value, cards[1][name]) for name, value in cards[0].items() if value != cards[1][name]}
+
+
+def _card(run: RunView) -> dict[str, Any]:
+    inputs, outputs = run.stage.inputs, run.stage.outputs
+    return {
+        "policy": run.policy,
+        "policy hash": str(inputs.get("policy", ""))[:12],
+        "format": outputs.get("format"),
+        "index": f"{Path(run.index).name} {str(inputs.get('index', ''))[:12]}".strip(),
+        "samples": inputs.get("samples"),
+        "seed": inputs.get("seed"),
+        "fused from": outputs.get("sources"),
+    }
 
 
 def _side(run: RunView) -> Side:

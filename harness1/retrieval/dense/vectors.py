@@ -7,7 +7,6 @@ writer cuts off what is torn and goes on.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +18,9 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from harness1.errors import CorpusError, UsageError
+from harness1.errors import CorpusError
 from harness1.retrieval.dense.embedder import Embedder
+from harness1.runs.lock import lock
 
 KEYS, VECTORS = "keys.bin", "vectors.f16"
 KEY_BYTES = 16
@@ -28,11 +28,11 @@ BATCH = 256
 """New texts that are embedded, written and reported together: seconds of work for a model without a GPU."""
 
 Progress = Callable[[int, int], None]
-"""Called with the number of texts done, and how many of them had to be embedded."""
+"""Called with the number of texts done, and of those that had to be embedded."""
 
 
 class VectorStore:
-    """The embeddings that one embedder made, in a folder, which is made if need be. Rows never move or change.
+    """The embeddings of one embedder in a folder, which is made if need be. Rows never move or change.
 
     Args:
         dimensions: numbers in a row, of 2 bytes each.
@@ -42,15 +42,15 @@ class VectorStore:
         self._folder, self._dimensions = folder, dimensions
 
     def __len__(self) -> int:
-        """Rows that are whole on the disk."""
+        """Return the number of rows that are whole on the disk."""
         sizes = [path.stat().st_size if path.exists() else 0 for path in (self._folder / KEYS, self._folder / VECTORS)]
         return min(sizes[0] // KEY_BYTES, sizes[1] // (2 * self._dimensions))
 
     def ensure(
         self, texts: Iterable[str], embedder: Embedder, progress: Progress | None = None, batch: int = BATCH
     ) -> NDArray[np.int32]:
-        """The row of each text, in order. Texts without one are embedded, `batch` of them at a time; equal texts share
-        a row. The texts are read once and not kept.
+        """Return the row of each text, in order. Texts without one are embedded, `batch` at a time; equal texts share a
+        row. The texts are read once and not kept.
 
         Raises:
             CorpusError: the disk is full or the folder cannot be written. What was written before is kept.
@@ -82,10 +82,7 @@ class VectorStore:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / KEYS).open("a+b") as keys, (self._folder / VECTORS).open("ab") as vectors:
-                try:
-                    fcntl.flock(keys, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise UsageError(f"another process is writing embeddings to {self._folder}") from error
+                lock(keys, f"another process is writing embeddings to {self._folder}")
                 rows = len(self)
                 keys.truncate(rows * KEY_BYTES)
                 vectors.truncate(rows * 2 * self._dimensions)
@@ -105,7 +102,7 @@ class _Writer:
         self._unwritten = bytearray()
 
     def row(self, text: str) -> tuple[int, bool]:
-        """The row of a text, and whether it is a new one, whose vector has to be appended."""
+        """Return the row of a text, and whether it is new, so that its vector has to be appended."""
         key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
         row = self.rows.setdefault(key, new := len(self.rows))
         if row == new:
@@ -122,7 +119,7 @@ class _Writer:
 
 
 def open_vectors(folder: Path, dimensions: int, rows: int) -> NDArray[np.float16]:
-    """The first rows of a store, mapped, read-only, as they are while more is appended.
+    """Map the first rows of a store, read-only, as they are while more are appended.
 
     Raises:
         CorpusError: the store has fewer.

@@ -18,7 +18,7 @@ from harness1.rl.admission.judgement import ORACLE, POLICIES, TWICE, Trial, admi
 from harness1.rl.admission.report import README, REPORT, AdmissionReport, Trials, earnings, ranking, read_report, readme
 from harness1.runs.files import write_atomically, write_json
 from harness1.runs.folder import clear_run
-from harness1.runs.stage import Stage, refuse_foreign, refuse_other, under_way
+from harness1.runs.stage import Stage, clear, refuse_foreign, refuse_other, under_way
 from harness1.runs.store import read_episodes
 
 VERB = "rl check"
@@ -80,7 +80,9 @@ def check(job: Check, out: Path, *, force: bool = False, listener: Listener | No
     listener, stage = listener or Listener(), job.stage()
     if force:
         refuse_foreign(out, VERB)
-        _clear(out)
+        for policy in POLICIES:
+            clear_run(out / RUNS / policy)
+        clear(out, VERB, REPORT, README, keep_card=True)
     else:
         refuse_other(stage, out, "check")
     if stage.is_done(out) and (out / REPORT).is_file() and "fault" not in read_report(out).reasons:
@@ -95,15 +97,6 @@ def check(job: Check, out: Path, *, force: bool = False, listener: Listener | No
         gates = {"tasks": len(report.tasks), "admitted": len(report.admitted()), "rejected": report.reasons}
         stage.write(out, status="finished", gates=gates)
     return report
-
-
-def _clear(out: Path) -> None:
-    for policy in POLICIES:
-        if (out / RUNS / policy).exists():
-            clear_run(out / RUNS / policy)
-    # The card stays until it is written anew: a folder without one would count as foreign.
-    for name in (REPORT, README):
-        (out / name).unlink(missing_ok=True)
 
 
 def _begun(listener: Listener, policy: str, finished: int, _total: int) -> None:

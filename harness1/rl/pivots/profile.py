@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -31,7 +30,7 @@ from harness1.rl.pivots.rollouts import PivotState, PivotWorld, TurnId
 from harness1.rl.pivots.verifier import REVISION, Ruling
 from harness1.runs.files import write_atomically
 from harness1.runs.journal import Journal
-from harness1.runs.stage import STAGE, Stage, refuse_foreign, refuse_other, under_way
+from harness1.runs.stage import STAGE, Stage, clear, refuse_other, under_way
 from harness1.runs.store import EPISODES, read_episodes
 from harness1.sft.gates import TeacherEpisode, candidate, held_out_tasks
 from harness1.sft.teacher_run import TeacherRun
@@ -124,10 +123,8 @@ def profile(
         InfrastructureFault: some turns could not be played; the others are written, and the same work goes on.
     """
     stage = work.stage()
-    refuse_foreign(out, VERB)
     if force:
-        for name in (STAGE, PIVOTS, README):
-            (out / name).unlink(missing_ok=True)
+        clear(out, VERB, PIVOTS, README)
     refuse_other(stage, out, "profile")
     if stage.is_done(out) and (out / PIVOTS).is_file():
         return counts(read_pivots(out))
@@ -217,14 +214,14 @@ async def _write_pivots(
     Raises:
         InfrastructureFault: some turns could not be played.
     """
-    with closing(Journal(out, PIVOTS)) as journal:
+    with Journal(out, PIVOTS) as journal:
         earlier = {each.turn_id for each in read_pivots(out)}
         turns = _open_turns(work, world, chosen, earlier)
         done, total = count(len(earlier)), sum(each.turns for each in chosen)
         on_pivot(next(done), total)
 
         def write(pivot: Pivot) -> None:
-            journal.append(msgspec.json.encode(pivot))
+            journal.write(msgspec.json.encode(pivot))
             on_pivot(next(done), total)
 
         at_once = -(-world.machine.concurrency // world.pivots.samples)

@@ -1,0 +1,74 @@
+"""What verbs print at their end: JSON, or the tables of evaluations and trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from harness1.eval.metrics import HEADLINE
+from harness1.models.checkpoint import Checkpoint
+from harness1.runs.stage import read_stage
+from harness1.train.log import read_log, validation_values
+
+
+def print_result(found: Any, as_json: bool, in_words: Callable[..., None], *more: Any) -> None:
+    """Print a result as one JSON object, or else by `in_words`, which takes the result and `more`."""
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        in_words(found, *more)
+
+
+def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
+    """Print the headline metrics with their 95 % intervals, and what failed."""
+    table = Table(title=title, title_justify="left")
+    for column in ("metric", "mean", "95 % interval"):
+        table.add_column(column, justify="left" if column == "metric" else "right")
+    for name in HEADLINE:
+        value = metrics.get(name)
+        if value is not None and value["mean"] is not None:
+            table.add_row(name, _figure(value["mean"]), f"{_figure(value['low'])} to {_figure(value['high'])}")
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(table)
+    failures = ", ".join(f"{count} {name}" for name, count in metrics["failures"].items() if count) or "none"
+    console.print(f"{metrics['tasks']} tasks, failures: {failures}. Everything is in {out}.", soft_wrap=True)
+    stage = read_stage(out)
+    if stage is not None and "trec_ids" in stage.outputs:
+        console.print(f"Some ids hold white space: in the TREC runs all are {stage.outputs['trec_ids']}.")
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
+
+
+def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, which: str = "best") -> None:
+    """Print the checkpoint that a training ended with, and its metrics on held-out tasks beside those of the start.
+
+    Args:
+        unit: what the trainer counts: `step` or `batch`.
+    """
+    began = _at_start(out)
+    if as_json:
+        report = {"checkpoint": str(out), unit: done.step, "metrics": done.metrics, "start": began}
+        print(msgspec.json.encode(report).decode())
+        return
+    console = Console(highlight=False, markup=False)
+    table = Table(title=f"the {which} checkpoint, of {unit} {done.step}", title_justify="left")
+    table.add_column("held out")
+    table.add_column("start", justify="right")
+    table.add_column("checkpoint", justify="right")
+    for name, value in done.metrics.items():
+        table.add_row(name, f"{began[name]:.3f}" if name in began else "", f"{value:.3f}")
+    if done.metrics:
+        console.print(table)
+    console.print(f"The checkpoint is in {out}: harness1 eval DATASET --policy hf:{out}")
+
+
+def _at_start(out: Path) -> dict[str, float]:
+    """Return what was measured on held-out tasks before the first step."""
+    return next((found for line in read_log(out) if line["step"] == 0 and (found := validation_values(line))), {})

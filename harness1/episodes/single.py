@@ -1,0 +1,71 @@
+"""One episode, played while somebody watches, and appended to a run folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from harness1.env.environment import SearchEnv
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
+from harness1.episodes.rollout import OnStep, rollout
+from harness1.hashing import digest
+from harness1.records import Episode, Task
+from harness1.retrieval.open import absolute_index, open_retriever
+from harness1.reward.composite import score
+from harness1.runs.folder import refuse_other_run, run_stage
+from harness1.runs.store import EpisodeStore
+
+Watch = Callable[[SearchEnv], AbstractContextManager[OnStep | None]]
+"""Opened around an episode; gives what is called after each of its steps."""
+
+
+class Played(NamedTuple):
+    """An episode, its environment as it ended, and the run folder that holds the record."""
+
+    episode: Episode
+    env: SearchEnv
+    folder: Path
+
+
+@contextmanager
+def watch_nothing(_: SearchEnv) -> Iterator[None]:
+    """Watch no step of an episode."""
+    yield
+
+
+def play_one(
+    task: Task,
+    setup: EpisodeSetup,
+    out: Path | None = None,
+    *,
+    seed: int = 0,
+    watch: Watch = watch_nothing,
+    on_torn: Callable[[Path, int], None] = lambda _out, _size: None,
+) -> Played:
+    """Play one episode, score it where there is gold, and append it to a run folder.
+
+    Args:
+        out: the run folder; None: one that all searches under the same configuration, policy and index share.
+        on_torn: called with the run folder, and the bytes of a torn last line that was cut off.
+
+    Raises:
+        UsageError: the folder holds another run or something else, or is written by another process.
+    """
+    config = setup.config
+    policy = setup.policy_for([EpisodeJob(task)])
+    env = setup.environment(open_retriever(setup.retriever, config), policy)
+    hashes = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
+    stage = run_stage(config, setup.policy, hashes, absolute_index(setup.retriever), hashes)
+    out = out or Path("runs") / f"search-{digest(hashes)[:8]}"
+    refuse_other_run(stage, out)
+    with EpisodeStore(out) as store:
+        on_torn(out, store.torn)
+        with watch(env) as on_step:
+            episode = asyncio.run(rollout(env, policy, task, seed=seed, on_step=on_step))
+        episode = score(episode, task.gold, config) if task.gold is not None else episode
+        store.append(episode)
+    stage.write(out, status="finished")
+    return Played(episode, env, out)

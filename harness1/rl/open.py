@@ -1,0 +1,118 @@
+"""A training opened by what a user typed: what it learns from, and who plays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness1.config import Config, Learn
+from harness1.data.open import open_source
+from harness1.data.source import Source
+from harness1.env.environment import env_hash
+from harness1.episodes.jobs import EpisodeSetup
+from harness1.errors import UsageError
+from harness1.models.open import ModelSpec, preferred_device
+from harness1.policy.language_model import LanguageModelPolicy
+from harness1.retrieval.open import absolute_index, open_retriever
+from harness1.rl.admission.report import admitted_tasks, read_report
+from harness1.rl.learning import Learning, OpenRollouts
+from harness1.rl.local_rollouts import LocalRollouts, base_folder, open_rollouts, publish_to
+from harness1.rl.pivots.training import open_training
+from harness1.rl.ray_rollouts import RayRollouts
+from harness1.rl.task_stream import PlacedTask, choose_tasks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS = "weights"
+"""The folder of versions of the weights, for servers that load them by path."""
+FindIndex = Callable[[Source, str | None], str]
+"""Gives the index of a source, maybe one that a user names (see `data.indexing.index_of`)."""
+
+
+def learning_on_tasks(
+    config: Config, learn: Learn, out: Path, policy: LanguageModelPolicy, find_index: FindIndex
+) -> tuple[Learning, OpenRollouts]:
+    """Open a training on whole episodes on the tasks of datasets.
+
+    Raises:
+        UsageError: there is another number of indexes or reports than of datasets, a report is on another dataset,
+            reward or environment, the tasks do not fit (`choose_tasks`), or workers cannot have the model.
+    """
+    sources = [open_source(data) for data in learn.data]
+    for name in ("index", "admission"):
+        if (count := len(getattr(learn, name))) not in (0, len(sources)):
+            raise UsageError(f"{count} of --{name} for {len(sources)} of --data: give one for each, or none")
+    admitted = [_admitted(Path(path), source, config) for path, source in zip(learn.admission, sources, strict=False)]
+    choice = choose_tasks(sources, learn.split, admitted or [None] * len(sources), config)
+    named = learn.index or [None] * len(sources)
+    indexes = [find_index(source, index) for source, index in zip(sources, named, strict=True)]
+    setups = [EpisodeSetup(config, index, learn.model) for index in indexes]
+    base = base_folder(learn.model)
+    hashes = [open_retriever(index, config).info.index_hash for index in indexes]
+    work = Learning(*choice, setups, base, out, config, _device(config), index_hashes=hashes)
+    return work, _players(setups, learn.model, base, out / WEIGHTS, policy)
+
+
+def learning_on_pivots(
+    config: Config, learn: Learn, out: Path, policy: LanguageModelPolicy, pivots: Path
+) -> tuple[Learning, OpenRollouts]:
+    """Open a training on the single turns of a teacher that a profile kept.
+
+    Raises:
+        UsageError: the settings are those of whole episodes, or the profile cannot be opened.
+        ConfigError: the profile is of another policy or configuration.
+    """
+    if config.rl.anchors or config.machine.fleet.workers or learn.admission:
+        raise UsageError(
+            "--pivots trains on single turns here: without rl.anchors, machine.fleet.workers and --admission"
+        )
+    if config.train.watch.metric != "reward":
+        raise UsageError("single turns have no recall of their own: set train.watch.metric=reward")
+    base = base_folder(learn.model)
+
+    async def publish(state: Mapping[str, Tensor], version: int) -> None:
+        await publish_to(policy.model, state, version, base, out / WEIGHTS)
+
+    index = learn.index[0] if learn.index else ""
+    training = open_training(pivots, policy, config, publish, index)
+    tasks, held_out = (list(map(PlacedTask, each)) for each in (training.train, training.held_out))
+    setups = [EpisodeSetup(config, index, learn.model)]
+    validation = held_out[: config.train.watch.tasks]
+    return Learning(tasks, validation, setups, base, out, config, _device(config)), nullcontext(training.rollouts)
+
+
+def _admitted(path: Path, source: Source, config: Config) -> frozenset[str]:
+    """Return the tasks that a report admits, if it is about this dataset, reward and environment."""
+    report = read_report(path)
+    of = {"dataset": open_source(report.dataset).name, "reward": report.reward_hash, "environment": report.env_hash}
+    ours = {"dataset": source.name, "reward": config.reward_hash, "environment": env_hash(config.env)}
+    if others := [name for name, known in ours.items() if of[name] != known]:
+        raise UsageError(
+            f"{path} is a report on another {' and another '.join(others)}: run harness1 rl check with the --config of"
+            " the training"
+        )
+    return admitted_tasks(path, config.rl.headroom)
+
+
+def _players(
+    setups: Sequence[EpisodeSetup], spec: str, base: Path, versions: Path, policy: LanguageModelPolicy
+) -> OpenRollouts:
+    """Return who plays: this process, or workers on a cluster, each with a policy of its own."""
+    fleet = setups[0].config.machine.fleet
+    if fleet.workers:
+        if ModelSpec.read(spec).url is not None:
+            raise UsageError("workers of a fleet each have a model of their own: hf:PATH or vllm:PATH, and no server")
+        # Workers have another current directory.
+        whole = f"{ModelSpec.read(spec).kind}:{base.resolve()}"
+        found = [replace(each, retriever=absolute_index(each.retriever), policy=whole) for each in setups]
+        return RayRollouts(partial(open_rollouts, found, whole, base.resolve(), versions.resolve()), fleet)
+    return nullcontext(LocalRollouts(setups, policy, base, versions))
+
+
+def _device(config: Config) -> str:
+    return config.machine.model.device or preferred_device()
