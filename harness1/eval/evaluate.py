@@ -33,8 +33,6 @@ Progress = Callable[[Episode], None]
 OnStart = Callable[[int, int], None]
 LOOKED_UP = 20
 """Tasks whose gold is looked up in an index to check that it is of their corpus."""
-GOES_ON = "the same command continues where it stopped"
-"""The note added to an interrupt."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ def evaluate(
         try:
             run_episodes(evaluation.setup, jobs, keep, on_depths)
         except KeyboardInterrupt as interrupt:
-            interrupt.add_note(GOES_ON)
+            interrupt.add_note("the same command continues where it stopped")
             raise
         finally:
             if jobs:

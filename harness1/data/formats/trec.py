@@ -13,6 +13,7 @@ from harness1.data.faults import DuplicateId, Fault, refuse
 from harness1.data.formats.jsonl import numbered_lines
 from harness1.errors import CorpusError, UsageError
 from harness1.records import UnitId
+from harness1.runs.files import write_atomically
 
 Run = list[tuple[str, list[tuple[UnitId, float]]]]
 """For each task, its units with their scores, best first."""
@@ -128,6 +129,6 @@ def _column(name: str) -> str:
 def _write(path: Path, lines: Iterable[str]) -> None:
     text = "".join(f"{line}\n" for line in lines)
     try:
-        path.write_text(text, encoding="utf-8")
+        write_atomically(path, text.encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
