@@ -32,8 +32,8 @@ from benchmarks.tokenizer import MESSAGE_TOKENS, EncodingCounter, tokenizer
 from harness1.config import Env, Index, Rendering
 from harness1.data.world.generate import build_world
 from harness1.env.environment import SearchEnv
+from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece
-from harness1.env.render.renderer import Context
 from harness1.env.render.view import View
 from harness1.episodes.replay import Nowhere
 from harness1.memory.working_memory import WorkingMemory
@@ -174,7 +174,7 @@ def replay(record: Record, config: Env, encoding: tiktoken.Encoding) -> Cost:
         prefilled += len(prompt) - common
         rows += common < len(cached) or not cached
         dropped += context.budget.dropped
-        epochs.add(env.state.epoch.start if env.state.epoch else 0)
+        epochs.add(context.epoch_start)
         prompts.append(len(prompt))
         context = env.replay(turn).context
         last = env.state.turns[-1]

@@ -1,4 +1,4 @@
-"""What is wrong with a dataset: broken lines, ids, texts, gold that is absent, questions that are in two splits."""
+"""Finds faults of a dataset: broken lines, ids, texts, absent gold, and questions that are in two splits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from harness1.errors import CorpusError
 from harness1.records import Record, Task
 
 SHOWN = 20
-"""Examples that a finding names."""
+"""Examples in a finding."""
 LEARNED = ("train",)
 HELD_OUT = ("test", "dev")
-"""Splits whose questions must not be among those learned of; nor may one of them ask what another does."""
+"""Splits whose questions training must not see, and which must not repeat each other's."""
 KINDS: dict[type[CorpusError], str] = {
     DuplicateId: "duplicate_id",
     EmptyText: "empty_text",
@@ -35,7 +35,7 @@ FINDINGS = ("malformed", *KINDS.values(), "duplicate_text", "leak_exact", "leak_
 
 
 class Finding(Record):
-    """One kind of thing that is wrong, how often, and the first few places."""
+    """A kind of fault, how often it occurs, and its first few places."""
 
     kind: str
     count: int
@@ -43,19 +43,19 @@ class Finding(Record):
 
 
 class Report(Record):
-    """What was looked at, and what is wrong with it; nothing where there are no findings."""
+    """The result of a check; a sound dataset has no findings."""
 
     source: str
     documents: int
     chunks: int
-    """Those that the dataset itself has cut; 0 where it is cut when it is indexed."""
+    """Chunks of the dataset itself; 0 if it is cut when indexed."""
     tasks: dict[str, int]
-    """For each split."""
+    """By split."""
     findings: tuple[Finding, ...] = ()
 
 
 class _Findings:
-    """Findings as they come in. One thing is counted once, though several passes tell of it."""
+    """Findings so far. Each fault counts once, though several passes report it."""
 
     def __init__(self) -> None:
         self._messages: dict[str, list[str]] = {}
@@ -79,7 +79,7 @@ class _Findings:
 
 
 def check(spec: str, on_document: Callable[[], None] = lambda: None) -> Report:
-    """Look through a dataset: all tasks, then one pass over the documents, of which digests are kept.
+    """Check a dataset: all tasks, then one pass over the documents, of which only digests are kept.
 
     Args:
         spec: as `open_source` takes it.
@@ -113,8 +113,8 @@ def _tasks(source: Source, split: str, findings: _Findings) -> list[Task]:
 
 
 def _read(source: Source, wanted: set[str], findings: _Findings, on_document: Callable[[], None]) -> tuple[int, int]:
-    """Look at every document; of `wanted`, what is there is taken out, or all where the pass was cut short. Returns how
-    many documents and chunks there are."""
+    """Read every document, and remove those found from `wanted`, or all if the pass was cut short. Return the numbers
+    of documents and chunks."""
     texts: dict[bytes, str] = {}
     documents = chunks = 0
     if not source.has_documents:
@@ -140,7 +140,8 @@ def _read(source: Source, wanted: set[str], findings: _Findings, on_document: Ca
 
 
 def _places(source: Source, findings: _Findings) -> dict[str, str]:
-    """Where each query of a BEIR folder stands, as `file:line`; the readers of other datasets tell it themselves."""
+    """Return the place of each query of a BEIR folder, as `file:line`; the readers of other datasets report it
+    themselves."""
     path = jsonl.find_file(source.root, beir.QUERIES) if source.kind == "beir" and source.root else None
     places: dict[str, str] = {}
     for where, row in jsonl.rows(path, findings.fault) if path else ():
@@ -159,7 +160,7 @@ def _check_gold(tasks: dict[str, list[Task]], absent: set[str], places: Mapping[
 
 
 def _check_queries(places: Mapping[str, str], tasks: dict[str, list[Task]], findings: _Findings) -> None:
-    """Queries that no split judges."""
+    """Report queries that no split judges."""
     judged = {task.task_id for task in chain.from_iterable(tasks.values())}
     for task_id, where in places.items():
         if task_id not in judged:
@@ -167,7 +168,7 @@ def _check_queries(places: Mapping[str, str], tasks: dict[str, list[Task]], find
 
 
 def _check_leaks(tasks: dict[str, list[Task]], findings: _Findings) -> None:
-    """Questions of one split that another one asks as well, in the same words or nearly so."""
+    """Report questions of one split that another asks in the same or nearly the same words."""
     known = KnownQueries(Gates().near)
     for split in (*HELD_OUT, *LEARNED):
         here = [(f"{split}/{task.task_id}", task.query) for task in tasks.get(split, ())]
@@ -182,11 +183,11 @@ def _check_leaks(tasks: dict[str, list[Task]], findings: _Findings) -> None:
 
 
 def _digest(title: str, text: str) -> bytes:
-    """Of the words alone: white space and case do not make another text."""
+    """Return a digest of the words alone, without white space and case."""
     words = " ".join(f"{title}\n{text}".casefold().split())
     return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=12).digest()
 
 
 def encoded(report: Report) -> bytes:
-    """The report as one line of JSON, with a list of findings even where there are none."""
+    """Return the report as one line of JSON, with a list of findings even if it is empty."""
     return msgspec.json.encode(msgspec.structs.asdict(report))

@@ -1,4 +1,4 @@
-"""What can be wrong with one line of a dataset, and what becomes of it: it is refused, or noted and left out."""
+"""The faults that a line of a dataset may have. A reader refuses the line, or notes it and leaves it out."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from harness1.errors import CorpusError
 
 
 class DuplicateId(CorpusError):
-    """An id stood there before."""
+    """The id occurred before."""
 
 
 class EmptyText(CorpusError):
-    """A document, or a chunk of one, has no text."""
+    """A document or a chunk of one without text."""
 
 
 class AbsentGold(CorpusError):
-    """The corpus does not have what a query should find."""
+    """The corpus lacks what a query should find."""
 
 
 class NoGold(CorpusError):
-    """A query names nothing to find."""
+    """A query without anything to find."""
 
 
 Fault = Callable[[CorpusError], None]
-"""Called with what is wrong with a line; if it returns, the line is left out."""
+"""Called with the fault of a line; if it returns, the line is left out."""
 
 
 def refuse(error: CorpusError) -> None:
-    """Let nothing pass: the dataset cannot be read."""
+    """Raise the fault: the dataset cannot be read."""
     raise error

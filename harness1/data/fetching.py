@@ -1,4 +1,4 @@
-"""Official files of a benchmark from the Hugging Face hub, where it can be reached."""
+"""Downloads the official files of a benchmark from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERB = "data get"
 
 
 def get_benchmark(benchmark: Benchmark, out: Path, *, force: bool = False) -> None:
-    """Download the files that the hub has, as they are, into a folder that `NAME:FOLDER` opens; done once.
+    """Download the files of the hub, unchanged, into a folder that `NAME:FOLDER` opens, if that is not done yet.
 
     A download that was interrupted is taken up.
 
@@ -49,7 +49,7 @@ def get_benchmark(benchmark: Benchmark, out: Path, *, force: bool = False) -> No
 
 @contextmanager
 def _told(benchmark: Benchmark, hub: Hub) -> Iterator[None]:
-    """Where the hub fails inside this, the user is told what to do instead."""
+    """Tell the user what to do if the hub fails within this context."""
     import httpx
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -63,6 +63,6 @@ def _told(benchmark: Benchmark, hub: Hub) -> Iterator[None]:
 
 def _unavailable(benchmark: Benchmark, hub: Hub, why: str) -> UsageError:
     return UsageError(
-        f"the files of {benchmark.name} ({hub.repository}) are not to be had: the hub {why}. Fetch them by other means"
-        f" ({benchmark.origin}), then: harness1 data import {benchmark.name} PATH --out FOLDER"
+        f"the files of {benchmark.name} ({hub.repository}) cannot be downloaded: the hub {why}. Fetch them by other"
+        f" means ({benchmark.origin}), then: harness1 data import {benchmark.name} PATH --out FOLDER"
     )

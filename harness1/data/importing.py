@@ -1,4 +1,4 @@
-"""An official download, checked and converted into a BEIR folder."""
+"""Checks an official download and converts it into a BEIR folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness1.runs.stage import Stage, read_stage, refuse_other, under_way
 
 VERB = "data import"
 FORMAT = 1
-"""Counts changes in what is written."""
+"""Counts changes in the files that are written."""
 
 
 def import_benchmark(
@@ -29,7 +29,7 @@ def import_benchmark(
     force: bool = False,
     on_document: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Write documents, questions and judgements of an official download as a BEIR folder; nothing if it is done.
+    """Write documents, questions and judgements of an official download as a BEIR folder, if that is not done yet.
 
     Answers are written with the questions, but those of a benchmark that asks to keep its answers secret.
 
@@ -63,7 +63,7 @@ def import_benchmark(
             yield document
 
     def answerable() -> Iterator[Task]:
-        """The tasks that can be solved with what was written: a document that was left out is absent."""
+        """Yield the tasks that can be solved with the documents that were written."""
         for task in tasks:
             missing = absent_gold(task.gold, absent) if task.gold and source.has_documents else None
             if missing:

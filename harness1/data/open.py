@@ -1,4 +1,4 @@
-"""One way to name a corpus, whatever its layout: `open_source` finds the reader that understands it."""
+"""Opens a corpus by its name, whatever its layout: `open_source` finds the reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness1.retrieval.corpus import Document
 
 
 def from_anywhere(spec: str) -> str:
-    """The same corpus by a word that does not depend on the current directory: a path is made whole."""
+    """Return a name of the corpus that does not depend on the current directory: paths become absolute."""
     if spec == "stdlib" or spec.startswith("world:"):
         return spec
     name, path = _of_benchmark(spec)
@@ -54,7 +54,7 @@ def open_source(spec: str, fault: Fault = refuse) -> Source:
 
 
 def _of_files(path: Path, fault: Fault) -> Source:
-    """A corpus by what its files look like."""
+    """Open a corpus by the look of its files."""
     if trec_folder.is_trec(path):
         tasks = partial(trec_folder.read_tasks, path, fault=fault)
         return _checked(path, "trec", lambda: trec_folder.read_corpus(path, fault), trec_folder.splits(path), [], tasks)
@@ -73,7 +73,7 @@ def _of_files(path: Path, fault: Fault) -> Source:
 
 
 def _of_benchmark(spec: str) -> tuple[str, str]:
-    """The benchmark that a word names, if it does, and the path."""
+    """Return the benchmark that a spec names, or "", and the path."""
     name, colon, path = spec.partition(":")
     if not colon:
         return "", spec
@@ -103,7 +103,7 @@ def _checked(
     problems: list[str],
     read_tasks: Callable[[str], list[Task]] = _no_tasks,
 ) -> Source:
-    """A source on disk whose documents are at least one."""
+    """Return a source on disk that raises if it has no documents."""
 
     def documents() -> Iterator[Document]:
         problems.clear()

@@ -1,4 +1,4 @@
-"""Queries that ask the same: equal once normalised, or with nearly the same words by MinHash."""
+"""Finds queries that ask the same: equal once normalised, or with nearly the same words by MinHash."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from harness1.errors import UsageError
 from harness1.memory.dedup import signature
 
 TEST = "test"
-"""The split that nothing is ever taught of."""
+"""The split that is never taught."""
 EVALUATION = ("dev", TEST)
-"""Splits that nothing is learned of, unless one of them was taught on purpose."""
+"""Splits that are not learned, unless one of them was taught on purpose."""
 PERMUTATIONS = 128
 """The estimate of a similarity of 0.8 has a standard error of 0.035."""
 _WORD = re.compile(r"\w+")
 
 
 def normalised(query: str) -> str:
-    """The words of a query in order, without case, punctuation and compatibility forms of characters."""
+    """Return the words of a query in order, without case, punctuation and compatibility forms of characters."""
     return " ".join(_WORD.findall(unicodedata.normalize("NFKC", query).casefold()))
 
 
 class KnownQueries:
-    """Named queries against which others are compared.
+    """Named queries to compare others with.
 
     Every query is compared with all known ones: at some ten thousand of them that takes a millisecond, and misses
     nothing, as locality-sensitive hashing would close to the threshold.
@@ -47,7 +47,7 @@ class KnownQueries:
             self.add(name, query)
 
     def add(self, name: str, query: str) -> None:
-        """Make a query known. Of those that are equal once normalised, the first keeps its name."""
+        """Add a query. Of those that are equal once normalised, the first keeps its name."""
         words = normalised(query)
         if words in self._exact:
             return
@@ -59,11 +59,12 @@ class KnownQueries:
             self._names.append(name)
 
     def equal(self, query: str) -> str | None:
-        """The name of the known query that is equal once normalised."""
+        """Return the name of the known query that is equal once normalised."""
         return self._exact.get(normalised(query))
 
     def match(self, query: str) -> str | None:
-        """The name of the known query that asks the same: the equal one, else the most similar, else the earliest."""
+        """Return the name of the known query that asks the same: the equal one, else the most similar, else the
+        earliest."""
         words = normalised(query)
         if words in self._exact or not words or not self._names:
             return self._exact.get(words)
@@ -83,7 +84,7 @@ Queries = list[tuple[str, str]]
 def evaluation_queries(
     sources: Iterable[Source], against: Sequence[str], taught: Collection[tuple[str, str]] = ()
 ) -> dict[str, Queries]:
-    """The queries that nothing may be learned of, by the set that they are of.
+    """Return the queries that must not be learned, by the set that they belong to.
 
     Args:
         sources: datasets, of which the splits `dev` and `test` are taken.
@@ -118,7 +119,7 @@ def _queries(source: Source, split: str) -> Queries:
 
 
 def _named(spec: str) -> tuple[Source, str]:
-    """A dataset and, where one is named, its split: names of datasets may hold colons themselves."""
+    """Return a dataset and its split, if one is named: names of datasets may hold colons themselves."""
     try:
         return open_source(spec), ""
     except UsageError:

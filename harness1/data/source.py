@@ -1,4 +1,4 @@
-"""A corpus, and the tasks over it where it has any, whatever its layout."""
+"""Sources: a corpus in any layout, and the tasks over it if it has any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness1.retrieval.corpus import Document
 
 @dataclass(frozen=True)
 class Source:
-    """A corpus, and the tasks over it where it has any."""
+    """A corpus, and the tasks over it if it has any."""
 
     name: str
     kind: str
@@ -23,20 +23,21 @@ class Source:
     tasks: Callable[[str], list[Task]]
     """The tasks of one split; a `UsageError` names those that exist."""
     problems: list[str] = field(default_factory=list)
-    """What could not be read in the last pass over the documents, one line each; it was left out."""
+    """One line for each unreadable part that the last pass over the documents left out."""
     root: Path | None = None
-    """Where it lies on disk; None for what is generated."""
+    """The place on disk; None for generated sources."""
     edition: str = ""
-    """Of what is generated: changes whenever its documents or tasks do. Of files: who reads them, where that counts."""
+    """For generated sources, changes whenever documents or tasks do. For files, the reader if it matters."""
 
     has_documents: bool = True
-    """Whether a pass over the documents has any; not so where they are on the web."""
+    """False if the documents are on the web."""
     secret_answers: bool = False
-    """Whether the answers in the gold of its tasks may be compared with and never written."""
+    """True if the answers in the gold may be compared with but never written."""
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the corpus may have changed: names, sizes and times of its files, without reading them.
+        """Return a value that changes when the corpus may have changed: names, sizes and times of its files, which are
+        not read.
 
         A generated corpus is decided by its name and edition.
         """

@@ -1,4 +1,5 @@
-"""The documentation of the running Python's standard library as a corpus: real text on every machine, no download.
+"""The documentation of the running Python's standard library as a corpus: real text on every machine, without a
+download.
 
 Sources are parsed and never run. Only modules that are written in C are imported, from a fixed list, because their
 docstrings are nowhere else.
@@ -30,13 +31,13 @@ COMPILED = frozenset({
     "_struct", *sys.builtin_module_names,
 }) - {"xxsubtype", "_tkinter"}  # fmt: skip
 INTERNAL = frozenset({"posix", "nt"})
-"""Modules without an underscore that are public under another name only: `os`."""
+"""Public modules whose implementation has another name, under their own: `os`."""
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A documented object. `signature` is its argument list in parentheses, empty where it takes none."""
+    """A documented object. `signature` is its argument list in parentheses, or ""."""
 
     kind: str
     signature: str
@@ -45,7 +46,7 @@ class Entry:
 
 
 def stdlib_source() -> Source:
-    """The standard library's docstrings: one document for each public module, class, function and method with one.
+    """Open the standard library's docstrings: one document for each public module, class, function and method with one.
 
     A document's id is its dotted name; an object that is public under several names stands under the shortest. The
     one split, `demo`, holds questions that need several documents; one whose evidence the running version of Python
@@ -69,7 +70,8 @@ def stdlib_source() -> Source:
 
 
 def read_documents(library: ModuleLibrary) -> dict[DocId, Document]:
-    """All documents by id, sorted by id. Of objects with the same own name, arguments and docstring one is kept."""
+    """Return all documents by id, sorted by id. Of objects with the same own name, arguments and docstring one is
+    kept."""
     kept: dict[tuple[str, str, str], tuple[str, str]] = {}
     public = [name for name in library.names() if not _private(name)]
     for name, entry in (found for module in public for found in flatten(module, library.module(module))):
@@ -84,7 +86,7 @@ def read_documents(library: ModuleLibrary) -> dict[DocId, Document]:
 
 
 def flatten(name: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
-    """An object and everything public in it, by dotted name; only what has a docstring."""
+    """Yield an object and everything public in it that has a docstring, by dotted name."""
     if entry.doc:
         yield name, entry
     for own, member in entry.members.items():
@@ -97,7 +99,7 @@ def _private(name: str) -> bool:
 
 
 class ModuleLibrary:
-    """The modules under one folder of sources, with the compiled ones; each is read once, when it is asked for."""
+    """The modules under one folder of sources, with the compiled ones; each is read once, on demand."""
 
     def __init__(self, root: Path) -> None:
         self.problems: list[str] = []
@@ -107,11 +109,11 @@ class ModuleLibrary:
         self._read: dict[str, Entry] = {}
 
     def names(self) -> list[str]:
-        """Every module that can be read, sorted; private ones too."""
+        """Return every module that can be read, sorted; private ones too."""
         return sorted(self._paths.keys() | COMPILED)
 
     def module(self, name: str) -> Entry:
-        """What a module defines, and what it makes public of other modules; an empty entry for an unknown one."""
+        """Return what a module defines and re-exports; an empty entry for an unknown one."""
         if name not in self._read:
             self._read[name] = Entry("module", "", "")  # what a circular import sees
             if name in self._paths:
@@ -140,8 +142,8 @@ class ModuleLibrary:
         return Entry("module", "", ast.get_docstring(tree) or "", members)
 
     def _imported(self, node: ast.ImportFrom, package: str, exported: set[str]) -> Iterator[tuple[str, Entry]]:
-        """The objects that a `from ... import` re-exports: those in `__all__`, and all that come from private modules
-        or from the same package."""
+        """Yield the objects that a `from ... import` re-exports: those in `__all__`, and all from private modules or
+        the same package."""
         parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
         origin = ".".join([*parents, node.module or ""]).rstrip(".")
         inside = bool(package) and origin.startswith(f"{package}.")
@@ -156,7 +158,7 @@ class ModuleLibrary:
 
 
 def _modules(root: Path) -> Iterator[tuple[str, Path]]:
-    """The dotted name and the file of every module under a folder, packages that are skipped left out."""
+    """Yield the dotted name and the file of every module under a folder, without skipped packages."""
     for path in sorted(root.iterdir()) if root.is_dir() else []:
         name = path.stem
         if name in SKIPPED or not name.isidentifier():
@@ -169,7 +171,7 @@ def _modules(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements in order, those under `if` and `try` included: there stand fallbacks and platform variants."""
+    """Yield statements in order, including those under `if` and `try`, which hold fallbacks and platform variants."""
     for node in body:
         yield node
         if isinstance(node, ast.If | ast.Try):
@@ -178,7 +180,7 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _exported(tree: ast.Module) -> set[str]:
-    """The names that stand as plain strings in assignments to `__all__`."""
+    """Return the names that assignments to `__all__` hold as plain strings."""
     names: set[str] = set()
     for node in _statements(tree.body):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -189,7 +191,8 @@ def _exported(tree: ast.Module) -> set[str]:
 
 
 def _definitions(body: Iterable[ast.stmt], kind: str) -> Iterator[tuple[str, Entry]]:
-    """The classes and functions that a module or class defines; of two with one name the documented one counts."""
+    """Yield the classes and functions that a module or class defines; of two with one name the documented one
+    counts."""
     found: dict[str, Entry] = {}
     for node in _statements(body):
         if isinstance(node, ast.ClassDef):
@@ -206,7 +209,7 @@ def _definitions(body: Iterable[ast.stmt], kind: str) -> Iterator[tuple[str, Ent
 
 
 def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, kind: str) -> Entry:
-    """A function or method; `self` and `cls` are no arguments to its caller."""
+    """Return a function or method, without `self` and `cls`, which its caller does not pass."""
     marks = {ast.unparse(mark).rpartition(".")[2] for mark in node.decorator_list}
     doc = ast.get_docstring(node) or ""
     if marks & {"property", "cached_property", "setter", "getter"}:
@@ -228,7 +231,7 @@ def _inspect_module(name: str) -> Entry:
 
 
 def _inspect(value: object) -> Entry:
-    """A class, function or method of a compiled module."""
+    """Return a class, function or method of a compiled module."""
     doc = inspect.cleandoc(value.__doc__) if isinstance(value.__doc__, str) else ""
     if inspect.isclass(value):
         members = {own: _inspect(member) for own, member in sorted(vars(value).items()) if not own.startswith("_")}
@@ -241,7 +244,7 @@ def _inspect(value: object) -> Entry:
 
 
 def _signature(value: object) -> str:
-    """The argument list as the compiled module tells it; many do not."""
+    """Return the argument list that the compiled module reports; many report none."""
     text = str(getattr(value, "__text_signature__", None) or "")
     for receiver in ("$self, /", "$self", "$module, /", "$module", "$type, /", "$type"):
         text = text.replace(f"({receiver}, ", "(").replace(f"({receiver})", "()")

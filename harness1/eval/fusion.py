@@ -1,4 +1,4 @@
-"""Fusion of several rollouts of each task into one ranked set by reciprocal rank fusion (`retrieval.fusion.rrf`),
+"""Fusion of several rollouts of each task into one ranked set by reciprocal rank fusion (`retrieval.ordering.rrf`),
 stored as an ordinary run folder with the total cost of the rollouts."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness1.eval.statistics import bootstrap_mean
 from harness1.eval.summary import task_metrics
 from harness1.hashing import digest, file_digest
 from harness1.records import STATUS_OF, TAGS, ChunkId, Curated, Episode, Hashes, Status, StopReason, Tag, Task, UnitId
-from harness1.retrieval.fusion import rrf
+from harness1.retrieval.ordering import rrf
 from harness1.reward.composite import score
 from harness1.runs import provenance
 from harness1.runs.files import write_atomically, write_json

@@ -1,4 +1,4 @@
-"""Sentence compression: of a retrieved chunk, the few sentences that answer the query best are shown."""
+"""Sentence compression: shows only the sentences of a chunk that answer the query best."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _split = lru_cache(maxsize=1024)(split)
 
 
 def compress(text: str, query: str, k: int) -> str:
-    """The `k` sentences of a text that match a query best, in their order, joined by a space.
+    """Return the `k` sentences of a text that match a query best, in text order, joined by a space.
 
     A text of at most `k` sentences is returned whole, stripped.
     """
@@ -27,16 +27,16 @@ def compress(text: str, query: str, k: int) -> str:
 
 
 def select(sentences: Sequence[str], query: str, k: int) -> tuple[int, ...]:
-    """Positions, ascending, of the `k` sentences with the highest Okapi score; ties go to the earlier sentence, so
-    that a query which matches nothing selects the first `k`."""
+    """Return the positions, ascending, of the `k` sentences with the highest Okapi score. Ties go to the earlier
+    sentence, so that a query without a match selects the first `k`."""
     scores = _okapi([sentence.lower().split() for sentence in sentences], query.lower().split())
     best = sorted(range(len(sentences)), key=[-score for score in scores].__getitem__)
     return tuple(sorted(best[: max(k, 0)]))
 
 
 def _okapi(documents: list[list[str]], query: list[str]) -> list[float]:
-    """Okapi BM25 with the floor on negative idf (Trotman et al. 2014, "Improvements to BM25 and Language Models
-    Examined", ATIRE variant), of every document for the query.
+    """Return the Okapi BM25 score of every document, with the floor on negative idf (Trotman et al. 2014, "Improvements
+    to BM25 and Language Models Examined", ATIRE variant).
 
     The statistics are those of these documents alone. Only query terms are scored, and terms are added in the order of
     the query, which gives the same floats as the `rank_bm25` package.
@@ -72,8 +72,8 @@ def _idf(count: int, documents: int) -> float:
 
 
 def _mean_idf(documents: list[list[str]]) -> float:
-    """The mean idf of all terms. It is added up in order of first appearance, and not by `sum`, which compensates for
-    rounding in some versions of Python: a floor that differs in the last bit can change a selection."""
+    """Return the mean idf of all terms, added in order of first appearance: `sum` compensates for rounding in some
+    versions of Python, and a floor that differs in the last bit can change a selection."""
     frequency = Counter(chain.from_iterable(map(dict.fromkeys, documents)))
     idf = {count: _idf(count, len(documents)) for count in set(frequency.values())}
     total = 0.0

@@ -12,7 +12,7 @@ RANK: dict[Tag, int] = {tag: rank for rank, tag in enumerate(TAGS)}
 
 
 class Change(msgspec.Struct):
-    """What one curation did; it is folded into the observation's delta."""
+    """The effect of one curation, to be folded into the observation's delta."""
 
     added: dict[UnitId, Tag] = {}
     retagged: dict[UnitId, Tag] = {}
@@ -33,7 +33,7 @@ class CuratedSet(msgspec.Struct):
         return unit_id in self.tags
 
     def edit(self, additions: dict[UnitId, Tag], removals: list[UnitId], settings: Curation) -> Change:
-        """Remove, then add in order; adding what is there only changes its tag.
+        """Remove entries, then add others in order; adding a present entry only changes its tag.
 
         At the cap an entry is evicted only for a strictly more important one (`rank`), or the oldest is (`fifo`), or
         the newcomer is refused (`refuse`).
@@ -56,7 +56,7 @@ class CuratedSet(msgspec.Struct):
         return change
 
     def ranked(self) -> list[Curated]:
-        """The delivered order: by importance, then by the order of addition."""
+        """Return the delivered order: by importance, then by order of addition."""
         order = sorted(self.tags, key=lambda unit_id: RANK[self.tags[unit_id]])
         return [Curated(unit_id, self.tags[unit_id], rank) for rank, unit_id in enumerate(order, start=1)]
 

@@ -32,18 +32,18 @@ _NUMBER_WORDS = vocabulary(
 _WATCHED = NEGATIONS | MONTHS | _DAYS | _NUMBER_WORDS
 _TOKEN = re.compile(r"\w+")
 _SPACED = "".join(chr(code) if chr(code).isalnum() or code == ord("_") else " " for code in range(128))
-"""ASCII with a space for everything that is not in a token."""
+"""ASCII with a space for every character outside tokens."""
 _DIGITS = re.compile(r"\d+")
 _NUMBER = re.compile(r"\d(?:[\d.,:/\-–]*\d)?(?:%| %|st\b|nd\b|rd\b|th\b|s\b)?")
 _SIGNS = "$€£¥-−"
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 4096
-"""Shingles hashed at once, which bounds memory whatever the length of a text."""
+"""Shingles hashed at once, which bounds memory for texts of any length."""
 
 
 def shingles(text: str, size: int) -> frozenset[str]:
-    """The runs of `size` tokens of a text, or its tokens where there are fewer.
+    """Return the runs of `size` tokens of a text, or its tokens if there are fewer.
 
     Tokens are the runs of letters and digits of any script, lower-cased: with ASCII alone, as published, all texts of
     another script would be empty, and so equal.
@@ -55,7 +55,8 @@ def shingles(text: str, size: int) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def signature(text: str, permutations: int, shingle: int) -> bytes:
-    """MinHash (Broder 1997) of the shingles of a text: `permutations` little-endian uint32, equal on every machine.
+    """Return the MinHash (Broder 1997) of a text's shingles: `permutations` little-endian uint32, equal on every
+    machine.
 
     Tokens are hashed with CRC-32, a shingle is a polynomial in its token hashes mod 2^64, and each permutation is
     a multiply-add-shift hash (Dietzfelbinger 1996) with constants from SplitMix64.
@@ -71,8 +72,8 @@ def signature(text: str, permutations: int, shingle: int) -> bytes:
 
 
 def similarity(a: bytes, b: bytes) -> float:
-    """The share of equal positions of two signatures: an estimate of the Jaccard similarity of the shingle sets, with
-    standard error sqrt(J (1 - J) / permutations).
+    """Return the share of equal positions of two signatures. It estimates the Jaccard similarity of the shingle sets,
+    with standard error sqrt(J (1 - J) / permutations).
 
     Raises:
         ValueError: the signatures have different lengths.
@@ -83,7 +84,7 @@ def similarity(a: bytes, b: bytes) -> float:
 
 
 def guard(title: str, text: str) -> Guard:
-    """What must be equal for two texts to say the same: (title, numbers, dates, negations).
+    """Return what must be equal for two texts to count as duplicates: (title, numbers, dates, negations).
 
     The title is compared without case and spacing, the others as multisets (sorted tuples). Numbers hold their sign,
     currency, percent and ordinal marks, and include number words; a date is a month or weekday with the
@@ -104,7 +105,7 @@ def guard(title: str, text: str) -> Guard:
 
 
 class Text(msgspec.Struct, frozen=True):
-    """A representative; `text` is empty once it has moved into a bucket."""
+    """A representative. Its `text` is emptied once it has moved into a bucket."""
 
     identifier: str
     title: str
@@ -112,20 +113,20 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """The representatives with one guard, in order. Their signatures are computed when there is a second one; until
-    then the first text is kept."""
+    """The representatives with one guard, in order. Signatures are computed when a second one arrives; until then the
+    first text is kept."""
 
     ids: tuple[str, ...]
     first: str
     signatures: bytes = b""
 
     def filled(self, settings: Dedup) -> bytes:
-        """The signatures of all members, concatenated."""
+        """Return the signatures of all members, concatenated."""
         return self.signatures or _signature(self.first, settings)
 
 
 class Fingerprints(msgspec.Struct):
-    """The texts seen in an episode that are no duplicates of each other, as plain data.
+    """The texts of an episode that do not duplicate each other, as plain data.
 
     Only texts with equal guards are ever compared, and those exactly, signature by signature: locality-sensitive
     hashing at 64 permutations would miss most pairs near the threshold. Most texts share their title and figures with
@@ -138,9 +139,9 @@ class Fingerprints(msgspec.Struct):
     """Guard -> the texts that share title and figures with another."""
 
     def match(self, identifier: str, title: str, text: str, settings: Dedup) -> str | None:
-        """The representative that a text repeats: equal guard and similarity of at least the threshold; the most
-        similar, then the earliest. None for an unknown text, one that is too short or has no tokens. A text is never
-        a duplicate of one with its own identifier."""
+        """Return the representative that a text repeats, or None. Their guards are equal and their similarity reaches
+        the threshold; the most similar wins, then the earliest. Unknown texts, short ones and those without tokens
+        match nothing, and no text matches its own identifier."""
         if not _comparable(text, settings):
             return None
         first = self.firsts.get(_figures(title, text))
@@ -154,7 +155,7 @@ class Fingerprints(msgspec.Struct):
         return None if bucket is None else _nearest(bucket, identifier, _signature(text, settings), settings)
 
     def add(self, identifier: str, title: str, text: str, settings: Dedup) -> None:
-        """Make a text a representative. Texts that can never match are not kept."""
+        """Make a text a representative, unless it can never match."""
         if not _comparable(text, settings):
             return
         figures = _figures(title, text)
@@ -169,7 +170,7 @@ class Fingerprints(msgspec.Struct):
         self._file(own, settings)
 
     def fork(self) -> Fingerprints:
-        """An independent copy that shares texts and signatures."""
+        """Return an independent copy that shares texts and signatures."""
         return Fingerprints(dict(self.firsts), dict(self.buckets))
 
     def _file(self, one: Text, settings: Dedup) -> None:
@@ -203,7 +204,7 @@ def _bucket_key(title: str, text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _figures(title: str, text: str) -> str:
-    """The part of the guard that costs little: the title and the runs of digits. Equal guards have equal ones."""
+    """Return the cheap part of the guard: the title and the runs of digits. Equal guards have equal figures."""
     return "\x1f".join([" ".join(title.casefold().split()), *sorted(_DIGITS.findall(text))])
 
 
@@ -212,14 +213,14 @@ def _signature(text: str, settings: Dedup) -> bytes:
 
 
 def _similarities(signatures: bytes, one: bytes) -> npt.NDArray[np.float64]:
-    """The similarity of each of some concatenated signatures to one, shape (number of signatures,)."""
+    """Return the similarity of each of some concatenated signatures to one, shape (number of signatures,)."""
     other = np.frombuffer(one, "<u4")
     equal = np.frombuffer(signatures, "<u4").reshape(-1, len(other)) == other
     return np.asarray(equal.mean(axis=1), np.float64)
 
 
 def _shingle_hashes(text: str, size: int) -> npt.NDArray[np.uint64]:
-    """The hash of each shingle in order, shape (shingles,), each below 2^32."""
+    """Return the hash of each shingle in order, shape (shingles,), each below 2^32."""
     tokens = " ".join(_tokens(text.lower())).encode("utf-8", "surrogatepass").split()
     hashes = np.fromiter(map(zlib.crc32, tokens), np.uint64, len(tokens))
     size = size if len(tokens) >= size else 1
@@ -230,26 +231,27 @@ def _shingle_hashes(text: str, size: int) -> npt.NDArray[np.uint64]:
 
 
 def _tokens(lowered: str) -> list[str]:
-    """The tokens of a text. Where it is plain ASCII they are cut out four times as fast as by the expression."""
+    """Return the tokens of a text. Plain ASCII is cut four times as fast as by the expression."""
     return lowered.translate(_SPACED).split() if lowered.isascii() else _TOKEN.findall(lowered)
 
 
 @lru_cache(maxsize=8)
 def _constants(permutations: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Factors and shifts of the permutations, each of shape (permutations, 1)."""
+    """Return factors and shifts of the permutations, each of shape (permutations, 1)."""
     constants = _mix(np.arange(1, 2 * permutations + 1, dtype=np.uint64) * _GOLDEN)
     return constants[:permutations, None], constants[permutations:, None]
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The output function of SplitMix64 (Steele et al. 2014), a bijection that spreads every bit."""
+    """Apply the output function of SplitMix64 (Steele et al. 2014), a bijection that spreads every bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def _with_sign(text: str, match: re.Match[str]) -> str:
-    """A number with the currency or sign before it; a hyphen after a letter or digit is no sign."""
+    """Return a number with the currency or sign before it; a hyphen after a letter or digit does not count as a
+    sign."""
     start = match.start()
     before = text[max(0, start - 2) : start]
     signed = before[-1:] in _SIGNS and before != "" and not (before[-1] in "-−" and before[:-1].strip())
@@ -264,6 +266,6 @@ def _positions(tokens: list[str], word: str) -> Iterator[int]:
 
 
 def _date(tokens: list[str], position: int) -> str:
-    """A month or weekday with the days and years beside it."""
+    """Return a month or weekday with the days and years beside it."""
     beside = (*tokens[max(0, position - 1) : position], *tokens[position : position + 3])
     return " ".join(token for token in beside if token[0].isdigit() or token in MONTHS or token in _DAYS)

@@ -1,4 +1,4 @@
-"""Names, years and dates in a text: what links one document to another."""
+"""Extracts names, years and dates, which link one document to another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FUNCTION_WORDS = vocabulary(
     page pages section sections chapter figure figures fig table tables document documents appendix item part note notes
     mr mr. mrs mrs. ms ms. dr dr. prof prof. sir"""
 )
-"""Words that are no name by themselves and that no name starts with, as they are counted here."""
+"""Words that are not names by themselves, and with which no name starts."""
 
 _COMMON = vocabulary(
     """abstract access action actions activities activity add addition adults age ages aim aims analyses
@@ -70,7 +70,8 @@ _COMMON = vocabulary(
     winning witnesses women words work workers working works world write writer writers writing written year
     years young younger"""
 )
-"""Words that begin sentences without being names; they count as one only where the text has them inside a sentence."""
+"""Words that begin sentences without being names; they count as names only where the text has them inside a
+sentence."""
 
 _CALENDAR = vocabulary(
     """january february march april may june july august september october november december
@@ -102,7 +103,7 @@ _YEAR = re.compile(_DATE)
 
 @lru_cache(maxsize=2048)
 def extract(text: str, limit_characters: int) -> tuple[str, ...]:
-    """The distinct entities of the first `limit_characters` of a text, in order of first appearance.
+    """Return the distinct entities of the first `limit_characters` of a text, in order of first appearance.
 
     They are names (runs of up to six capitalised words, with particles, initials and a trailing number), acronyms,
     mixed-case words, four-digit years and decades, and numeric dates. Leading function words and honorifics, and
@@ -126,12 +127,12 @@ def extract(text: str, limit_characters: int) -> tuple[str, ...]:
 
 
 def _head(text: str, start: int) -> str:
-    """The one or two lower-case letters before the capital of a mixed-case word."""
+    """Return the one or two lower-case letters before the capital of a mixed-case word."""
     return text[start - 2 : start].lstrip() if start > 1 and text[start - 2].isalpha() else text[start - 1]
 
 
 def _parts(raw: str) -> list[str]:
-    """Cut a match where an abbreviation turns out to have ended a sentence: a function word follows it."""
+    """Cut a match where an abbreviation turns out to have ended a sentence, because a function word follows."""
     parts: list[list[str]] = [[]]
     for word in raw.split(" "):
         if parts[-1] and parts[-1][-1].endswith(".") and word[0].isupper() and word.lower() in FUNCTION_WORDS:
@@ -141,8 +142,8 @@ def _parts(raw: str) -> list[str]:
 
 
 def _name(raw: str) -> tuple[str, bool]:
-    """The name in a match, without leading function words, and whether it is a common word. It is empty for a bare
-    month, numeral, initial or letter."""
+    """Return the name in a match, without leading function words, and whether it is a common word. A bare month,
+    numeral, initial or letter gives an empty name."""
     head = raw.partition(" ")[0]
     lowered = head.lower()
     if head.isalpha() and len(head) > 1 and lowered not in _OPENINGS and head.strip("IVX") and raw[-1] != ".":
@@ -171,7 +172,8 @@ def _names_nothing(words: list[str]) -> bool:
 
 
 def _leads(word: str) -> bool:
-    """Whether no name starts with a word: a function word, a contraction, or a Roman numeral of a part or list."""
+    """Return whether a word cannot start a name: a function word, a contraction, or the Roman numeral of a part or
+    list."""
     lowered = word.lower()
     if lowered in FUNCTION_WORDS:
         return word not in _ACRONYMS

@@ -1,4 +1,4 @@
-"""Entity handles: short names such as E3 for what the question and the shown documents name, for queries to use."""
+"""Entity handles: short names such as E3 that queries may use for what the question and the shown documents name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _HANDLE = re.compile(r"\bE[1-9][0-9]{0,5}\b")
 
 
 class Mention(NamedTuple):
-    """Where a text names an entity first: the name as it stands there, and the place behind it."""
+    """The first mention of an entity in a text: its name as written, and the position behind it."""
 
     end: int
     name: str
 
 
 class EntityHandles(msgspec.Struct):
-    """The entities shown so far in an episode, in the order of first appearance: E1 is the first of `names`.
+    """The entities shown so far in an episode, in order of first appearance: E1 is the first of `names`.
 
     Forms that differ in case, the dots of an acronym or a possessive ending are one entity; the first form is its name.
     A handle never changes. The fields are an index to read through the methods; `add` alone writes them.
@@ -33,15 +33,15 @@ class EntityHandles(msgspec.Struct):
     """Key of an entity -> the number in its handle, from 1."""
 
     def add(self, names: Iterable[str]) -> None:
-        """Give handles to those that have none yet."""
+        """Give handles to the entities that have none yet."""
         for name in names:
             if (key := entity_key(name)) and key not in self.numbers:
                 self.names.append(name)
                 self.numbers[key] = len(self.names)
 
     def marked(self, text: str, characters: int) -> tuple[str, dict[str, str]]:
-        """A text with ` (E3)` behind the first mention of each entity that has a handle, and what these stand for, as
-        the text writes it. `characters`: as of `mentions`."""
+        """Return a text with ` (E3)` behind the first mention of each entity that has a handle, and the names that
+        these handles stand for, as the text writes them. `characters` is that of `mentions`."""
         if not self.numbers:
             return text, {}
         parts: list[str] = []
@@ -57,7 +57,7 @@ class EntityHandles(msgspec.Struct):
         return "".join([*parts, text[done:]]), shown
 
     def spelled(self, query: str) -> SpelledQuery:
-        """A query with its handles replaced by names. What looks like a handle and is none stays, as a word."""
+        """Replace the handles in a query by names. Words that look like handles but name nothing stay."""
         used = dict.fromkeys(_HANDLE.findall(query))
         resolved = {handle: self.names[int(handle[1:]) - 1] for handle in used if int(handle[1:]) <= len(self.names)}
         text = _HANDLE.sub(lambda found: resolved.get(found.group(), found.group()), query)
@@ -65,12 +65,13 @@ class EntityHandles(msgspec.Struct):
         return SpelledQuery(text, resolved, unknown, not _HANDLE.sub("", query).strip(" ,;") and not resolved)
 
     def fork(self) -> EntityHandles:
-        """An independent copy."""
+        """Return an independent copy."""
         return EntityHandles(list(self.names), dict(self.numbers))
 
 
 class SpelledQuery(NamedTuple):
-    """A query in words, what its handles stood for, what looked like one, and whether nothing else was in it."""
+    """A query in words, the names behind its handles, what only looked like a handle, and whether nothing else was in
+    it."""
 
     text: str
     resolved: dict[str, str]
@@ -79,8 +80,8 @@ class SpelledQuery(NamedTuple):
 
 
 def mentions(text: str, characters: int) -> list[Mention]:
-    """The first mention of each entity of a text that is more than a number, in the order of the text. A name within a
-    longer one is not a mention of its own.
+    """Return the first mention of each entity of a text, in text order, without mere numbers and without names inside
+    longer ones.
 
     Args:
         characters: how much of the text is read.
@@ -95,7 +96,7 @@ def mentions(text: str, characters: int) -> list[Mention]:
 
 
 def in_handles(query: str, entities: Mapping[str, str]) -> str:
-    """A query with names replaced by their handles, the longest names first.
+    """Replace names in a query by their handles, the longest names first.
 
     Args:
         entities: handle -> name.
@@ -106,7 +107,7 @@ def in_handles(query: str, entities: Mapping[str, str]) -> str:
 
 
 def _places(name: str, text: str) -> Iterator[tuple[int, int]]:
-    """Where a name stands as words of their own. A pattern for each name would be compiled anew each time."""
+    """Yield the spans where a name stands as whole words. Searching avoids compiling a pattern for each name."""
     start = text.find(name)
     while start >= 0:
         end = start + len(name)

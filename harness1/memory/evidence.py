@@ -1,4 +1,4 @@
-"""The evidence graph: which entities occur in which units, kept so that nothing is sorted anew each turn."""
+"""The evidence graph: which units mention which entities, kept so that no turn sorts it anew."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness1.records import Record, UnitId
 
 
 class Bridge(Record, frozen=True):
-    """An entity in at least two units; `unit_ids` may be cut, `total` counts them all."""
+    """An entity in two or more units. `unit_ids` may be cut; `total` counts them all."""
 
     entity: str
     unit_ids: tuple[UnitId, ...]
@@ -19,7 +19,7 @@ class Bridge(Record, frozen=True):
 
 
 class EvidenceGraph(msgspec.Struct):
-    """Entities and units of an episode, both ways, as plain data.
+    """The entities and units of an episode, linked both ways, as plain data.
 
     Entities that differ only in case, in the dots of an acronym or in a possessive ending are one; the form seen first
     is shown. The fields are an index to read through the methods; `add` alone writes them.
@@ -32,10 +32,10 @@ class EvidenceGraph(msgspec.Struct):
     entities: dict[UnitId, tuple[str, ...]] = {}
     """Unit -> the keys of its entities, in order of addition."""
     levels: dict[int, dict[str, None]] = {}
-    """Number of units, from 2 -> the keys of the entities in so many units."""
+    """Number of units, from 2 -> the keys of the entities in that many units."""
 
     def add(self, unit_id: UnitId, entities: Iterable[str]) -> None:
-        """Record that a unit mentions some entities. It may be called again for more text of the same unit."""
+        """Record that a unit mentions some entities. May be called again for more text of the same unit."""
         keys = dict.fromkeys(self.entities.get(unit_id, ()))
         alone = (unit_id,)
         for name in entities:
@@ -51,8 +51,8 @@ class EvidenceGraph(msgspec.Struct):
         self.entities[unit_id] = tuple(keys)
 
     def bridges(self, limit: int, documents: int | None = None) -> list[Bridge]:
-        """The entities in the most units, at least two: by falling number of units, then by name. Each comes with its
-        first `documents` units, or all."""
+        """Return the entities in the most units (two at least), by falling number of units, then by name. Each comes
+        with its first `documents` units, or all."""
         keys: list[str] = []
         for level in sorted(self.levels, reverse=True):
             if len(keys) >= limit:
@@ -62,25 +62,25 @@ class EvidenceGraph(msgspec.Struct):
 
     @property
     def singletons(self) -> int:
-        """How many entities are in exactly one unit: possible next hops."""
+        """Return the number of entities in exactly one unit: possible next hops."""
         return len(self.units) - sum(map(len, self.levels.values()))
 
     def bridge_documents(self, limit: int) -> list[UnitId]:
-        """The units with at least two bridge entities: those with the most first, then in order of addition."""
+        """Return the units with two or more bridge entities: those with the most first, then in order of addition."""
         shared = {unit_id: sum(len(self.units[key]) > 1 for key in keys) for unit_id, keys in self.entities.items()}
         joined = [unit_id for unit_id, count in shared.items() if count >= 2]
         return nsmallest(limit, joined, key=lambda unit_id: -shared[unit_id])
 
     def entities_of(self, unit_id: UnitId) -> tuple[str, ...]:
-        """The entities of a unit in order of addition; none for an unknown unit."""
+        """Return the entities of a unit in order of addition; none for an unknown unit."""
         return tuple(self.names[key] for key in self.entities.get(unit_id, ()))
 
     def units_of(self, entity: str) -> tuple[UnitId, ...]:
-        """The units that mention an entity, in whatever form, in order of addition."""
+        """Return the units that mention an entity in any form, in order of addition."""
         return self.units.get(entity_key(entity), ())
 
     def fork(self) -> EvidenceGraph:
-        """An independent copy; what is immutable is shared."""
+        """Return an independent copy that shares what is immutable."""
         levels = {count: dict(keys) for count, keys in self.levels.items()}
         return EvidenceGraph(dict(self.names), dict(self.units), dict(self.entities), levels)
 
@@ -96,7 +96,7 @@ class EvidenceGraph(msgspec.Struct):
 
 
 def entity_key(name: str) -> str:
-    """What all forms of an entity share: case, the dots of acronyms and possessive endings are folded."""
+    """Return what all forms of an entity share: case, dots of acronyms and possessive endings are folded."""
     key = name.casefold()
     if "." in key or "'" in key or "’" in key:
         key = key.replace(".", "").replace("’", "'").strip().removesuffix("'s").removesuffix("'")

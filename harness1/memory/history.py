@@ -1,4 +1,4 @@
-"""The search history: one structured line for each action, so that the policy need not repeat itself."""
+"""The search history: one line for each action, so that the policy need not repeat itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SUBJECT_CHARACTERS = 60
 
 
 class HistoryLine(Record):
-    """What one turn did. `returned` and `new` count units; `curated` counts additions."""
+    """The effect of one turn. `returned` and `new` count units; `curated` counts additions."""
 
     turn: int
     tool: str
@@ -20,7 +20,7 @@ class HistoryLine(Record):
 
 
 def history_line(turn: int, pool: Pool, call: ToolCall, observation: Observation) -> HistoryLine:
-    """Sum up an action and its observation in one line."""
+    """Sum up an action and its observation."""
     delta = observation.delta
     returned = len({pool.unit_of(hit) for hit in observation.hits}) or len(observation.verdicts)
     curated = len(delta.added) + len(delta.auto_populated)
@@ -28,7 +28,7 @@ def history_line(turn: int, pool: Pool, call: ToolCall, observation: Observation
 
 
 def subject(call: ToolCall) -> str:
-    """The argument that says what a call was about, cut to one short line."""
+    """Return the argument that says what a call was about, cut to one short line."""
     for key in ("query", "queries", "pattern", "claim", "doc_id", "doc_ids", "add_ids", "remove_ids", "reasoning"):
         value = call.arguments.get(key)
         if not value:

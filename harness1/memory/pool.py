@@ -1,4 +1,4 @@
-"""The candidate pool: every unit that was surfaced, in order of first appearance, with its handle."""
+"""The candidate pool: every unit found so far, in order of first appearance, with its handle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness1.records import ChunkId, DocId, Hit, Record, Unit, UnitId
 
 
 class Entry(Record):
-    """One pooled unit. Its handle never changes in an episode; a near duplicate gets no entry and no handle."""
+    """A pooled unit. Its handle never changes in an episode; near duplicates get neither entry nor handle."""
 
     unit_id: UnitId
     doc_id: DocId
@@ -29,11 +29,12 @@ class Pool(msgspec.Struct):
     aliases: dict[UnitId, UnitId] = {}
 
     def unit_of(self, hit: Hit) -> UnitId:
-        """The id under which a hit is pooled and curated."""
+        """Return the id under which a hit is pooled and curated."""
         return UnitId(hit.doc_id if self.unit == "document" else hit.chunk_id)
 
     def add(self, hit: Hit, turn: int) -> bool:
-        """Pool the unit of a hit; return whether it is new. A unit once hidden as a duplicate becomes visible."""
+        """Pool the unit of a hit, and return whether it is new. A unit that was hidden as a duplicate becomes
+        visible."""
         unit_id = self.unit_of(hit)
         self.aliases.pop(unit_id, None)
         known = self.entries.get(unit_id)
@@ -50,11 +51,12 @@ class Pool(msgspec.Struct):
         return True
 
     def chunk_handle(self, hit: Hit) -> str:
-        """`D12.3` for the third chunk of the document with number 12, which must be pooled."""
+        """Return the handle of a chunk: `D12.3` is the third chunk of the document with number 12, which must be
+        pooled."""
         return f"D{self.numbers[hit.doc_id]}.{hit.index + 1}"
 
     def resolve(self, reference: str) -> UnitId | None:
-        """The pooled unit that a handle or an exact id names; a duplicate's id names its representative."""
+        """Return the pooled unit that a handle or an exact id names; a duplicate's id names its representative."""
         name = reference.strip().strip("[]")
         found = self.handles.get(name) or self.handles.get(name.upper())
         if found is not None:
@@ -65,7 +67,7 @@ class Pool(msgspec.Struct):
         return self.aliases.get(exact) or self._only_chunk_of(name)
 
     def document_of(self, reference: str) -> DocId | None:
-        """The document that a handle or an exact id belongs to, whichever of its parts are pooled."""
+        """Return the document that a handle or an exact id belongs to, whichever of its parts are pooled."""
         unit_id = self.resolve(reference)
         if unit_id is not None:
             return self.entries[unit_id].doc_id
@@ -73,11 +75,11 @@ class Pool(msgspec.Struct):
         return next((doc_id for doc_id, number in self.numbers.items() if head == f"D{number}"), None)
 
     def fork(self) -> Pool:
-        """A copy that shares the immutable entries and nothing else."""
+        """Return an independent copy that shares the immutable entries."""
         return Pool(self.unit, dict(self.entries), dict(self.numbers), dict(self.handles), dict(self.aliases))
 
     def _only_chunk_of(self, name: str) -> UnitId | None:
-        """Where chunks are curated, `D12` means the chunk of document 12 if just one is pooled."""
+        """Return the pooled chunk of a document if there is just one: where chunks are curated, `D12` means that."""
         if self.unit == "document" or name[:1].upper() != "D" or not name[1:].isdecimal():
             return None
         wanted = {doc_id for doc_id, number in self.numbers.items() if number == int(name[1:7])}

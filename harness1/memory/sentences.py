@@ -1,18 +1,18 @@
-"""Where sentences end: the unit of compression and of verification."""
+"""Sentence borders, for compression and verification."""
 
 from __future__ import annotations
 
 import re
 
 LONGEST = 600
-"""Characters after which a stretch without a border is cut at white space: tables and lists need borders too."""
+"""Characters after which text without a border is cut at white space: tables and lists need borders too."""
 
 UPPER = "".join(letter for letter in map(chr, range(0x80, 0x2000)) if letter.isupper())
-"""The upper-case letters beyond ASCII of Latin, Greek, Cyrillic, Armenian and Georgian, for a character class."""
+"""The upper-case letters of Latin, Greek, Cyrillic, Armenian and Georgian beyond ASCII, for a character class."""
 
 
 def vocabulary(words: str) -> frozenset[str]:
-    """The set of words of a list that white space separates."""
+    """Return the set of words of a list that white space separates."""
     return frozenset(words.split())
 
 
@@ -28,7 +28,7 @@ _ABBREVIATIONS = vocabulary(
 _BEFORE_NUMBERS = vocabulary("no. nos. vol. fig. figs. eq. sec. ch. pp. p. art. ser. op.")
 _LONGEST_ABBREVIATION = 12
 _LONGEST_WORD = 7
-"""A word of so many letters is longer than any abbreviation."""
+"""Letters of a word that is longer than any abbreviation."""
 
 
 def split(text: str) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def split(text: str) -> tuple[str, ...]:
 
 
 def _abbreviates(line: str, end: int, following: int) -> bool:
-    """Whether the word that ends at `end` is an abbreviation, given where the next word starts."""
+    """Return whether the word that ends at `end` is an abbreviation, given where the next word starts."""
     letters = end - 1 - _LONGEST_WORD
     if line[end - 1] != "." or (letters >= 0 and line[letters : end - 1].isalpha()):
         return False

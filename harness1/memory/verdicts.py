@@ -1,4 +1,4 @@
-"""The verdicts of an episode: which claim was checked against which unit, and what came of it."""
+"""The verdicts of an episode: claims, the units they were checked against, and the results."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ class VerificationCache(msgspec.Struct):
 
     verdicts: dict[str, Verdict] = {}
     judged: dict[str, int] = {}
-    """How many stored chunks the unit had when it was judged."""
+    """Stored chunks of the unit when it was judged."""
 
     def get(self, claim: str, unit_id: UnitId, chunks: int = 0) -> Verdict | None:
-        """The stored verdict; claims that differ in case, white space or final punctuation are the same.
+        """Return the stored verdict, if any. Claims that differ in case, white space or final punctuation are the same.
 
-        Of a unit that has more than the `chunks` that were judged, nothing is known any more.
+        A verdict no longer counts when the unit has more stored chunks than were judged.
         """
         key = _cache_key(claim, unit_id)
         return self.verdicts.get(key) if self.judged.get(key, 0) >= chunks else None
 
     def put(self, verdict: Verdict, chunks: int = 0) -> None:
-        """Store a verdict on a unit of so many stored chunks as the newest, in place of an earlier one."""
+        """Store a verdict as the newest, in place of an earlier one. `chunks` counts the unit's stored chunks."""
         key = _cache_key(verdict.claim, verdict.unit_id)
         self.verdicts.pop(key, None)
         self.verdicts[key] = verdict
         self.judged[key] = chunks
 
     def recent(self, limit: int) -> tuple[Verdict, ...]:
-        """The newest verdicts, newest first."""
+        """Return the newest verdicts, newest first."""
         newest = reversed(self.verdicts.values())
         return tuple(verdict for verdict, _ in zip(newest, range(limit), strict=False))
 
     def fork(self) -> VerificationCache:
-        """An independent copy that shares the verdicts."""
+        """Return an independent copy that shares the verdicts."""
         return VerificationCache(dict(self.verdicts), dict(self.judged))
 
 

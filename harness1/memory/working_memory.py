@@ -25,14 +25,14 @@ from harness1.records import ChunkId, Hit, Unit, UnitId
 
 
 class WorkingMemory(msgspec.Struct):
-    """The state of an episode. It is changed only by tools; `fork` copies it, sharing texts and signatures."""
+    """The state of an episode. Only tools change it; `fork` copies it and shares texts and signatures."""
 
     query: str
     turn: int = 0
     pool: Pool = msgspec.field(default_factory=Pool)
     curated: CuratedSet = msgspec.field(default_factory=CuratedSet)
     store: dict[ChunkId, Hit] = {}
-    """The full text of every chunk that was ever returned; also what later searches exclude."""
+    """The full text of every chunk ever returned, which later searches exclude."""
     evidence: EvidenceGraph = msgspec.field(default_factory=EvidenceGraph)
     fingerprints: Fingerprints = msgspec.field(default_factory=Fingerprints)
     verification: VerificationCache = msgspec.field(default_factory=VerificationCache)
@@ -41,9 +41,9 @@ class WorkingMemory(msgspec.Struct):
     since_curation: int = 0
     """Turns since the last curation."""
     tools_used: dict[str, int] = {}
-    """The tools that did something, each with the first such turn."""
+    """The tools that had an effect, each with the first such turn."""
     entities: EntityHandles = msgspec.field(default_factory=EntityHandles)
-    """None has a handle where `env.evidence.handles` is off."""
+    """Stays empty where `env.evidence.handles` is off."""
 
     @classmethod
     def empty(cls, query: str, unit: Unit) -> WorkingMemory:
@@ -74,22 +74,22 @@ class WorkingMemory(msgspec.Struct):
         return new, aliases
 
     def name_entities(self, texts: Iterable[str], env: Env) -> None:
-        """Give handles to the entities of texts that are shown, in their order."""
+        """Give handles to the entities of shown texts, in text order."""
         if env.evidence.handles:
             for text in texts:
                 self.entities.add(mention.name for mention in mentions(text, env.evidence.characters))
 
     def text_of(self, unit_id: UnitId) -> str:
-        """The stored chunks of a pooled unit, in document order."""
+        """Return the stored chunks of a pooled unit, in document order."""
         return "\n".join(hit.text for hit in self.hits_of(unit_id))
 
     def hits_of(self, unit_id: UnitId) -> list[Hit]:
-        """The stored chunks of a pooled unit as hits, in document order."""
+        """Return the stored chunks of a pooled unit as hits, in document order."""
         hits = [self.store[chunk_id] for chunk_id in self.pool.entries[unit_id].chunk_ids]
         return sorted(hits, key=lambda hit: hit.index)
 
     def fork(self) -> WorkingMemory:
-        """An independent copy; texts, hits and signatures are immutable and shared."""
+        """Return an independent copy that shares texts, hits and signatures, which are immutable."""
         return WorkingMemory(
             self.query,
             self.turn,
@@ -107,7 +107,8 @@ class WorkingMemory(msgspec.Struct):
         )
 
     def hash(self) -> str:
-        """Names the state: ids, tags, aliases, verdicts, history, handle order and turn; no text, score or count."""
+        """Return the name of the state: ids, tags, aliases, verdicts, history, handle order and turn; no texts, scores
+        or counts."""
         state = {
             "turn": self.turn,
             # Handles follow from the order in which documents and units came.
@@ -123,7 +124,7 @@ class WorkingMemory(msgspec.Struct):
         return digest(state | {"entities": self.entities.names} if self.entities.names else state)
 
     def anchor_key(self) -> str:
-        """Names what was achieved, however it was reached: it groups turns of sibling episodes."""
+        """Return the name of what was achieved, however it was reached, to group turns of sibling episodes."""
         return digest(
             {
                 "curated": sorted(self.curated.tags.items()),
@@ -136,7 +137,7 @@ class WorkingMemory(msgspec.Struct):
         return [[verdict.unit_id, verdict.claim, verdict.label] for verdict in self.verification.verdicts.values()]
 
     def _hidden_chunks(self, unit_id: UnitId) -> list[Hit]:
-        """What is stored of a unit that was a near duplicate until now; it becomes visible with all its chunks."""
+        """Return the stored chunks of a unit that stops being a near duplicate: it becomes visible with all of them."""
         if unit_id not in self.pool.aliases:
             return []
         return [stored for stored in list(self.store.values())[:-1] if self.pool.unit_of(stored) == unit_id]
@@ -148,7 +149,7 @@ class WorkingMemory(msgspec.Struct):
             self.evidence.add(unit_id, extract(hit.text, env.evidence.characters))
 
     def _representative(self, hit: Hit, unit_id: UnitId, env: Env) -> UnitId | None:
-        """The pooled unit that says the same as this hit, if its own unit is not pooled already."""
+        """Return the pooled unit that says the same as a hit, unless the hit's own unit is pooled already."""
         if not env.dedup.on or unit_id in self.pool.entries:
             return None
         twin = self.fingerprints.match(hit.chunk_id, hit.title, hit.text, env.dedup)

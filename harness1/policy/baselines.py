@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.hashing import digest
 from harness1.policy.actions import curate_call, is_late

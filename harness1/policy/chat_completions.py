@@ -11,7 +11,7 @@ import msgspec
 
 from harness1.config import ChatPolicy
 from harness1.env.environment import choose
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.hashing import digest
 from harness1.http.completions import ChatRoute
 from harness1.http.model_endpoint import ModelEndpoint

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from harness1.config import ChatPolicy
+from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece, piece
-from harness1.env.render.renderer import Context
 from harness1.hashing import digest
 from harness1.models.backend import Backend, Grammar
 from harness1.models.formats.chat_format import ChatFormat, Parsed, PromptSpan

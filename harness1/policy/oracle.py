@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.errors import UsageError
 from harness1.hashing import digest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.policy.policy import Decision

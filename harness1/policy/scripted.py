@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.hashing import digest
 from harness1.policy.actions import SPARE_TURNS, curate_call, is_full, is_late

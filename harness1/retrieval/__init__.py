@@ -1,1 +1,1 @@
-"""Finding text: corpora, chunking, BM25, grep, and the one protocol behind which they stand."""
+"""Retrieval: corpora, chunking, BM25, grep, embeddings, and the one protocol in front of them."""

@@ -1,4 +1,4 @@
-"""From text to terms, the same way for chunks and queries."""
+"""Turns text into terms, the same way for chunks and queries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from array import array
 import Stemmer
 
 ANALYSER = "words of 2 or more letters, lower case, Lucene's English stop words, Snowball English stemmer"
-"""Names what `Analyser` does, for the hash of an index: whoever changes one changes the other."""
+"""Names the behaviour of `Analyser` in the hash of an index: change both together."""
 
 STOP_WORDS = frozenset({
     "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no",
@@ -27,11 +27,11 @@ class Analyser:
         self._stem = Stemmer.Stemmer("english").stemWord
 
     def words(self, text: str) -> list[str]:
-        """All words in lower case. Of plain ASCII, which splits three times as fast, single letters come along."""
+        """Return all words in lower case. Plain ASCII, which splits three times as fast, also gives single letters."""
         return text.lower().translate(_ASCII_WORDS).split() if text.isascii() else _WORD.findall(text.lower())
 
     def term(self, word: str) -> str | None:
-        """The term of a word; a stop word and a single letter have none."""
+        """Return the term of a word, or None for stop words and single letters."""
         return None if len(word) < 2 or word in STOP_WORDS else self._stem(word)
 
     def terms(self, text: str) -> list[str]:
@@ -39,7 +39,8 @@ class Analyser:
 
 
 class Vocabulary(dict[str, int]):
-    """Numbers terms as they come, and remembers the number of every word; a word without a term has `NO_TERM`."""
+    """Numbers terms in order of appearance, and remembers the number of every word; words without a term have
+    `NO_TERM`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Vocabulary(dict[str, int]):
         return number
 
     def number(self, text: str, into: array[int]) -> int:
-        """Append the numbers of a text's words to an array of C ints; returns how many."""
+        """Append the numbers of a text's words to an array of C ints, and return how many there are."""
         words = self._analyser.words(text)
         into.extend(map(self.__getitem__, words))
         return len(words)

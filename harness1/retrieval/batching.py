@@ -1,4 +1,4 @@
-"""Batches out of the calls of concurrent episodes: one pass over an index or through a model serves many of them."""
+"""Batches the calls of concurrent episodes: one pass over an index or through a model serves many of them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 IDLE_S = 5.0
-"""Seconds without work after which the worker thread ends; the next call starts another."""
+"""Seconds without work until the worker thread ends; the next call starts another."""
 
 CLOSING_S = 10.0
-"""Seconds that the exit of the process waits for the batch at work."""
+"""Seconds that the exit of the process waits for the running batch."""
 
 
 class Batcher(Generic[Item, Result]):
@@ -45,7 +45,7 @@ class Batcher(Generic[Item, Result]):
         self._closed = False
 
     async def submit(self, items: Sequence[Item]) -> list[Result]:
-        """The results of the items, in their order. Cancelling it withdraws what is not yet at work.
+        """Return the results of the items, in their order. Cancelling withdraws items that no batch has taken yet.
 
         Raises:
             whatever `work` raised on a batch with one of the items; ValueError, if it left a result out.
@@ -75,7 +75,7 @@ class Batcher(Generic[Item, Result]):
             rested = not self._waiting
 
     def _collect(self, rested: bool) -> bool:
-        """Wait until a batch should start; False if none came for long."""
+        """Wait until a batch should start; return False if no call came for long."""
         with self._changed:
             came = self._changed.wait_for(lambda: self._waiting or self._closed, IDLE_S)
             if not came or self._closed:
@@ -87,7 +87,7 @@ class Batcher(Generic[Item, Result]):
             return True
 
     def _close(self) -> None:
-        """At the exit of the process: let the batch at work end, begin no other."""
+        """At the exit of the process, let the running batch end and begin no other."""
         with self._changed:
             self._closed, thread = True, self._thread
             self._changed.notify()
@@ -98,7 +98,7 @@ class Batcher(Generic[Item, Result]):
         return len(self._waiting) >= self._size or sum(at == 0 for _, at in self._waiting) >= self._usual
 
     def _take(self) -> list[tuple[_Call[Item, Result], int]]:
-        """The next items that are still wanted."""
+        """Take the next items that are still wanted."""
         batch: list[tuple[_Call[Item, Result], int]] = []
         with self._changed:
             while self._waiting and len(batch) < self._size:
@@ -121,7 +121,7 @@ class Batcher(Generic[Item, Result]):
 
 
 class _Call(Generic[Item, Result]):
-    """The items of one caller, and their results as they come."""
+    """The items of one caller, and their results so far."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = items
@@ -136,7 +136,7 @@ class _Call(Generic[Item, Result]):
 
 
 class _Failing(Generic[Item, Result]):
-    """A context in which every exception becomes that of the calls: a thread must not die while callers wait for it."""
+    """A context that passes every exception on to the calls: the thread must not die while callers wait for it."""
 
     def __init__(self, calls: Sequence[_Call[Item, Result]]) -> None:
         self._calls = calls

@@ -1,4 +1,4 @@
-"""Cutting long documents into chunks at sentence borders."""
+"""Cuts long documents into chunks at sentence borders."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from harness1.records import Chunk, ChunkId
 from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN, Document, approximate_tokens
 
 _BORDER = re.compile(r"(?<=[.!?])\s+(?=(\w))|\n")
-"""Where a sentence may end; the captured first letter of the next one decides, if there is one."""
+"""Possible ends of sentences; the captured first letter of the next sentence decides, if there is one."""
 
 
 def chunk(document: Document, max_tokens: int) -> list[Chunk]:
-    """The document whole, if it has at most `max_tokens` approximate tokens, else cut into chunks of at most so many.
+    """Cut a document into chunks of at most `max_tokens` approximate tokens; a document that fits stays whole.
 
     A cut lies at the last sentence border that fits (white space between `.`, `!` or `?` and an upper-case letter or a
     digit, or a line break), else at the last white space, else where the limit is reached. White space at the cuts is
@@ -39,7 +39,7 @@ def _pieces(document: Document, max_tokens: int) -> list[tuple[ChunkId, str]]:
 
 
 def _cut(text: str, limit: int) -> Iterator[str]:
-    """Stretches of at most `limit` characters, none of them empty, without white space at their ends."""
+    """Yield stretches of 1 to `limit` characters, without white space at their ends."""
     ends = [border.start() for border in _BORDER.finditer(text) if _starts_sentence(border.group(1))]
     start, stop = _skip_space(text, 0), len(text.rstrip())
     while start < stop:
@@ -49,7 +49,7 @@ def _cut(text: str, limit: int) -> Iterator[str]:
 
 
 def _next_cut(text: str, start: int, stop: int, limit: int, ends: list[int]) -> int:
-    """Where the chunk from `start` ends: after it, and at most `limit` characters further."""
+    """Return the end of the chunk that begins at `start`: behind it, and at most `limit` characters further."""
     furthest = start + limit
     if stop <= furthest:
         return stop

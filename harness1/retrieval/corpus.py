@@ -1,4 +1,4 @@
-"""What a corpus is made of before it is cut and indexed."""
+"""The documents of a corpus, before they are cut and indexed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CHARACTERS_PER_TOKEN = 4
 
 
 class GivenChunk(Record):
-    """A stretch of a document that was cut before it came here: its own id, and the characters `start` to `end`."""
+    """A chunk that a document came with: its own id, and the characters from `start` to before `end`."""
 
     chunk_id: ChunkId
     start: int
@@ -22,9 +22,9 @@ class Document(Record):
     title: str
     text: str
     chunks: tuple[GivenChunk, ...] = ()
-    """How a benchmark has cut it, whose gold names these chunks; empty: it is cut when it is indexed."""
+    """The chunks of a benchmark whose gold names them; if empty, indexing cuts the document."""
 
 
 def approximate_tokens(text: str) -> int:
-    """The size of a text in tokens, without a tokenizer: characters / 4, rounded up, equal on every machine."""
+    """Return the size of a text in tokens, without a tokenizer: characters / 4, rounded up, equal on every machine."""
     return -(-len(text) // CHARACTERS_PER_TOKEN)

@@ -1,4 +1,4 @@
-"""Opening a retriever by what a user typed. Adding an engine is one file, one function and one line here."""
+"""Opens a retriever by what a user typed. To add an engine, write one file, one function and one line here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def open_retriever(spec: str, config: Config = Config()) -> Retriever:
     the engine's own.
 
     Raises:
-        CorpusError: the folder is no index.
+        CorpusError: the folder is not an index.
         SchemaError: the index was made by a newer version of the package.
         ConfigError: the settings ask the engine for what it does not have.
         MissingExtra: a package that the engine needs is not installed.
@@ -30,18 +30,18 @@ def open_retriever(spec: str, config: Config = Config()) -> Retriever:
 
 
 def is_engine(spec: str) -> bool:
-    """Whether a spec names an engine by its prefix, and not a folder by its path."""
+    """Return whether a spec names an engine by its prefix, and not a folder by its path."""
     return engine_of(spec)[0] is not None
 
 
 def is_exclusive(spec: str) -> bool:
-    """Whether only one process at a time can open it: a file of Milvus Lite."""
+    """Return whether only one process at a time can open it, as a file of Milvus Lite."""
     prefix, rest = engine_of(spec)
     return prefix == "milvus" and not rest.startswith(("http://", "https://"))
 
 
 def engine_of(spec: str) -> tuple[str | None, str]:
-    """The prefix of an engine and what follows it; None and the whole spec where it is the path of a folder."""
+    """Return the prefix of an engine and what follows it; None and the whole spec if it is the path of a folder."""
     prefix, colon, rest = spec.partition(":")
     return (prefix, rest) if colon and prefix in ENGINES else (None, spec)
 
@@ -89,9 +89,10 @@ ENGINES: dict[str, Callable[[str, Config], Retriever]] = {
     "chroma": _chroma,
     "web": _web,
 }
-"""How a spec that begins with the key and a colon is opened, from what follows the colon."""
+"""Functions that open a spec of the key and a colon, by what follows the colon."""
 
 
 def absolute_index(index: str) -> str:
-    """An index folder by its whole path, so that the run can be replayed from anywhere; an engine as it is named."""
+    """Return an index folder by its whole path, so that the run can be replayed from anywhere; an engine stays as
+    named."""
     return index if is_engine(index) else str(Path(index).resolve())

@@ -6,7 +6,7 @@ borders, and ids decide among equals: a ranking, and its cut at k, come out the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,13 @@ STEP = 1e-4
 
 
 def score_levels(scores: NDArray[np.floating], top: float) -> NDArray[np.float64]:
-    """Scores as whole multiples of `STEP * |top|`; where the top is 0, of `STEP`."""
+    """Return scores as whole multiples of `STEP * |top|`, or of `STEP` if the top is 0."""
     rounded: NDArray[np.float64] = np.rint(scores.astype(np.float64) / ((abs(top) or 1.0) * STEP))
     return rounded
 
 
 def total_order(scored: Iterable[tuple[ChunkId, float]], k: int | None = None) -> list[tuple[ChunkId, float]]:
-    """The best `k` pairs of id and score, or all of them, best first.
+    """Return the best `k` pairs of id and score, or all of them, best first.
 
     Args:
         scored: ids, each once, with any finite scores; higher is better.
@@ -39,7 +39,7 @@ def total_order(scored: Iterable[tuple[ChunkId, float]], k: int | None = None) -
 
 
 def best_first(scores: NDArray[np.floating], ranks: NDArray[np.integer], k: int | None = None) -> NDArray[np.intp]:
-    """The same order over vectors: the places of the best `k` scores, or of all of them, best first.
+    """Return the places of the best `k` scores, or of all of them, in the total order.
 
     Args:
         scores: any finite scores of chunks; higher is better.
@@ -47,3 +47,22 @@ def best_first(scores: NDArray[np.floating], ranks: NDArray[np.integer], k: int 
     """
     order: NDArray[np.intp] = np.lexsort((ranks, -score_levels(scores, float(scores.max(initial=-np.inf)))))
     return order[:k]
+
+
+def rrf(
+    rankings: Sequence[Sequence[ChunkId]], k: float = 60, weights: Sequence[float] | None = None
+) -> list[tuple[ChunkId, float]]:
+    """Return every id of the rankings with the sum of `weight / (k + rank)`, best first, in the total order.
+
+    Ranks count from 1; a ranking that lacks an id gives it nothing. An id that stands twice in a ranking counts where
+    it stands first. From: Cormack, Clarke, Buettcher, "Reciprocal rank fusion outperforms Condorcet and individual
+    rank learning methods", SIGIR 2009.
+
+    Raises:
+        ValueError: there are not as many weights as rankings.
+    """
+    scores: dict[ChunkId, float] = {}
+    for ranking, weight in zip(rankings, weights or [1.0] * len(rankings), strict=True):
+        for rank, chunk_id in enumerate(dict.fromkeys(ranking), start=1):
+            scores[chunk_id] = scores.get(chunk_id, 0.0) + weight / (k + rank)
+    return total_order(scores.items())

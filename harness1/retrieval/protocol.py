@@ -1,4 +1,4 @@
-"""The protocol between the environment and whatever finds text (design section 6)."""
+"""The protocol between the environment and retrieval."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness1.records import Chunk, ChunkId, DocId, Record, Unit
 
 
 class SearchRequest(Record):
-    """One query. Chunks in `exclude` never come back; `deadline` is in seconds from now."""
+    """One query. Chunks in `exclude` are left out; `deadline` is in seconds from now."""
 
     query: str
     k: int
@@ -25,29 +25,30 @@ class Scored(Record):
 
 
 class SearchResult(Record):
-    """What one query found, best first: ordered by score rounded to 1e-4 of the top score, then by chunk id."""
+    """The chunks that one query found, best first: ordered by score rounded to 1e-4 of the top score, then by chunk
+    id."""
 
     hits: tuple[Scored, ...] = ()
     pre_rerank_ids: tuple[ChunkId, ...] = ()
-    """What a reranker was given, in the order before; empty without one."""
+    """The chunks that a reranker was given, in their earlier order; empty without one."""
     stage_ms: dict[str, float] = {}
-    """Milliseconds of each stage, of the whole batch that the request was answered in."""
+    """Milliseconds of each stage, for the whole batch that answered the request."""
 
 
 class RetrievalFault(Record):
-    """The engine failed. It is a value, so that the other queries of a batch keep their results."""
+    """The failure of an engine. It is a value, so that the other queries of a batch keep their results."""
 
     message: str
 
 
 class BadPattern(Record):
-    """The regular expression is the policy's mistake; `reason` says what is wrong with it."""
+    """A faulty regular expression, which is the policy's mistake; `reason` says what is wrong."""
 
     reason: str
 
 
 class IndexInfo(Record):
-    """What an index is, without opening its data."""
+    """The facts about an index that need none of its data."""
 
     index_hash: str
     unit: Unit
@@ -66,13 +67,13 @@ class Retriever(Protocol):
         ...
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
-        """The first `limit` chunks, in corpus order, whose text matches an RE2 pattern."""
+        """Return the first `limit` chunks, in corpus order, whose text matches an RE2 pattern."""
         ...
 
     async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
-        """All chunks of a document in order; empty if the corpus has no such document."""
+        """Return all chunks of a document in order; none if the corpus lacks it."""
         ...
 
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
-        """The named chunks, in the order asked; ids that the corpus does not have are left out."""
+        """Return the named chunks, in the order asked; ids that the corpus lacks are left out."""
         ...

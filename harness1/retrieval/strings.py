@@ -1,4 +1,4 @@
-"""Lists of strings on disk that open at once, whatever their size: memory-mapped, with lookup by value.
+"""Lists of strings on disk that open at once at any size: memory-mapped, with lookup by value.
 
 A list NAME is a file of all bytes, `NAME.bin`, and the ends of its strings, `NAME.ends.npy`. `Keys` adds the CRC-32 of
 every string, sorted, in `NAME.sums.npy`, and the positions of the strings in that order, in `NAME.slots.npy`.
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 SMALL = 1 << 16
-"""Bytes up to which a file is read at opening, not mapped."""
+"""Largest size in bytes of a file that is read when opened instead of mapped."""
 
 
 class StringWriter:
-    """Appends strings to a new list; leaving the context completes it."""
+    """Appends strings to a new list, which is complete when the context ends."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._ends_path = folder / f"{name}.ends.npy"
@@ -75,7 +75,7 @@ class Strings:
         return len(self.ends) - 1
 
     def view(self, position: int) -> memoryview:
-        """The bytes of one string, not copied."""
+        """Return the bytes of one string without copying them."""
         return self.bytes[self.ends[position] : self.ends[position + 1]]
 
     def __getitem__(self, position: int) -> str:
@@ -91,7 +91,7 @@ class Keys(Strings):
         self._slots = load_array(folder / f"{name}.slots.npy")
 
     def find(self, values: Iterable[str]) -> list[int]:
-        """The position of each string, -1 where the list does not have it."""
+        """Return the position of each string, -1 if the list lacks it."""
         encoded = [value.encode("utf-8", "surrogatepass") for value in values]
         if not encoded or not len(self):
             return [-1] * len(encoded)
@@ -108,7 +108,7 @@ class Keys(Strings):
         ]
 
     def _match(self, value: bytes, at: int) -> int:
-        """Try all strings that share a sum, from the first of them on."""
+        """Compare with all strings that share a sum, from the first on."""
         sum_ = zlib.crc32(value)
         while at < len(self._sums) and self._sums[at] == sum_:
             position = int(self._slots[at])
@@ -119,7 +119,7 @@ class Keys(Strings):
 
 
 def load_array(path: Path) -> NDArray[Any]:
-    """An array from a `.npy` file, read-only: memory-mapped, as a plain `ndarray` (slices of a memmap are slow).
+    """Open an array from a `.npy` file, read-only: memory-mapped, as a plain `ndarray` (slices of a memmap are slow).
 
     A small one is read: every mapping holds an open file, of which a process may have few.
     """

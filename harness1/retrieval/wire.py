@@ -1,4 +1,4 @@
-"""What goes over the retrieval wire, as typed JSON: our native route, and the route of Search-R1.
+"""Messages of the retrieval wire, as typed JSON: our native route, and the route of Search-R1.
 
 Every native call may name the index and the ranking settings that the client counts on; a server that has others
 refuses it (409), so that nobody silently gets the rankings of something else.
@@ -17,7 +17,7 @@ from harness1.settings import Count
 
 
 class About(Record):
-    """`GET /info`: what is served, and how it ranks."""
+    """`GET /info`: the index that is served, and how it ranks."""
 
     index: IndexInfo
     retrieval: Retrieval
@@ -47,7 +47,7 @@ class SearchCall(Record, kw_only=True):
 
 
 class SearchAnswer(Record):
-    """The answer to one query: a result or a fault, never neither."""
+    """The answer to one query: either a result or a fault."""
 
     result: SearchResult | None = None
     fault: str | None = None
@@ -83,7 +83,7 @@ class GetCall(Record, kw_only=True):
 
 
 class ChunksAnswer(Record):
-    """The answer to grep, read and get: exactly one of the three is there."""
+    """The answer to grep, read and get: exactly one of the three fields is set."""
 
     chunks: tuple[Chunk, ...] | None = None
     bad_pattern: str | None = None
@@ -99,7 +99,7 @@ class RetrieveCall(Record):
 
 
 class Passage(Record):
-    """A document as Search-R1 knows it: the first line of `contents` is the title."""
+    """A document in the format of Search-R1: the first line of `contents` is the title."""
 
     id: str
     contents: str
@@ -113,6 +113,6 @@ class ScoredPassage(Record):
 
 
 class RetrieveAnswer(Record):
-    """For each query its passages, best first: bare ones, or with scores where they were asked for."""
+    """The passages of each query, best first, with scores if they were asked for."""
 
     result: tuple[tuple[ScoredPassage | Passage, ...], ...]

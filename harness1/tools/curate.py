@@ -57,12 +57,12 @@ def curate(
 
 
 def held(memory: WorkingMemory, unit_id: UnitId) -> Tag:
-    """The tag of an entry that is named again without one, or the default of a new one."""
+    """Return the tag of an entry that is named again without one, or the default of a new one."""
     return memory.curated.tags.get(unit_id, DEFAULT_TAG)
 
 
 def valid_tags(tagged: dict[str, UnitId], importance: dict[str, str]) -> tuple[dict[UnitId, Tag], list[Note]]:
-    """The valid tags by unit; an unknown tag counts as the default one and is told."""
+    """Return the valid tags by unit; unknown tags count as the default and are reported."""
     tags: dict[UnitId, Tag] = {}
     invalid: list[str] = []
     for reference, unit_id in tagged.items():

@@ -1,4 +1,4 @@
-"""What all discovery tools share: fuse, fit whole hits into the token allowance, absorb, auto-populate."""
+"""Steps that all discovery tools share: fuse, fit whole hits into the token allowance, absorb, auto-populate."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from harness1.memory.curated import DEFAULT_TAG
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Delta, Hit, Note, Observation, Ranking, UnitId
 from harness1.retrieval.corpus import approximate_tokens
-from harness1.retrieval.fusion import rrf
+from harness1.retrieval.ordering import rrf
 from harness1.tools.requests import Answer
 from harness1.tools.tool import ToolFunction, Traits, traits_of
 
 _PATTERN_WORD = re.compile(r"(?<!\\)[^\W_]{3,}")
 HEADER_TOKENS = 24
-"""What a hit's handle, title and query marks cost beside its text."""
+"""Tokens of a hit's handle, title and query marks."""
 
 
 def discover(
@@ -53,7 +53,7 @@ def discover(
 
 
 def fused(answer: Answer, env: Env) -> list[Hit]:
-    """The hits of all queries in one order, by reciprocal rank fusion; the order of a single query is its own."""
+    """Return the hits of all queries in one order, by reciprocal rank fusion; a single query keeps its own order."""
     if len(answer.rankings) < 2:
         return list(answer.hits)
     by_id = {hit.chunk_id: hit for hit in answer.hits}
@@ -62,7 +62,7 @@ def fused(answer: Answer, env: Env) -> list[Hit]:
 
 
 def fitting(hits: list[Hit], traits: Traits, answer: Answer, env: Env) -> tuple[Hit, ...]:
-    """The hits whose shown text fits the allowance, whole, skipping what does not fit; the first always does."""
+    """Return the hits whose shown text fits the allowance, whole, skipping what does not fit; the first always does."""
     allowance = env.observation_limit(env.search.tokens * max(1, len(answer.rankings)))
     kept: list[Hit] = []
     for hit in hits:
@@ -74,7 +74,7 @@ def fitting(hits: list[Hit], traits: Traits, answer: Answer, env: Env) -> tuple[
 
 
 def shown_text(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -> str:
-    """The text of a hit as an observation shows it: compressed with the queries, or whole.
+    """Return the text of a hit as an observation shows it: compressed with the queries, or whole.
 
     Of a pattern its words count, so that the sentence that matches it is shown.
     """
@@ -87,11 +87,12 @@ def shown_text(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) 
 
 
 _compressed = lru_cache(maxsize=256)(compress)
-"""A text is compressed to see whether it fits, and once more to be shown."""
+"""Sized for texts that are compressed once to see whether they fit, and once to be shown."""
 
 
 def auto_populate(memory: WorkingMemory, env: Env, hits: Sequence[Hit]) -> tuple[UnitId, ...]:
-    """Curate the first units of the first successful search, once, and only into an empty set (paper: auto-seed)."""
+    """Curate the first units of the first successful search, once, and only into an empty set (auto-seed in the
+    paper)."""
     if not env.auto_populate.on or memory.auto_populated or len(memory.curated) or not hits:
         return ()
     memory.auto_populated = True

@@ -38,14 +38,14 @@ def read_document(memory: WorkingMemory, env: Env, doc_id: Handle) -> Steps:
 
 
 def first_part(handle: str) -> int:
-    """The index of the part that a handle names: 2 for `D12.3`, 0 for `D12` or an id."""
+    """Return the index of the part that a handle names: 2 for `D12.3`, 0 for `D12` or an id."""
     head, _, part = handle.strip().rpartition(".")
     is_handle = head[:1].upper() == "D" and head[1:].isdecimal() and part.isdecimal()
     return max(0, int(part[:6]) - 1) if is_handle else 0
 
 
 def within(parts: list[Hit], tokens: int) -> list[Hit]:
-    """As many whole parts from the first on as the allowance holds, at least one."""
+    """Return as many whole parts from the first on as the allowance holds, at least one."""
     kept: list[Hit] = []
     for part in parts:
         if kept and part.tokens > tokens:

@@ -1,4 +1,4 @@
-"""All tools, and those that a configuration leaves enabled. Adding a tool is one file and one line here."""
+"""All tools, and those that a configuration enables. To add a tool, write one file and one line here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness1.tools.verify import verify
 
 
 def always(env: Env) -> bool:
-    """The condition of a tool that no configuration removes."""
+    """Return True: the condition of a tool that every configuration has."""
     return True
 
 
@@ -37,7 +37,7 @@ TOOLS: tuple[tuple[ToolFunction, Callable[[Env], bool]], ...] = (
     (verify, lambda env: env.verification.on),
     (end_search, always),
 )
-"""Each tool with the condition under which it exists."""
+"""Each tool with its condition."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Toolbox:
     @classmethod
     @lru_cache(maxsize=16)
     def of(cls, env: Env) -> Toolbox:
-        """The tools of a configuration. Deriving their schemas takes 1 ms, so it is done once for each."""
+        """Return the tools of a configuration. Deriving their schemas takes 1 ms, so it is done once for each."""
         built = [build_tool(function, env) for function, enabled in TOOLS if enabled(env)]
         return cls({tool.spec.name: tool for tool in built})
 
@@ -58,11 +58,11 @@ class Toolbox:
         return tuple(tool.spec for tool in self.tools.values())
 
     def traits(self, name: str) -> Traits:
-        """The traits of a tool; plain ones for a name that is none."""
+        """Return the traits of a tool, or plain ones for an unknown name."""
         return self.tools[name].traits if name in self.tools else PLAIN
 
     def run(self, memory: WorkingMemory, env: Env, call: ToolCall) -> Steps:
-        """Run a call; a tool that does not exist is an observation that names those that do."""
+        """Run a call. For an unknown tool, the observation names those that exist."""
         tool = self.tools.get(call.name)
         if tool is None:
             name = short_name(call.name)

@@ -1,4 +1,4 @@
-"""What tools ask of the world outside the pure core, and the answers: the only door to retriever and verifier."""
+"""Requests of tools to the world outside the pure core, and the answers: the only way to retriever and verifier."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ Request = SearchFor | GrepFor | ReadDocument | Judge
 
 
 class Answer(Record):
-    """What came back: hits (each chunk once), one ranking for each query, verdicts, or why a pattern is bad."""
+    """The answer to a request: hits (each chunk once), one ranking for each query, verdicts, or the fault of a
+    pattern."""
 
     hits: tuple[Hit, ...] = ()
     rankings: tuple[Ranking, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     bad_pattern: str | None = None
     unshown: int = 0
-    """In a recorded answer: parts of a document that the observation had no room for."""
+    """Parts of a document for which a recorded observation had no room."""
 
 
 def recorded_answer(observation: Observation) -> Answer:
-    """The answer that an observation was made from; replay gives it to the pure core in place of the world."""
+    """Return the answer that an observation was made from; replay gives it to the pure core in place of the world."""
     bad = (
         observation.error.data.get("reason") if observation.error and observation.error.code == "bad_pattern" else None
     )

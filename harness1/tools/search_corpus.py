@@ -10,7 +10,7 @@ from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Observation
 from harness1.tools.discovery import discover
-from harness1.tools.queries import spelled
+from harness1.tools.handles import spelled
 from harness1.tools.requests import SearchFor
 from harness1.tools.tool import Steps, traits
 

@@ -1,4 +1,4 @@
-"""What a tool is: a typed generator function over the working memory.
+"""Builds tools from typed generator functions over the working memory.
 
 A tool may yield one `Request` to the world outside, receives the `Answer`, changes the memory, and returns an
 `Observation`. Arguments after `memory` and `env` are what the policy may pass; their annotations are the schema.
@@ -21,12 +21,12 @@ from harness1.tools.requests import Answer, Request
 
 Steps = Generator[Request, Answer, Observation]
 ToolFunction = Callable[..., Steps | Observation]
-"""A generator where the tool asks the world something, a plain function where it does not."""
+"""A generator if the tool asks the world something, else a plain function."""
 NAME_CHARACTERS = 40
 
 
 class ToolSpec(Record):
-    """A tool as it is shown to a model; `parameters` is a JSON schema of type object."""
+    """A tool as shown to a model; `parameters` is a JSON schema of type object."""
 
     name: str
     description: str
@@ -42,16 +42,16 @@ class Needs:
 
 @dataclass(frozen=True)
 class Traits:
-    """What the environment knows of a tool beside its schema; `@traits(...)` above the function sets it."""
+    """Properties of a tool beyond its schema; `@traits(...)` above the function sets them."""
 
     shows: Literal["whole", "query", "pattern"] = "whole"
-    """How hits are shown: whole, or the sentences nearest to the query or to the words of the pattern."""
+    """How to show hits: whole, or the sentences nearest to the query or to the words of the pattern."""
     discovers: bool = False
-    """Whether it brings documents from the corpus: guidance sums up what came."""
+    """True if it brings documents from the corpus: guidance sums them up."""
     curates: bool = False
-    """Whether it edits the curated set: guidance counts the turns since."""
+    """True if it edits the curated set: guidance counts the turns since."""
     frees: bool = False
-    """Whether it makes room in a transcript."""
+    """True if it makes room in a transcript."""
 
 
 F = TypeVar("F", bound=ToolFunction)
@@ -74,7 +74,7 @@ def traits(
 
 
 def traits_of(function: ToolFunction) -> Traits:
-    """The traits that a function is marked with, or the plain ones."""
+    """Return the traits that a function is marked with, or the plain ones."""
     marked: Traits = getattr(function, "traits", PLAIN)
     return marked
 
@@ -83,7 +83,7 @@ PLAIN = Traits()
 
 
 def short_name(name: str) -> str:
-    """A name that a policy made up, on one short line, so that it can forge no line of an observation."""
+    """Cut a name that a policy made up to one short line, so that it cannot forge a line of an observation."""
     return " ".join(name[: 4 * NAME_CHARACTERS].split())[:NAME_CHARACTERS]
 
 
@@ -108,8 +108,8 @@ class Tool:
 
 
 def build_tool(function: ToolFunction, env: Env) -> Tool:
-    """Derive a tool from its function: the name, the docstring's first paragraph, and the annotated parameters; under
-    minimal instructions, nothing is described."""
+    """Derive a tool from its function: its name, the first paragraph of its docstring, and its annotated parameters.
+    Minimal instructions describe nothing."""
     described = env.rendering.instructions != "minimal"
     fields = list(_fields(function, env))
     arguments = msgspec.defstruct(f"{function.__name__}_arguments", fields, forbid_unknown_fields=True, kw_only=True)
@@ -136,7 +136,7 @@ def _fields(function: ToolFunction, env: Env) -> typing.Iterator[tuple[str, Any,
 
 
 def _undescribed(schema: Any) -> Any:
-    """A schema without its descriptions, at whatever depth they stand."""
+    """Return a schema without its descriptions at any depth."""
     if isinstance(schema, list):
         return [_undescribed(part) for part in schema]
     if not isinstance(schema, dict):
@@ -146,7 +146,7 @@ def _undescribed(schema: Any) -> Any:
 
 
 def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON schema of an argument struct, without titles and references."""
+    """Return the JSON schema of an argument struct, without titles and references."""
     (_,), components = msgspec.json.schema_components([arguments])
     schema = components[arguments.__name__]
     return {

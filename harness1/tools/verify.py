@@ -54,14 +54,14 @@ def verify(
 
 
 def _known(memory: WorkingMemory, claim: str, unit_id: UnitId) -> Verdict | None:
-    """The remembered verdict, unless more of the unit's text has come since."""
+    """Return the remembered verdict, unless the unit has got more text since."""
     return memory.verification.get(claim, unit_id, len(memory.pool.entries[unit_id].chunk_ids))
 
 
 def _in_order(
     asked: Iterable[UnitId], cached: Container[UnitId], memory: WorkingMemory, claim: str
 ) -> tuple[Verdict, ...]:
-    """The verdicts in the order asked; those that the memory already had are marked so."""
+    """Return the verdicts in the order asked; those that the memory already had are marked so."""
     found = []
     for unit_id in asked:
         verdict = _known(memory, claim, unit_id)

@@ -6,8 +6,8 @@ import pytest
 
 from harness1.config import Env, Rendering
 from harness1.env.environment import SearchEnv, Step
+from harness1.env.render.orders import window
 from harness1.env.render.pieces import Piece
-from harness1.env.render.renderer import window
 from harness1.records import Task, ToolCall
 from tests.support import call, curate, make_env, play, run, search, wide_corpus
 
@@ -98,7 +98,7 @@ def test_paper_shows_the_last_turns_and_stable_first_a_window_that_grows_and_fal
 
     assert [shown(step) for step in steps_in("paper")] == [1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 5, 5]
     assert [shown(step) for step in steps_in("stable_first")] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 5, 6, 7]
-    assert [window(turn, Env(rendering=Rendering("stable_first", 2, 3))) for turn in range(1, 8)] == [
+    assert [window(turn, Rendering("stable_first", 2, 3)) for turn in range(1, 8)] == [
         1,
         2,
         3,
@@ -107,7 +107,7 @@ def test_paper_shows_the_last_turns_and_stable_first_a_window_that_grows_and_fal
         2,
         3,
     ]
-    assert window(9, Env(rendering=Rendering("stable_first", 5, 5))) == 5
+    assert window(9, Rendering("stable_first", 5, 5)) == 5
 
 
 def test_stable_first_keeps_its_prefix_while_the_window_grows() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from harness1.config import Env, load_config
 from harness1.data.world.generate import world_source
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.memory.entities import FUNCTION_WORDS

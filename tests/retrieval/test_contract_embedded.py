@@ -63,7 +63,7 @@ class TestEmbeddedReranked(Contract):
         def made(documents, settings):
             folder = tmp_path_factory.mktemp("index")
             build_index(documents, folder, settings)
-            ranking, run = Retrieval(rerank=Rerank(on=True)), Config().run
+            ranking, run = Retrieval(rerank=Rerank(on=True)), Config().machine
             embedder = open_embedder(settings.dense, run)
             return EmbeddedRetriever(open_index(folder), ranking, run, embedder, SharedWords())
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.records import ChunkId
-from harness1.retrieval.fusion import rrf
-from harness1.retrieval.ordering import best_first, total_order
+from harness1.retrieval.ordering import best_first, rrf, total_order
 
 
 def ids(*names: str) -> list[ChunkId]:

@@ -95,7 +95,16 @@ def test_what_may_be_absent_is_not_asked_for() -> None:
 
 
 def test_what_is_not_understood_counts_as_anything() -> None:
-    for pattern in (r"abc\Cdef", r"abc\1", r"abc\07", "(?=abc)", "abc(?i)*", "(" * 60 + "abc" + ")" * 60, "ab\\"):
+    for pattern in (
+        r"abc\Cdef",
+        r"abc\1",
+        r"abc\07",
+        "(?=abc)",
+        "abc(?i)*",
+        "(" * 60 + "abc" + ")" * 60,
+        "ab\\",
+        r"abc\x{D800}",
+    ):
         assert analyse(pattern)[0] == ANYTHING, pattern
         assert analyse(pattern).needle is None
 

@@ -232,7 +232,7 @@ def test_the_result_unused_for_longest_goes_first() -> None:
     for query in ("Ada", "Byron", "Ada", "town", "Ada", "Byron"):
         ask(retriever, SearchRequest(query, 5))
     assert inner.asked == [["Ada"], ["Byron"], ["town"], ["Byron"]]
-    assert len(retriever._results) == 2
+    assert len(retriever._kept.results) == 2
 
 
 def lengths_kept(size: int, *lengths: int) -> list[int]:
@@ -241,7 +241,7 @@ def lengths_kept(size: int, *lengths: int) -> list[int]:
     retriever = cached(inner, size)
     for k in lengths:
         ask(retriever, SearchRequest("many", k))
-    return [len(result.hits) for result in retriever._results.values()]
+    return [len(result.hits) for result in retriever._kept.results.values()]
 
 
 def test_long_results_are_kept_in_the_place_of_several() -> None:

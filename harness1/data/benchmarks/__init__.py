@@ -1,1 +1,1 @@
-"""The benchmarks of the paper, one file each, read in the formats in which they are handed out."""
+"""The benchmarks of the paper, one file each, read in their official formats."""

@@ -1,4 +1,4 @@
-"""What a benchmark is, and how tasks and a corpus become a source: ids are unique, gold is in the corpus."""
+"""Benchmarks: makes sources of their tasks and corpora, with unique ids and gold that the corpus has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Located = Iterator[tuple[str, Task]]
 
 @dataclass(frozen=True)
 class Hub:
-    """Files of a dataset on the Hugging Face hub: patterns of names, and the folder below the benchmark's for them."""
+    """Files of a dataset on the Hugging Face hub: patterns of names, and the folder that each goes to."""
 
     repository: str
     patterns: tuple[str, ...]
@@ -32,7 +32,7 @@ class Hub:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark. `files` says what a folder must hold; `verified` what the reader has been tried on."""
+    """A benchmark. `files` says what a folder must hold; `verified` says on which data the reader was tried."""
 
     name: str
     what: str
@@ -43,13 +43,13 @@ class Benchmark:
     verified: str
     open: Callable[[Path, Fault], Source]
     unit: Unit = "document"
-    """What the paper scores: `index.unit` has to say the same."""
+    """The unit that the paper scores, which `index.unit` must equal."""
     hub: tuple[Hub, ...] = ()
     by_hand: str = ""
-    """What no hub holds, and how one comes by it."""
+    """Files that no hub has, and how to get them."""
 
     def row(self) -> dict[str, object]:
-        """What a user is told about it, as plain data."""
+        """Return the facts that users see, as plain data."""
         shown = ("name", "what", "size", "licence", "origin", "files", "verified", "unit")
         return {name: getattr(self, name) for name in shown}
 
@@ -63,7 +63,7 @@ def source_of(
     problems: list[str] | None = None,
     secret_answers: bool = False,
 ) -> Source:
-    """A source whose tasks have unique ids and gold that its corpus has.
+    """Return a source whose tasks have unique ids and gold that its corpus has.
 
     Args:
         corpus: None where the documents are elsewhere, such as on the web; gold is then taken as it is.
@@ -99,7 +99,7 @@ def source_of(
 
 
 def tasks_of(files: Sequence[Path], fault: Fault, task: Callable[[str, Row, int], Task]) -> Located:
-    """The tasks that rows make, each made of its place, the row and its number; what makes none goes to `fault`."""
+    """Yield the task of each row, made of its place, the row and its number; rows that make none go to `fault`."""
     for number, (where, row) in enumerate(tables.rows(files, fault)):
         try:
             yield where, task(where, row, number)
@@ -118,7 +118,7 @@ def _unique(located: Located, fault: Fault) -> list[tuple[str, Task]]:
 
 
 def _checked(located: list[tuple[str, Task]], corpus: Corpus | None, fault: Fault) -> list[Task]:
-    """The tasks that have gold, all of which is in the corpus."""
+    """Return the tasks that have gold, all of which is in the corpus."""
     absent = {name for _, task in located for name in gold_ids(task.gold)} if corpus else set()
     for name in corpus.ids() if corpus and absent else ():
         absent.discard(name)
@@ -136,14 +136,14 @@ def _checked(located: list[tuple[str, Task]], corpus: Corpus | None, fault: Faul
 
 
 def gold_ids(gold: Gold | None) -> set[str]:
-    """Every document and chunk that some gold names."""
+    """Return every document and chunk that some gold names."""
     if gold is None:
         return set()
     return {*gold.relevant, *gold.answer_docs, *(chunk for fact in gold.facts or () for chunk in fact)}
 
 
 def absent_gold(gold: Gold, absent: set[str]) -> str | None:
-    """What cannot be found, if some ids are not there, in words. A fact is there if one of its chunks is, and where
+    """Describe the gold that cannot be found if some ids are absent. A fact is present if one of its chunks is; where
     facts are scored, documents follow from them."""
     if gold.facts is None:
         return next((repr(name) for name in (*gold.relevant, *gold.answer_docs) if name in absent), None)
@@ -152,7 +152,7 @@ def absent_gold(gold: Gold, absent: set[str]) -> str | None:
 
 
 def _without(task: Task, absent: set[str]) -> Task:
-    """A task whose facts can be found, without the documents that are not there."""
+    """Return a task whose facts can be found, without its absent documents."""
     gold = task.gold
     if gold is None or gold.facts is None or absent.isdisjoint(gold.relevant):
         return task

@@ -31,7 +31,8 @@ from harness1.records import DocId, Gold, Task
 
 NAME = "browsecomp_plus"
 SEED, TRAIN_SHARE = 42, 0.8
-"""How the published training code parts the questions: sorted ids, shuffled by Python's generator, the first 80 %."""
+"""The split of the published training code: sorted ids, shuffled by Python's generator, of which the first 80 %
+train."""
 TOPICS = ("topics-qrels/queries.tsv", "queries.tsv")
 GOLD = (
     "topics-qrels/qrel_golds.txt",
@@ -55,14 +56,14 @@ ANSWERS = ("data/browsecomp_plus_decrypted.jsonl", "browsecomp_plus_decrypted.js
 
 
 class _Answer(msgspec.Struct):
-    """What is read of a decrypted line, which also holds the texts of its documents."""
+    """The parts that are read of a decrypted line, which also holds the texts of its documents."""
 
     query_id: str | int
     answer: str
 
 
 def open_browsecomp_plus(root: Path, fault: Fault) -> Source:
-    """The questions of a folder over its corpus, whole (`all`) or parted as the paper does (`train`, `test`)."""
+    """Open the questions of a folder over its corpus: all (`all`), or split as in the paper (`train`, `test`)."""
     topics = tables.require_files(root, "questions", *TOPICS)[0]
     gold, evidence = (tables.require_files(root, "judgements", *names)[0] for names in (GOLD, EVIDENCE))
     corpus = corpus_of(tables.require_files(root, "corpus", *CORPUS), fault)
@@ -76,7 +77,7 @@ def open_browsecomp_plus(root: Path, fault: Fault) -> Source:
 
 
 def training_ids(task_ids: Iterable[str]) -> set[str]:
-    """The questions that the paper trains on; the others are its test split."""
+    """Return the questions that the paper trains on; the others are its test split."""
     names = sorted(task_ids)
     random.Random(SEED).shuffle(names)
     return set(names[: int(len(names) * TRAIN_SHARE)])
@@ -108,7 +109,7 @@ def _tasks(topics: Path, gold: Path, evidence: Path, answers: tuple[Path, ...], 
 
 
 def _judged(path: Path, known: set[str], fault: Fault) -> dict[str, dict[DocId, None]]:
-    """For each question, the documents with a grade above 0."""
+    """Return, for each question, the documents with a grade above 0."""
     found: dict[str, dict[DocId, None]] = {}
     for judgement in trec.judgements(path, fault):
         if judgement.task_id not in known:

@@ -1,4 +1,4 @@
-"""The layout in which the benchmarks of Context-1's data generation (Web, Patents, SEC) are handed out.
+"""The layout of the benchmarks from Context-1's data generation (Web, Patents, SEC).
 
     test.parquet, train.parquet              questions: `query_id`, `query`, `document_ids`, `answer`, and for documents
                                              perhaps `gold_document_ids`; lists as such or written out as text
@@ -37,7 +37,7 @@ ReadGold = Callable[[str, Row], Gold]
 
 
 def files_of(name: str) -> tuple[str, ...]:
-    """What a folder of a benchmark must hold, in words."""
+    """Say what a folder of a benchmark must hold."""
     return (
         f"test.parquet, train.parquet (or .jsonl; also below queries/{name}/): query_id, query, document_ids, answer",
         f"corpora/{name}/test/*.parquet or corpora/{name}/train/*.parquet, or corpus.parquet: chunk_id, document_text",
@@ -46,13 +46,13 @@ def files_of(name: str) -> tuple[str, ...]:
 
 
 def hub_of(name: str, questions: str) -> tuple[Hub, ...]:
-    """Where a benchmark lies on the hub: its test questions, and the corpora with the training questions."""
+    """Return the place of a benchmark on the hub: its test questions, and the corpora with the training questions."""
     corpora = Hub(RELEASE, (f"corpora/{name}/**", "data/*.parquet"))
     return Hub(questions, ("data/test-*.parquet", "test*.parquet"), f"queries/{name}"), corpora
 
 
 def open_context1(name: str, shared: bool, read_gold: ReadGold, root: Path, fault: Fault) -> Source:
-    """A benchmark in this layout.
+    """Open a benchmark in this layout.
 
     Args:
         shared: whether training and test questions are over one corpus. Where they are not, ids of documents count from
@@ -68,7 +68,7 @@ def open_context1(name: str, shared: bool, read_gold: ReadGold, root: Path, faul
 
 
 def document_gold(where: str, row: Row) -> Gold:
-    """Documents that are relevant, and those among them that hold the answer."""
+    """Return the relevant documents, and those among them that hold the answer."""
     relevant = [_document_id(where, value) for value in tables.list_of(where, row, "document_ids", "document_ids_json")]
     final = tables.list_of(where, row, "gold_document_ids") if row.get("gold_document_ids") is not None else []
     answer_docs = tuple(dict.fromkeys(_document_id(where, value) for value in final))
@@ -76,7 +76,7 @@ def document_gold(where: str, row: Row) -> Gold:
 
 
 def fact_gold(where: str, row: Row) -> Gold:
-    """Facts, each with the chunks that state it, and the documents that these are of."""
+    """Return facts, each with the chunks that state it, and the documents of these chunks."""
     facts = tables.list_of(where, row, "document_ids", "document_ids_json")
     stated = tuple(_chunks(where, fact) for fact in facts)
     final = tuple(number for number, fact in enumerate(facts) if fact.get("is_final_answer"))
@@ -91,7 +91,7 @@ def fact_gold(where: str, row: Row) -> Gold:
 
 
 def _corpus(name: str, root: Path) -> tuple[tuple[Path, ...], str | None]:
-    """The files of the corpus, and the split that it is for, if it is for one."""
+    """Return the files of the corpus, and the split that it belongs to, if any."""
     for split in SPLITS:
         if files := tables.find_files(root, f"corpora/{name}/{split}/**/*.parquet"):
             return files, split
@@ -127,7 +127,7 @@ def _tasks(name: str, files: tuple[Path, ...], split: str, read_gold: ReadGold, 
 
 def _document_id(where: str, value: Any) -> DocId:
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise CorpusError(f"{where}: {value!r} in document_ids is no id of a document")
+        raise CorpusError(f"{where}: {value!r} in document_ids is not the id of a document")
     text = str(value)
     return DocId(urldefrag(text).url if "://" in text else text)
 

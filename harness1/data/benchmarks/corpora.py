@@ -1,4 +1,4 @@
-"""Corpora of benchmarks: files whose rows are documents, or chunks that name their document in their id.
+"""Corpora of benchmarks: files whose rows are documents, or chunks whose ids name their document.
 
 A row with a `chunk_id` is a chunk, its text under `document_text` or `text`; the document's id is the chunk's without
 the number behind its last underscore (`0000320193-24-000081_17`). Other rows are documents: an id (`docid`, `_id`,
@@ -26,27 +26,27 @@ DOCUMENT_KEYS = ("docid", "_id", "id", "doc_id", "url")
 CHUNK_KEYS = ("chunk_id",)
 CHUNK_TEXT_KEYS = ("document_text", "text")
 BETWEEN = "\n"
-"""What stands between the chunks of a document where they are put together again."""
+"""Joins the chunks of a document."""
 _NUMBER = re.compile(r"_(\d+)$", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents, and the ids that gold may name: those of documents and of chunks."""
+    """Documents, and the ids of documents and chunks that gold may name."""
 
     documents: Callable[[], Iterator[Document]]
     """Starts a new, lazy pass over all documents."""
     ids: Callable[[], Iterable[str]]
-    """Starts a new pass over all ids; one may come several times."""
+    """Starts a new pass over all ids, some of which may repeat."""
 
 
 def same_spelling(doc_id: str) -> DocId:
-    """The id under which a document is known."""
+    """Return the id under which a document is known."""
     return DocId(doc_id)
 
 
 def corpus_of(files: Sequence[Path], fault: Fault = refuse, spelling: Callable[[str], DocId] = same_spelling) -> Corpus:
-    """The corpus that some files hold.
+    """Open the corpus in some files.
 
     Args:
         spelling: of the ids of whole documents, where the files may write one id in several ways.
@@ -55,18 +55,18 @@ def corpus_of(files: Sequence[Path], fault: Fault = refuse, spelling: Callable[[
 
 
 def document_of(chunk_id: str) -> DocId:
-    """The document that a chunk is of."""
+    """Return the document of a chunk."""
     return DocId(_NUMBER.sub("", chunk_id))
 
 
 def read_documents(
     files: Sequence[Path], fault: Fault = refuse, spelling: Callable[[str], DocId] = same_spelling
 ) -> Iterator[Document]:
-    """The documents of some files, lazily. Chunks may come in any order: a document is given when its last chunk has
-    come, so that memory holds those that are incomplete.
+    """Yield the documents of some files. Chunks may come in any order: a document is complete after its last chunk, so
+    that memory holds only incomplete ones.
 
     Raises:
-        CorpusError: a row is no document or chunk, or repeats an id, unless `fault` lets it pass.
+        CorpusError: a row is neither a document nor a chunk, or repeats an id, unless `fault` lets it pass.
     """
     first = next(tables.rows(files, fault), None)
     if first is None:
@@ -127,7 +127,7 @@ def _piece(where: str, row: Row, chunk_id: ChunkId) -> _Piece:
 
 
 def _put_together(doc_id: DocId, pieces: list[_Piece], fault: Fault) -> Iterator[Document]:
-    """The document of some chunks, in the order of their numbers; none where no chunk is left."""
+    """Yield the document made of some chunks, in the order of their numbers, or nothing if no chunk is left."""
     kept: dict[ChunkId, _Piece] = {}
     for piece in pieces:
         if piece.chunk_id in kept:
@@ -145,7 +145,7 @@ def _put_together(doc_id: DocId, pieces: list[_Piece], fault: Fault) -> Iterator
 
 
 def _ids(files: Sequence[Path], spelling: Callable[[str], DocId]) -> Iterator[str]:
-    """The ids in some files; what has none is passed over, for reading the documents tells it."""
+    """Yield the ids in some files. Rows without one are skipped, because reading the documents reports them."""
     for _, row in tables.rows(files, _pass_over, (*CHUNK_KEYS, *DOCUMENT_KEYS)):
         if "chunk_id" in row:
             yield (chunk_id := str(row["chunk_id"]))
@@ -163,4 +163,4 @@ def _chunk_ids(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _pass_over(error: CorpusError) -> None:
-    """What reading the documents tells already."""
+    """Ignore what reading the documents reports already."""

@@ -1,4 +1,4 @@
-"""FRAMES (Krishna et al. 2024): questions over 2 to 15 articles of Wikipedia. It has no corpus of its own.
+"""FRAMES (Krishna et al. 2024): questions over 2 to 15 articles of Wikipedia, without a corpus.
 
 `test.tsv` has a number, `Prompt`, `Answer`, `wikipedia_link_1` to `wikipedia_link_11+`, `reasoning_types` and
 `wiki_links`, a list written out as Python. A cell may hold several addresses, and words behind one.
@@ -26,7 +26,7 @@ _BETWEEN = re.compile(r"[\s,;]+(?=https?://)")
 
 
 def open_frames(root: Path, fault: Fault) -> Source:
-    """The questions of a file; its relevant documents are addresses of articles."""
+    """Open the questions of a file, whose relevant documents are addresses of articles."""
     files = tables.require_files(
         root, "questions", "test.tsv", "test*.parquet", "frames*.tsv", "test.jsonl", "test.json"
     )
@@ -34,7 +34,7 @@ def open_frames(root: Path, fault: Fault) -> Source:
 
 
 def addresses(cell: str) -> list[str]:
-    """The addresses in a cell, which commas, blanks or line breaks part; an address itself may hold commas."""
+    """Return the addresses in a cell, separated by commas, blanks or line breaks; an address may itself hold commas."""
     pieces = (piece.split() for piece in _BETWEEN.split(cell.strip()))
     return [words[0].strip("'\"[]").rstrip(",;") for words in pieces if words and "://" in words[0]]
 
@@ -52,12 +52,12 @@ def _task(where: str, row: Row, number: int) -> Task:
 
 
 def _cells(where: str, row: Row) -> list[str]:
-    """What holds addresses: the list of all of them, else the columns for one each."""
+    """Return the cells that hold addresses: the list of all of them, else the columns for one each."""
     found = tables.list_of(where, row, "wiki_links") if row.get("wiki_links") else []
     if not found:
         found = [value for key, value in row.items() if key.startswith(LINK) and value]
     if not all(isinstance(cell, str) for cell in found):
-        raise CorpusError(f"{where}: an address in wiki_links is no text")
+        raise CorpusError(f"{where}: an address in wiki_links is not a text")
     return found
 
 

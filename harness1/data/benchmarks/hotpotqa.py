@@ -32,11 +32,11 @@ FILES = {
     ),
     "train": (("hotpot_train_v*.json", "distractor/train-*.parquet"),),
 }
-"""For each split its files: one of each group, if there is one. The two of `dev` ask the same with other contexts."""
+"""The files of each split: one of each group, if there is one. The two of `dev` ask the same with other contexts."""
 
 
 def open_hotpotqa(root: Path, fault: Fault) -> Source:
-    """The questions of a folder, or of one file, over the paragraphs of their contexts."""
+    """Open the questions of a folder, or of one file, over the paragraphs of their contexts."""
     files = _files(root)
     problems: list[str] = []
 
@@ -50,7 +50,7 @@ def open_hotpotqa(root: Path, fault: Fault) -> Source:
 
 
 def document_id(title: str) -> DocId:
-    """The id of an article: its title with underscores, as in Wikipedia's addresses."""
+    """Return the id of an article: its title with underscores, as in Wikipedia's addresses."""
     return DocId("_".join(title.split()))
 
 
@@ -87,12 +87,12 @@ def _paragraph(where: str, title: Any, sentences: Any) -> Document:
     if not isinstance(title, str) or not title.strip():
         raise CorpusError(f"{where}: a paragraph without a title")
     if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
-        raise CorpusError(f"{where}: the paragraph {title!r} is no list of sentences")
+        raise CorpusError(f"{where}: the paragraph {title!r} is not a list of sentences")
     return Document(doc_id=document_id(title), title=title, text="".join(sentences).strip())
 
 
 def _tasks(files: list[Path], split: str, fault: Fault) -> Located:
-    """The questions of some files; those that a further file asks again are left out."""
+    """Yield the questions of some files, without those that a further file repeats."""
     asked: dict[str, tuple[Path, str]] = {}
     for path in files:
         for where, row in tables.rows([path], fault):
@@ -111,7 +111,7 @@ def _tasks(files: list[Path], split: str, fault: Fault) -> Located:
 def _task(where: str, row: Row, split: str) -> Task:
     titles = [title for title, _ in _pairs(where, row, "supporting_facts", "sent_id")]
     if not all(isinstance(title, str) for title in titles):
-        raise CorpusError(f"{where}: a title in supporting_facts is no text")
+        raise CorpusError(f"{where}: a title in supporting_facts is not a text")
     return Task(
         task_id=identifier(where, row),
         query=tables.text_of(where, row, "question"),
@@ -122,7 +122,7 @@ def _task(where: str, row: Row, split: str) -> Task:
 
 
 def _pairs(where: str, row: Row, key: str, second: str) -> list[tuple[Any, Any]]:
-    """The pairs of a field, written as lists of two or as two lists of equal length."""
+    """Return the pairs of a field, written as lists of two or as two lists of equal length."""
     value = row.get(key)
     if isinstance(value, dict):
         titles, others = value.get("title"), value.get(second)
@@ -130,7 +130,7 @@ def _pairs(where: str, row: Row, key: str, second: str) -> list[tuple[Any, Any]]
             return list(zip(titles, others, strict=True))
     elif isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
         return [(pair[0], pair[1]) for pair in value]
-    raise CorpusError(f"{where}: {key} is no list of pairs")
+    raise CorpusError(f"{where}: {key} is not a list of pairs")
 
 
 HOTPOTQA = Benchmark(

@@ -28,7 +28,7 @@ PAGE = ("url", "title", "text")
 
 
 def open_longseal(root: Path, fault: Fault) -> Source:
-    """The questions of a file over the pages of all of them."""
+    """Open the questions of a file over the pages of all of them."""
     patterns = ("longseal.parquet", "longseal*.parquet", "longseal/test-*.parquet", "longseal.jsonl", "longseal.json")
     files = tables.require_files(root, "questions", *patterns)
     problems: list[str] = []
@@ -63,7 +63,7 @@ def _documents(files: tuple[Path, ...], fault: Fault, problems: list[str]) -> It
 
 
 def _pages(where: str, row: Row) -> list[dict[str, str | None]]:
-    """The pages of a question: those that help, then those that distract."""
+    """Return the pages of a question: those that help, then the distractors."""
     distracting = next((name for name in SETS if row.get(name) is not None), SETS[0])
     pages = [page for name in ("golds", distracting) for page in tables.list_of(where, row, name)]
     for page in pages:

@@ -17,10 +17,10 @@ BENCHMARKS = {
 
 
 def benchmark_named(name: str) -> Benchmark:
-    """The benchmark of a name.
+    """Return the benchmark of a name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such benchmark.
     """
     if name not in BENCHMARKS:
         raise UsageError(f"there is no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}")

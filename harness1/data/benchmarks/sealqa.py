@@ -18,29 +18,29 @@ from harness1.retrieval.engines.page_cache import page_url
 REPOSITORY = "vtllms/sealqa"
 LICENCE = "Apache-2.0 by its card, as far as is known; the pages are third parties'. Rows carry a canary: publish none"
 PAGES = ("corpus.jsonl", "corpus.jsonl.gz", "corpus.parquet")
-"""Pages that a user has kept: the address as id, a title and a text."""
+"""Pages that a user has saved: the address as id, a title and a text."""
 LABELS = ("topic", "freshness", "question_types", "effective_year", "search_results")
 
 
 def page_id(where: str, address: Any) -> DocId:
-    """The one spelling of a page's address, as the retriever of the web has it: without a fragment.
+    """Return a page's address in one spelling, that of the web retriever: without a fragment.
 
     Raises:
-        CorpusError: it is no address of a page.
+        CorpusError: it is not the address of a page.
     """
     url = page_url(address) if isinstance(address, str) else None
     if url is None:
-        raise CorpusError(f"{where}: {address!r} is no address of a page")
+        raise CorpusError(f"{where}: {address!r} is not the address of a page")
     return DocId(url)
 
 
 def same_page(doc_id: str) -> DocId:
-    """The id of a page in a corpus of pages: its address in the one spelling, other ids as they are."""
+    """Return the id of a page in a corpus of pages: its address in the one spelling; other ids stay."""
     return DocId(page_url(doc_id) or doc_id)
 
 
 def task_of(where: str, row: Row, number: int, relevant: list[DocId]) -> Task:
-    """A question; rows have no id, so that their number from 0 is one, as in the published evaluation.
+    """Return a question. Rows have no id, so their number from 0 serves, as in the published evaluation.
 
     Raises:
         CorpusError: it has no question or answer.
@@ -55,7 +55,7 @@ def task_of(where: str, row: Row, number: int, relevant: list[DocId]) -> Task:
 
 
 def kept_pages(root: Path, fault: Fault) -> Corpus | None:
-    """The pages that a user has kept beside the questions, or None: then they are on the web."""
+    """Return the pages that a user has saved beside the questions, or None if they are on the web."""
     pages = tables.find_files(root, *PAGES) if root.is_dir() else ()
     return corpus_of(pages, fault, same_page) if pages else None
 
@@ -64,7 +64,7 @@ NAME = "seal0"
 
 
 def open_seal0(root: Path, fault: Fault) -> Source:
-    """The questions of a file; its relevant documents are addresses of pages."""
+    """Open the questions of a file, whose relevant documents are addresses of pages."""
     patterns = ("seal-0.parquet", "seal_0*.parquet", "seal_0/test-*.parquet", "seal-0.jsonl", "seal-0.json")
     files = tables.require_files(root, "questions", *patterns)
     return source_of(NAME, root, kept_pages(root, fault), {"test": lambda: tasks_of(files, fault, _task)}, fault)

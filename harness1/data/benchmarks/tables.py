@@ -1,4 +1,4 @@
-"""Rows of the tables that benchmarks come as: Parquet, JSON Lines, a JSON array, tab-separated; each with its place."""
+"""Reads rows of Parquet, JSON Lines, JSON arrays and tab-separated files, each with its place."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]
 """Each row with its place, `file:line` or, in Parquet, `file: row N`, both from 1."""
 BATCH = 256
-"""Rows of a Parquet file that are held at once."""
+"""Rows of a Parquet file held at once."""
 
 
 def find_files(root: Path, *patterns: str) -> tuple[Path, ...]:
-    """The files of the first pattern that matches any below a folder, sorted; the root itself, if it is a file."""
+    """Return the files of the first pattern that matches any below a folder, sorted, or the root itself if it is a
+    file."""
     if root.is_file():
         return (root,)
     for pattern in patterns:
@@ -33,7 +34,7 @@ def find_files(root: Path, *patterns: str) -> tuple[Path, ...]:
 
 
 def require_files(root: Path, what: str, *patterns: str) -> tuple[Path, ...]:
-    """`find_files`, or an error that says what is missing.
+    """Return `find_files`, or raise an error that says what is missing.
 
     Raises:
         CorpusError: no pattern matches.
@@ -45,13 +46,13 @@ def require_files(root: Path, what: str, *patterns: str) -> tuple[Path, ...]:
 
 
 def rows(paths: Sequence[Path], fault: Fault = refuse, columns: Sequence[str] = ()) -> Rows:
-    """The rows of some files, lazily; what they are is told by their suffix.
+    """Yield the rows of some files, whose format is told by their suffix.
 
     Args:
         columns: those that are needed, where a format can leave the others unread; none: all.
 
     Raises:
-        CorpusError: a row is none, unless `fault` lets it pass; or a file is broken or of no known kind.
+        CorpusError: a row is malformed, unless `fault` lets it pass; or a file is broken or of no known kind.
         MissingExtra: pyarrow is needed and not installed.
     """
     return chain.from_iterable(_rows(path, fault, columns) for path in paths)
@@ -71,7 +72,7 @@ def _rows(path: Path, fault: Fault, columns: Sequence[str]) -> Rows:
 
 
 def parquet_rows(path: Path, columns: Sequence[str] = ()) -> Rows:
-    """The rows of a Parquet file, lazily.
+    """Yield the rows of a Parquet file.
 
     Raises:
         CorpusError: it is broken.
@@ -94,10 +95,10 @@ def parquet_rows(path: Path, columns: Sequence[str] = ()) -> Rows:
 
 
 def json_rows(path: Path, fault: Fault = refuse) -> Rows:
-    """The objects of a JSON array; the file is held whole.
+    """Yield the objects of a JSON array, which is held whole.
 
     Raises:
-        CorpusError: it is no JSON array; an item that is no object goes to `fault`.
+        CorpusError: it is not a JSON array; an item that is not an object goes to `fault`.
     """
     data = b"".join(line for _, line in jsonl.numbered_lines(path))
     try:
@@ -117,8 +118,8 @@ def json_rows(path: Path, fault: Fault = refuse) -> Rows:
 
 
 def tsv_rows(path: Path, fault: Fault = refuse, names: Sequence[str] | None = None) -> Rows:
-    """The rows of a tab-separated file. A field in quotes may hold tabs and line breaks, as `csv` writes them; a quote
-    that ends elsewhere is part of the text.
+    """Yield the rows of a tab-separated file. A field in quotes may hold tabs and line breaks, as `csv` writes them; a
+    quote that ends elsewhere is part of the text.
 
     Args:
         names: of the columns; None: the first row names them.
@@ -146,7 +147,7 @@ def tsv_rows(path: Path, fault: Fault = refuse, names: Sequence[str] | None = No
 
 
 def text_of(where: str, row: Row, *keys: str) -> str:
-    """The text of a row under the first of some keys that it has.
+    """Return the text of a row under the first of some keys that it has.
 
     Raises:
         CorpusError: it is missing, blank or no text.
@@ -160,10 +161,10 @@ def text_of(where: str, row: Row, *keys: str) -> str:
 
 
 def list_of(where: str, row: Row, *keys: str) -> list[Any]:
-    """The list of a row under the first of some keys that it has, as it stands or written out as JSON or Python.
+    """Return the list of a row under the first of some keys that it has, as a list or written out as JSON or Python.
 
     Raises:
-        CorpusError: there is none.
+        CorpusError: there is no list.
     """
     value = next((row[key] for key in keys if row.get(key) is not None), None)
     if isinstance(value, str):
@@ -185,7 +186,7 @@ def _written_out(text: str) -> Any:
 
 
 def _fields(text: str) -> list[str] | None:
-    """The fields of one row; None where a quote is still open."""
+    """Return the fields of one row, or None while a quote is open."""
     line = text.rstrip("\r\n")
     try:
         return next(csv.reader([line], "excel-tab", strict=True), [])
@@ -194,6 +195,6 @@ def _fields(text: str) -> list[str] | None:
 
 
 def _line_of(data: bytes, error: str) -> int:
-    """The line of the byte that a message of msgspec names; the last one, where it names none."""
+    """Return the line of the byte that a message of msgspec names, or the last line."""
     place = error.rpartition("(byte ")[2].rstrip(")")
     return 1 + data.count(b"\n", 0, int(place) if place.isdigit() else len(data))

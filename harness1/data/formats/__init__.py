@@ -1,1 +1,1 @@
-"""Readers and writers of layouts that several datasets share."""
+"""Readers and writers of the layouts that several datasets share."""

@@ -35,17 +35,17 @@ class _GoldMetadata(msgspec.Struct, omit_defaults=True):
 
 
 def is_beir(path: Path) -> bool:
-    """Whether a folder holds a BEIR corpus file."""
+    """Return whether a folder holds a BEIR corpus file."""
     return jsonl.find_file(path, CORPUS) is not None
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether the corpus file has nothing in it: the documents are elsewhere."""
+    """Return whether the corpus file is empty, because the documents are elsewhere."""
     return _existing(folder, CORPUS).stat().st_size == 0
 
 
 def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
-    """The documents of the corpus file, lazily, in its order.
+    """Yield the documents of the corpus file, in its order.
 
     Raises:
         CorpusError: there is no corpus file, or it is broken (see `jsonl.read`).
@@ -54,13 +54,13 @@ def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
 
 
 def splits(folder: Path) -> tuple[str, ...]:
-    """The names of the splits that have relevance judgements, sorted."""
+    """Return the names of the splits that have relevance judgements, sorted."""
     files = [path.name.removesuffix(".gz") for path in folder.glob(f"{QRELS}/*.tsv*")]
     return tuple(sorted({name.removesuffix(".tsv") for name in files if name.endswith(".tsv")}))
 
 
 def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
-    """The tasks of a split, in the order of the query file: those with at least one relevant document.
+    """Return the tasks of a split that have a relevant document, in the order of the query file.
 
     Raises:
         CorpusError: the split or the query file is missing; or a line is broken, or a judged query is not in the query
@@ -86,8 +86,8 @@ def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
 
 
 def write(folder: Path, documents: Iterable[Document], tasks: Iterable[Task]) -> None:
-    """Write a corpus and its tasks so that reading them gives equal values; files are plain, not gzipped. All documents
-    are taken before the first task.
+    """Write a corpus and its tasks so that reading gives equal values. Files are plain, not gzipped. All documents are
+    taken before the first task.
 
     Raises:
         CorpusError: the folder cannot be written, an id would break the table of judgements, or two splits ask
@@ -145,7 +145,7 @@ def _task(where: str, row: dict[str, Any], task_id: str, split: str, relevant: d
 
 
 def _metadata(gold: Gold) -> dict[str, Any]:
-    """The reverse of what `_task` takes out of the metadata."""
+    """Return the metadata of a query with the gold that `_task` takes out of it."""
     evidence = _GoldMetadata(
         answer=gold.answers[0] if gold.answers else None,
         answer_aliases=list(gold.answers[1:]),
@@ -158,7 +158,7 @@ def _metadata(gold: Gold) -> dict[str, Any]:
 
 
 def _read_qrels(path: Path, fault: Fault) -> dict[str, dict[DocId, int]]:
-    """The documents with a grade above 0 of every query that has any."""
+    """Return the documents with a grade above 0 of every query that has any."""
     relevant: dict[str, dict[DocId, int]] = {}
     for number, line in jsonl.numbered_lines(path):
         fields = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")

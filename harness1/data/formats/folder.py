@@ -1,4 +1,4 @@
-"""A folder of texts as a corpus: Markdown, plain text, HTML and PDF, one document for each file."""
+"""Reads a folder of texts as a corpus: Markdown, plain text, HTML and PDF, one document for each file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*[ \t]*$", re.MULTILINE)
 
 
 class _Unreadable(Exception):
-    """A single file cannot become a document; the message says why."""
+    """The file cannot become a document; the message says why."""
 
 
 def read(path: Path, problems: list[str]) -> Iterator[Document]:
-    """The readable files below a folder, lazily, sorted by their path within it, which is also their id.
+    """Yield the readable files below a folder, sorted by their path within it, which is also their id.
 
     A title is the page's or the PDF's own, or the first heading of a Markdown file, else the file name without its
     suffix. Hidden files and folders are passed over, and so are links to folders.
@@ -57,7 +57,7 @@ def _documents(path: Path, files: list[str], problems: list[str]) -> Iterator[Do
 
 
 def _files(path: Path) -> Iterator[str]:
-    """Paths of the files of a known kind, relative, with forward slashes."""
+    """Yield the paths of the files of a known kind, relative, with forward slashes."""
     for folder, subfolders, names in os.walk(path):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in names:
@@ -81,7 +81,8 @@ def _read_text(file: Path) -> tuple[str, str]:
 
 
 def _read_pdf(file: Path) -> tuple[str, str]:
-    """Title and text of a PDF. Its reader fails on broken files in many ways; each concerns this file alone."""
+    """Return title and text of a PDF. Its reader fails on broken files in many ways, each of which concerns this file
+    alone."""
     import pypdf
     import pypdf.errors
 

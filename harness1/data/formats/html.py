@@ -1,4 +1,4 @@
-"""The readable text of an HTML page, by the parser of the standard library."""
+"""Extracts the readable text of an HTML page, with the parser of the standard library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ BLOCKS = frozenset({
 
 
 def read_html(page: str) -> tuple[str, str]:
-    """The title of a page ("" where it has none) and its text: one line for each block, without scripts and styles."""
+    """Return the title of a page ("" if it has none) and its text: one line for each block, without scripts and
+    styles."""
     parser = _Reader()
     parser.feed(page)
     parser.close()

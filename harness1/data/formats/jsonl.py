@@ -1,4 +1,4 @@
-"""Documents as JSON Lines, plain or gzipped: BEIR's corpus file, Pyserini's collections, and what resembles them.
+"""Documents as JSON Lines, plain or gzipped: BEIR's corpus file, Pyserini's collections, and similar ones.
 
 A document that was cut before says so under `_chunks`: a list of `{"chunk_id", "start", "end"}`, in characters of its
 text.
@@ -27,13 +27,13 @@ CHUNKS_KEY = "_chunks"
 
 
 def read(path: Path, fault: Fault = refuse) -> Iterator[Document]:
-    """The documents of a file, lazily, in its order.
+    """Yield the documents of a file, in its order.
 
     Each line is an object with an id (`_id`, `id` or `doc_id`), a text (`text`, `contents` or `content`) and perhaps a
     `title`; the text may be empty where there is a title. Other keys are ignored.
 
     Args:
-        fault: what is done about a line that is no such object or repeats an id (its `file:line` is named).
+        fault: what is done about a line that is not such an object or repeats an id (its `file:line` is named).
 
     Raises:
         CorpusError: there is such a line, unless `fault` lets it pass, or the file cannot be read.
@@ -44,8 +44,7 @@ def read(path: Path, fault: Fault = refuse) -> Iterator[Document]:
 def distinct(
     located: Iterable[tuple[str, Made]], document: Callable[[str, Made], Document], fault: Fault
 ) -> Iterator[Document]:
-    """The documents that are made of what stands at each place, lazily; what makes none or repeats an id goes to
-    `fault`."""
+    """Yield the document made of the value at each place. Values that make none or repeat an id go to `fault`."""
     seen: set[DocId] = set()
     for where, made_of in located:
         try:
@@ -60,10 +59,10 @@ def distinct(
 
 
 def rows(path: Path, fault: Fault = refuse) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The JSON objects of a file, each with its place as `file:line`; blank lines are passed over.
+    """Yield the JSON objects of a file, each with its place as `file:line`; blank lines are skipped.
 
     Raises:
-        CorpusError: a line is no JSON object, unless `fault` lets it pass, or the file cannot be read.
+        CorpusError: a line is not a JSON object, unless `fault` lets it pass, or the file cannot be read.
     """
     decoder = msgspec.json.Decoder(dict[str, Any])
     for number, line in numbered_lines(path):
@@ -79,7 +78,7 @@ def rows(path: Path, fault: Fault = refuse) -> Iterator[tuple[str, dict[str, Any
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a plain or gzipped file, numbered from 1, without the byte order mark that some editors write.
+    """Yield the lines of a plain or gzipped file, numbered from 1, without the byte order mark that some editors write.
 
     Raises:
         CorpusError: the file cannot be opened or unpacked.
@@ -93,12 +92,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """`folder/name`, or the same with `.gz`, whichever exists; the plain file comes first."""
+    """Return `folder/name`, or the same with `.gz`, whichever exists; the plain file comes first."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
 def identifier(where: str, row: dict[str, Any], keys: tuple[str, ...] = ID_KEYS) -> str:
-    """The id of a row: text, or a whole number.
+    """Return the id of a row: text, or a whole number.
 
     Raises:
         CorpusError: it has none.

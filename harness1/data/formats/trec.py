@@ -1,4 +1,4 @@
-"""TREC run and relevance files, as `trec_eval` and its kin read them: columns between white space.
+"""TREC run and relevance files in the format of `trec_eval`: columns between white space.
 
 A run line is `task Q0 unit rank score tag`, with ranks from 1; a relevance line is `task 0 unit grade`.
 """
@@ -52,7 +52,7 @@ def write_qrels(path: Path, qrels: Mapping[str, Mapping[UnitId, int]]) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """The rankings of a run file, each sorted by its rank column, tasks in the order of the file.
+    """Return the rankings of a run file, each sorted by its rank column, tasks in the order of the file.
 
     Raises:
         CorpusError: the file cannot be read, or a line has not the six columns (`file:line` is named).
@@ -71,7 +71,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_qrels(path: Path) -> dict[str, dict[UnitId, int]]:
-    """The grades of a relevance file.
+    """Return the grades of a relevance file.
 
     Raises:
         CorpusError: the file cannot be read, or a line has not the four columns (`file:line` is named).
@@ -83,7 +83,7 @@ def read_qrels(path: Path) -> dict[str, dict[UnitId, int]]:
 
 
 class Qrel(NamedTuple):
-    """One line of a relevance file, with its place as `file:line`."""
+    """A line of a relevance file, with its place as `file:line`."""
 
     where: str
     task_id: str
@@ -92,11 +92,11 @@ class Qrel(NamedTuple):
 
 
 def judgements(path: Path, fault: Fault = refuse) -> Iterator[Qrel]:
-    """The lines of a relevance file, in order. A unit that is judged twice must be given the same grade.
+    """Yield the lines of a relevance file, in order. A unit that is judged twice must have the same grade.
 
     Raises:
-        CorpusError: a line is none, or contradicts an earlier one, unless `fault` lets it pass; or the file cannot be
-            read.
+        CorpusError: a line is malformed, or contradicts an earlier one, unless `fault` lets it pass; or the file cannot
+            be read.
     """
     grades: dict[tuple[str, str], int] = {}
     for where, (task_id, _, unit_id, text) in _columns(path, 4, fault):

@@ -1,4 +1,4 @@
-"""A TREC folder as a benchmark: a corpus, topics and relevance files.
+"""A TREC folder as a dataset: a corpus, topics and relevance files.
 
 corpus.jsonl, docs.trec, ...     documents: JSON Lines, or `<DOC>` blocks in any number of .trec files
 topics.tsv or queries.tsv        number, tab, question; or topics.trec and topics.txt, `<top>` blocks
@@ -23,19 +23,19 @@ _QRELS = re.compile(r"qrels?(?:[._-](?P<split>[\w-]+?))??(?:\.(?:txt|tsv|qrels|t
 
 
 def is_trec(path: Path) -> bool:
-    """Whether a folder holds topics, relevance files and documents, and no queries as BEIR has them."""
+    """Return whether a folder holds topics, relevance files and documents, and no queries in the format of BEIR."""
     if not path.is_dir() or jsonl.find_file(path, "queries.jsonl"):
         return False
     return _topics(path) is not None and bool(_qrels(path)) and bool(_documents(path))
 
 
 def splits(folder: Path) -> tuple[str, ...]:
-    """The names of the splits that have a relevance file, sorted."""
+    """Return the names of the splits that have a relevance file, sorted."""
     return tuple(sorted(_qrels(folder)))
 
 
 def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
-    """The documents of all files, lazily.
+    """Yield the documents of all files.
 
     Raises:
         CorpusError: a document is broken or repeats an id, unless `fault` lets it pass.
@@ -54,10 +54,10 @@ def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
 
 
 def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
-    """The topics that have a relevant document, in the order of their file.
+    """Return the topics that have a relevant document, in the order of their file.
 
     Raises:
-        CorpusError: topics or relevance file are broken, or a judged query is no topic, unless `fault` lets that pass.
+        CorpusError: topics or relevance file are broken, or a judged query is not a topic, unless `fault` lets it pass.
     """
     questions: dict[str, str] = {}
     for where, number, text in _questions(folder, fault):
@@ -79,7 +79,7 @@ def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
 
 
 def _questions(folder: Path, fault: Fault) -> Iterator[tuple[str, str, str]]:
-    """Place, number and text of every topic."""
+    """Yield place, number and text of every topic."""
     path = _topics(folder)
     if path is None:
         raise CorpusError(f"{folder} has no topics: {', '.join(TOPICS)}")

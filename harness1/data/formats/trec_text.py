@@ -23,7 +23,7 @@ TITLES = ("title", "headline", "head", "ti")
 
 
 def read_documents(path: Path, fault: Fault = refuse) -> Iterator[Document]:
-    """The documents of a file, lazily.
+    """Yield the documents of a file.
 
     Raises:
         CorpusError: a document has no number, no text, or a number that was there before, unless `fault` lets it pass.
@@ -32,7 +32,7 @@ def read_documents(path: Path, fault: Fault = refuse) -> Iterator[Document]:
 
 
 def read_topics(path: Path, fault: Fault = refuse) -> Iterator[tuple[str, str, str]]:
-    """The topics of a file: place, number and title of each.
+    """Yield the topics of a file: place, number and title of each.
 
     Raises:
         CorpusError: a topic has no number or title, unless `fault` lets it pass.
@@ -46,7 +46,8 @@ def read_topics(path: Path, fault: Fault = refuse) -> Iterator[tuple[str, str, s
 
 
 def _blocks(path: Path, tag: str, fault: Fault) -> Iterator[tuple[str, str]]:
-    """What stands between the opening and the closing tag, each on a line of its own, with the line of the first."""
+    """Yield the text between each pair of opening and closing tags, each on its own line, with the line of the
+    first."""
     opening, closing = f"<{tag}>".lower(), f"</{tag}>".lower()
     begun, lines = 0, [""]
     for number, raw in numbered_lines(path):

@@ -1,4 +1,4 @@
-"""Who and what is in a synthetic world: every entity gets its name, and look-alikes their model."""
+"""Casts a synthetic world: gives every entity its name, and look-alikes their model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SEXES = ("she", "he")
 
 
 def cast_entities(ranges: dict[Kind, range], seed: int) -> list[Entity]:
-    """The entities of a world in the order of their indices, named and without relations to each other, but for the
-    company of a filing. No two have the same name."""
+    """Return the entities of a world in the order of their indices, with distinct names and without relations, except
+    for the company of a filing."""
     return _Casting(ranges, seed).entities
 
 
@@ -64,7 +64,7 @@ class _Casting:
         return names.institute(rng) if kind == "institute" else names.work_title(rng)
 
     def filing(self, rng: random.Random, index: int, previous: Entity | None) -> Entity:
-        """A report; two of three follow the one before: the same company, another period, the same wording."""
+        """Return a report. Two of three follow the one before: the same company and wording, another period."""
         company, model = pick(rng, self.ranges["company"]), None
         if previous and rng.random() < 0.66:
             company, model = int(previous.facts["filed_by"]), previous
@@ -80,8 +80,8 @@ class _Casting:
         return Entity(index, "filing", name, name, model.style, facts, model.index)
 
     def patent(self, rng: random.Random, index: int, previous: Entity | None) -> Entity:
-        """A patent; two of five continue the one before: the same title and wording, another number, and another year
-        or an objection where there was none."""
+        """Return a patent. Two of five continue the one before: the same title and wording, another number, and another
+        year or an objection where there was none."""
         number = f"patent KX{4_000_000 + index * 7 + below(rng, 7)}"
         self.register.claim(number)
         if previous and previous.model is None and rng.random() < 0.4:

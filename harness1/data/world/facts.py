@@ -39,7 +39,7 @@ class Entity:
 
 
 def deal(rng: random.Random, pool: Sequence[int]) -> Iterator[int]:
-    """The pool in a scattered order, again and again: every member is dealt equally often."""
+    """Yield the pool in a scattered order, again and again, so that every member is dealt equally often."""
     if not pool:
         return
     step = coprime(rng, len(pool))
@@ -50,7 +50,7 @@ def deal(rng: random.Random, pool: Sequence[int]) -> Iterator[int]:
 
 
 def coprime(rng: random.Random, count: int) -> int:
-    """A number in [1, count] that shares no divisor with `count`."""
+    """Return a number in [1, count] that shares no divisor with `count`."""
     step = 1 + below(rng, count)
     while math.gcd(step, count) != 1:
         step = step % count + 1
@@ -58,7 +58,7 @@ def coprime(rng: random.Random, count: int) -> int:
 
 
 def kind_ranges(count: int) -> dict[Kind, range]:
-    """Which indices each kind of entity has; people take what the others leave."""
+    """Return the indices of each kind of entity; people take what the others leave."""
     ranges: dict[Kind, range] = {}
     start = 0
     for kind, share in SHARES.items():

@@ -1,4 +1,4 @@
-"""A synthetic world as a corpus with gold: any size, the same bytes for the same arguments on every machine."""
+"""A synthetic world as a corpus with gold: of any size, with the same bytes for the same arguments on every machine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from harness1.retrieval.corpus import Document
 
 SMALLEST = 20
 EDITION = "1"
-"""Counted up whenever the same arguments give another world."""
+"""Incremented whenever the same arguments give another world."""
 SPLITS = ("train", "dev", "test")
 HELD_OUT_CAP = 1000
 TRAIN_CAP = 8000
 COPY_SHARE = 0.04
 COPY_WORDS = range(70, 101)
-"""Words of a document that may be republished: the one word that changes is 1 to 1.4 % of them, and more than 0.85 of
-the five-word shingles of the two documents are shared."""
+"""Words of a document that may be republished. The changed word is 1 to 1.4 % of them, so that the two documents share
+more than 0.85 of their five-word shingles."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class SyntheticWorld:
     copied: tuple[int, ...]
 
     def documents(self) -> Iterator[Document]:
-        """Every document, in the order of its id."""
+        """Yield every document, in the order of its id."""
         for place in range(self.size):
             position = (place - self._shift) * pow(self._step, -1, self.size) % self.size
             yield self.document(position)
 
     def document(self, position: int) -> Document:
-        """The document of an entity, or behind the last entity the near duplicate of one."""
+        """Return the document of an entity, or, behind the last entity, the near duplicate of one."""
         entity = self.entities[position if position < len(self.entities) else self._original(position)]
         text = compose(entity, self.entities, self._towns)
         if position >= len(self.entities):
@@ -57,23 +57,23 @@ class SyntheticWorld:
         return Document(doc_id=self.doc_id(position), title=entity.title, text=text)
 
     def doc_id(self, position: int) -> DocId:
-        """Ids are dealt without order, so that they say nothing about the entity."""
+        """Return the id of a document. Ids are dealt without order, so that they say nothing about the entity."""
         return DocId(f"w{(position * self._step + self._shift) % self.size:07d}")
 
     @cached_property
     def near_duplicates(self) -> dict[DocId, DocId]:
-        """Every republished document, with the one that it repeats."""
+        """Return every republished document, with the one that it repeats."""
         positions = range(len(self.entities), self.size)
         return {self.doc_id(position): self.doc_id(self._original(position)) for position in positions}
 
     @cached_property
     def look_alikes(self) -> dict[DocId, DocId]:
-        """Documents that are worded like another and are no duplicate of it: a number, date or negation differs."""
+        """Return documents worded like another that do not duplicate it: a number, date or negation differs."""
         return {self.doc_id(e.index): self.doc_id(e.model) for e in self.entities if e.model is not None}
 
     @cached_property
     def tasks(self) -> dict[str, list[Task]]:
-        """The tasks of every split. No chain of facts is asked for twice."""
+        """Return the tasks of every split. No chain of facts is asked for twice."""
         held_out = min(HELD_OUT_CAP, self.size // 4)
         wanted = {"dev": held_out, "test": held_out, "train": min(TRAIN_CAP, self.size)}
         walker = Walker(self.entities, frozenset(self.copied))
@@ -109,7 +109,7 @@ class SyntheticWorld:
 
 
 def build_world(size: int, seed: int = 0) -> SyntheticWorld:
-    """A world of exactly `size` documents, about 4 % of them near duplicates.
+    """Build a world of exactly `size` documents, about 4 % of them near duplicates.
 
     Raises:
         UsageError: `size` is below 20.
@@ -125,7 +125,7 @@ def build_world(size: int, seed: int = 0) -> SyntheticWorld:
 
 
 def _choose_copied(entities: list[Entity], towns: range, copies: int, rng: random.Random) -> list[int]:
-    """Scattered entities whose documents can be republished."""
+    """Return scattered entities whose documents can be republished."""
     step, at = coprime(rng, len(entities)), below(rng, len(entities))
     copied: list[int] = []
     for turn in range(len(entities)):
@@ -139,7 +139,7 @@ def _choose_copied(entities: list[Entity], towns: range, copies: int, rng: rando
 
 
 def world_source(size: int, seed: int = 0) -> Source:
-    """A synthetic world as a source of `size` documents and of the splits train, dev and test.
+    """Open a synthetic world as a source of `size` documents and of the splits train, dev and test.
 
     Dev and test have up to min(1000, size // 4) tasks each and train up to min(8000, size); where a small world has
     fewer questions, dev and test get a sixth of them each.

@@ -1,4 +1,4 @@
-"""How the entities of a synthetic world are linked, and the plain values that they have."""
+"""Links the entities of a synthetic world, and gives them plain values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from harness1.data.world.facts import Entity, Kind, deal
 from harness1.data.world.names import below, pick
 
 AMOUNTS = 400
-"""Distinct sums of money in the whole world: few, so that the same amount stands in many filings."""
+"""Distinct sums of money in the whole world: few, so that many filings state the same amount."""
 
 
 def link_entities(entities: list[Entity], ranges: dict[Kind, range], seed: int) -> None:
-    """Fill in the facts of all entities. What a relation points to is dealt evenly, so that no name is everywhere."""
+    """Fill in the facts of all entities. The objects of a relation are dealt evenly, so that no name is everywhere."""
     table = _Table(entities, ranges)
     for kind, fill in FILLERS.items():
         fill(table, random.Random(f"world/{seed}/{kind} facts"), ranges[kind])
@@ -37,7 +37,7 @@ class _Table:
 
 
 def _people(world: _Table, rng: random.Random, people: range) -> None:
-    """Three generations, so that mothers and advisers are older than their children and students."""
+    """Link three generations, so that mothers and advisers are older than their children and students."""
     generations = [people[0::3], people[1::3], people[2::3]]
     for age, members in enumerate(generations):
         world.value("born_year", members, lambda age=age: str(1880 + 33 * age + below(rng, 16)))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Invented proper names: made of syllables, plentiful, and no two alike even without case and accents."""
+"""Invents proper names from syllables: plentiful, and distinct even without case and accents."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def below(rng: random.Random, limit: int) -> int:
-    """A whole number in [0, limit). Only `random()` is promised to give the same numbers on every version of Python."""
+    """Return a whole number in [0, limit). Only `random()` promises the same numbers on every version of Python."""
     return int(rng.random() * limit)
 
 
 def pick(rng: random.Random, options: Sequence[T]) -> T:
-    """One of the options, each as likely."""
+    """Return one of the options, each equally likely."""
     return options[below(rng, len(options))]
 
 
 def fold(name: str) -> str:
-    """A name as careless readers see it: without case and accents."""
+    """Return a name as careless readers see it: without case and accents."""
     plain = unicodedata.normalize("NFKD", name)
     return "".join(letter for letter in plain if not unicodedata.combining(letter)).casefold()
 
 
 def stem(rng: random.Random) -> str:
-    """An invented word of two or three syllables, such as "Velmark"."""
+    """Invent a word of two or three syllables, such as "Velmark"."""
     inner = pick(rng, LINKS) + pick(rng, VOWELS) if rng.random() < 0.5 else ""
     return pick(rng, ONSETS) + pick(rng, VOWELS) + pick(rng, SOFT_CODAS) + inner + pick(rng, LINKS) + pick(rng, ENDINGS)
 
 
 def first_name(rng: random.Random, female: bool) -> str:
-    """An invented given name."""
+    """Invent a given name."""
     return pick(rng, ONSETS) + pick(rng, VOWELS) + pick(rng, CODAS) + pick(rng, FEMALE if female else MALE)
 
 
 def person(rng: random.Random, first: str, surnames: Sequence[str]) -> str:
-    """A full name: sometimes with an initial, a particle, or a double surname."""
+    """Invent a full name: sometimes with an initial, a particle, or a double surname."""
     form, surname = rng.random(), pick(rng, surnames)
     if form < 0.08:
         return f"{first} {surname}-{pick(rng, surnames)}"
@@ -69,13 +69,13 @@ def person(rng: random.Random, first: str, surnames: Sequence[str]) -> str:
 
 
 def company(rng: random.Random) -> str:
-    """A company name: an invented word, now and then an acronym, and a trade."""
+    """Invent a company name: a word, now and then an acronym, and a trade."""
     root = "".join(pick(rng, LETTERS) for _ in range(4)) if rng.random() < 0.1 else stem(rng)
     return f"{root} {pick(rng, TRADES)}"
 
 
 def resembling(rng: random.Random, name: str) -> str:
-    """A company name one word or one letter away from another."""
+    """Invent a company name one word or one letter away from another."""
     root, _, trade = name.partition(" ")
     if rng.random() < 0.5:
         return f"{root} {pick(rng, TRADES)}"
@@ -85,13 +85,13 @@ def resembling(rng: random.Random, name: str) -> str:
 
 
 def institute(rng: random.Random) -> str:
-    """The name of an institute, academy or university."""
+    """Invent the name of an institute, academy or university."""
     root, field = stem(rng), pick(rng, FIELDS)
     return pick(rng, (f"{root} Institute of {field}", f"{root} Academy of {field}", f"University of {root}"))
 
 
 def work_title(rng: random.Random) -> str:
-    """The title of a book or film, of two to five words."""
+    """Invent the title of a book or film, of two to five words."""
     adjective, noun, root = pick(rng, ADJECTIVES), pick(rng, NOUNS), stem(rng)
     forms = (f"The {adjective} {noun} of {root}", f"A {noun} for {root}", f"{root} or a {adjective} {noun}",
              f"{adjective} {noun}", f"The {noun} at {root}")  # fmt: skip
@@ -99,13 +99,13 @@ def work_title(rng: random.Random) -> str:
 
 
 class Register:
-    """The names given so far; refuses one that differs from another in nothing but case and accents."""
+    """The names given so far; refuses names that differ from another only in case and accents."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
 
     def claim(self, name: str) -> bool:
-        """Whether the name was free; it is taken from now on."""
+        """Take a name, and return whether it was free."""
         key = fold(name)
         if key in self._taken:
             return False

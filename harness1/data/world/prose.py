@@ -1,4 +1,4 @@
-"""Documents about entities: every fact in one of several phrasings (`prose.toml`), among true but useless detail.
+"""Writes documents about entities: each fact in one of several phrasings (`prose.toml`), among true but useless detail.
 
 Questions use other words for the same relations (`questions.toml`).
 """
@@ -31,7 +31,7 @@ UNSTATED = {"pronoun", "period"}
 
 
 def compose(entity: Entity, entities: Sequence[Entity], towns: range) -> str:
-    """The document of an entity: an opening, its facts in any order, and two to four sentences of detail."""
+    """Write the document of an entity: an opening, its facts in any order, and two to four sentences of detail."""
     rng = random.Random(entity.style)
     sentences = [_state(rng, entity, relation, entities) for relation in entity.facts if relation not in UNSTATED]
     pool = list(DETAILS[entity.kind])
@@ -49,7 +49,7 @@ def _state(rng: random.Random, entity: Entity, relation: str, entities: Sequence
 
 
 def _subject(rng: random.Random, entity: Entity) -> str:
-    """How a sentence names the entity: in full once in three times."""
+    """Return the subject of a sentence: the full name once in three times."""
     short = str(entity.facts["pronoun"]) if entity.kind == "person" else NOUNS[entity.kind]
     full = f"the {entity.name}" if entity.kind in ("filing", "river", "institute") else entity.name
     return full if rng.random() < 0.33 else short
@@ -77,7 +77,7 @@ def _shuffled(rng: random.Random, items: list[str]) -> list[str]:
 
 
 def republish(text: str, rng: random.Random) -> str:
-    """The text with one function word changed: a near duplicate. One without such a word comes back as it is."""
+    """Return the text with one function word changed: a near duplicate. A text without such a word stays as it is."""
     words = text.split(" ")
     places = [at for at, word in enumerate(words) if word in SWAPS]
     if places:

@@ -1,4 +1,4 @@
-"""Questions with known evidence: walks over the fact table on which every step has exactly one outcome."""
+"""Draws questions with known evidence: walks over the fact table on which every step has exactly one outcome."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Walker:
                     self.pointing.setdefault(target, {}).setdefault(relation, []).append(entity.index)
 
     def draw(self, rng: random.Random, start: int, hops: int) -> WorldQuestion | None:
-        """A random question from one entity that takes `hops` documents to answer, or None where the walk failed."""
+        """Draw a question from one entity that takes `hops` documents to answer, or None if the walk failed."""
         at, visited = start, [start]
         documents: list[int] = []
         steps: list[Step] = []
@@ -88,7 +88,7 @@ class Walker:
                 return self.finish(start, steps, documents, self.entities[at].name, visited[:-1])
 
     def options(self, at: int, visited: Sequence[int], last: bool) -> Iterator[tuple[Step, int | str]]:
-        """The steps that can be asked for from an entity, with what each leads to; only those with one outcome."""
+        """Yield the steps that can be asked for from an entity, with their results; only those with one outcome."""
         for relation, target in self.entities[at].facts.items():
             wording = WORDINGS.get(relation)
             if wording is None or not wording.ask or at in self.reserved:
@@ -106,7 +106,7 @@ class Walker:
     def finish(
         self, start: int, steps: Sequence[Step], documents: Sequence[int], answer: str, known: Sequence[int]
     ) -> WorldQuestion | None:
-        """The question in words; None where its own words give away the answer or an entity on the way."""
+        """Return the question in words, or None if its own words give away the answer or an entity on the way."""
         entity, last = self.entities[start], steps[-1]
         phrase = MENTIONS.get(entity.kind, "{}").format(entity.name)
         for step in steps[:-1]:
@@ -121,8 +121,8 @@ class Walker:
 
 
 def questions(walker: Walker, rng: random.Random, wanted: int) -> list[WorldQuestion]:
-    """Up to `wanted` different questions, as evenly over 1 to 4 hops and over the kinds of starting entities as the
-    world allows; a small world gives fewer."""
+    """Draw up to `wanted` different questions, as evenly over 1 to 4 hops and over the kinds of starting entities as
+    the world allows; a small world gives fewer."""
     by_kind: dict[Kind, list[int]] = {}
     for entity in walker.entities:
         by_kind.setdefault(entity.kind, []).append(entity.index)

@@ -1,4 +1,4 @@
-"""The token budget: how a context is made to fit, and the line that tells the policy how full it is."""
+"""The token budget: fits a context to it, and writes the line that tells the policy how full it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness1.tools.tool import ToolSpec
 
 
 class Drop(IntEnum):
-    """The order in which pieces are dropped when a context is over its budget; `NEVER` never is."""
+    """Classes of pieces in the order in which a context over its budget drops them; `NEVER` is kept."""
 
     OLDER = 0
     POOL = 1
@@ -28,8 +28,8 @@ class Drop(IntEnum):
 
 
 class Block(NamedTuple):
-    """Pieces that are kept or dropped together. Within a class earlier turns go first, then what stands last: pool
-    lines come newest first and curated lines most important first."""
+    """Pieces that are kept or dropped together. Within a class earlier turns go first, then later blocks: pool lines
+    come newest first and curated lines most important first."""
 
     pieces: tuple[Piece, ...]
     drop: Drop = Drop.NEVER
@@ -37,12 +37,12 @@ class Block(NamedTuple):
 
 
 TOOLS = "+tools"
-"""The key of what the tool declarations cost."""
+"""The key under which the tokens of the tool declarations are counted."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Tokens of the whole prompt, its limit, and how many pieces had to be dropped."""
+    """Tokens of the whole prompt, its limit, and the number of dropped pieces."""
 
     used: int
     limit: int
@@ -50,7 +50,7 @@ class Budget:
 
 
 class CachedCounter:
-    """Counts everything once and remembers, so that a turn costs only its new text.
+    """Counts everything once, so that a turn costs only its new text.
 
     Attributes:
         known: all counts by key: what a replay needs in place of the counter (`RecordedCounter`).
@@ -67,7 +67,7 @@ class CachedCounter:
         return count
 
     def overhead(self, first: Piece) -> int:
-        """What a message that begins with this piece adds."""
+        """Return the tokens that a message adds if it begins with this piece."""
         key = overhead_key(first)
         count = self.known.get(key)
         if count is None:
@@ -75,12 +75,12 @@ class CachedCounter:
         return count
 
     def tools(self, specs: Sequence[ToolSpec]) -> int:
-        """The tool declarations, and what else stands outside of messages."""
+        """Return the tokens of the tool declarations and of everything else outside messages."""
         self.known[TOOLS] = count = self.counter.tools(specs)
         return count
 
     def total(self, pieces: Sequence[Piece]) -> int:
-        """Tokens of joined pieces, and of the messages that they are."""
+        """Return the tokens of joined pieces and of their messages."""
         return sum(map(self.piece, pieces)) + sum(self.overhead(group[0]) for group in grouped(pieces))
 
 
@@ -115,12 +115,12 @@ def fit(
 
 
 def overhead_key(first: Piece) -> str:
-    """What decides how much a message adds: its role, and the tool that answers in it."""
+    """Return the key of what a message adds: its role, and the tool that answers in it."""
     return f"+{first.role}/{first.shows.tool}" if isinstance(first.shows, TurnView) else f"+{first.role}"
 
 
 class RecordedCounter:
-    """The counts of a recorded episode, so that a replay needs no tokenizer.
+    """The counts of a recorded episode, so that replay needs no tokenizer.
 
     Raises:
         LookupError: on counting what the episode never had; its record was changed, or the code.
@@ -141,8 +141,8 @@ class RecordedCounter:
 
 
 def marker_room(env: Env, counts: CachedCounter) -> int:
-    """Tokens kept free for the budget line, which is written last because it says how large the rest is: its longest
-    form, twice, for other digits may need more tokens, and what its message adds."""
+    """Return the tokens kept free for the budget line, which is written last because it states the size of the rest:
+    twice its longest form, as other digits may need more tokens, and what its message adds."""
     if not env.budget_marker.on:
         return 0
     longest = marker(env, env.prompt_limit, env.max_turns)
@@ -150,8 +150,8 @@ def marker_room(env: Env, counts: CachedCounter) -> int:
 
 
 def marker(env: Env, used: int, turn: int) -> Piece:
-    """The budget line; under minimal instructions, the turns alone. It is a piece of its own, so that nothing can cut
-    it off."""
+    """Return the budget line, or the turns alone under minimal instructions. It is a piece of its own, so that nothing
+    can cut it off."""
     if env.rendering.instructions == "minimal":
         return piece("budget", "user", f"Turn {turn}/{env.max_turns}", BudgetView(0, 0, turn, env.max_turns))
     if env.pruning.on:
@@ -169,7 +169,7 @@ def marker(env: Env, used: int, turn: int) -> Piece:
 
 
 def _transcript_marker(env: Env, used: int, turn: int) -> Piece:
-    """How large a transcript is beside the size from which on it should be pruned."""
+    """Return the line that compares the size of a transcript with the size at which pruning should begin."""
     soft = env.pruning.tokens
     level = "Prune what is useless with prune_chunks, or conclude." if used > soft else ""
     if used > env.pruning.refusal:

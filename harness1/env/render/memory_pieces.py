@@ -1,4 +1,4 @@
-"""The pieces that show the working memory as it is now, each with the class in which the budget may drop it."""
+"""The pieces that show the working memory as it is now, each with its drop class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLAIM_CHARACTERS = 120
 
 
 class MemoryPieces:
-    """Renders the memory; lines of documents that did not change are the same piece objects as before."""
+    """Renders the memory, and reuses the lines of documents that did not change."""
 
     def __init__(self, env: Env) -> None:
         self.env = env
@@ -38,7 +38,7 @@ class MemoryPieces:
         self._turns: dict[HistoryLine, Block] = {}
 
     def of(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Block]:
-        """All sections in order. Documents in `visible` stand in a shown turn, so that they need no pool line."""
+        """Return all sections in order. Documents in `visible` stand in a shown turn and get no pool line."""
         placed = [Block((curated_piece(memory, self.env),))]
         placed += self._curated_lines(memory, visible)
         placed += self._pool(memory, visible)
@@ -93,7 +93,7 @@ class MemoryPieces:
 
 
 def curated_piece(memory: WorkingMemory, env: Env) -> Piece:
-    """The whole curated set by handle: the smallest form of the memory, which is never dropped."""
+    """Return the whole curated set by handle: the smallest form of the memory, which is never dropped."""
     entries = tuple(
         CuratedView(handle_of(memory, entry.unit_id), entry.unit_id, entry.tag if env.curation.tags else None)
         for entry in memory.curated.ranked()

@@ -1,4 +1,4 @@
-"""Pieces: the named stretches of text that a context is made of.
+"""Pieces: the named stretches of text that make up a context.
 
 Every piece starts with a visible character and ends with exactly one newline, so that the token ids of joined pieces
 equal the token ids of the whole, for byte-level and word-level tokenizers alike.
@@ -17,14 +17,14 @@ from harness1.retrieval.corpus import approximate_tokens
 from harness1.tools.tool import ToolSpec, short_name
 
 LONGEST_ACTION = 1000
-"""Characters that are shown of a policy's own call or reasoning, where there are no sampled tokens."""
+"""Characters shown of a policy's own call or reasoning where there are no sampled tokens."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`key` names kind and content; `shows` is the typed value that the text puts into words.
+    """A stretch of a context. `key` names kind and content; `shows` is the value that the text puts into words.
 
     A piece with `turn_ref` stands for the policy's own output of that turn. `call` is the model call that sampled it:
     a chat format puts its ids there, as they are; for policies without tokens, `text` stands there.
@@ -45,14 +45,14 @@ def piece(name: str, role: Role, text: str, shows: Record | None = None) -> Piec
 
 
 def action_piece(turn: int, text: str, shows: Record | None, call: ModelCall | None) -> Piece:
-    """The piece of a policy's own output; what was sampled names it, where something was."""
+    """Make the piece of a policy's own output, named by the sampled tokens if there are any."""
     body = text.strip() + "\n"
     content = ",".join(map(str, call.output_ids)) if call else body
     return Piece(f"action/{turn}#{text_digest(content)}", "assistant", body, turn, shows, call)
 
 
 def grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Pieces as messages: consecutive pieces of one role are one, and so is each output of the policy."""
+    """Group pieces into messages: consecutive pieces of one role form one, and so does each output of the policy."""
     groups: list[list[Piece]] = []
     for each in pieces:
         if groups and groups[-1][0].role == each.role and each.turn_ref is None and groups[-1][0].turn_ref is None:
@@ -63,7 +63,7 @@ def grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
 
 
 def action_text(reasoning: str, action: ToolCall | None) -> str:
-    """A policy's output in plain words, where there are no sampled tokens to stand for it."""
+    """Return a policy's output in words, for policies without sampled tokens."""
     call = "" if action is None else _call_text(action)
     thought = " ".join(reasoning.split())
     lines = [f"Action: {_abbreviated(call)}", f"Reasoning: {_abbreviated(thought)}" if thought else ""]
@@ -71,7 +71,7 @@ def action_text(reasoning: str, action: ToolCall | None) -> str:
 
 
 def shown_call(action: ToolCall) -> ToolCall:
-    """The call as `action_text` shows it: what is abbreviated has lost its arguments."""
+    """Return the call as `action_text` shows it; a call that is cut loses its arguments."""
     fits = len(_call_text(action)) <= LONGEST_ACTION
     return ToolCall(short_name(action.name), action.arguments if fits else {})
 
@@ -81,31 +81,32 @@ def _call_text(action: ToolCall) -> str:
 
 
 def _abbreviated(text: str) -> str:
-    """A script's output of any length in a length that leaves room for the rest of the context."""
+    """Cut a script's output to a length that leaves room for the rest of the context."""
     return text if len(text) <= LONGEST_ACTION else f"{text[:LONGEST_ACTION]} ({len(text)} characters)"
 
 
 class TokenCounter(Protocol):
-    """How large things are for the policy's model. A chat format gives it; `hash` names tokenizer and format."""
+    """Counts tokens for the policy's model. Chat formats implement it; `hash` names tokenizer and format."""
 
     @property
     def hash(self) -> str: ...
 
     def piece(self, piece: Piece) -> int:
-        """Tokens of a piece, without what its message adds."""
+        """Return the tokens of a piece, without what its message adds."""
         ...
 
     def tools(self, specs: Sequence[ToolSpec]) -> int:
-        """Tokens of the tool declarations, and of what else every prompt holds outside its messages."""
+        """Return the tokens of the tool declarations, and of everything else that a prompt holds outside its
+        messages."""
         ...
 
     def overhead(self, first: Piece) -> int:
-        """Tokens that a message which begins with this piece adds around its pieces."""
+        """Return the tokens that a message adds around its pieces if it begins with this one."""
         ...
 
 
 class ApproximateCounter:
-    """Four characters to a token: for policies without a model, and the same on every machine."""
+    """Counts four characters as a token: for policies without a model, and the same on every machine."""
 
     hash = "characters/4"
 

@@ -1,18 +1,30 @@
-"""The static prompt, generated from the enabled mechanisms: a mechanism that is off is not mentioned."""
+"""What opens every context: the static prompt, generated from the enabled mechanisms, and the question."""
 
 from __future__ import annotations
 
 from harness1.config import Env
 from harness1.env.render.pieces import Piece, piece
-from harness1.env.render.view import LimitsView
+from harness1.env.render.view import LimitsView, QueryView
+from harness1.memory.working_memory import WorkingMemory
 from harness1.tools.registry import Toolbox
 
 
 def static_piece(env: Env, toolbox: Toolbox) -> Piece:
-    """The instructions that never change within an episode."""
+    """Return the instructions, which never change within an episode and mention no mechanism that is off."""
     # Minimal instructions do not say how many documents can be delivered.
     limits = LimitsView(env.curation.cap) if env.rendering.instructions != "minimal" else None
     return piece("static", "system", "\n".join(_instructions(env, toolbox)), limits)
+
+
+def query_piece(memory: WorkingMemory, env: Env) -> Piece:
+    """Return the question, with the handles of the entities that it names."""
+    text, entities = memory.entities.marked(shown_question(memory.query), env.evidence.characters)
+    return piece("query", "user", f"Question: {text}", QueryView(shown_question(memory.query), entities))
+
+
+def shown_question(query: str) -> str:
+    """Put a question on one line, as contexts show it."""
+    return " ".join(query.split())
 
 
 def _instructions(env: Env, toolbox: Toolbox) -> list[str]:
@@ -33,7 +45,7 @@ NAMED = "Names are followed by handles such as (E3): a query may say E3 for the 
 
 
 def _brief(env: Env, toolbox: Toolbox) -> list[str]:
-    """The task, and what no model can guess, for a window that has no room for more."""
+    """Return the task and what no model can guess, for a window that holds no more."""
     lines = [
         f"Find the documents that someone needs to answer the question. Your result is the curated set, at most"
         f" {env.curation.cap}. One tool call each turn: search, curate what is useful by its handle (such as D12),"

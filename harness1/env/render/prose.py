@@ -1,4 +1,4 @@
-"""All prose that is made of values: notes and errors, in the words that the policy reads."""
+"""Notes and errors in the words that the policy reads."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ SENTENCES: dict[str, str] = {
 
 
 def sentence(note: Note) -> str:
-    """A note in words."""
+    """Put a note into words."""
     return SENTENCES[note.code].format(**{name: _words(value) for name, value in note.data.items()})
 
 
 def _words(value: Any) -> Any:
-    """Lists as words with commas; everything else as it is, on one line."""
+    """Join lists with commas; leave everything else as it is, on one line."""
     if isinstance(value, list | tuple):
         return ", ".join(" ".join(str(part).split()) for part in value)
     return " ".join(value.split()) if isinstance(value, str) else value

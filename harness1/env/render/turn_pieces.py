@@ -1,4 +1,4 @@
-"""The pieces of one finished turn: the policy's output, and the observation head first, then one piece for each hit.
+"""The pieces of one finished turn: the policy's output, the head of the observation, and one piece for each hit.
 
 They are made once, when the turn ends, and never change afterwards.
 """
@@ -20,18 +20,22 @@ from harness1.tools.tool import Traits
 
 QUERIES_CHARACTERS = 1000
 QUERY_CHARACTERS = 200
-"""Queries that are together longer than the first are shown cut to the second, so that a small window holds them."""
+"""If the queries are longer than the first in sum, each is cut to the second, so that a small window holds them."""
 PASSAGE_CHARACTERS = 300
-"""How much is shown of the passage on which a verdict rests."""
+"""Characters shown of the passage that a verdict rests on."""
 
 
 class TurnPieces(msgspec.Struct, frozen=True):
-    """`action` and `head` always stand together; `hits` may be dropped from a turn that is not the last."""
+    """The pieces of a turn. `action` and `head` stay together; `hits` may be dropped unless the turn is the last."""
 
     turn: int
     action: Piece
     head: Piece
     hits: tuple[Piece, ...]
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """Return the whole turn in the order shown."""
+        return (self.action, self.head, *self.hits)
 
 
 def turn_pieces(memory: WorkingMemory, env: Env, turn: Turn, traits: Traits) -> TurnPieces:
@@ -68,7 +72,7 @@ def _head(memory: WorkingMemory, env: Env, turn: int, observation: Observation) 
 
 
 def shown_queries(rankings: Sequence[Ranking]) -> tuple[str, ...]:
-    """The queries of an observation as its head shows them, each on one line."""
+    """Return the queries of an observation as its head shows them, each on one line."""
     queries = [" ".join(ranking.query.split()) for ranking in rankings]
     if sum(map(len, queries)) > QUERIES_CHARACTERS:
         queries = [query[:QUERY_CHARACTERS].rstrip() for query in queries]
@@ -145,7 +149,7 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, 
 
 
 def shown_words(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> Iterator[tuple[Hit, str]]:
-    """The hits of an observation that are shown, each with its title, a line end and its text as it is shown."""
+    """Yield the shown hits of an observation, each with its title, a line end and its shown text."""
     for hit in observation.hits:
         unit_id = memory.pool.unit_of(hit)
         if unit_id in memory.pool.entries and unit_id not in observation.delta.aliases:
@@ -167,5 +171,5 @@ def _hit_text(memory: WorkingMemory, hit: Hit, words: str, shown: HitView, queri
 
 
 def handle_of(memory: WorkingMemory, unit_id: UnitId) -> str:
-    """The handle of a pooled unit."""
+    """Return the handle of a pooled unit."""
     return memory.pool.entries[unit_id].handle

@@ -1,4 +1,4 @@
-"""The view: what the kept pieces of a context show, as typed values. Scripted policies read it and nothing else.
+"""The view: what the pieces of a context show, as typed values. Scripted policies read nothing else.
 
 Every value stands in the text, as it stands there; the exceptions are `unit_id`, the id that a shown handle names, and
 the marks of entity handles: ` (E3)` behind a name is in `entities` and not in the value.
@@ -15,14 +15,14 @@ from harness1.records import Note, Record, Tag, ToolCall, UnitId
 
 
 class QueryView(Record):
-    """The question, on one line, and what the handles in it stand for."""
+    """The question on one line, and the names behind the handles in it."""
 
     query: str
     entities: dict[str, str] = {}
 
 
 class LimitsView(Record):
-    """How many documents can be delivered."""
+    """The number of documents that can be delivered."""
 
     cap: int
 
@@ -37,12 +37,12 @@ class BudgetView(Record):
     level: str = ""
 
     def turns_left(self) -> int | None:
-        """Turns that remain; None where no budget line is shown."""
+        """Return the turns that remain, or None if no budget line is shown."""
         return self.max_turns - self.turn if self.max_turns else None
 
 
 class DocumentView(Record):
-    """A document as some piece shows it; `unit_id` is the id that the handle stands for."""
+    """A document as a piece shows it; `unit_id` is the id behind the handle."""
 
     handle: str
     unit_id: UnitId
@@ -51,7 +51,7 @@ class DocumentView(Record):
 
 
 class CuratedView(Record):
-    """One entry of the curated set; without a tag where tags are off."""
+    """An entry of the curated set; it has no tag where tags are off."""
 
     handle: str
     unit_id: UnitId
@@ -66,7 +66,7 @@ class CuratedSetView(Record):
 
 
 class PoolSizeView(Record):
-    """How many units are pooled, how many of them are not curated, and how many near duplicates are hidden."""
+    """The numbers of pooled units, of those that are not curated, and of hidden near duplicates."""
 
     total: int
     uncurated: int
@@ -74,33 +74,33 @@ class PoolSizeView(Record):
 
 
 class OlderView(Record):
-    """Handles of pooled documents that are not shown with a snippet."""
+    """Handles of pooled documents that are shown without a snippet."""
 
     handles: tuple[str, ...]
     more: int
 
 
 class HitView(Record):
-    """A hit of one turn. `found_by` holds (query number, rank), both from 0: the marks of a fan-out, and of a single
-    query the place among the hits as they came."""
+    """A hit of one turn. `found_by` holds (query number, rank), both from 0: the marks of a fan-out, or the place among
+    the hits of a single query."""
 
     turn: int
     document: DocumentView
     found_by: tuple[tuple[int, int], ...] = ()
     copies: int = 0
     entities: dict[str, str] = {}
-    """By handle: the names that are marked in title and text."""
+    """By handle: the names marked in title and text."""
 
 
 class ActionView(Record):
-    """The call of a turn; without arguments where it was too long to be shown whole."""
+    """The call of a turn, without its arguments if it was too long to be shown whole."""
 
     turn: int
     call: ToolCall
 
 
 class JudgementView(Record):
-    """A verdict as the turn that asked for it was told; `known` if it had been given before. The passage may be cut."""
+    """A verdict as reported to the turn that asked for it; `known` if it was given before. The passage may be cut."""
 
     handle: str
     label: str
@@ -109,7 +109,7 @@ class JudgementView(Record):
 
 
 class ChangesView(Record):
-    """What an action did to the curated set, and of which documents it hid copies, all by handle."""
+    """The changes that an action made to the curated set, and the documents whose copies it hid, all by handle."""
 
     added: dict[str, Tag | None] = {}
     retagged: dict[str, Tag | None] = {}
@@ -121,7 +121,7 @@ class ChangesView(Record):
 
 
 class TurnView(Record):
-    """What one turn was told, without its hits; queries may be cut."""
+    """The report on one turn without its hits; queries may be cut."""
 
     turn: int
     tool: str
@@ -133,7 +133,7 @@ class TurnView(Record):
 
 
 class BridgeView(Record):
-    """An entity in at least two documents; `handles` may be cut, `total` counts them all."""
+    """An entity in two or more documents; `handles` may be cut, `total` counts them all."""
 
     entity: str
     handles: tuple[str, ...]
@@ -141,7 +141,7 @@ class BridgeView(Record):
 
 
 class BridgesView(Record):
-    """The shared entities, and how many entities are in one document only."""
+    """The shared entities, and the number of entities found in one document only."""
 
     bridges: tuple[BridgeView, ...]
     singletons: int
@@ -162,7 +162,7 @@ class VerdictsView(Record):
 
 
 class HistoryView(Record):
-    """The last actions, oldest first, and how many came before them."""
+    """The last actions, oldest first, and the number of earlier ones."""
 
     lines: tuple[HistoryLine, ...]
     earlier: int
@@ -177,7 +177,7 @@ NO_HISTORY = HistoryView((), 0)
 
 @dataclass
 class View:
-    """Everything visible now. Where several pieces show the same thing (orders that append), the last one holds."""
+    """Everything visible now. Where several pieces show the same thing (orders that append), the last one counts."""
 
     query: str = ""
     entities: dict[str, str] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class View:
     cap: int = 0
     pool: PoolSizeView = NO_POOL
     documents: dict[str, DocumentView] = field(default_factory=dict)
-    """By handle; the longest text that is shown."""
+    """By handle: the longest text shown."""
     older: OlderView = NO_OLDER
     actions: dict[int, ToolCall] = field(default_factory=dict)
     turns: dict[int, TurnView] = field(default_factory=dict)
@@ -199,7 +199,7 @@ class View:
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> View:
-        """The view of the pieces of a context, in their order."""
+        """Collect the view of a context's pieces, in their order."""
         view = cls()
         shown = [piece.shows for piece in pieces if piece.shows is not None]
         for each in shown:
@@ -248,8 +248,8 @@ class View:
                 self.history = HistoryView((*self.history.lines, shown), self.history.earlier)
 
     def _told(self) -> tuple[CuratedView, ...]:
-        """The curated set as the turns tell of it, where no piece shows it whole. The document of an entry may not be
-        shown any more: then it has no id."""
+        """Return the curated set as the turns report it, for contexts without a piece that shows it whole. An entry has
+        no id if its document is no longer shown."""
         entries: dict[str, CuratedView] = {}
         for _, turn in sorted(self.turns.items()):
             for handle in (*turn.changes.removed, *turn.changes.evicted):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
+from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece, Role, grouped
-from harness1.env.render.renderer import Context
 from harness1.hashing import digest, text_digest
 from harness1.models.backend import Grammar
 from harness1.models.tokenizer import Tokenizer, stretches

@@ -7,7 +7,7 @@ import copy
 import random
 from collections.abc import Mapping, Sequence
 
-from harness1.env.render.renderer import Context
+from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.errors import UsageError
 from harness1.hashing import digest

@@ -1,4 +1,4 @@
-"""The compiled inner loops of BM25: inverting texts into postings, merging postings, and scoring them.
+"""The compiled inner loops of BM25: invert texts into postings, merge postings, and score them.
 
 A posting is a chunk and a code. A code stands for a pair (occurrences of the term, length of the chunk), of which a
 corpus has few: the share of BM25 that depends on the pair is looked up in a table that stays in the processor's cache,
@@ -16,9 +16,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 BLOCK = 1 << 15
-"""Chunks scored at a time: their sums (128 KiB) stay in the second-level cache."""
+"""Chunks scored at a time, whose sums (128 KiB) stay in the second-level cache."""
 TEETH = 64
-"""Chunks of a comb: one comparison with the border passes over all of them."""
+"""Chunks of a comb: one comparison with the border covers all of them."""
 
 
 @njit(cache=True, nogil=True)
@@ -104,7 +104,7 @@ def encode(
 
 @njit(cache=True, nogil=True)
 def _slot(slots: NDArray[np.int32], pairs: NDArray[np.int32], count: int, length: int) -> int:
-    """Where a pair stands in the hash table, or would."""
+    """Return the place of a pair in the hash table, or the free place for it."""
     mask = len(slots) - 1
     slot = (count * 40503 + length * 2654435) & mask
     while slots[slot] >= 0 and (pairs[slots[slot], 0] != count or pairs[slots[slot], 1] != length):
@@ -116,7 +116,8 @@ def _slot(slots: NDArray[np.int32], pairs: NDArray[np.int32], count: int, length
 def invert(
     terms: NDArray[np.int32], codes: NDArray[np.uint32], distinct: NDArray[np.int32], first: int, vocabulary: int
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint32]]:
-    """Postings by term out of terms by chunk: starts [vocabulary + 1], chunks (from `first` on, ascending), codes."""
+    """Turn terms by chunk into postings by term: starts [vocabulary + 1], chunks (from `first` on, ascending),
+    codes."""
     starts = np.zeros(vocabulary + 1, np.int64)
     for term in terms:
         starts[term + 1] += 1
@@ -140,7 +141,7 @@ def invert(
 def append_run(
     ends: NDArray[np.int64], out: NDArray[Any], starts: NDArray[np.int64], values: NDArray[np.uint32]
 ) -> None:
-    """Copy one run of postings behind those of earlier runs; `ends` says where each term goes on, and is moved."""
+    """Copy one run of postings behind those of earlier runs; moves `ends`, where the postings of each term continue."""
     for term in range(len(starts) - 1):
         end = ends[term]
         for at in range(starts[term], starts[term + 1]):
@@ -162,7 +163,8 @@ def best(
     k: int,
     margin: float,
 ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    """Chunks whose score is above 0 and above that of the k-th best less `margin`, with their scores, in no order.
+    """Return the chunks whose score is above 0 and above that of the k-th best less `margin`, with their scores,
+    unordered.
 
     Args:
         spans: [terms, 2] where the postings of each term of the query begin and end.
@@ -202,7 +204,7 @@ def best(
 
 @njit(cache=True, nogil=True)
 def _peaks(sums: NDArray[np.int32], peaks: NDArray[np.int32]) -> None:
-    """The highest sum of every comb: the places that are a whole number of `len(peaks)` apart.
+    """Write down the highest sum of every comb, whose places are multiples of `len(peaks)` apart.
 
     Sums are not negative, so their bits order like themselves, and whole numbers compare in vectors, comb by comb.
     """
@@ -226,7 +228,7 @@ def _add(
     low: int,
     high: int,
 ) -> int:
-    """Add the postings of one term to the sums of one block; returns where the postings go on."""
+    """Add the postings of one term to the sums of one block, and return where the postings continue."""
     if cursor == end or chunks[cursor] >= high:
         return cursor
     stop = cursor + int(np.searchsorted(chunks[cursor:end], np.uint32(high)))
@@ -246,7 +248,7 @@ def _collect(
     scores: NDArray[np.float32],
     count: int,
 ) -> int:
-    """Append what lies above the border in a block; a function of its own, because it compiles better so."""
+    """Append the chunks of a block above the border. It compiles better as a function of its own."""
     for comb in range(len(peaks)):
         if peaks[comb] > border:
             for place in range(comb, len(sums), len(peaks)):
@@ -258,7 +260,7 @@ def _collect(
 
 @njit(cache=True, nogil=True)
 def _clear(sums: NDArray[np.float32], chunks: NDArray[np.uint32], at: int, low: int, high: int) -> int:
-    """Forget the sums of the listed chunks of a block; returns where the list goes on."""
+    """Reset the sums of the listed chunks of a block, and return where the list continues."""
     while at < len(chunks) and chunks[at] < high:
         sums[chunks[at] - low] = 0.0
         at += 1
@@ -269,7 +271,7 @@ def _clear(sums: NDArray[np.float32], chunks: NDArray[np.uint32], at: int, low: 
 def _tighten(
     found: NDArray[np.uint32], scores: NDArray[np.float32], count: int, k: int, margin: float, border: float
 ) -> tuple[int, float]:
-    """Keep what is above the k-th best score less the margin; returns how many, and that border."""
+    """Keep what is above the k-th best score less the margin; return how many chunks that is, and the border."""
     if count <= k:
         return count, border
     border = max(border, float(np.partition(scores[:count], count - k)[count - k]) - margin)

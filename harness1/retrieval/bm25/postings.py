@@ -27,11 +27,11 @@ from harness1.retrieval.strings import Keys, load_array, write_keys
 RUN_WORDS = 1 << 23
 """Words inverted at a time, in memory."""
 NARROW_CODES = 1 << 16
-"""Pairs that codes of 16 bits can tell apart."""
+"""The number of pairs that codes of 16 bits can tell apart."""
 
 
 class PostingsWriter:
-    """Takes the texts of all chunks in their order, then writes the postings of them."""
+    """Takes the texts of all chunks in order, then writes their postings."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,7 +47,7 @@ class PostingsWriter:
             self._write_run()
 
     def finish(self) -> int:
-        """Write all files; returns the length of all chunks together, in terms."""
+        """Write all files, and return the length of all chunks in sum, in terms."""
         self._write_run()
         np.save(self._folder / "postings.lengths.npy", np.array(self._lengths, np.int32))
         np.save(self._folder / "postings.pairs.npy", self._pairs.rows)
@@ -73,7 +73,7 @@ class PostingsWriter:
         self._numbers, self._sizes = array("i"), array("i")
 
     def _merge_runs(self) -> None:
-        """Put the postings of each term one run behind the other."""
+        """Join the runs of postings of each term."""
         from harness1.retrieval.bm25.kernels import append_run
 
         runs = [np.load(run / "starts.npy") for run in self._runs]
@@ -94,7 +94,7 @@ class PostingsWriter:
 
 
 class _Pairs:
-    """The pairs (occurrences, length) met so far; a code is the row of a pair."""
+    """The pairs (occurrences, length) seen so far; the code of a pair is its row."""
 
     def __init__(self) -> None:
         self._rows, self._known = np.zeros((1 << 11, 2), np.int32), 0
@@ -107,7 +107,7 @@ class _Pairs:
     def encode(
         self, counts: NDArray[np.int32], distinct: NDArray[np.int32], lengths: NDArray[np.int32]
     ) -> NDArray[np.uint32]:
-        """The code of every posting of consecutive chunks; the hash table grows until it holds all pairs."""
+        """Return the code of every posting of consecutive chunks; the hash table grows until it holds all pairs."""
         from harness1.retrieval.bm25.kernels import encode
 
         while True:
@@ -146,25 +146,26 @@ class Postings:
         return len(self.lengths)
 
     def numbers(self, terms: Sequence[str]) -> NDArray[np.int64]:
-        """The number of each term, -1 where no chunk has it."""
+        """Return the number of each term, -1 if no chunk has it."""
         return np.array(self._terms.find(terms), np.int64)
 
     def spans(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[terms, 2]: where the postings of each term begin and end; of a term without postings, both 0."""
+        """Return where the postings of each term begin and end, shape [terms, 2]; both are 0 for terms without
+        postings."""
         spans = np.empty((len(numbers), 2), np.int64)
         spans[:, 0], spans[:, 1] = self._starts[numbers], self._starts[numbers + 1]
         spans[numbers < 0] = 0
         return spans
 
     def frequencies(self, numbers: NDArray[np.int64], spans: NDArray[np.int64]) -> NDArray[np.int64]:
-        """In how many chunks that were not deleted each term occurs."""
+        """Return the number of living chunks in which each term occurs."""
         frequencies = spans[:, 1] - spans[:, 0]
         if self._dead_counts is not None and len(self._dead_counts):
             frequencies -= np.where(numbers < 0, 0, self._dead_counts[numbers])
         return frequencies
 
     def count_terms(self, texts: Sequence[Sequence[str]]) -> NDArray[np.int32]:
-        """For each term of the segment, by number, how many of these analysed texts hold it."""
+        """Return, for each term of the segment by number, how many of these analysed texts hold it."""
         counts = np.zeros(len(self._terms), np.int32)
         for terms in texts:
             counts[self._terms.find(sorted(set(terms)))] += 1
@@ -172,7 +173,7 @@ class Postings:
 
 
 def _new_array(path: Path, kind: Any, size: int) -> NDArray[Any]:
-    """A one-dimensional array in a new `.npy` file, mapped for writing.
+    """Create a one-dimensional array in a new `.npy` file, mapped for writing.
 
     Raises:
         OSError: the disk has no room for it; with holes left in the file, a signal would kill the process later.

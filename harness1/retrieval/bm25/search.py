@@ -52,7 +52,8 @@ class BM25:
         self._tables = [_shares(segment.pairs, mean, k1, b) for segment in segments]
 
     def search(self, query: str, k: int, exclude: NDArray[np.int64] | None = None) -> list[tuple[int, float]]:
-        """Positions of the best `k` chunks with their scores, in the total order (`harness1.retrieval.ordering`).
+        """Return the positions of the best `k` chunks with their scores, in the total order
+        (`harness1.retrieval.ordering`).
 
         A chunk without a term of the query is never among them. Excluded chunks (by position) take no part: the top
         score, which the order is relative to, is that of the others.
@@ -62,7 +63,7 @@ class BM25:
     def search_terms(
         self, terms: Sequence[str], k: int, exclude: NDArray[np.int64] | None = None
     ) -> list[tuple[int, float]]:
-        """The same for a query that is already analysed."""
+        """Search for a query that is already analysed."""
         if k < 1 or not terms:
             return []
         from harness1.retrieval.bm25.kernels import best
@@ -89,7 +90,7 @@ class BM25:
     def _weights(
         self, counts: Counter[str], numbers: list[NDArray[np.int64]], spans: list[NDArray[np.int64]]
     ) -> NDArray[np.float32]:
-        """What each term is worth: its inverse document frequency, times its occurrences in the query."""
+        """Return the weight of each term: its inverse document frequency, times its occurrences in the query."""
         frequencies = np.zeros(len(counts), np.int64)
         for segment, found, span in zip(self._segments, numbers, spans, strict=True):
             frequencies += segment.frequencies(found, span)
@@ -98,13 +99,13 @@ class BM25:
 
 
 def _shares(pairs: NDArray[np.int32], mean: float, k1: float, b: float) -> NDArray[np.float32]:
-    """What a pair (occurrences, length) makes of a term's weight."""
+    """Return the share of a term's weight that each pair (occurrences, length) earns."""
     counts, lengths = pairs[:, 0].astype(np.float64), pairs[:, 1]
     return (counts / (counts + k1 * (1 - b + b * lengths / mean))).astype(np.float32)
 
 
 def _local(positions: NDArray[np.int64] | None, first: int, size: int) -> NDArray[np.uint32]:
-    """Those of the positions that lie in a segment, as sorted chunks of it."""
+    """Return the positions that lie in a segment, as sorted chunks of it."""
     if positions is None or not len(positions):
         return NONE
     ordered = np.sort(positions)

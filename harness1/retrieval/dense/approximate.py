@@ -17,20 +17,20 @@ from harness1.retrieval.dense.search import BLOCK, Integers, Scan, used_rows
 from harness1.retrieval.ordering import STEP
 
 SPARE = 16
-"""Rows fetched beyond twice the `k` asked for: the order among the nearest is made anew, in double precision."""
+"""Rows fetched beyond twice the `k` asked for, because the nearest are ordered anew in double precision."""
 SAMPLED = 40
-"""Rows for each list of an IVF that its centres are learnt from."""
+"""Rows for each list of an IVF from which its centres are trained."""
 GROWTH = 2
-"""How many times larger an index may grow before it is built anew: its lists were learnt from what it began with."""
+"""How many times larger an index may grow before it is rebuilt: its lists were trained on the rows of its beginning."""
 GPU_MOST = 2048
-"""The most that faiss returns from a GPU."""
+"""The most rows that faiss returns from a GPU."""
 GPU_ROUNDING = 2.0**-9
-"""How far two products of vectors of length 1 may be off together where a GPU shortens fractions to 10 bits (TF32)."""
+"""The largest joint error of two products of vectors of length 1 on a GPU that cuts fractions to 10 bits (TF32)."""
 
 
 def build_approximate(vectors: NDArray[np.float16], used: Integers, settings: config.Dense, path: Path) -> None:
-    """Write an index over the used rows, in half precision, for the inner product. Equal input gives equal bytes: one
-    thread, fixed seeds.
+    """Write an index over the used rows, in half precision, for the inner product. One thread and fixed seeds make
+    equal input give equal bytes.
 
     Args:
         used: as `used_rows` gives them.
@@ -57,7 +57,7 @@ def build_approximate(vectors: NDArray[np.float16], used: Integers, settings: co
 def extend_approximate(
     before: Path, before_used: Integers, vectors: NDArray[np.float16], used: Integers, path: Path
 ) -> bool:
-    """Write an earlier index with the rows that came since, if that will do: none went, and they did not double.
+    """Write an earlier index with the rows added since, if no row was removed and they did not double.
 
     Args:
         before_used: the used rows of the index at `before`.
@@ -120,7 +120,7 @@ class Approximate:
 
 
 def open_gpu(vectors: NDArray[np.float16], rows: Integers) -> GpuScan | None:
-    """Exact search on the first GPU, where faiss is installed for GPUs and sees one; else nothing."""
+    """Return exact search on the first GPU, or None if faiss is not installed for GPUs or sees none."""
     if find_spec("faiss") is None:
         return None
     faiss = _faiss()
@@ -133,7 +133,7 @@ def open_gpu(vectors: NDArray[np.float16], rows: Integers) -> GpuScan | None:
 
 
 class GpuScan:
-    """`Candidates` of a flat index on a GPU: exact, since a query with more near ties than a GPU returns is scanned.
+    """`RowSearcher` of a flat index on a GPU. It is exact: a query with more near ties than a GPU returns is scanned.
 
     Args:
         index: of faiss; it knows no exclusions, so that many more rows are fetched.
@@ -151,7 +151,8 @@ class GpuScan:
     def _checked(
         self, query: NDArray[np.float32], k: int, dead: Integers, scores: NDArray[np.float32], slots: Integers
     ) -> Integers:
-        """What the GPU found, if its last score lies so far below the k-th that no equal can be missing."""
+        """Return the slots found by the GPU, or scan if its last score is so close to the k-th that an equal one may be
+        missing."""
         live = ~np.isin(slots, dead)
         enough = np.count_nonzero(live) >= k >= 1 and scores[live][k - 1] - scores[-1] > 2 * STEP + GPU_ROUNDING
         if enough or len(slots) == self.size:
@@ -172,7 +173,7 @@ def _write(faiss: Any, index: Any, path: Path) -> None:
 
 
 def _trained_lists(faiss: Any, vectors: NDArray[np.float16], used: Integers, lists: int) -> Any:
-    """An IVF whose centres are learnt from rows at even distances."""
+    """Return an IVF whose centres are trained on evenly spaced rows."""
     count = max(1, min(lists or int(4 * len(used) ** 0.5), len(used)))
     dimensions, metric = vectors.shape[1], faiss.METRIC_INNER_PRODUCT
     centres = faiss.IndexFlatIP(dimensions)

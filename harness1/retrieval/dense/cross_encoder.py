@@ -1,4 +1,4 @@
-"""A cross-encoder: a model that reads two texts together, to rerank with and to verify claims with.
+"""Cross-encoders: models that read two texts together, for reranking and for verifying claims.
 
 The score of a pair is the same, bit for bit, whatever it is scored with: batching must not change an order. Products of
 different shapes round differently, so a pair is scored alone, or with a fixed number of others padded to one length.
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
 
 ROWS, STEP = 32, 32
-"""Away from the CPU: pairs of a pass, and the tokens of whose multiples they are padded to. On the CPU, passes of more
-than one pair gain nothing: 64 pairs of up to 220 words took 2.2 s alone and 1.9 to 3.8 s in fixed shapes."""
+"""Away from the CPU: pairs of a pass, and the multiple of tokens to which they are padded. On the CPU, passes of
+several pairs gain nothing: 64 pairs of up to 220 words took 2.2 s alone and 1.9 to 3.8 s in fixed shapes."""
 ENTAILMENT = frozenset({"entailment", "supports"})
 AFFIRMATION = frozenset({"yes", "1", "label_1"})
 CONTRADICTION = frozenset({"contradiction", "refutes"})
@@ -36,28 +36,29 @@ Pair = tuple[str, str]
 
 
 class PairScorer(Protocol):
-    """Says how well a text answers a query. Implementations are safe to share between threads."""
+    """Scores how well a text answers a query. Implementations are safe to share between threads."""
 
     @property
     def hash(self) -> str:
-        """The sha256 over the files of the model; not where they lie."""
+        """The sha256 over the files of the model, wherever they lie."""
         ...
 
     def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """One probability for each pair, which does not depend on the others."""
+        """Return one probability for each pair, independent of the other pairs."""
         ...
 
 
 class StanceScorer(PairScorer, Protocol):
-    """Says also how much a text contradicts a claim."""
+    """Scores also how much a text contradicts a claim."""
 
     def stances(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Shape [n, 2]: the probabilities that the text supports and that it contradicts; 0 where no label says so."""
+        """Return the probabilities that the text supports and that it contradicts the claim, shape [n, 2]; 0 where no
+        label says so."""
         ...
 
 
 def open_cross_encoder(machine: config.Machine) -> StanceScorer:
-    """Open the cross-encoder at `machine.reranker` on `machine.device`; the last one stays loaded, for all who ask.
+    """Open the cross-encoder at `machine.reranker` on `machine.device`. The last one stays loaded and is shared.
 
     Raises:
         ConfigError: no setting names one.
@@ -70,7 +71,7 @@ def open_cross_encoder(machine: config.Machine) -> StanceScorer:
 
 
 class TransformerScorer:
-    """A `CrossEncoder` of sentence-transformers. One pass at a time, whoever asks.
+    """A `CrossEncoder` of sentence-transformers. Passes run one at a time, whoever asks.
 
     Args:
         model: loaded, on its device; a pair that is longer than it can read is cut in its longer text.
@@ -92,10 +93,10 @@ class TransformerScorer:
         return self.stances(pairs)[:, 0]
 
     def stances(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Of a model of entailment, which is given the text first, two labels; else the one of relevance.
+        """Return two labels from a model of entailment, which reads the text first; otherwise that of relevance.
 
         Raises:
-            ValueError: the model's output is no number.
+            ValueError: the model gives scores that are not numbers.
             RuntimeError: torch failed; there was no memory, for one.
         """
         found = np.zeros((len(pairs), 2), dtype=np.float32)
@@ -112,12 +113,12 @@ class TransformerScorer:
         return found
 
     def _as_read(self, pair: Pair) -> Pair:
-        """A pair in the order of the model, as valid Unicode: tokenizers refuse half a surrogate pair."""
+        """Return a pair in the order of the model, as valid Unicode: tokenizers refuse half a surrogate pair."""
         first, second = (text.encode("utf-8", "replace").decode() for text in pair)
         return (second, first) if self._text_first else (first, second)
 
     def _by_length(self, pairs: list[Pair]) -> dict[int, list[int]]:
-        """Places of pairs by the number of tokens to which they are padded."""
+        """Group pairs by the number of tokens to which they are padded."""
         members: dict[int, list[int]] = defaultdict(list)
         longest = self._model.max_seq_length
         lengths = self._model.preprocess(pairs)["attention_mask"].sum(dim=1).tolist() if pairs else []
@@ -127,7 +128,7 @@ class TransformerScorer:
         return members
 
     def _forward(self, pairs: list[Pair], length: int) -> NDArray[np.float32]:
-        """One pass: the probability of every label, shape [pairs, labels]."""
+        """Run one pass, and return the probability of every label, shape [pairs, labels]."""
         from torch.nn import Identity
 
         text = {"padding": "max_length", "max_length": length}
@@ -140,7 +141,7 @@ class TransformerScorer:
         )
         logits = np.asarray(outputs, dtype=np.float64).reshape(len(pairs), -1)
         if not np.isfinite(logits).all():
-            raise ValueError("the cross-encoder gives scores that are no numbers")
+            raise ValueError("the cross-encoder gives scores that are not numbers")
         # Of one label the sigmoid, of several the softmax, which is the sigmoid against all others.
         if logits.shape[1] == 1:
             logits = np.hstack([logits, np.zeros_like(logits)])
@@ -149,7 +150,8 @@ class TransformerScorer:
 
 
 def _labels(model: CrossEncoder) -> tuple[int, int | None, bool]:
-    """The label of support, that of contradiction if there is one, and whether the model reads the text first."""
+    """Return the label of support, that of contradiction if there is one, and whether the model reads the text
+    first."""
     count = model.num_labels
     if count == 1:
         return 0, None, False

@@ -1,4 +1,4 @@
-"""Texts as vectors: a model of sentence-transformers, or hashed words where no model is wanted.
+"""Embeds texts: by a model of sentence-transformers, or by hashed words without a model.
 
 A query has the same vector, bit for bit, alone and among any others: batching must not change an order. Products of
 different shapes round differently, so queries go through a transformer in a few fixed shapes.
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 HASHED = "hash:"
 QUERY_ROWS = 4
-"""Rows of every pass over queries: 1 costs most for a batch, 8 more for a query alone, with MiniLM on one core."""
+"""Rows of every pass over queries: 1 would cost most for a batch, 8 more for a single query, with MiniLM on one
+core."""
 SHORTEST = 16
-"""Tokens to which short queries are padded; longer ones to twice that, 4 times, and so on."""
+"""Tokens to which short queries are padded; longer ones are padded to 2, 4, 8 times as many, and so on."""
 TOKENS_PER_PASS = {"cpu": 1024, "cuda": 65536}
-"""Tokens of a pass over documents; activations of more do not stay in the caches of a core."""
+"""Tokens of a pass over documents; activations of more leave the caches of a core."""
 
 
 class Embedder(Protocol):
@@ -39,14 +40,14 @@ class Embedder(Protocol):
 
     @property
     def hash(self) -> str:
-        """Names what decides the vectors: weights, tokenizer and prefixes; not where they lie."""
+        """Names what decides the vectors: weights, tokenizer and prefixes, wherever they lie."""
         ...
 
     @property
     def dimensions(self) -> int: ...
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """One row for each text. Companions may change the last digits.
+        """Return one row for each text. Other texts of the call may change its last digits.
 
         Raises:
             ModelError: the model gives something that is not finite.
@@ -54,12 +55,12 @@ class Embedder(Protocol):
         ...
 
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """One row for each text, which does not depend on the others. It raises what `embed_documents` does."""
+        """Return one row for each text, independent of the others. Raises what `embed_documents` does."""
         ...
 
 
 def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
-    """The embedder that `settings.model` names, from where `machine.embedder` says that it lies, if it says so.
+    """Open the embedder that `settings.model` names, at the place that `machine.embedder` gives, if it does.
 
     Raises:
         UsageError: it is not there or does not load, or torch has no such device.
@@ -68,13 +69,13 @@ def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
     if settings.model.startswith(HASHED):
         size = settings.model.removeprefix(HASHED)
         if not size.isdecimal() or int(size) < 1:
-            raise UsageError(f"{settings.model!r} is no embedder; write the number of dimensions, as in hash:256")
+            raise UsageError(f"{settings.model!r} is not an embedder: write the number of dimensions, as in hash:256")
         return HashEmbedder(int(size))
     return _open_model(machine.embedder or settings.model, settings, machine)
 
 
 class HashEmbedder:
-    """Terms as BM25 sees them, hashed to dimensions and signs, weighed by the square root of their counts.
+    """Hashes terms, as BM25 sees them, to dimensions and signs, weighed by the square root of their counts.
 
     From: Weinberger et al., "Feature hashing for large scale multitask learning", ICML 2009. It finds shared words
     only; it serves tests and machines without a model.
@@ -99,7 +100,7 @@ class HashEmbedder:
 
 
 class TransformerEmbedder:
-    """A model of sentence-transformers whose first module is a transformer. One pass at a time, whoever asks.
+    """A model of sentence-transformers whose first module is a transformer. Passes run one at a time, whoever asks.
 
     Args:
         model: loaded, on its device. A text longer than its `max_seq_length` is embedded by its first tokens.
@@ -119,7 +120,7 @@ class TransformerEmbedder:
         self._lock = Lock()
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Texts of similar length share a pass, so that little is padded."""
+        """Embed texts of similar length in one pass, so that little is padded."""
         vectors = np.empty((len(texts), self.dimensions), dtype=np.float32)
         with self._lock:
             tokens = self._tokenize(texts, self._prefixes[1])
@@ -132,7 +133,7 @@ class TransformerEmbedder:
         return _unit(vectors, self._name)
 
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Distinct texts of similar length go together, in passes that always have the same number of rows."""
+        """Embed distinct texts of similar length together, in passes with a fixed number of rows."""
         places = {text: at for at, text in enumerate(dict.fromkeys(texts))}
         vectors = np.empty((len(places), self.dimensions), dtype=np.float32)
         with self._lock:
@@ -145,7 +146,7 @@ class TransformerEmbedder:
         return _unit(vectors, self._name)[[places[text] for text in texts]]
 
     def _by_length(self, tokens: Sequence[Sequence[int]]) -> dict[int, list[int]]:
-        """Places of token lists by the length to which they are padded."""
+        """Group token lists by the length to which they are padded."""
         members: dict[int, list[int]] = defaultdict(list)
         for at, row in enumerate(tokens):
             length = SHORTEST
@@ -164,7 +165,7 @@ class TransformerEmbedder:
         return ids
 
     def _forward(self, rows: Sequence[Sequence[int]], length: int) -> NDArray[np.float32]:
-        """One pass over token lists, padded to a length on the side where the tokenizer would."""
+        """Run one pass over token lists, padded to a length on the tokenizer's side."""
         import torch
 
         tokenizer, device = self._model.tokenizer, self._model.device
@@ -181,7 +182,7 @@ class TransformerEmbedder:
 
 
 class EncodingEmbedder:
-    """A model of sentence-transformers of another kind, such as static embeddings: queries are encoded one by one.
+    """A model of sentence-transformers of another kind, such as static embeddings. Queries are encoded one by one.
 
     Args:
         name: what messages call it.
@@ -209,7 +210,7 @@ class EncodingEmbedder:
 
 
 class CachedQueries:
-    """An embedder that remembers the vectors of its latest queries, which siblings ask again; safe between threads."""
+    """An embedder that remembers the vectors of its latest queries, which siblings repeat. Safe between threads."""
 
     def __init__(self, embedder: Embedder, size: int) -> None:
         self.hash, self.dimensions = embedder.hash, embedder.dimensions
@@ -219,7 +220,7 @@ class CachedQueries:
         self._lock = Lock()
 
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """One row for each text; the embedder is asked for those that are not remembered, each once."""
+        """Return one row for each text; the embedder gets those that are not remembered, each once."""
         with self._lock:
             vectors = {text: self._known[text] for text in texts if text in self._known}
         fresh = [text for text in dict.fromkeys(texts) if text not in vectors]
@@ -248,12 +249,12 @@ def _open_model(spec: str, settings: config.Dense, machine: config.Machine) -> E
 
 
 def _encodable(text: str) -> str:
-    """The text with lone surrogates, which tokenizers refuse, as question marks."""
+    """Return the text with question marks for lone surrogates, which tokenizers refuse."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _unit(vectors: NDArray[np.float32], model: str) -> NDArray[np.float32]:
-    """Rows brought to length 1, each by itself; rows of zeros stay.
+    """Scale rows to length 1, each by itself; rows of zeros stay.
 
     Raises:
         ModelError: a row has no finite length: nothing would be near it, and a search would seem to find nothing.

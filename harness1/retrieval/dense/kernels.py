@@ -1,4 +1,4 @@
-"""The compiled inner loops of exact search by embeddings: half precision read at the speed of memory.
+"""The compiled inner loops of exact search by embeddings, which read half precision at the speed of memory.
 
 numpy converts half precision four times slower than these loops do, which makes a copy in single precision needless:
 converting blocks that stay in the cache for a matrix product is as fast as reading the copy would be.
@@ -13,9 +13,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 BITS = np.int32(-0x7000_2000)
-"""Of a half moved to the top of 32 bits (sign extended, shifted by 13): sign, exponent and fraction."""
+"""Sign, exponent and fraction of a half moved to the top of 32 bits (sign extended, shifted by 13)."""
 SCALE = np.float32(2.0**112)
-"""What the smaller exponent bias of a half makes of its value; subnormal halves come out right, too."""
+"""Factor of the smaller exponent bias of a half; subnormal halves come out right, too."""
 
 
 @njit(cache=True, nogil=True)
@@ -29,7 +29,7 @@ def widen(halves: NDArray[np.int16], out: NDArray[np.float32]) -> None:
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 def dots(halves: NDArray[np.int16], query: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Products of one vector, [d], with the bits of half precision rows, [n, d].
+    """Write down the products of one vector, [d], with the bits of half precision rows, [n, d].
 
     It is the vector that is scaled: products of unscaled halves would be too small for single precision.
     """

@@ -1,4 +1,4 @@
-"""Loading a model of sentence-transformers: quietly, for so many threads, and what goes wrong in one line."""
+"""Loads models of sentence-transformers: quietly, on a number of threads, with failures told in one line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from harness1.model_folder import no_progress_bars
 
 @contextmanager
 def loading(folder: Path, kind: str, machine: Machine) -> Iterator[None]:
-    """Load a model of some kind inside this: quietly, for so many threads, and what fails is said in one line.
+    """Load a model of some kind within this context: quietly, on a number of threads; failures are told in one line.
 
     Raises:
-        UsageError: the folder is no such model, or torch has no such device.
+        UsageError: the folder is not such a model, or torch lacks the device.
         MissingExtra: sentence-transformers is not installed.
     """
     try:
@@ -30,7 +30,7 @@ def loading(folder: Path, kind: str, machine: Machine) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise MissingExtra("sentence-transformers", "dense") from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise UsageError(f"{folder} is no {kind} that sentence-transformers loads: {error}") from error
+        raise UsageError(f"{folder} is not a {kind} that sentence-transformers can load: {error}") from error
     except (RuntimeError, AssertionError) as error:  # what torch raises for devices, by their kind
         device = machine.device or "that torch prefers"
         raise UsageError(f"{folder} does not load on the device {device!r}: {error}") from error

@@ -1,4 +1,4 @@
-"""Reranking: the best chunks of a ranking in the order of a model that reads query and chunk together."""
+"""Reranking: orders the best chunks of a ranking by a model that reads query and chunk together."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from harness1.retrieval.ordering import total_order
 from harness1.retrieval.protocol import Scored
 
 SMALLEST, LARGEST = 1e-30, 1.0 - 2.0**-24
-"""Between these lie the probabilities whose log odds are finite and tell 32-bit numbers apart."""
+"""The range of probabilities whose log odds are finite and distinct as 32-bit numbers."""
 
 
 def rerank(
     queries: Sequence[str], rankings: Sequence[Sequence[Chunk]], scorer: PairScorer, candidates: int
 ) -> list[list[Scored]]:
-    """For each query all chunks of its ranking, scored anew, best first, in the total order.
+    """Return all chunks of each query's ranking, scored anew, best first, in the total order.
 
     The first `candidates` of each are read, as title, line break and text: all in one call of the scorer, and equal
     pairs once. Their scores are the log odds of the scorer's probabilities, which keep apart what is nearly certain and
@@ -39,7 +39,7 @@ def rerank(
 
 
 def _reordered(chunks: Sequence[Chunk], scores: Sequence[float]) -> list[Scored]:
-    """The first chunks by their scores, then those that have none."""
+    """Return the first chunks by their scores, then those without one."""
     by_id = {chunk.chunk_id: chunk for chunk in chunks}
     order = total_order((chunk.chunk_id, score) for chunk, score in zip(chunks, scores, strict=False))
     lowest = min(scores, default=0.0)
@@ -48,7 +48,7 @@ def _reordered(chunks: Sequence[Chunk], scores: Sequence[float]) -> list[Scored]
 
 
 def _log_odds(probabilities: NDArray[np.float32]) -> list[float]:
-    """ln(p / (1 - p)): for a model with one label, its output before the sigmoid."""
+    """Return ln(p / (1 - p)), which for a model with one label is its output before the sigmoid."""
     clipped = np.clip(probabilities.astype(np.float64), SMALLEST, LARGEST)
     odds: list[float] = (np.log(clipped) - np.log1p(-clipped)).tolist()
     return odds

@@ -1,4 +1,4 @@
-"""Search by embeddings: the best chunks by cosine, in the total order, whichever queries share a batch.
+"""Search by embeddings: the best chunks by cosine, in the total order, independent of the batch.
 
 Candidates are found fast and roughly, by products in single precision or by an approximate index. Their cosines are
 then computed in double precision, row by row, so that neither the batch nor the machine has a say in the order.
@@ -16,26 +16,26 @@ from harness1.errors import CorpusError
 from harness1.retrieval.ordering import STEP, best_first
 
 BLOCK = 4096
-"""Rows multiplied at a time: more leave the cache, fewer cost more calls."""
+"""Rows multiplied at a time: more leave the cache, fewer need more calls."""
 FEW = 2
-"""Queries up to this number are multiplied one by one, which is memory-bound; more share a matrix product."""
+"""Up to this number, queries are multiplied one by one, bound by memory; more share a matrix product."""
 FILLED = 256
-"""Candidates that gather, at least, before the worse of them are dropped."""
+"""Candidates that gather at least before the worse ones are dropped."""
 NO_SLOTS, NO_SCORES = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
 
 Integers = NDArray[np.integer[Any]]
 
 
 class RowSearcher(Protocol):
-    """Finds where the best rows may be. A slot is the place of a row among those in use (`used_rows`)."""
+    """Finds the slots where the best rows may be. A slot is the place of a row among those in use (`used_rows`)."""
 
     @property
     def size(self) -> int:
-        """How many slots there are."""
+        """The number of slots."""
         ...
 
     def find(self, queries: NDArray[np.float32], ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
-        """For each query the slots of its best `k` rows, of all that may be their equals, and maybe of others.
+        """Return for each query the slots of its best `k` rows, of all that may equal them, and possibly of others.
 
         Args:
             queries: [b, d], of length 1.
@@ -45,7 +45,7 @@ class RowSearcher(Protocol):
 
 
 def used_rows(rows: Integers) -> Integers:
-    """The rows that chunks have, ascending, each once; negative rows are none."""
+    """Return the rows that chunks have, ascending, each once; negative numbers stand for no row."""
     used = np.zeros(rows.max(initial=-1) + 1, dtype=bool)
     used[rows[rows >= 0]] = True
     return np.flatnonzero(used).astype(np.int32)
@@ -90,7 +90,7 @@ class DenseIndex:
     def search(
         self, queries: NDArray[np.float32], ks: Sequence[int], excludes: Sequence[Integers]
     ) -> list[list[tuple[int, float]]]:
-        """For each query the positions of its best `k` chunks with their cosines, in the total order.
+        """Return for each query the positions of its best `k` chunks with their cosines, in the total order.
 
         Excluded chunks (by position, each once) take no part: the top score, which the order is relative to, is that of
         the others.
@@ -103,7 +103,7 @@ class DenseIndex:
         return [self._best(*each) for each in zip(queries, found, ks, excludes, strict=True)]
 
     def _dead(self, exclude: Integers) -> Integers:
-        """The slots all of whose chunks are excluded."""
+        """Return the slots whose chunks are all excluded."""
         slots, counts = np.unique(self._slots[exclude], return_counts=True)
         dead: Integers = slots[(slots >= 0) & (counts == self._counts[slots])] if len(self._used) else slots[:0]
         return dead
@@ -121,14 +121,14 @@ class DenseIndex:
 
 
 class Scan:
-    """Every row in use, multiplied in blocks: exact."""
+    """Exact search: multiplies every row in use, block by block."""
 
     def __init__(self, vectors: NDArray[np.float16], used: Integers) -> None:
         self._vectors, self._used = vectors.view(np.int16), used
         self.size = len(used)
 
     def find(self, queries: NDArray[np.float32], ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
-        """All slots whose product may be one of the `k` best, or share the level of the last of them."""
+        """Return all slots whose product may be among the `k` best or share the level of the last of them."""
         margin = 2 * STEP + rounding(queries.shape[1])
         best = [_Best(k, margin, slots) for k, slots in zip(ks, dead, strict=True)]
         wide = np.empty((min(BLOCK, self.size), queries.shape[1]), dtype=np.float32)
@@ -139,14 +139,14 @@ class Scan:
         return [one.slots() for one in best]
 
     def _rows(self, start: int) -> NDArray[np.int16]:
-        """The bits of a block of rows, not copied where all between the first and the last are in use."""
+        """Return the bits of a block of rows, without a copy if all between the first and the last are in use."""
         rows = self._used[start : start + BLOCK]
         first, last = int(rows[0]), int(rows[-1])
         return self._vectors[first : last + 1] if last - first < len(rows) else self._vectors[rows]
 
 
 class _Best:
-    """Of the slots seen so far, those that score within a margin of the k-th best, or better."""
+    """The slots seen so far that score within a margin of the k-th best, or better."""
 
     def __init__(self, k: int, margin: float, dead: Integers) -> None:
         self._k, self._margin, self._dead = k, margin, dead
@@ -156,7 +156,7 @@ class _Best:
         self._room = 0
 
     def add(self, start: int, scores: NDArray[np.float32]) -> None:
-        """Take the scores of the slots from `start` on; they are overwritten where the slots are dead."""
+        """Take the scores of the slots from `start` on; those of dead slots are overwritten."""
         if len(self._dead):
             dead = slice(*np.searchsorted(self._dead, (start, start + len(scores))))
             scores[self._dead[dead] - start] = -np.inf
@@ -169,7 +169,7 @@ class _Best:
             self._room = max(self._k, FILLED)
 
     def slots(self) -> Integers:
-        """Those slots; raises the floor for what comes."""
+        """Return those slots, and raise the floor for later ones."""
         slots, scores = np.concatenate([NO_SLOTS, *self._slots]), np.concatenate([NO_SCORES, *self._scores])
         if len(scores) >= self._k > 0:
             self._floor = float(np.partition(scores, -self._k)[-self._k]) - self._margin
@@ -180,15 +180,15 @@ class _Best:
 
 
 def rounding(dimensions: int) -> float:
-    """The most by which two products of vectors of about length 1 can be off together, in single precision: 2^-24 for
-    each dimension (Higham, "Accuracy and stability of numerical algorithms", 3.1), doubled for what "about" leaves."""
+    """Return the largest joint error of two products of vectors of about length 1, in single precision: 2^-24 for each
+    dimension (Higham, "Accuracy and stability of numerical algorithms", 3.1), doubled for "about"."""
     return 4 * dimensions * 2.0**-24
 
 
 def _products(
     halves: NDArray[np.int16], queries: NDArray[np.float32], wide: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """The products [b, n] of queries and rows; `wide` is room for the rows in single precision."""
+    """Return the products [b, n] of queries and rows; `wide` is room for the rows in single precision."""
     from harness1.retrieval.dense.kernels import dots, widen
 
     if len(queries) <= FEW:
@@ -201,7 +201,7 @@ def _products(
 
 
 def _cosines(query: NDArray[np.float32], vectors: NDArray[np.float16], rows: Integers) -> NDArray[np.float64]:
-    """Products with rows in double precision, each summed by itself: a matrix product may round by shape."""
+    """Return products with rows in double precision, each summed by itself: a matrix product may round by shape."""
     cosines = np.empty(len(rows), dtype=np.float64)
     wide = query.astype(np.float64)
     for start in range(0, len(rows), BLOCK):

@@ -28,11 +28,11 @@ BATCH = 256
 """New texts that are embedded, written and reported together: seconds of work for a model without a GPU."""
 
 Progress = Callable[[int, int], None]
-"""Called with the number of texts done, and how many of them had to be embedded."""
+"""Called with the number of texts done, and of those that had to be embedded."""
 
 
 class VectorStore:
-    """The embeddings that one embedder made, in a folder, which is made if need be. Rows never move or change.
+    """The embeddings of one embedder in a folder, which is made if need be. Rows never move or change.
 
     Args:
         dimensions: numbers in a row, of 2 bytes each.
@@ -42,15 +42,15 @@ class VectorStore:
         self._folder, self._dimensions = folder, dimensions
 
     def __len__(self) -> int:
-        """Rows that are whole on the disk."""
+        """Return the number of rows that are whole on the disk."""
         sizes = [path.stat().st_size if path.exists() else 0 for path in (self._folder / KEYS, self._folder / VECTORS)]
         return min(sizes[0] // KEY_BYTES, sizes[1] // (2 * self._dimensions))
 
     def ensure(
         self, texts: Iterable[str], embedder: Embedder, progress: Progress | None = None, batch: int = BATCH
     ) -> NDArray[np.int32]:
-        """The row of each text, in order. Texts without one are embedded, `batch` of them at a time; equal texts share
-        a row. The texts are read once and not kept.
+        """Return the row of each text, in order. Texts without one are embedded, `batch` at a time; equal texts share a
+        row. The texts are read once and not kept.
 
         Raises:
             CorpusError: the disk is full or the folder cannot be written. What was written before is kept.
@@ -102,7 +102,7 @@ class _Writer:
         self._unwritten = bytearray()
 
     def row(self, text: str) -> tuple[int, bool]:
-        """The row of a text, and whether it is a new one, whose vector has to be appended."""
+        """Return the row of a text, and whether it is new, so that its vector has to be appended."""
         key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
         row = self.rows.setdefault(key, new := len(self.rows))
         if row == new:
@@ -119,7 +119,7 @@ class _Writer:
 
 
 def open_vectors(folder: Path, dimensions: int, rows: int) -> NDArray[np.float16]:
-    """The first rows of a store, mapped, read-only, as they are while more is appended.
+    """Map the first rows of a store, read-only, as they are while more are appended.
 
     Raises:
         CorpusError: the store has fewer.

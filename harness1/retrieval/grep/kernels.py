@@ -12,7 +12,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 BUCKET_BITS = 16
-"""Trigrams that share a bucket share a list. English text has some 30,000 trigrams; few of them share one."""
+"""log2 of the number of buckets. Trigrams that share a bucket share a list; of the 30,000 trigrams of English few
+do."""
 SPREAD = 0x9E3779B1
 """The golden ratio times 2 ** 32, odd: multiplying by it moves all bits of a trigram into the highest bits (Knuth, The
 Art of Computer Programming 3, 6.4)."""
@@ -20,7 +21,7 @@ Art of Computer Programming 3, 6.4)."""
 
 @njit(cache=True, nogil=True)
 def bucket_of(trigram: Any) -> Any:
-    """The bucket of a trigram, three bytes in one number."""
+    """Return the bucket of a trigram, which is three bytes in one number."""
     return np.uint32(np.uint32(trigram) * np.uint32(SPREAD)) >> np.uint32(32 - BUCKET_BITS)
 
 
@@ -108,7 +109,7 @@ def read_list(encoded: NDArray[np.uint8], bits: NDArray[np.uint8]) -> None:
 
 @njit(cache=True, nogil=True)
 def _longest(ends: NDArray[np.int64], blocks: NDArray[np.int32], first: int, stop: int) -> Any:
-    """Room for the bytes of any of the blocks, and for one more."""
+    """Return room for the bytes of the largest block, and one more."""
     longest = 0
     for block in range(first, stop):
         longest = max(longest, ends[blocks[block + 1]] - ends[blocks[block]])
@@ -125,7 +126,7 @@ def _distinct(
     folded: NDArray[np.uint8],
     buckets: NDArray[np.uint16],
 ) -> Any:
-    """Write down the buckets of a block's trigrams, each once; returns how many. No trigram spans two chunks.
+    """Write down the buckets of a block's trigrams, each once, and return their number. No trigram spans two chunks.
 
     Args:
         seen: for each bucket the latest block that had it, -1 before any; brought up to date.
@@ -146,7 +147,7 @@ def _distinct(
 
 @njit(cache=True, nogil=True)
 def _fold(text: NDArray[np.uint8], start: int, stop: int, folded: NDArray[np.uint8]) -> Any:
-    """Copy UTF-8 as `harness1.retrieval.grep.pattern.fold` makes it; returns the bytes written."""
+    """Copy UTF-8 folded as in `harness1.retrieval.grep.pattern.fold`, and return the bytes written."""
     length, at = 0, start
     while at < stop:
         byte = text[at]

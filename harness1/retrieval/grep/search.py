@@ -1,8 +1,8 @@
-"""Regular expressions over all texts, by RE2: linear time whatever the pattern.
+"""Searches all texts for regular expressions with RE2: in linear time for every pattern.
 
 Linear can still be long. What an automaton costs for each byte depends on how many of its states it visits, and on how
 much of the corpus the trigrams of the pattern rule out; a pattern that needs more work than `MOST_WORK` is refused. The
-work is reckoned, not timed, so that a pattern is refused on every machine or on none.
+work is estimated, not timed, so that a pattern is refused on every machine or on none.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from harness1.retrieval.strings import Strings
 LONGEST_PATTERN = 1000
 """Characters."""
 MEMORY = 2 << 20
-"""Bytes that one compiled pattern may take; when matching needs more, RE2 gets slower, not bigger."""
+"""Bytes that a compiled pattern may take. If matching needs more, RE2 becomes slower, not bigger."""
 MOST_WORK = 8 << 20
-"""In units of which a million take about 5 ms: a byte met by a costly state of an automaton is one."""
+"""Units of work of which a million take about 5 ms; a byte read by a costly automaton is one."""
 CHUNK_WORK = 700
-"""Units of turning to a chunk."""
+"""Units for moving to a chunk."""
 PLAIN_SPEED = 3
-"""How many bytes are read for a unit where the automaton has few states."""
+"""Bytes read in a unit by an automaton with few states."""
 LIST_SPEED = 32
-"""How many times sooner the bytes of a trigram's list are worked off than those of a text."""
+"""Bytes of a trigram's list that are read in the time of one byte of text."""
 FREE_CHOICES = 10
-"""RE2 keeps the states of an automaton that have come up. 2 ** 10 of them are soon made. Each further choice makes them
-twice as many, and bigger, so that they are thrown away sooner: measured, it costs up to four times the work, until
-every byte meets a new state, made of up to all instructions of the program."""
+"""RE2 caches the states that an automaton has visited. 2 ** 10 of them are soon made. Each further choice doubles them
+and makes them bigger, so that they are evicted sooner: measured, it costs up to four times the work, until every byte
+meets a new state of up to all instructions of the program."""
 HELD_CHOICES = 4
-"""Choices after a literal that cost as much as reading a byte does, because few places of a text have the literal."""
+"""Choices after a literal that cost as much as reading a byte, because few places in a text have the literal."""
 TURN = 0.002
 """Seconds of work between two turns of the event loop."""
 BATCH = 256
-"""Ranges of candidates that are looked at together."""
+"""Ranges of candidates that are searched together."""
 NEEDLE_SPEED = 4
-"""How many times sooner a byte is searched for a literal, many chunks at once, than matched by a pattern."""
+"""Bytes searched for a literal, many chunks at once, in the time of matching one byte."""
 SEPARATOR = b"\xff"
-"""Stands between chunks that are searched together: no UTF-8 text has it, so that no match spans two."""
+"""Stands between chunks that are searched together. UTF-8 never has it, so that no match spans two chunks."""
 NO_CHUNK = -1
 
 Matches = list[tuple[int, int]]
 
 
 class GrepSegment(Protocol):
-    """What grep reads of a segment. `dead` are the sorted positions of deleted chunks."""
+    """The parts of a segment that grep reads. `dead` are the sorted positions of deleted chunks."""
 
     @property
     def trigrams(self) -> Trigrams: ...
@@ -105,7 +105,7 @@ def grep_segments(
 def grep(
     texts: Iterable[bytes | memoryview], pattern: str, limit: int, deadline: float
 ) -> list[int] | BadPattern | RetrievalFault:
-    """Positions of the first `limit` texts, in their order, that hold a match of an RE2 pattern.
+    """Return the positions of the first `limit` texts, in their order, that hold a match of an RE2 pattern.
 
     Args:
         texts: UTF-8. `^` and `$` stand for the ends of a whole text; `(?m)` makes them those of a line.
@@ -127,7 +127,7 @@ def grep(
 
 
 def compile_pattern(pattern: str, longest: int | None = LONGEST_PATTERN) -> re2._Regexp | BadPattern:
-    """A compiled pattern of at most `longest` characters, or what is wrong with it in a few words."""
+    """Compile a pattern of at most `longest` characters, or say in a few words what is wrong with it."""
     if longest is not None and len(pattern) > longest:
         return BadPattern(reason=f"longer than {longest} characters")
     options = re2.Options()
@@ -144,7 +144,7 @@ def compile_pattern(pattern: str, longest: int | None = LONGEST_PATTERN) -> re2.
 
 
 def work_per_byte(analysis: Analysis, program: int) -> int:
-    """What reading a byte costs at most, in multiples of what it costs for a plain word.
+    """Return the largest cost of reading a byte, in multiples of the cost for a plain word.
 
     Args:
         program: instructions of the compiled pattern. Following all of them at every byte is the worst that happens.
@@ -154,7 +154,7 @@ def work_per_byte(analysis: Analysis, program: int) -> int:
 
 
 def _steps(segments: Sequence[GrepSegment], analysis: Analysis, weight: int) -> Iterator[tuple[int, int, int]]:
-    """What is to be done, in order: its cost, the segment, and the chunk to be matched, if that is what it is."""
+    """Yield the work in order: its cost, the segment, and the chunk to match, or `NO_CHUNK` for other work."""
     needle = compile_pattern(analysis.needle, longest=None) if analysis.needle else None
     for number, segment in enumerate(segments):
         ends = segment.contents.ends
@@ -172,7 +172,7 @@ def _steps(segments: Sequence[GrepSegment], analysis: Analysis, weight: int) -> 
 
 
 def _batches(segment: GrepSegment, query: Query) -> Iterator[NDArray[np.int64]]:
-    """Positions of the living chunks that may satisfy a query, in order."""
+    """Yield the positions of the living chunks that may satisfy a query, in order."""
     ranges = segment.trigrams.candidates(query)
     if ranges is None:
         borders = np.append(np.arange(0, len(segment.contents), BATCH), len(segment.contents))
@@ -182,7 +182,7 @@ def _batches(segment: GrepSegment, query: Query) -> Iterator[NDArray[np.int64]]:
 
 
 def _holding(needle: re2._Regexp, contents: Strings, chunks: NDArray[np.int64]) -> Iterator[int]:
-    """Those of the chunks that match a literal, found in one search through all of them."""
+    """Yield the chunks that match a literal, found in one search through all of them."""
     starts, stops = contents.ends[chunks].tolist(), contents.ends[chunks + 1].tolist()
     spans = list(zip(starts, stops, strict=True))
     text = SEPARATOR.join([contents.bytes[start:stop] for start, stop in spans])
@@ -195,7 +195,7 @@ def _holding(needle: re2._Regexp, contents: Strings, chunks: NDArray[np.int64]) 
 
 
 def _living(ranges: NDArray[np.int64], dead: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The positions in some ranges without the dead ones."""
+    """Return the positions in some ranges without the dead ones."""
     sizes = ranges[:, 1] - ranges[:, 0]
     before = np.cumsum(sizes) - sizes
     positions = np.repeat(ranges[:, 0] - before, sizes) + np.arange(np.sum(sizes))

@@ -1,4 +1,4 @@
-"""Which chunks may match a pattern: an index of the trigrams of a segment.
+"""An index of the trigrams of a segment, which finds the chunks that may match a pattern.
 
 Chunks that begin in the same KiB of the text make up a block. For every trigram of folded bytes, hashed into a
 bucket, the index lists the blocks that have it (Cox, "Regular Expression Matching with a Trigram Index", 2012; Zobel
@@ -22,11 +22,11 @@ from harness1.retrieval.grep.pattern import ANYTHING, All, Query
 from harness1.retrieval.strings import load_array
 
 BLOCK_BYTES = 1024
-"""Smaller blocks narrow down better and take more space."""
+"""Smaller blocks select better and take more space."""
 STRETCH = 1 << 14
-"""Blocks indexed between two moments at which a build can be interrupted."""
+"""Blocks indexed between two points at which a build can be interrupted."""
 FEW = 4
-"""Bytes, of 8 blocks each, that still have candidates: reading those costs no more than going on with the lists."""
+"""Bytes, of 8 blocks each, that still have candidates: reading those costs no more than reading further lists."""
 
 
 def write_trigrams(folder: Path, contents: memoryview | bytes, ends: NDArray[np.int64]) -> None:
@@ -64,9 +64,9 @@ class Trigrams:
         self._lists = load_array(folder / "trigrams.lists.npy")
 
     def candidates(self, query: Query) -> NDArray[np.int64] | None:
-        """The chunks that may satisfy a query, as ranges [ranges, 2] from start to before stop, in order.
+        """Return the chunks that may satisfy a query, as ranges [ranges, 2] from start to before stop, in order.
 
-        None means: any. No chunk that satisfies the query is left out.
+        None stands for all chunks. No chunk that satisfies the query is left out.
         """
         if query == ANYTHING:
             return None
@@ -77,7 +77,7 @@ class Trigrams:
         return np.stack((self._blocks[found], self._blocks[found + 1]), axis=1).astype(np.int64)
 
     def _blocks_of(self, query: Query) -> NDArray[np.uint8]:
-        """One bit for each block that may satisfy the query."""
+        """Return one bit for each block that may satisfy the query."""
         if isinstance(query, int):
             return self._list(query)
         if isinstance(query, All):
@@ -86,7 +86,7 @@ class Trigrams:
         return bits
 
     def _common(self, query: All) -> NDArray[np.uint8]:
-        """The intersection, the shortest lists first, as far as it narrows down."""
+        """Return the intersection, shortest lists first, as long as it narrows the candidates."""
         shortest, *others = sorted(query.of, key=self.cost)
         bits = self._blocks_of(shortest)
         for other in others:
@@ -96,7 +96,7 @@ class Trigrams:
         return bits
 
     def cost(self, query: Query) -> int:
-        """The bytes that are read for a query, at most: those of its lists together."""
+        """Return the largest number of bytes to read for a query: those of its lists in sum."""
         if isinstance(query, int):
             start, stop = self._range(query)
             return stop - start
@@ -122,7 +122,7 @@ class Trigrams:
 
 
 def _cut(ends: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Where the blocks begin and the last one ends, in chunks."""
+    """Return where the blocks begin and the last one ends, in chunks."""
     stretches = ends[:-1] // BLOCK_BYTES
     return np.append(np.flatnonzero(np.diff(stretches, prepend=-1)), len(stretches)).astype(np.int32)
 

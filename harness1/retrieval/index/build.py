@@ -1,4 +1,4 @@
-"""Making the next generation of an index: build, add, delete.
+"""Builds the next generation of an index: build, add, delete.
 
 Documents that come together make one segment, or several of at most `LARGEST` bytes of text, so that memory stays
 bounded. Adding leaves the other segments as they are (their files are linked into the new generation); deleting marks
@@ -42,11 +42,11 @@ from harness1.retrieval.index.segment import ROWS, Segment, SegmentWriter, docum
 from harness1.retrieval.protocol import IndexInfo
 
 MERGE = 8
-"""At least so many adjacent segments become one, if none of them is larger than the others together."""
+"""Adjacent segments that at least become one, if none of them is larger than the others in sum."""
 MOST = 16
-"""Segments that may stay though they are not full: a search goes through all of them."""
+"""Segments that may stay though they are not full: every search visits each of them."""
 LARGEST = 1 << 18
-"""Chunks of a full segment; one that would be larger is not made."""
+"""Chunks of a full segment, which no segment exceeds."""
 
 
 def build_index(
@@ -87,7 +87,7 @@ def add_documents(
     """Add documents to an index as its next generation; one whose id the index has replaces that document.
 
     Raises:
-        CorpusError, UsageError: as `build_index`, or the folder is no index.
+        CorpusError, UsageError: as `build_index`, or the folder is not an index.
     """
     with new_generation(path) as work:
         draft = _Draft.of_current(path, work, progress, machine)
@@ -115,7 +115,7 @@ def delete_documents(
 
 @dataclass
 class _Part:
-    """A segment of the draft, with what is deleted in it."""
+    """A segment of the draft, with its deletions."""
 
     entry: SegmentEntry
     folder: Path
@@ -139,7 +139,7 @@ class _Draft:
 
     @classmethod
     def of_current(cls, path: Path, work: Path, progress: Progress | None, machine: config.Machine) -> _Draft:
-        """A draft that starts as the current generation is."""
+        """Return a draft that starts from the current generation."""
         current = current_generation(path)
         manifest = read_manifest(current, path)
         draft = cls(path, work, manifest.settings, progress, machine)
@@ -156,7 +156,7 @@ class _Draft:
         return draft
 
     def append(self, documents: Iterable[Document]) -> None:
-        """Write documents as segments of their own; those that they replace are deleted."""
+        """Write documents as segments of their own, and delete those that they replace."""
         if self._embeddings:
             self._embeddings.check()
         doc_ids: list[DocId] = []
@@ -179,7 +179,7 @@ class _Draft:
         self._parts += parts
 
     def _fill(self, writer: SegmentWriter, documents: Iterable[Document]) -> Document | None:
-        """Write documents until the segment is full; returns the first one that did not fit."""
+        """Write documents until the segment is full, and return the first that did not fit."""
         for document in documents:
             if len(writer.chunk_ids) >= LARGEST:
                 return document
@@ -189,7 +189,7 @@ class _Draft:
         return None
 
     def delete(self, doc_ids: Sequence[DocId]) -> list[DocId]:
-        """Mark the chunks of documents as dead; returns the documents that no segment has."""
+        """Mark the chunks of documents as dead, and return the documents that no segment has."""
         missing = set(doc_ids)
         for part in self._parts:
             segment = part.open()
@@ -200,7 +200,7 @@ class _Draft:
         return [doc_id for doc_id in doc_ids if doc_id in missing]
 
     def finish(self) -> IndexInfo:
-        """Merge what should be one, then write all that belongs to the generation as a whole.
+        """Merge the segments that should be one, then write what belongs to the generation as a whole.
 
         Raises:
             CorpusError: no document is left.
@@ -242,7 +242,7 @@ class _Draft:
         self._content_sum -= sum(int.from_bytes(segment.doc_sums[number].tobytes(), "big") for number in documents)
 
     def _merge(self) -> None:
-        """Rewrite what the policy asks for, until it asks for nothing."""
+        """Rewrite segments as long as the merge policy asks for it."""
         while group := _to_merge([part.entry for part in self._parts]):
             parts = self._parts[group.start : group.stop]
             merged = []
@@ -269,7 +269,7 @@ class _Draft:
 
 
 def _to_merge(entries: Sequence[SegmentEntry]) -> range | None:
-    """The next adjacent segments to write as one: one alone that is mostly dead, or enough small ones."""
+    """Return the next adjacent segments to write as one: one that is mostly dead, or enough small ones."""
     for at, entry in enumerate(entries):
         if 2 * entry.dead.chunks > entry.size.chunks:
             return range(at, at + 1)
@@ -287,7 +287,7 @@ def _to_merge(entries: Sequence[SegmentEntry]) -> range | None:
 
 
 def _runs(sizes: Sequence[int], limit: int) -> Iterator[range]:
-    """Stretches of adjacent sizes up to a limit; of one that is more than a full segment, the last part."""
+    """Yield stretches of adjacent sizes up to a limit; of a stretch beyond a full segment, the last part."""
     for small, group in groupby(range(len(sizes)), key=lambda at: sizes[at] <= limit):
         places = list(group)
         while small and sum(sizes[at] for at in places) > LARGEST:
@@ -297,7 +297,7 @@ def _runs(sizes: Sequence[int], limit: int) -> Iterator[range]:
 
 
 def _live_documents(segment: Segment) -> Iterator[tuple[DocId, bytes, list[Chunk]]]:
-    """Id, hash and chunks of the documents that were not deleted."""
+    """Yield id, hash and chunks of the living documents."""
     for number in range(len(segment.doc_ids)):
         chunks = segment.chunks_of(number)
         if not segment.is_dead(chunks.start):
@@ -305,7 +305,7 @@ def _live_documents(segment: Segment) -> Iterator[tuple[DocId, bytes, list[Chunk
 
 
 def _ranks(parts: Sequence[_Part]) -> NDArray[np.int32]:
-    """The place of every chunk's id among all ids in lexicographic order, by position."""
+    """Return the place of every chunk's id among all ids in lexicographic order, by position."""
     ids: list[str] = []
     for part in parts:
         keys = part.open().chunk_ids
@@ -331,7 +331,7 @@ def _check_ids(doc_ids: Sequence[DocId], chunk_ids: Sequence[ChunkId]) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same files in another folder, without a copy where the file system can."""
+    """Link the files into another folder, or copy them if the file system cannot link."""
     target.mkdir()
     for file in source.iterdir():
         try:

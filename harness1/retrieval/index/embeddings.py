@@ -1,4 +1,4 @@
-"""The embeddings of a generation in the making: which model, which rows, and the approximate index over them."""
+"""The embeddings of a generation in the making: its model, its rows, and the approximate index over them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness1.retrieval.index.segment import Segment
 
 
 class Embeddings:
-    """Embeds what has no embedding yet; the model is loaded when the first text needs it.
+    """Embeds texts that have no embedding yet; the model is loaded when the first text needs it.
 
     Args:
         out: the index folder; embeddings are kept in its `vectors/`.
@@ -32,7 +32,7 @@ class Embeddings:
         self._approximate: tuple[Path, Integers] | None = None
 
     def go_on(self, before: VectorsEntry, generation: Path, segments: Sequence[Segment]) -> None:
-        """Continue the embeddings of an earlier generation, whose segments these are."""
+        """Continue the embeddings of an earlier generation, which has these segments."""
         self._before = before
         if self._settings.search != "exact":
             self._approximate = generation / APPROXIMATE, used_rows(live_rows(segments))
@@ -52,11 +52,11 @@ class Embeddings:
             )
 
     def rows(self, segment: Segment) -> NDArray[np.int32]:
-        """The row of each chunk of a segment, embedding those that have none.
+        """Return the row of each chunk of a segment, and embed those that have none.
 
         Raises:
             UsageError: as `check`.
-            ModelError: the model gives what is no embedding.
+            ModelError: the model gives vectors that are not finite.
             CorpusError: the store of embeddings cannot be written.
         """
         self.check()

@@ -1,4 +1,4 @@
-"""A folder of immutable generations, of which the file CURRENT names one.
+"""A folder of immutable generations, one of which the file CURRENT names.
 
     DIR/CURRENT          the name of the generation that readers open
     DIR/gen-000001/      one whole generation
@@ -23,14 +23,14 @@ from harness1.runs.lock import lock
 
 CURRENT = "CURRENT"
 KEPT = 2
-"""Generations that a build leaves: its own, and the one that readers may be about to open."""
+"""Generations that a build keeps: its own, and the one that readers may be about to open."""
 
 
 def current_generation(path: Path) -> Path:
-    """The folder of the current generation.
+    """Return the folder of the current generation.
 
     Raises:
-        CorpusError: there is none.
+        CorpusError: there is no generation.
     """
     number = _current_number(path)
     if not number:
@@ -40,7 +40,7 @@ def current_generation(path: Path) -> Path:
 
 @contextmanager
 def new_generation(out: Path) -> Iterator[Path]:
-    """An empty folder to write the next generation into; leaving the context without an error makes it current.
+    """Yield an empty folder for the next generation, which becomes current when the context ends without an error.
 
     Raises:
         CorpusError: the disk is full or the folder cannot be written. The earlier generation stays as it was.
@@ -69,7 +69,7 @@ def _name(number: int) -> str:
 
 
 def _current_number(path: Path) -> int:
-    """The number of the current generation; 0 where there is none."""
+    """Return the number of the current generation, or 0 if there is none."""
     try:
         return int((path / CURRENT).read_text(encoding="utf-8").strip().removeprefix("gen-"))
     except (FileNotFoundError, NotADirectoryError):
@@ -79,7 +79,7 @@ def _current_number(path: Path) -> int:
 
 
 def _remove_leftovers(out: Path, number: int) -> None:
-    """Delete what interrupted builds left: work folders, and a generation that never became current."""
+    """Delete what interrupted builds left: work folders, and generations that never became current."""
     for folder in (*out.glob(".build-*"), out / _name(number)):
         if folder.exists():
             shutil.rmtree(folder)

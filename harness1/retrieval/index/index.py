@@ -1,4 +1,4 @@
-"""An index on disk, opened: its segments as one, mapped and not read. Making one: `harness1.retrieval.index.build`.
+"""An index on disk, opened: its segments as one, mapped and not read. `harness1.retrieval.index.build` makes it.
 
     index.json                      what the index is, and its segments in corpus order
     segment-*/                      `harness1.retrieval.index.segment`; shared with other generations by links
@@ -43,11 +43,11 @@ FORMAT = 2
 APPROXIMATE = "dense.faiss"
 CACHED_CHUNKS = 4096
 CACHED_IDS = CACHED_PLACES = 1 << 17
-"""Ids and positions that are remembered both ways, about 200 bytes each."""
+"""Ids and positions remembered in both directions, about 200 bytes each."""
 
 
 class SegmentEntry(Record):
-    """A segment in a generation: all that it holds, and what of it is dead."""
+    """A segment in a generation: its whole size, and the dead part."""
 
     name: str
     size: SegmentSize
@@ -55,19 +55,19 @@ class SegmentEntry(Record):
 
     @property
     def live(self) -> SegmentSize:
-        """What is not dead."""
+        """The size of the living part."""
         size, dead = self.size, self.dead
         return SegmentSize(size.documents - dead.documents, size.chunks - dead.chunks, size.length - dead.length)
 
     def buried(self, documents: int, chunks: int, length: int) -> SegmentEntry:
-        """The same segment with so much more of it dead."""
+        """Return the same segment with that much more of it dead."""
         dead = self.dead
         grown = SegmentSize(dead.documents + documents, dead.chunks + chunks, dead.length + length)
         return SegmentEntry(self.name, self.size, grown)
 
 
 class VectorsEntry(Record):
-    """The embeddings of a generation: whose they are, and how many rows of the store it knows."""
+    """The embeddings of a generation: their embedder, and the number of rows of the store that it knows."""
 
     embedder: str
     dimensions: int
@@ -91,12 +91,13 @@ class _Format(msgspec.Struct):
 
 
 def build_hash(settings: config.Index) -> str:
-    """Names how an index is built, whatever the corpus: layout on disk, analyser and settings."""
+    """Return the hash of how an index is built, whatever the corpus: layout on disk, analyser and settings."""
     return digest([FORMAT, ANALYSER, settings])
 
 
 def index_hash(content_sum: int, settings: config.Index, embedder: str) -> str:
-    """Equal for equal documents in any order: sums do not depend on it. The embedder counts by its own hash."""
+    """Return a hash that is equal for equal documents in any order, because sums do not depend on it. The embedder
+    enters by its own hash."""
     named = msgspec.structs.replace(settings, dense=msgspec.structs.replace(settings.dense, model=embedder))
     return digest({"documents": f"{content_sum % 2**256:064x}", "analyser": ANALYSER, "settings": named})
 
@@ -129,7 +130,7 @@ def open_index(path: Path) -> EmbeddedIndex:
     """Open the current generation of an index folder; its data is mapped, not read.
 
     Raises:
-        CorpusError: the folder is no index, or is damaged.
+        CorpusError: the folder is not an index, or is damaged.
         SchemaError: it was built by a newer version of the package.
     """
     while True:
@@ -151,7 +152,8 @@ def _damaged(path: Path, error: Exception) -> CorpusError:
 
 
 class EmbeddedIndex:
-    """One generation: its chunks by position in corpus order, and what searches them. Made by `open_index`."""
+    """One generation, with its chunks by position in corpus order and the means to search them. Made by
+    `open_index`."""
 
     def __init__(self, path: Path, generation: Path, manifest: Manifest) -> None:
         self.info, self.settings, self.vectors = manifest.info, manifest.settings, manifest.vectors
@@ -165,15 +167,15 @@ class EmbeddedIndex:
         self._places: dict[ChunkId, int] = {}
         self._named = lru_cache(CACHED_IDS)(self._name)
         self.chunk = lru_cache(CACHED_CHUNKS)(self._decode)
-        """The chunk at a position; while it is cached, always the same object."""
+        """Return the chunk at a position; always the same object while it is cached."""
 
     def __len__(self) -> int:
-        """Positions, those of deleted chunks included."""
+        """Return the number of positions, those of deleted chunks included."""
         return self._firsts[-1]
 
     @cached_property
     def dense(self) -> DenseIndex | None:
-        """Search by embeddings, where the index has them.
+        """Search by embeddings, if the index has them.
 
         Raises:
             CorpusError: the store of embeddings is cut or gone.
@@ -192,7 +194,7 @@ class EmbeddedIndex:
         return DenseIndex(vectors, rows, self._ranks, open_approximate(self._generation / APPROXIMATE, settings))
 
     def positions(self, chunk_ids: Iterable[ChunkId]) -> list[int]:
-        """Where chunks are, in the order asked; ids that the corpus does not have are left out."""
+        """Return the positions of chunks, in the order asked; ids that the corpus lacks are left out."""
         wanted = list(chunk_ids)
         places = [place for place in map(self._places.get, wanted) if place is not None]
         if len(places) == len(wanted):
@@ -205,7 +207,7 @@ class EmbeddedIndex:
         return [place for chunk_id in wanted if (place := known[chunk_id]) is not None]
 
     def positions_of(self, doc_id: DocId) -> range:
-        """Where the chunks of a document are; empty if the corpus does not have it."""
+        """Return the positions of a document's chunks; none if the corpus lacks it."""
         for segment, first in zip(self.segments, self._firsts, strict=False):
             (document,) = segment.find_documents([doc_id])
             if document >= 0:
@@ -214,11 +216,11 @@ class EmbeddedIndex:
         return range(0)
 
     def position(self, segment: int, number: int) -> int:
-        """The position of a chunk of a segment, both by number."""
+        """Return the position of a chunk of a segment, both by number."""
         return self._firsts[segment] + number
 
     def chunk_ids(self, positions: Iterable[int]) -> list[ChunkId]:
-        """The ids of chunks, without their texts."""
+        """Return the ids of chunks, without their texts."""
         return [self._named(position) for position in positions]
 
     def _locate(self, position: int) -> tuple[Segment, int]:
@@ -226,7 +228,7 @@ class EmbeddedIndex:
         return self.segments[at], position - self._firsts[at]
 
     def _name(self, position: int) -> ChunkId:
-        """The id at a position. What was found is soon excluded: it is remembered where it is."""
+        """Return the id at a position, and remember its position: what was found is soon excluded."""
         segment, number = self._locate(position)
         chunk_id = ChunkId(segment.chunk_ids[number])
         if len(self._places) < CACHED_PLACES:
@@ -240,7 +242,7 @@ class EmbeddedIndex:
 
 
 def live_rows(segments: Sequence[Segment]) -> NDArray[np.int32]:
-    """For each position, the row of its embedding; -1 where the chunk was deleted."""
+    """Return the row of each position's embedding, -1 where the chunk was deleted."""
     rows = [np.array(segment.rows) for segment in segments]
     for segment, segment_rows in zip(segments, rows, strict=True):
         segment_rows[segment.dead] = -1

@@ -1,4 +1,4 @@
-"""Ranking over an opened index: by terms, by embeddings, or both fused, and reranked by a cross-encoder if wanted.
+"""Ranks over an opened index: by terms, by embeddings, or by both fused, and reranked by a cross-encoder if wanted.
 
 Plain functions over batches of searches. What a search finds does not depend on the batch that it is in.
 """
@@ -18,8 +18,8 @@ from harness1.records import ChunkId
 from harness1.retrieval.dense.cross_encoder import PairScorer
 from harness1.retrieval.dense.embedder import Embedder
 from harness1.retrieval.dense.rerank import rerank
-from harness1.retrieval.fusion import rrf
 from harness1.retrieval.index.index import EmbeddedIndex
+from harness1.retrieval.ordering import rrf
 from harness1.retrieval.protocol import Scored, SearchRequest, SearchResult
 
 Mode = Literal["bm25", "dense", "hybrid"]
@@ -27,7 +27,7 @@ Positions = list[tuple[int, float]]
 
 
 def ranking_mode(settings: Retrieval, index: EmbeddedIndex) -> Mode:
-    """What `auto` means for an index.
+    """Return the mode that `auto` stands for in an index.
 
     Raises:
         ConfigError: embeddings are asked for and the index has none.
@@ -94,7 +94,7 @@ class Ranker:
         ]
 
     def _depth(self, k: int) -> int:
-        """How many chunks of a ranking are needed."""
+        """Return how many chunks of a ranking are needed."""
         return max(k, self._settings.rerank.candidates) if self._scorer else k
 
     def _by_terms(self, requests: Sequence[SearchRequest], excludes: Sequence[NDArray[np.int64]]) -> list[Positions]:
@@ -115,7 +115,7 @@ class Ranker:
         return dense.search(queries, depths, excludes)
 
     def _fuse(self, lists: Sequence[Positions], weights: Sequence[float], k: int) -> list[tuple[int, float]]:
-        """The best `k` of one list, or of several by reciprocal rank fusion."""
+        """Return the best `k` of one list, or of several by reciprocal rank fusion."""
         if len(lists) == 1:
             return lists[0][:k]
         places = list(dict.fromkeys(position for found in lists for position, _ in found))

@@ -24,7 +24,7 @@ from harness1.retrieval.index.ranker import Ranker, ranking_mode
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
 
 ENGINE_ERRORS = (OSError, ValueError, IndexError, MemoryError, RuntimeError)
-"""What reading a damaged or vanished index, or a failing model, may raise."""
+"""Errors that reading a damaged or vanished index, or a failing model, may raise."""
 Found = SearchResult | RetrievalFault
 
 
@@ -32,7 +32,7 @@ def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
     """Open an index folder, and the models that the configuration ranks with.
 
     Raises:
-        CorpusError, SchemaError: the folder is no index, or is damaged, or one of a newer version.
+        CorpusError, SchemaError: the folder is not an index, or is damaged, or one of a newer version.
         ConfigError: embeddings are asked for and the index has none, or no reranker is named.
         UsageError: a model does not load, or is not the one that the index was built with.
         MissingExtra: the package of a model, or faiss, is not installed.
@@ -111,7 +111,8 @@ class EmbeddedRetriever:
             return _fault(error)
 
     def _answer(self, asked: Sequence[_Timed]) -> list[Found]:
-        """Answer a batch; where it fails as a whole, each request on its own, so that one cannot fail the others."""
+        """Answer a batch. If it fails as a whole, answer each request on its own, so that one cannot fail the
+        others."""
         now = time.monotonic()
         open_places = [place for place, each in enumerate(asked) if each.end >= now]
         answers: list[Found] = [RetrievalFault(message="deadline")] * len(asked)
@@ -127,14 +128,14 @@ class EmbeddedRetriever:
 
 
 class _Timed(Record):
-    """A request and when it is too late for it, on the monotonic clock."""
+    """A request and the time at which it is too late, on the monotonic clock."""
 
     request: SearchRequest
     end: float
 
 
 def _map_embeddings(path: Path, index: EmbeddedIndex) -> None:
-    """Open them now: at the first search, their files may have gone with the generation that they belong to."""
+    """Open the embeddings now: at the first search, their files may be gone with the generation that they belong to."""
     try:
         index.dense  # noqa: B018
     except (OSError, ValueError) as error:
@@ -144,7 +145,7 @@ def _map_embeddings(path: Path, index: EmbeddedIndex) -> None:
 
 
 def info_of(index: EmbeddedIndex, scorer: PairScorer | None) -> IndexInfo:
-    """What an index is; a reranker, which decides rankings as the corpus does, is part of its hash."""
+    """Return the facts about an index. A reranker decides rankings as the corpus does, so it is part of the hash."""
     info = index.info
     if scorer is None:
         return info

@@ -1,4 +1,4 @@
-"""A segment: a stretch of a corpus with everything to search it, written once and never changed.
+"""A segment: a stretch of a corpus with everything needed to search it, written once and never changed.
 
     contents.*          title, line break and text of every chunk; title_bytes.npy says where the text begins
     chunk_ids.*         ids of the chunks, doc_ids.* of the documents
@@ -34,7 +34,7 @@ ROWS = "rows.npy"
 
 
 class SegmentSize(Record):
-    """What a segment holds, the dead included; `length` is that of all chunks together, in terms."""
+    """The size of a segment, the dead included; `length` is that of all chunks in sum, in terms."""
 
     documents: int
     chunks: int
@@ -42,7 +42,7 @@ class SegmentSize(Record):
 
 
 def document_sum(document: Document) -> bytes:
-    """What a document adds to the hash of its index: 32 bytes."""
+    """Return the 32 bytes that a document adds to the hash of its index."""
     return hashlib.sha256(canonical(document)).digest()
 
 
@@ -62,7 +62,7 @@ class SegmentWriter:
 
     @property
     def size(self) -> SegmentSize:
-        """Known when the segment is complete."""
+        """Known once the segment is complete."""
         return self._size
 
     def add(self, doc_id: DocId, sum_: bytes, chunks: Sequence[Chunk]) -> None:
@@ -125,7 +125,7 @@ class Segment:
 
     @property
     def rows(self) -> NDArray[np.int32]:
-        """For each chunk, the row of its embedding in the store of the index."""
+        """Return the row of each chunk's embedding in the store of the index."""
         return load_array(self._folder / ROWS)
 
     def is_dead(self, chunk: int) -> bool:
@@ -133,23 +133,23 @@ class Segment:
         return at < len(self.dead) and int(self.dead[at]) == chunk
 
     def chunks_of(self, document: int) -> range:
-        """The chunks of a document, by its number."""
+        """Return the chunks of a document, by its number."""
         return range(int(self.first_chunks[document]), int(self.first_chunks[document + 1]))
 
     def find_documents(self, doc_ids: Sequence[DocId]) -> list[int]:
-        """The number of each document, -1 where the segment does not have it or it was deleted."""
+        """Return the number of each document, -1 where the segment lacks it or it was deleted."""
         return [
             -1 if number < 0 or self.is_dead(int(self.first_chunks[number])) else number
             for number in self.doc_ids.find(doc_ids)
         ]
 
     def find_chunks(self, chunk_ids: Sequence[ChunkId]) -> list[int]:
-        """The number of each chunk, -1 where the segment does not have it or it was deleted."""
+        """Return the number of each chunk, -1 where the segment lacks it or it was deleted."""
         found = self.chunk_ids.find(chunk_ids)
         return [-1 if number < 0 or self.is_dead(number) else number for number in found] if len(self.dead) else found
 
     def chunk(self, number: int) -> Chunk:
-        """A chunk, decoded."""
+        """Return a chunk, decoded."""
         document = int(np.searchsorted(self.first_chunks, number, side="right")) - 1
         content = self.contents.view(number)
         border = int(self._title_bytes[number])

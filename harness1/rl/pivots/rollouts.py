@@ -12,8 +12,8 @@ import msgspec
 
 from harness1.config import Env, Machine, Pivots
 from harness1.env.environment import SearchEnv, State, Step, env_hash
+from harness1.env.render.context import Context
 from harness1.env.render.pieces import TokenCounter
-from harness1.env.render.renderer import Context
 from harness1.env.verifiers.protocol import Verifier
 from harness1.episodes.jobs import EpisodeJob, play_job
 from harness1.episodes.stages import Pipeline, StageLimits, results_to, unchanged

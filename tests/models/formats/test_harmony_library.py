@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from benchmarks.tokenizer import PATTERN
 from harness1.config import Env
+from harness1.env.render.context import Context
 from harness1.env.render.pieces import grouped
-from harness1.env.render.renderer import Context
 from harness1.errors import UsageError
 from harness1.models.formats.harmony import NAMES, Harmony
 from harness1.models.formats.harmony_vocabulary import HarmonyVocabulary
