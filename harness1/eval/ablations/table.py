@@ -99,13 +99,7 @@ class AblationTable(Record, kw_only=True):
 
 
 def compared(name: str, metrics: Mapping[str, Any], base: Rows, rows: Rows, resamples: int, seed: int) -> Condition:
-    """Return a line of the table, its `p` not yet corrected.
-
-    Args:
-        metrics: of the condition (`metrics.json`).
-        base: the tasks of the base.
-        rows: the tasks of the condition.
-    """
+    """Return a line of the table, its `p` not yet corrected, from a condition's `metrics.json` and its `rows`."""
     tasks = sorted(base.keys() & rows.keys())
     before, after = ({task: each[task][RECALL] for task in tasks} for each in (base, rows))
     base_answers, answers = ({task: each[task][ANSWER_RECALL] for task in tasks} for each in (base, rows))
