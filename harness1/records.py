@@ -3,6 +3,7 @@ training and evaluation (design: "the record is the seam")."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, NewType, dataclass_transform
 
@@ -317,6 +318,10 @@ class Episode(Record, kw_only=True):
     tokens: TokenBlob | None = None
     """Set on disk only, in place of ids, log probabilities and segments."""
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def observations(self) -> Iterator[Observation]:
+        return (turn.observation for turn in self.turns if turn.observation is not None)
 
     @property
     def key(self) -> EpisodeKey:

@@ -17,7 +17,6 @@ from rich.text import Text
 from harness1.cli.options import Json
 from harness1.errors import UsageError
 from harness1.eval.compare.comparison import compare as compare_runs
-from harness1.eval.compare.comparison import view_command
 from harness1.eval.compare.text import Block, Grid, Links, blocks, markdown
 from harness1.eval.run_view import read_run
 from harness1.runs.files import write_atomically
@@ -49,7 +48,7 @@ def compare(
     Example: harness1 compare runs/bm25 runs/scripted --view runs/both.html
     """
     comparison = compare_runs([read_run(run, dataset) for run in runs], metric, top, equal_size)
-    command = shlex.join(view_command([str(run) for run in runs], str(view or "view.html")))
+    command = shlex.join(["harness1", "view", *map(str, runs), "--out", str(view or "view.html")])
     parts = list(blocks(comparison, str(view) if view else ""))
     if out is not None:
         _write(out, parts)

@@ -8,45 +8,34 @@ from typing import Any
 
 import msgspec
 
-from harness1.config.env import AutoPopulate as AutoPopulate
-from harness1.config.env import BudgetMarker as BudgetMarker
-from harness1.config.env import Compression as Compression
-from harness1.config.env import Curation as Curation
-from harness1.config.env import Dedup as Dedup
-from harness1.config.env import Env as Env
-from harness1.config.env import Evidence as Evidence
-from harness1.config.env import FanOut as FanOut
-from harness1.config.env import Grep as Grep
-from harness1.config.env import History as History
-from harness1.config.env import PoolView as PoolView
-from harness1.config.env import Pruning as Pruning
-from harness1.config.env import Read as Read
-from harness1.config.env import Rendering as Rendering
-from harness1.config.env import Rerank as Rerank
-from harness1.config.env import Retrieval as Retrieval
-from harness1.config.env import Review as Review
-from harness1.config.env import Search as Search
-from harness1.config.env import Verification as Verification
-from harness1.config.index import Dense as Dense
-from harness1.config.index import Index as Index
-from harness1.config.machine import Fleet as Fleet
-from harness1.config.machine import Keyed as Keyed
-from harness1.config.machine import Learn as Learn
-from harness1.config.machine import Machine as Machine
-from harness1.config.machine import Model as Model
-from harness1.config.machine import ModelServer as ModelServer
-from harness1.config.machine import Price as Price
-from harness1.config.machine import Web as Web
-from harness1.config.policy import ChatPolicy as ChatPolicy
-from harness1.config.reward import Reward as Reward
-from harness1.config.reward import with_recipe
-from harness1.config.rl import Pivots as Pivots
-from harness1.config.rl import Rl as Rl
-from harness1.config.sft import Gates as Gates
-from harness1.config.sft import Sft as Sft
-from harness1.config.train import Lora as Lora
-from harness1.config.train import Train as Train
-from harness1.config.train import Validation as Validation
+from harness1.config.env import (
+    AutoPopulate,
+    BudgetMarker,
+    Compression,
+    Curation,
+    Dedup,
+    Env,
+    Evidence,
+    FanOut,
+    Grep,
+    History,
+    PoolView,
+    Pruning,
+    Read,
+    Rendering,
+    Rerank,
+    Retrieval,
+    Review,
+    Search,
+    Verification,
+)
+from harness1.config.index import Dense, Index
+from harness1.config.machine import Fleet, Keyed, Learn, Machine, Model, ModelServer, Price, Web
+from harness1.config.policy import ChatPolicy
+from harness1.config.reward import Reward, with_recipe
+from harness1.config.rl import Pivots, Rl
+from harness1.config.sft import Gates, Sft
+from harness1.config.train import Lora, Train, Validation
 from harness1.errors import ConfigError
 from harness1.hashing import digest
 from harness1.settings import Settings

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from harness1.settings import Count, Positive, Settings, Share, Weight
@@ -41,26 +43,9 @@ class Reward(Settings):
 
 
 RECIPES: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {
-        "robust": MappingProxyType(
-            {
-                "outcome": 3.0,
-                "beta": 1.0,
-                "trajectory": 0.0,
-                "answer_found": 0.0,
-                "answer": 0.0,
-                "trajectory_answer": 0.0,
-                "answer_missed": 0.0,
-                "clutter": 0.45,
-                "diversity": 0.0,
-                "empty": -0.45,
-                "floor": -0.5,
-            }
-        )
-    }
+    msgspec.toml.decode(Path(__file__).with_name("recipes.toml").read_bytes(), type=dict[str, dict[str, float]])
 )
-"""The settings in which a recipe differs from the defaults. `robust` pays for the delivered set alone, by F_1 less a
-price for each irrelevant unit: nothing for units that were only seen, for a first hit, or for tools."""
+"""The settings in which a recipe differs from the defaults."""
 
 
 def with_recipe(given: Mapping[str, Any]) -> dict[str, Any]:

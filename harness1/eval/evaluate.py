@@ -33,8 +33,6 @@ Progress = Callable[[Episode], None]
 OnStart = Callable[[int, int], None]
 LOOKED_UP = 20
 """Tasks whose gold is looked up in an index to check that it is of their corpus."""
-GOES_ON = "the same command continues where it stopped"
-"""The note added to an interrupt."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ def evaluate(
         try:
             run_episodes(evaluation.setup, jobs, keep, on_depths)
         except KeyboardInterrupt as interrupt:
-            interrupt.add_note(GOES_ON)
+            interrupt.add_note("the same command continues where it stopped")
             raise
         finally:
             if jobs:
@@ -225,9 +223,8 @@ def finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] | None
     """Return the metrics of a run that is complete and unchanged, with all its outputs; None if there is something to
     do, such as broken or lost episodes, or a price that was set since."""
     names = output_names([task.task_id for task in evaluation.tasks], evaluation.samples)
-    if not all((out / name).is_file() for name in (EPISODES, *names)) or not evaluation.stage().is_done(out):
-        return None
-    if not _is_as_closed(evaluation.config.machine, out):
+    whole = all((out / name).is_file() for name in (EPISODES, *names)) and evaluation.stage().is_done(out)
+    if not whole or not _is_as_closed(evaluation.config.machine, out):
         return None
     try:
         metrics = msgspec.json.decode((out / METRICS).read_bytes(), type=dict[str, Any])

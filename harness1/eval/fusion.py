@@ -7,8 +7,9 @@ import csv
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ SUMMED = (
     "output_tokens",
 )
 """Metrics of a rollout's cost, which add up; so do those of single tools."""
+TOOL = "tool_"
 
 
 @dataclass(frozen=True)
@@ -130,18 +132,15 @@ def _taken(runs: Sequence[RunView]) -> dict[str, dict[str, float]]:
         for episode in run.episodes.values():
             for task_id, metrics in task_metrics([episode], run.tasks, run.config).items():
                 for name in metrics:
-                    if name in SUMMED or name.startswith("tool_"):
+                    if name in SUMMED or name.startswith(TOOL):
                         taken[task_id][name] += metrics[name]
     return {task_id: dict(sorted(sums.items())) for task_id, sums in sorted(taken.items())}
 
 
 def _rollouts(runs: Sequence[RunView]) -> dict[str, list[Episode]]:
     """Return the rollouts of each task that has any, in the order of runs and samples."""
-    groups: dict[str, list[Episode]] = {}
-    for run in runs:
-        for _, episode in sorted(run.episodes.items()):
-            groups.setdefault(episode.task.task_id, []).append(episode)
-    return groups
+    task_ids = dict.fromkeys(key.task_id for run in runs for key in sorted(run.episodes))
+    return {task_id: [episode for run in runs for episode in run.samples(task_id)] for task_id in task_ids}
 
 
 def _fused(task: Task, rollouts: Sequence[Episode], stage: Stage, k: int, cap: int) -> Episode:
@@ -182,7 +181,7 @@ def _stop_reason(valid: Sequence[Episode]) -> StopReason:
 def _fused_set(rollouts: Sequence[Episode], k: int, cap: int) -> tuple[Curated, ...]:
     delivered = [episode.curated for episode in rollouts if episode.status is not Status.POLICY_ERROR]
     tags: dict[str, Tag] = {}
-    for entry in (entry for curated in delivered for entry in curated):
+    for entry in chain.from_iterable(delivered):
         tags[entry.unit_id] = min(entry.tag, tags.get(entry.unit_id, entry.tag), key=TAGS.index)
     ranked = [sorted(curated, key=lambda entry: entry.rank) for curated in delivered]
     fused = rrf([[ChunkId(entry.unit_id) for entry in curated] for curated in ranked], k)
@@ -198,8 +197,6 @@ def _aliases(rollouts: Sequence[Episode], pool: set[UnitId]) -> dict[UnitId, Uni
                 aliases.setdefault(alias, representative)
     return aliases
 
-
-TOOL = "tool_"
 
 Taken = Mapping[str, Mapping[str, float]]
 
@@ -249,7 +246,7 @@ def _tell_taken(fusion: Fusion, runs: Sequence[RunView], out: Path) -> dict[str,
     taken: Taken = fusion.stage.outputs["taken"]
     config = runs[0].config
     metrics = msgspec.json.decode((out / METRICS).read_bytes(), type=dict[str, Any])
-    metrics = fused_metrics(metrics) | dict(_intervals(taken, config.machine.bootstrap, fusion.stage.inputs["seed"]))
+    metrics = fused_metrics(metrics) | _intervals(taken, config.machine.bootstrap, fusion.stage.inputs["seed"])
     metrics["tool_mix"] = _tool_mix(taken)
     episodes = (episode for run in runs for episode in run.episodes.values())
     write_json(out / METRICS, metrics)
@@ -259,10 +256,9 @@ def _tell_taken(fusion: Fusion, runs: Sequence[RunView], out: Path) -> dict[str,
     return metrics
 
 
-def _intervals(taken: Taken, resamples: int, seed: int) -> Iterator[tuple[str, dict[str, float]]]:
-    for name in _names(taken):
-        values = [sums[name] for sums in taken.values() if name in sums]
-        yield name, msgspec.structs.asdict(bootstrap_mean(values, resamples, seed))
+def _intervals(taken: Taken, resamples: int, seed: int) -> dict[str, dict[str, float]]:
+    values = {name: [sums[name] for sums in taken.values() if name in sums] for name in _names(taken)}
+    return {name: msgspec.structs.asdict(bootstrap_mean(of, resamples, seed)) for name, of in values.items()}
 
 
 def _tool_mix(taken: Taken) -> dict[str, float]:

@@ -27,8 +27,7 @@ def reward(_: Outcome, episode: Episode) -> float:
 
 def auto_populated_kept(_: Outcome, episode: Episode) -> float:
     """Return the number of delivered units that the environment, not the policy, curated."""
-    observations = (turn.observation for turn in episode.turns if turn.observation is not None)
-    populated = {unit for observation in observations for unit in observation.delta.auto_populated}
+    populated = {unit for observation in episode.observations for unit in observation.delta.auto_populated}
     return float(len(populated & {entry.unit_id for entry in episode.curated}))
 
 
@@ -38,8 +37,7 @@ def rerank_recall(episode: Episode, gold: Gold | None) -> float | None:
     Raises:
         UsageError: the gold is missing or names nothing to find.
     """
-    observations = (turn.observation for turn in episode.turns if turn.observation is not None)
-    reranked = [each for observation in observations for each in observation.rankings if each.pre_rerank_ids]
+    reranked = [each for observation in episode.observations for each in observation.rankings if each.pre_rerank_ids]
     given = _units((name for ranking in reranked for name in ranking.pre_rerank_ids), episode)
     kept = _units((name for ranking in reranked for name in ranking.chunk_ids), episode)
     wanted = targets(episode.task.task_id, gold, episode.unit).relevant
@@ -49,8 +47,7 @@ def rerank_recall(episode: Episode, gold: Gold | None) -> float | None:
 
 def shown_documents(episode: Episode) -> dict[ChunkId, DocId]:
     """Return the document of every chunk that an episode was shown."""
-    observations = (turn.observation for turn in episode.turns if turn.observation is not None)
-    return {hit.chunk_id: hit.doc_id for observation in observations for hit in observation.hits}
+    return {hit.chunk_id: hit.doc_id for observation in episode.observations for hit in observation.hits}
 
 
 def _units(chunk_ids: Iterable[ChunkId], episode: Episode) -> set[UnitId]:

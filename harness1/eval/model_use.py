@@ -64,7 +64,9 @@ def model_use(episode: Episode) -> dict[str, float]:
     if tokens is not None:
         used = {"prompt_tokens": float(tokens.prompt), "prefill_tokens": float(tokens.prefill)}
     if calls:
-        used |= {"model_calls": float(len(calls)), "failed_attempts": float(sum(_failed(episode)))}
+        # All attempts of a turn but the one that gave its action, if there is one.
+        failed = sum(len(turn.calls) - (turn.action is not None) for turn in episode.turns if turn.calls)
+        used |= {"model_calls": float(len(calls)), "failed_attempts": float(failed)}
     if calls and tokens is not None and tokens.exact:
         used["output_tokens"] = float(tokens.output)
         used["merge_ratio"] = prefix_merging(captured_calls(episode)).merge_ratio
@@ -82,8 +84,3 @@ def _approximate_output(turn: Turn) -> int:
     """Estimate the output tokens of a hosted model in the last attempt of a turn."""
     action = msgspec.json.encode(turn.action).decode() if turn.action is not None else ""
     return approximate_tokens(turn.reasoning + action)
-
-
-def _failed(episode: Episode) -> list[int]:
-    """Return, for each turn, the number of attempts without a call."""
-    return [len(turn.calls) - (turn.action is not None) for turn in episode.turns if turn.calls]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -151,12 +150,7 @@ def _write_run(path: Path, episodes: Iterable[Episode], units: Units, encode: bo
         )
         for episode, found in ranked
     ]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write_run(temporary, run, TAG)
-        write_atomically(path, temporary.read_bytes())
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_run(path, run, TAG)
 
 
 def _ids(episodes: Iterable[Episode]) -> Iterator[str]:

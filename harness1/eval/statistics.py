@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, variance
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -14,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from harness1.errors import UsageError
 from harness1.records import Record
+
+Name = TypeVar("Name")
 
 
 class VarianceComponents(Record):
@@ -129,10 +132,10 @@ def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], resamples
     return extreme / every if exact else (extreme + 1) / (resamples + 1)
 
 
-def holm(p: Mapping[str, float]) -> dict[str, float]:
+def holm(p: Mapping[Name, float]) -> dict[Name, float]:
     """Adjust p-values of several comparisons to keep the chance of any false finding below the level (Holm 1979): in
     ascending order, multiply each by the number of those not yet passed; never falling, at most 1."""
-    adjusted: dict[str, float] = {}
+    adjusted: dict[Name, float] = {}
     floor = 0.0
     for passed, name in enumerate(sorted(p, key=lambda name: p[name])):
         adjusted[name] = floor = max(floor, min(1.0, (len(p) - passed) * p[name]))

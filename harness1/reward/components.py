@@ -1,4 +1,4 @@
-"""The terms of the reward, each capped to its ceiling. To add one, add a function here and a line in `COMPONENTS`."""
+"""The terms of the reward, each capped to its ceiling. To add one, add a function and a line in `COMPONENTS`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def component(
     *,
     process: bool = False,
 ) -> Callable[[Callable[[Case], float]], Component]:
-    """Turn the function that computes a value into a component. It counts once it is in `composite.COMPONENTS`."""
+    """Turn the function that computes a value into a component. It counts once it is in `COMPONENTS`."""
     return lambda value: Component(name, weight, ceiling, value, process)
 
 
@@ -140,3 +140,20 @@ def turn_penalty(case: Case) -> float:
     """Return min((n - n0) / max(N - n0, 1), 1) for n of N allowed turns, n0 of them free; 0 up to n0."""
     free = case.config.reward.turn_penalty_from
     return (case.outcome.turns - free) / max(case.config.env.max_turns - free, 1)
+
+
+COMPONENTS = (
+    outcome,
+    trajectory,
+    answer_found,
+    answer,
+    trajectory_answer,
+    answer_missed,
+    recall_gap,
+    clutter,
+    diversity,
+    diversity_shortfall,
+    curation,
+    turn_penalty,
+)
+"""All components, in the order in which they are summed."""

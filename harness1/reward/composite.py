@@ -16,57 +16,25 @@ import msgspec
 
 from harness1.config import Config, Reward
 from harness1.records import Episode, Gold, RewardRecord, RewardTerm, Status, StopReason
-from harness1.reward import outcome as outcomes
-from harness1.reward.components import (
-    Case,
-    answer,
-    answer_found,
-    answer_missed,
-    clutter,
-    curation,
-    diversity,
-    diversity_shortfall,
-    outcome,
-    recall_gap,
-    trajectory,
-    trajectory_answer,
-    turn_penalty,
-)
-from harness1.reward.outcome import Outcome
-
-COMPONENTS = (
-    outcome,
-    trajectory,
-    answer_found,
-    answer,
-    trajectory_answer,
-    answer_missed,
-    recall_gap,
-    clutter,
-    diversity,
-    diversity_shortfall,
-    curation,
-    turn_penalty,
-)
-"""All components, in the order in which they are summed."""
+from harness1.reward.components import COMPONENTS, Case
+from harness1.reward.outcome import Outcome, outcome
 
 BEYOND_CAP = "beyond_process_cap"
 """The name of the term that takes back the excess over the cap."""
 
 
-def composite(outcome: Outcome, episode: Episode, config: Config) -> RewardRecord | None:
+def composite(result: Outcome, episode: Episode, config: Config) -> RewardRecord | None:
     """Return the reward of an episode with a known outcome; None after an infrastructure fault, which earns no reward.
 
     Terms of weight 0 are left out. An override is recorded together with the terms, which then do not count.
     """
     if episode.status is Status.INFRA_ERROR:
         return None
-    case = Case(outcome, episode, config)
+    case = Case(result, episode, config)
     weighed = {component.name: component.term(case) for component in COMPONENTS}
     terms = {name: term for name, term in weighed.items() if term.weight != 0.0}
     terms |= _beyond_cap(terms, config.reward.process_cap)
-    override = _override(outcome, episode, config.reward)
-    if override is not None:
+    if (override := _override(result, episode, config.reward)) is not None:
         name, total = override
         return RewardRecord(total, terms, name)
     return RewardRecord(max(config.reward.floor, contributions(terms.values())), terms)
@@ -94,7 +62,7 @@ def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
     Raises:
         UsageError: the gold of the task is missing or names nothing to find.
     """
-    reward = composite(outcomes.outcome(episode, gold), episode, config)
+    reward = composite(outcome(episode, gold), episode, config)
     hashes = msgspec.structs.replace(episode.hashes, reward=config.reward_hash)
     return msgspec.structs.replace(episode, reward=reward, hashes=hashes)
 
@@ -106,9 +74,9 @@ def _beyond_cap(terms: Mapping[str, RewardTerm], cap: float) -> dict[str, Reward
     return {BEYOND_CAP: RewardTerm(excess, -math.copysign(1.0, process))} if excess > 0.0 else {}
 
 
-def _override(outcome: Outcome, episode: Episode, settings: Reward) -> tuple[str, float] | None:
+def _override(result: Outcome, episode: Episode, settings: Reward) -> tuple[str, float] | None:
     if episode.stop_reason is StopReason.FORMAT_LIMIT:
         return "format_failure", settings.format_failure
-    if outcome.set_size == 0:
+    if result.set_size == 0:
         return "empty", settings.empty
     return None

@@ -91,7 +91,7 @@ def outcome(episode: Episode, gold: Gold | None) -> Outcome:
         set_size=judged.size,
         turns=sum(turn.action is not None for turn in episode.turns),
         calls=_calls(episode.turns),
-        tool_errors=sum(turn.observation is not None and turn.observation.error is not None for turn in episode.turns),
+        tool_errors=sum(observation.error is not None for observation in episode.observations),
         format_errors=sum(map(_format_errors, episode.turns)),
     )
 
@@ -160,14 +160,9 @@ def _share(flags: Sequence[bool]) -> float:
 
 
 def _calls(turns: Sequence[Turn]) -> dict[str, int]:
-    return dict(
-        Counter(
-            turn.action.name
-            for turn in turns
-            if turn.action is not None and turn.action.name != "end_search"
-            if turn.observation is not None and turn.observation.error is None
-        )
-    )
+    succeeded = [turn for turn in turns if turn.observation is not None and turn.observation.error is None]
+    names = (turn.action.name for turn in succeeded if turn.action is not None)
+    return dict(Counter(name for name in names if name != "end_search"))
 
 
 def _format_errors(turn: Turn) -> int:

@@ -50,7 +50,8 @@ class Judged(Record):
 
     def recall(self, depth: float = math.inf) -> float:
         """Return the share of the targets met at this depth or above."""
-        return self._met(depth) / len(self.met) if self.met else 0.0
+        met = sum(place <= depth for place in self.met if place < math.inf)
+        return met / len(self.met) if self.met else 0.0
 
     def precision(self, depth: float = math.inf) -> float:
         """Return the share of the first `depth` places that hold a relevant unit, empty places included; without a
@@ -77,9 +78,6 @@ class Judged(Record):
         et al. 2008, whose greedy ideal can fall short of the best: the share is then 1)."""
         ideal = _discounted(enumerate(self.ideal, start=1), depth)
         return min(1.0, _discounted(zip(self.met, self.grades, strict=True), depth) / ideal) if ideal else 0.0
-
-    def _met(self, depth: float) -> int:
-        return sum(place <= depth for place in self.met if place < math.inf)
 
     def _relevant(self, depth: float) -> int:
         return bisect_right(self.relevant, depth)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness1.eval.answers.prompts import (
-    CLOSED,
-    JUDGE,
-    OPEN,
+    PROMPTS,
     QuotedDocument,
     closed_question,
     judge_question,
@@ -24,7 +22,7 @@ UNTITLED = QuotedDocument(UnitId("d2"), "", "Rain fell.")
 
 def test_documents_stand_in_their_order_with_titles_and_without_ids() -> None:
     system, user = open_question("Where did he die?", [UNTITLED, BYRON])
-    assert system == {"role": "system", "content": OPEN}
+    assert system == {"role": "system", "content": PROMPTS["open"]}
     assert user["content"] == (
         "<document>\nRain fell.\n</document>\n<document>\nLord Byron\nHe died in Missolonghi.\n</document>\n"
         "<question>\nWhere did he die?\n</question>"
@@ -33,7 +31,7 @@ def test_documents_stand_in_their_order_with_titles_and_without_ids() -> None:
 
 def test_without_documents_the_question_stands_alone() -> None:
     system, user = closed_question("Where?")
-    assert (system["content"], user["content"]) == (CLOSED, "<question>\nWhere?\n</question>")
+    assert (system["content"], user["content"]) == (PROMPTS["closed"], "<question>\nWhere?\n</question>")
 
 
 def test_no_text_ends_the_tags_that_it_stands_between() -> None:
@@ -48,7 +46,7 @@ def test_no_text_ends_the_tags_that_it_stands_between() -> None:
 
 def test_a_judge_sees_question_right_answers_and_answer() -> None:
     system, user = judge_question("Where?", ["Missolonghi", "Mesolongi"], "Athens")
-    assert system["content"] == JUDGE
+    assert system["content"] == PROMPTS["judge"]
     assert user["content"] == (
         "<question>\nWhere?\n</question>\n<correct>\nMissolonghi\nMesolongi\n</correct>\n<answer>\nAthens\n</answer>"
     )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from harness1.config import Config, Env, load_config
 from harness1.records import Episode, Hashes, Status, StopReason, Task
 from harness1.reward.components import (
+    COMPONENTS,
     Case,
     Component,
     available_tools,
@@ -18,7 +19,6 @@ from harness1.reward.components import (
     diversity_shortfall,
     turn_penalty,
 )
-from harness1.reward.composite import COMPONENTS
 from harness1.reward.outcome import Outcome
 
 EPISODE = Episode(

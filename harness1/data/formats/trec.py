@@ -12,6 +12,7 @@ from harness1.data.faults import DuplicateId, Fault, refuse
 from harness1.data.formats.jsonl import numbered_lines
 from harness1.errors import CorpusError, UsageError
 from harness1.records import DocId, UnitId
+from harness1.runs.files import write_atomically
 
 Run = list[tuple[str, list[tuple[UnitId, float]]]]
 """For each task, its units with their scores, best first."""
@@ -95,3 +96,11 @@ def _column(name: str) -> str:
     if name.split() != [name]:
         raise UsageError(f"{name!r} is empty or holds white space, which a TREC file cannot")
     return name
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    text = "".join(f"{line}\n" for line in lines)
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error

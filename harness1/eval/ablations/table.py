@@ -75,20 +75,15 @@ class AblationTable(Record, kw_only=True):
     def verdict(self) -> str:
         """A sentence listing which mechanisms help, do not help, or hurt by their intervals, and which of these effects
         remain significant after the correction."""
-        helps: list[str] = []
-        idle: list[str] = []
-        hurts: list[str] = []
-        certain: list[str] = []
-        for each in self.conditions[1:]:
-            if each.change is not None and each.name != ALL_OFF:
-                group = helps if each.change.high < 0 else hurts if each.change.low > 0 else idle
-                group.append(each.name)
-                certain += [each.name] if each.p is not None and each.p < SIGNIFICANT else []
+        found = [each for each in self.conditions[1:] if each.name != ALL_OFF]
+        changes = [(each.name, each.change) for each in found if each.change is not None]
         groups = {
-            "Here helps": helps,
-            "does not help (the interval contains 0)": idle,
-            "hurts": hurts,
-            f"corrected p < {SIGNIFICANT}": certain,
+            "Here helps": [name for name, change in changes if change.high < 0],
+            "does not help (the interval contains 0)": [name for name, each in changes if each.low <= 0 <= each.high],
+            "hurts": [name for name, change in changes if change.low > 0],
+            f"corrected p < {SIGNIFICANT}": [
+                each.name for each in found if each.p is not None and each.p < SIGNIFICANT
+            ],
         }
         return "; ".join(f"{word}: {', '.join(names) or 'none'}" for word, names in groups.items()) + "."
 
@@ -104,27 +99,21 @@ class AblationTable(Record, kw_only=True):
 
 
 def compared(name: str, metrics: Mapping[str, Any], base: Rows, rows: Rows, resamples: int, seed: int) -> Condition:
-    """Return a line of the table, its `p` not yet corrected.
-
-    Args:
-        metrics: of the condition (`metrics.json`).
-        base: the tasks of the base.
-        rows: the tasks of the condition.
-    """
+    """Return a line of the table, its `p` not yet corrected, from a condition's `metrics.json` and its `rows`."""
     tasks = sorted(base.keys() & rows.keys())
     before, after = ({task: each[task][RECALL] for task in tasks} for each in (base, rows))
-    answers = [{task: each[task][ANSWER_RECALL] for task in tasks} for each in (rows, base)]
+    base_answers, answers = ({task: each[task][ANSWER_RECALL] for task in tasks} for each in (base, rows))
     return Condition(
         name=name,
         recall=metrics[RECALL]["mean"],
         answer_recall=metrics[ANSWER_RECALL]["mean"],
         change=paired_difference(after, before, resamples, seed) if tasks else None,
-        answer_change=paired_difference(answers[0], answers[1], resamples, seed) if tasks else None,
+        answer_change=paired_difference(answers, base_answers, resamples, seed) if tasks else None,
         p=randomisation_test(after, before, resamples, seed) if tasks else None,
         paired=len(tasks),
         hard_failures=sum(before[task] > 0.0 and after[task] == 0.0 for task in tasks),
         base_recall=sum(before.values()) / max(len(tasks), 1),
-        base_answer_recall=sum(answers[1].values()) / max(len(tasks), 1),
+        base_answer_recall=sum(base_answers.values()) / max(len(tasks), 1),
         search_share=sum(metrics["tool_mix"].get(tool, 0.0) for tool in SEARCHES),
         turns=metrics["turns"]["mean"],
         set_size=metrics["set_size"]["mean"],

@@ -1,10 +1,10 @@
 """Downstream answers: a frozen model answers the tasks of a finished run without documents, from one search, and from
-what was delivered. Replies are on disk as they come, one line of JSON each, so that a stopped run goes on."""
+what was what was delivered. Each reply is stored as it comes, as one line of JSON, so a stopped run can continue."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -22,7 +22,7 @@ from harness1.eval.answers.prompts import (
     within_budget,
 )
 from harness1.eval.run_view import RunView
-from harness1.http.completions import Completer, Completion, Messages
+from harness1.http.completions import Completer, Messages
 from harness1.records import Record, Status, UnitId
 from harness1.reward.outcome import delivered
 from harness1.runs.journal import Journal, read_lines
@@ -35,7 +35,7 @@ Role = Literal["answer", "verdict"]
 
 
 class ReplyKey(NamedTuple):
-    """What makes a reply the same work. The prompt is a hash of all that was asked, documents and settings included."""
+    """The identity of a reply. The prompt is a hash of everything in the request, documents and settings included."""
 
     role: Role
     task_id: str
@@ -46,7 +46,7 @@ class ReplyKey(NamedTuple):
 
 
 class Reply(Record, kw_only=True):
-    """What a model wrote, whole, to one prompt: an answer, or a judge's verdict on one."""
+    """The whole output of a model for one prompt: an answer, or a judge's verdict on one."""
 
     role: Role = "answer"
     task_id: str
@@ -59,10 +59,10 @@ class Reply(Record, kw_only=True):
     text: str
     finish_reason: str = ""
     prompt_tokens: int | None = None
-    """As the server counts; None where it does not tell."""
+    """As the server counts; None if it does not report them."""
     output_tokens: int | None = None
     documents: tuple[UnitId, ...] = ()
-    """What the prompt held, in order."""
+    """The documents in the prompt, in order."""
     left_out: int = 0
     """Documents that did not fit."""
 
@@ -70,39 +70,30 @@ class Reply(Record, kw_only=True):
     def key(self) -> ReplyKey:
         return ReplyKey(self.role, self.task_id, self.sample_idx, self.condition, self.model, self.prompt)
 
-    def said(self, completion: Completion) -> Reply:
-        """The same with what the model said."""
-        return msgspec.structs.replace(self, **msgspec.structs.asdict(completion))
-
 
 class ReplyStore(Journal):
-    """Appends to the replies of a folder; one process at a time holds it.
+    """Append to the replies of a folder, which one process at a time can hold.
 
     Attributes:
-        torn: bytes of a torn last line that were cut off on opening.
+        kept: all replies; of a key that occurs again, the last.
 
     Raises:
-        UsageError: another process is writing to the folder, or this one may not.
-        SchemaError: a line is no reply.
+        UsageError: another process is writing to the folder, or it cannot be written.
+        SchemaError: a line is not a reply.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, ANSWERS)
         try:
-            self._kept = _read(folder / ANSWERS)
+            self.kept = _read(folder / ANSWERS)
         except SchemaError:
             self.close()
             raise
 
-    @property
-    def kept(self) -> Mapping[ReplyKey, Reply]:
-        """All that is there; of a key that occurs again, the last."""
-        return self._kept
-
     def append(self, reply: Reply) -> None:
         """Write one reply; it is on disk when this returns, as far as the operating system is concerned."""
         self.write(msgspec.json.encode(reply))
-        self._kept[reply.key] = reply
+        self.kept[reply.key] = reply
 
 
 def _read(path: Path) -> dict[ReplyKey, Reply]:
@@ -117,7 +108,7 @@ def _read(path: Path) -> dict[ReplyKey, Reply]:
 
 
 class AnswerItem(Record):
-    """One episode as an answerer meets it: the question of its task, the right answers, and what it delivered."""
+    """The question of an episode's task, the right answers, and the delivered units."""
 
     task_id: str
     sample_idx: int
@@ -127,15 +118,15 @@ class AnswerItem(Record):
 
 
 class Questions(Record):
-    """What is asked of a run, and what of it cannot be."""
+    """The questions of a run, and counts of those that cannot be asked."""
 
     asked: tuple[AnswerItem, ...]
     tasks: int
-    """Those that have a right answer."""
+    """Tasks that have a right answer."""
     without_answers: int
-    """Tasks that have none: nothing says what is right."""
+    """Tasks that have none."""
     broken: int
-    """Episodes that the infrastructure broke: they have delivered nothing that could be judged."""
+    """Episodes broken by the infrastructure, which delivered nothing that could be judged."""
 
 
 class AnswerJob(NamedTuple):
@@ -146,7 +137,7 @@ class AnswerJob(NamedTuple):
 
 
 class Answered(Record):
-    """What came of a job: the answer and, where it was judged, the verdict; or why one of the two is missing."""
+    """The result of a job: the answer and, if it was judged, the verdict; `fault` is why one of them is missing."""
 
     question: AnswerItem
     condition: Condition
@@ -162,7 +153,7 @@ class Answered(Record):
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model under the name that the user gave it."""
+    """A model with the name that the user gave it."""
 
     name: str
     completer: Completer
@@ -170,11 +161,11 @@ class NamedModel:
 
 @dataclass(frozen=True)
 class Answering:
-    """How questions are answered.
+    """Questions, the models that answer and judge, and the limits of a prompt.
 
     Args:
         single_size: documents of the single search; 0: as many as the episode delivered.
-        documents, tokens: the most that a prompt holds (see `within_budget`).
+        documents, tokens: the most in one prompt (see `within_budget`).
     """
 
     questions: Sequence[AnswerItem]
@@ -187,7 +178,7 @@ class Answering:
     tokens: int = 24000
 
     def jobs(self) -> Iterator[AnswerJob]:
-        """Every question under every condition; closed book is the same for all samples of a task, and asked once."""
+        """Yield every question under every condition. Closed book, equal for all samples, is asked once."""
         met: set[str] = set()
         for question in self.questions:
             for condition in self.conditions:
@@ -196,7 +187,7 @@ class Answering:
             met.add(question.task_id)
 
     async def answer(self, job: AnswerJob, store: ReplyStore) -> Answered:
-        """Ask what is not in the store yet, and keep it there.
+        """Return the answer and the verdict from the store; request and store them if they are missing.
 
         Raises:
             UsageError: a server would refuse every request.
@@ -206,9 +197,8 @@ class Answering:
         try:
             units = await self._units(job)
             shown = within_budget(await self.texts.sources(units[: self.documents]), self.documents, self.tokens)
-            messages = (
-                open_question(question.query, shown) if condition != "closed" else closed_question(question.query)
-            )
+            closed = condition == "closed"
+            messages = closed_question(question.query) if closed else open_question(question.query, shown)
             given = tuple(source.unit_id for source in shown)
             answer = await _asked("answer", job, self.answerer, messages, store, given, len(units) - len(given))
             if self.judge is not None:
@@ -234,7 +224,7 @@ async def _asked(
     documents: tuple[UnitId, ...] = (),
     left_out: int = 0,
 ) -> Reply:
-    """The reply in the store, or a new one that is put there."""
+    """Return the reply in the store, or request one and store it."""
     question, condition = job
     settings = {"temperature": 0, "most_tokens": model.completer.most_tokens}
     named = Reply(
@@ -250,17 +240,17 @@ async def _asked(
     )
     if (known := store.kept.get(named.key)) is not None:
         return known
-    said = await model.completer.complete(messages)
-    reply = named.said(said)
+    completion = await model.completer.complete(messages)
+    reply = msgspec.structs.replace(named, **msgspec.structs.asdict(completion))
     store.append(reply)
     return reply
 
 
 def questions_of(run: RunView, limit: int = 0) -> Questions:
-    """What a run can be asked, in order of its tasks and samples.
+    """Return the questions of a run, in order of its tasks and samples.
 
     Args:
-        limit: the first so many tasks; 0: all.
+        limit: use only the first `limit` tasks; 0: all.
 
     Raises:
         UsageError: the run is not finished, or none of its tasks has a right answer and an episode.
@@ -286,7 +276,7 @@ def questions_of(run: RunView, limit: int = 0) -> Questions:
 async def answer_all(
     work: Answering, store: ReplyStore, places: int, on_answer: Callable[[Answered], None] = lambda _: None
 ) -> list[Answered]:
-    """Carry out all jobs, so many at a time; in no fixed order.
+    """Carry out all jobs, `places` at a time, and return the results as they finished.
 
     Raises:
         UsageError: a server would refuse every request, or the store cannot be written.

@@ -75,7 +75,7 @@ class AnswerRun:
         return Stage(VERB, inputs, outputs={"run": str(self.run.folder.resolve())})
 
     def clear(self) -> None:
-        """Remove earlier answers; nothing else in the folder is touched.
+        """Remove earlier answers, and nothing else in the folder.
 
         Raises:
             UsageError: the folder holds something else.
@@ -147,15 +147,15 @@ class AnswerRun:
 
 @dataclass(frozen=True)
 class AnswerRequest:
-    """Who answers which questions of a run, from what, as a user types it.
+    """The options of `harness1 answer`.
 
     Args:
-        answerer, judge: models as `openai:MODEL@URL`; no judge where it is empty.
-        conditions: of `CONDITIONS`, separated by commas.
-        limit: the first so many tasks; 0: all.
-        single_size, documents, tokens: as of `Answering`.
-        answer_tokens: the most of an answer or a verdict, with the thoughts before it.
-        index: where the run's index lies now, if it was moved.
+        answerer, judge: models as `openai:MODEL@URL`; an empty judge: none.
+        conditions: names from `CONDITIONS`, separated by commas.
+        limit: as in `questions_of`.
+        single_size, documents, tokens: as in `Answering`.
+        answer_tokens: most tokens of an answer or a verdict, with the thoughts before it.
+        index: the current location of the run's index, if it was moved.
     """
 
     answerer: str
@@ -170,15 +170,15 @@ class AnswerRequest:
 
 
 def open_answers(run: RunView, asked: AnswerRequest, out: Path | None, machine: Machine) -> AnswerRun:
-    """Open what answers the questions of a run.
+    """Open the models and the index that answer the questions of a run.
 
     The answerer's key, deadline and concurrency are those of `machine.model`, the judge's those of `machine.verifier`.
 
     Args:
-        out: the folder of the answers; None: `answers/MODEL` below that of the run.
+        out: the output folder; None: `answers/MODEL` in the folder of the run.
 
     Raises:
-        UsageError: a model or a condition is not one, or nothing can be asked of the run.
+        UsageError: a model or a condition is invalid, or the run has nothing to ask.
     """
     questions, most = questions_of(run, asked.limit), asked.answer_tokens
     work = Answering(
@@ -217,7 +217,7 @@ def _judge_endpoint(url: str, machine: Machine) -> ModelEndpoint:
 
 
 def _reader(index: str, recorded: Config, given: Machine) -> DocumentReader:
-    """Open the index as the run asked it, with the web services of this machine: a record holds no keys."""
+    """Open the index with the run's settings, and with this machine's web services, whose keys are not recorded."""
     web = given.web if given.web != Machine().web else recorded.machine.web
     config = msgspec.structs.replace(recorded, machine=msgspec.structs.replace(recorded.machine, web=web))
     return DocumentReader(open_retriever(index, config), config.machine)

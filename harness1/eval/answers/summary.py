@@ -9,12 +9,12 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-from harness1.eval.answers.asking import CONDITIONS, Answered, Condition, Reply
+from harness1.eval.answers.asking import CONDITIONS, Answered, Condition
 from harness1.eval.answers.prompts import read_verdict
 from harness1.eval.statistics import (
     bootstrap_mean,
@@ -56,15 +56,14 @@ def token_f1(answer: str, golds: Sequence[str]) -> float:
     Raises:
         ValueError: there is no right answer.
     """
-    given = normalised(answer).split()
-    return max(_f1(given, normalised(gold).split()) for gold in golds)
+    given = Counter(normalised(answer).split())
+    return max(_f1(given, Counter(normalised(gold).split())) for gold in golds)
 
 
-def _f1(given: Iterable[str], right: Iterable[str]) -> float:
-    one, other = Counter(given), Counter(right)
-    if not one or not other:
-        return float(one == other)
-    return 2.0 * (one & other).total() / (one.total() + other.total())
+def _f1(given: Counter[str], right: Counter[str]) -> float:
+    if not given or not right:
+        return float(given == right)
+    return 2.0 * (given & right).total() / (given.total() + right.total())
 
 
 def _is_punctuation(letter: str) -> bool:
@@ -136,10 +135,8 @@ def _ordered(answered: Sequence[Answered]) -> list[Answered]:
 
 def _by_condition(answered: Sequence[Answered]) -> dict[Condition, list[Answered]]:
     """Group answers in the order of `CONDITIONS`, without empty groups."""
-    found: dict[Condition, list[Answered]] = {
-        condition: [each for each in answered if each.condition == condition] for condition in CONDITIONS
-    }
-    return {condition: rows for condition, rows in found.items() if rows}
+    found = ((condition, [each for each in answered if each.condition == condition]) for condition in CONDITIONS)
+    return {condition: rows for condition, rows in found if rows}
 
 
 def _task_means(rows: Sequence[Answered], metric: str) -> dict[str, float]:
@@ -173,13 +170,13 @@ def _counts(rows: Sequence[Answered]) -> dict[str, Any]:
         "unparseable": sum(read_verdict(verdict.text) is None for verdict in verdicts),
         "documents": fmean(len(reply.documents) for reply in replies) if replies else None,
         "left_out": sum(reply.left_out for reply in replies),
-        "prompt_tokens": _total(replies, lambda reply: reply.prompt_tokens),
-        "output_tokens": _total(replies, lambda reply: reply.output_tokens),
+        "prompt_tokens": _total(reply.prompt_tokens for reply in replies),
+        "output_tokens": _total(reply.output_tokens for reply in replies),
     }
 
 
-def _total(replies: Sequence[Reply], tokens: Callable[[Reply], int | None]) -> int | None:
-    known = [count for reply in replies if (count := tokens(reply)) is not None]
+def _total(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
     return sum(known) if known else None
 
 
@@ -187,13 +184,13 @@ def _pairs(scores: Scores, metric: str, resamples: int, seed: int) -> list[dict[
     """Compare every later condition with every earlier one, if some task was scored in both."""
     found: list[dict[str, Any]] = []
     for earlier, later in combinations(scores, 2):
-        common = scores[earlier][metric].keys() & scores[later][metric].keys()
-        if not common:
-            continue
-        a, b = ({task: scores[side][metric][task] for task in sorted(common)} for side in (later, earlier))
-        difference = finite_or_null(paired_difference(a, b, resamples, seed))
-        p = randomisation_test(a, b, resamples, seed)
-        pair = {"a": later, "b": earlier, "metric": metric, "tasks": len(common), "difference": difference, "p": p}
-        found.append(pair)
-    corrected = holm({f"{pair['a']} {pair['b']}": pair["p"] for pair in found})
-    return [pair | {"p_holm": corrected[f"{pair['a']} {pair['b']}"]} for pair in found]
+        common = sorted(scores[earlier][metric].keys() & scores[later][metric].keys())
+        if common:
+            a, b = ({task: scores[side][metric][task] for task in common} for side in (later, earlier))
+            difference = finite_or_null(paired_difference(a, b, resamples, seed))
+            p = randomisation_test(a, b, resamples, seed)
+            found.append(
+                {"a": later, "b": earlier, "metric": metric, "tasks": len(common), "difference": difference, "p": p}
+            )
+    corrected = holm({at: pair["p"] for at, pair in enumerate(found)})
+    return [pair | {"p_holm": corrected[at]} for at, pair in enumerate(found)]

@@ -122,11 +122,6 @@ def at_equal_size(first: RunView, second: RunView) -> tuple[RunView, RunView]:
     return _cut(first, common), _cut(second, common)
 
 
-def view_command(folders: Sequence[str], file: str) -> list[str]:
-    """Return the command that creates the viewer file which a comparison links to."""
-    return ["harness1", "view", *folders, "--out", file]
-
-
 def _sizes(run: RunView) -> dict[str, int]:
     """Return the size of the smallest set for each scored task; a task without an episode delivered nothing."""
     found: dict[str, list[int]] = {task_id: [] for task_id in run.per_task}
@@ -161,7 +156,7 @@ def _paired(first: RunView, second: RunView, metric: str, top: int, number: int)
         tasks=len(tasks),
         left_out=(len(first.tasks) - len(tasks), len(second.tasks) - len(tasks)),
         metrics=metrics,
-        cards=_card_difference(first, second),
+        cards={name: (a, b) for name, a, b in differences(_card(first), _card(second))},
         settings={name: (a, b) for name, a, b in sorted(settings)},
         wins=wins,
         losses=losses,
@@ -170,13 +165,8 @@ def _paired(first: RunView, second: RunView, metric: str, top: int, number: int)
     )
 
 
-def _card_difference(first: RunView, second: RunView) -> dict[str, tuple[Any, Any]]:
-    """Return what decides a run besides its configuration and its tasks, where it differs, with both values."""
-    cards = _card(first), _card(second)
-    return {name: (value, cards[1][name]) for name, value in cards[0].items() if value != cards[1][name]}
-
-
 def _card(run: RunView) -> dict[str, Any]:
+    """Return what decides a run besides its configuration and its tasks."""
     inputs, outputs = run.stage.inputs, run.stage.outputs
     return {
         "policy": run.policy,
@@ -195,11 +185,10 @@ def _side(run: RunView) -> Side:
 
 def _difference(first: RunView, second: RunView, tasks: Sequence[str], metric: str) -> Difference | None:
     """Return None if no task has the metric in both runs."""
-    a, b = _column(first, tasks, metric), _column(second, tasks, metric)
-    both = sorted(a.keys() & b.keys())
+    both = [task for task in tasks if metric in first.per_task[task] and metric in second.per_task[task]]
     if not both:
         return None
-    a, b = {task: a[task] for task in both}, {task: b[task] for task in both}
+    a, b = ({task: run.per_task[task][metric] for task in both} for run in (first, second))
     resamples = first.config.machine.bootstrap
     return Difference(
         first=math.fsum(a.values()) / len(both),
@@ -208,10 +197,6 @@ def _difference(first: RunView, second: RunView, tasks: Sequence[str], metric: s
         p=randomisation_test(b, a, resamples),
         tasks=len(both),
     )
-
-
-def _column(run: RunView, tasks: Sequence[str], metric: str) -> dict[str, float]:
-    return {task: run.per_task[task][metric] for task in tasks if metric in run.per_task[task]}
 
 
 def _moves(first: RunView, second: RunView, task_id: str, metric: str) -> list[float]:
@@ -236,8 +221,7 @@ def _corrected(pairs: Sequence[Pairing]) -> list[Pairing]:
         return list(pairs)
     metrics = [dict(pair.metrics) for pair in pairs]
     for name in {name for found in metrics for name in found}:
-        family = {str(number): found[name].p for number, found in enumerate(metrics) if name in found}
+        family = {number: found[name].p for number, found in enumerate(metrics) if name in found}
         for number, p in holm(family).items():
-            row = metrics[int(number)]
-            row[name] = msgspec.structs.replace(row[name], p_holm=p)
+            metrics[number][name] = msgspec.structs.replace(metrics[number][name], p_holm=p)
     return [msgspec.structs.replace(pair, metrics=found) for pair, found in zip(pairs, metrics, strict=True)]
