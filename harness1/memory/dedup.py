@@ -14,21 +14,12 @@ import numpy.typing as npt
 
 from harness1.config import Dedup
 from harness1.hashing import text_digest
-from harness1.memory.sentences import vocabulary
+from harness1.memory.forkable import Forkable
+from harness1.memory.sentences import WORDS
 
 Guard: TypeAlias = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
-NEGATIONS = vocabulary("not no never cannot without nor neither none nothing nobody nowhere")
-MONTHS = vocabulary(
-    "january february march april may june july august september october november december"
-    " jan feb mar apr jun jul aug sep sept oct nov dec"
-)
-_DAYS = vocabulary("monday tuesday wednesday thursday friday saturday sunday")
-_NUMBER_WORDS = vocabulary(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-    " eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion"
-    " first second third fourth fifth sixth seventh eighth ninth tenth half twice percent"
-)
+NEGATIONS, MONTHS, _DAYS, _NUMBER_WORDS = (WORDS[kind] for kind in ("negations", "months", "days", "numbers"))
 _WATCHED = NEGATIONS | MONTHS | _DAYS | _NUMBER_WORDS
 _TOKEN = re.compile(r"\w+")
 _SPACED = "".join(chr(code) if chr(code).isalnum() or code == ord("_") else " " for code in range(128))
@@ -125,7 +116,7 @@ class Bucket(msgspec.Struct, frozen=True):
         return self.signatures or _signature(self.first, settings)
 
 
-class Fingerprints(msgspec.Struct):
+class Fingerprints(Forkable):
     """The texts of an episode that do not duplicate each other, as plain data.
 
     Only texts with equal guards are ever compared, and those exactly, signature by signature: locality-sensitive
@@ -168,10 +159,6 @@ class Fingerprints(msgspec.Struct):
             self._file(first, settings)
             self.firsts[figures] = Text(first.identifier, first.title, "")
         self._file(own, settings)
-
-    def fork(self) -> Fingerprints:
-        """Return an independent copy that shares texts and signatures."""
-        return Fingerprints(dict(self.firsts), dict(self.buckets))
 
     def _file(self, one: Text, settings: Dedup) -> None:
         key = _bucket_key(one.title, one.text)

@@ -13,10 +13,10 @@ from harness1.tools.discovery import discover
 from harness1.tools.handles import spelled
 from harness1.tools.requests import SearchFor
 from harness1.tools.search_corpus import Query
-from harness1.tools.tool import Steps, traits
+from harness1.tools.tool import Steps, Traits
 
 
-@traits("query", discovers=True)
+@Traits("query", discovers=True)
 def fan_out_search(
     memory: WorkingMemory,
     env: Env,

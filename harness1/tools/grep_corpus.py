@@ -11,14 +11,14 @@ from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation
 from harness1.tools.discovery import discover
 from harness1.tools.requests import GrepFor
-from harness1.tools.tool import Steps, traits
+from harness1.tools.tool import Steps, Traits
 
 Pattern = Annotated[
     str, Meta(description="An RE2 regular expression, e.g. (?i)kelvin.{0,20}1892; no lookaround.", max_length=1000)
 ]
 
 
-@traits("pattern", discovers=True)
+@Traits("pattern", discovers=True)
 def grep_corpus(memory: WorkingMemory, env: Env, pattern: Pattern) -> Steps:
     """Find documents by a regular expression: for exact names, numbers, dates and quotations."""
     if not pattern.strip():

@@ -11,10 +11,10 @@ from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Delta, Note, Observation
 from harness1.tools.handles import resolve_all, unknown_handles
 from harness1.tools.read_document import Handle
-from harness1.tools.tool import traits
+from harness1.tools.tool import Traits
 
 
-@traits(frees=True)
+@Traits(frees=True)
 def prune_chunks(
     memory: WorkingMemory,
     env: Env,

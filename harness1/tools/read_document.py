@@ -11,12 +11,12 @@ from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Delta, Hit, Note, Observation
 from harness1.tools.handles import unknown_handles
 from harness1.tools.requests import ReadDocument
-from harness1.tools.tool import Steps, traits
+from harness1.tools.tool import Steps, Traits
 
 Handle = Annotated[str, Meta(description="A handle such as D12; D12.3 reads from the third part on.", max_length=500)]
 
 
-@traits(discovers=True)
+@Traits(discovers=True)
 def read_document(memory: WorkingMemory, env: Env, doc_id: Handle) -> Steps:
     """Read one document from the corpus in full, as far as the allowance goes."""
     document = memory.pool.document_of(doc_id)

@@ -20,22 +20,16 @@ from harness1.tools.search_corpus import search_corpus
 from harness1.tools.tool import PLAIN, Steps, Tool, ToolFunction, ToolSpec, Traits, build_tool, short_name
 from harness1.tools.verify import verify
 
-
-def always(env: Env) -> bool:
-    """Return True: the condition of a tool that every configuration has."""
-    return True
-
-
 TOOLS: tuple[tuple[ToolFunction, Callable[[Env], bool]], ...] = (
     (fan_out_search, lambda env: env.fan_out.on),
-    (search_corpus, always),
+    (search_corpus, lambda env: True),
     (grep_corpus, lambda env: env.grep.on),
     (read_document, lambda env: env.read.on),
     (review_docs, lambda env: env.review.on),
-    (curate, always),
+    (curate, lambda env: True),
     (prune_chunks, lambda env: env.pruning.on),
     (verify, lambda env: env.verification.on),
-    (end_search, always),
+    (end_search, lambda env: True),
 )
 """Each tool with its condition."""
 

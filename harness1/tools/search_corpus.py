@@ -12,7 +12,7 @@ from harness1.records import Observation
 from harness1.tools.discovery import discover
 from harness1.tools.handles import spelled
 from harness1.tools.requests import SearchFor
-from harness1.tools.tool import Steps, traits
+from harness1.tools.tool import Steps, Traits
 
 Query = Annotated[
     str,
@@ -23,7 +23,7 @@ Query = Annotated[
 ]
 
 
-@traits("query", discovers=True)
+@Traits("query", discovers=True)
 def search_corpus(memory: WorkingMemory, env: Env, query: Query) -> Steps:
     """Search the corpus with one query. Returns the best documents that you have not seen yet."""
     in_words = spelled(memory, env, [query])
