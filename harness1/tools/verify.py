@@ -48,11 +48,11 @@ def verify(
             if verdict.unit_id in open_units:
                 memory.verification.put(verdict, len(memory.pool.entries[verdict.unit_id].chunk_ids))
     verdicts = tuple(
-        msgspec.structs.replace(verdict, cached=unit_id in cached)
+        msgspec.structs.replace(found, cached=unit_id in cached)
         for unit_id in asked
-        if (verdict := _known(memory, words, unit_id))
+        if (found := _known(memory, words, unit_id))
     )
-    return Observation("verify", verdicts=verdicts, resolved=resolved, notes=tuple(notes))
+    return Observation("verify", verdicts=verdicts, resolved=dict(resolved), notes=tuple(notes))
 
 
 def _known(memory: WorkingMemory, claim: str, unit_id: UnitId) -> Verdict | None:

@@ -5,7 +5,7 @@ The search API answers as Serper's does: `POST {"q", "num"}` with the key in `X-
 key as bearer, gives the text of the page. Each is asked at its own address alone: a redirect is a fault.
 
 A document is a page under its normalised address. A search finds its snippet, the chunk `ADDRESS#snippet`; reading
-gives the page itself, cut as the documents of an index are (`harness1.retrieval.chunking`). Addresses have no
+gives the page itself, cut as the documents of an index are (`harness1.retrieval.corpus`). Addresses have no
 fragment, so no two chunks share an id.
 """
 
@@ -21,8 +21,7 @@ from harness1.errors import ConfigError, CorpusError, UsageError
 from harness1.hashing import digest
 from harness1.http.client import is_address
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.chunking import chunk
-from harness1.retrieval.corpus import Document
+from harness1.retrieval.corpus import Document, chunk
 from harness1.retrieval.engines.page_cache import (
     HOST,
     Page,
