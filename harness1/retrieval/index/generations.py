@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness1.errors import CorpusError
-from harness1.runs.files import write_atomically
 from harness1.runs.lock import lock
 
 CURRENT = "CURRENT"
@@ -93,7 +92,10 @@ def _publish(out: Path, work: Path, number: int) -> None:
     work.chmod(0o755)
     work.rename(out / _name(number))
     _sync(out)
-    write_atomically(out / CURRENT, f"{_name(number)}\n".encode())
+    pointer = out / f"{CURRENT}.new"
+    pointer.write_text(f"{_name(number)}\n", encoding="utf-8")
+    _sync(pointer)
+    pointer.replace(out / CURRENT)
     _sync(out)
 
 
