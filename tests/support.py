@@ -10,6 +10,8 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from harness1.config import Env, Machine
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.context import Context
@@ -23,6 +25,11 @@ Result = TypeVar("Result")
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     return asyncio.run(coroutine)
+
+
+def similarity(one: bytes, other: bytes) -> float:
+    """The share of equal positions of two MinHash signatures."""
+    return float(np.mean(np.frombuffer(one, "<u4") == np.frombuffer(other, "<u4")))
 
 
 def hear_interrupts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from harness1.config import Curation
+from harness1.memory.forkable import Forkable
 from harness1.records import TAGS, Curated, Tag, UnitId
 
 DEFAULT_TAG: Tag = "fair"
@@ -21,7 +22,7 @@ class Change(msgspec.Struct):
     refused: list[UnitId] = []
 
 
-class CuratedSet(msgspec.Struct):
+class CuratedSet(Forkable):
     """Tags by unit id, in the order in which units were first added."""
 
     tags: dict[UnitId, Tag] = {}
@@ -59,9 +60,6 @@ class CuratedSet(msgspec.Struct):
         """Return the delivered order: by importance, then by order of addition."""
         order = sorted(self.tags, key=lambda unit_id: RANK[self.tags[unit_id]])
         return [Curated(unit_id, self.tags[unit_id], rank) for rank, unit_id in enumerate(order, start=1)]
-
-    def fork(self) -> CuratedSet:
-        return CuratedSet(dict(self.tags))
 
     def _make_room(self, tag: Tag, settings: Curation, change: Change) -> bool:
         if len(self.tags) < settings.cap:

@@ -14,21 +14,12 @@ import numpy.typing as npt
 
 from harness1.config import Dedup
 from harness1.hashing import text_digest
-from harness1.memory.sentences import vocabulary
+from harness1.memory.forkable import Forkable
+from harness1.memory.sentences import WORDS
 
 Guard: TypeAlias = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
-NEGATIONS = vocabulary("not no never cannot without nor neither none nothing nobody nowhere")
-MONTHS = vocabulary(
-    "january february march april may june july august september october november december"
-    " jan feb mar apr jun jul aug sep sept oct nov dec"
-)
-_DAYS = vocabulary("monday tuesday wednesday thursday friday saturday sunday")
-_NUMBER_WORDS = vocabulary(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-    " eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion"
-    " first second third fourth fifth sixth seventh eighth ninth tenth half twice percent"
-)
+NEGATIONS, MONTHS, _DAYS, _NUMBER_WORDS = (WORDS[kind] for kind in ("negations", "months", "days", "numbers"))
 _WATCHED = NEGATIONS | MONTHS | _DAYS | _NUMBER_WORDS
 _TOKEN = re.compile(r"\w+")
 _SPACED = "".join(chr(code) if chr(code).isalnum() or code == ord("_") else " " for code in range(128))
@@ -42,24 +33,15 @@ _BLOCK = 4096
 """Shingles hashed at once, which bounds memory for texts of any length."""
 
 
-def shingles(text: str, size: int) -> frozenset[str]:
-    """Return the runs of `size` tokens of a text, or its tokens if there are fewer.
-
-    Tokens are the runs of letters and digits of any script, lower-cased: with ASCII alone, as published, all texts of
-    another script would be empty, and so equal.
-    """
-    tokens = _tokens(text.lower())
-    size = size if len(tokens) >= size else 1
-    return frozenset(" ".join(tokens[start : start + size]) for start in range(len(tokens) - size + 1))
-
-
 @lru_cache(maxsize=1024)
 def signature(text: str, permutations: int, shingle: int) -> bytes:
     """Return the MinHash (Broder 1997) of a text's shingles: `permutations` little-endian uint32, equal on every
     machine.
 
     Tokens are hashed with CRC-32, a shingle is a polynomial in its token hashes mod 2^64, and each permutation is
-    a multiply-add-shift hash (Dietzfelbinger 1996) with constants from SplitMix64.
+    a multiply-add-shift hash (Dietzfelbinger 1996) with constants from SplitMix64. A shingle is `shingle` tokens in a
+    row, or one token of a text with fewer. Tokens are the runs of letters and digits of any script, lower-cased: with
+    ASCII alone, as published, all texts of another script would be empty, and so equal.
     """
     hashes = _shingle_hashes(text, shingle)
     factor, shift = _constants(permutations)
@@ -69,18 +51,6 @@ def signature(text: str, permutations: int, shingle: int) -> bytes:
         permuted += shift
         np.minimum(least, permuted.min(axis=1) >> np.uint64(32), out=least)
     return least.astype("<u4").tobytes()
-
-
-def similarity(a: bytes, b: bytes) -> float:
-    """Return the share of equal positions of two signatures. It estimates the Jaccard similarity of the shingle sets,
-    with standard error sqrt(J (1 - J) / permutations).
-
-    Raises:
-        ValueError: the signatures have different lengths.
-    """
-    if len(a) != len(b):
-        raise ValueError(f"signatures of {len(a)} and {len(b)} bytes")
-    return float(_similarities(a, b)[0])
 
 
 def guard(title: str, text: str) -> Guard:
@@ -125,7 +95,7 @@ class Bucket(msgspec.Struct, frozen=True):
         return self.signatures or _signature(self.first, settings)
 
 
-class Fingerprints(msgspec.Struct):
+class Fingerprints(Forkable):
     """The texts of an episode that do not duplicate each other, as plain data.
 
     Only texts with equal guards are ever compared, and those exactly, signature by signature: locality-sensitive
@@ -169,10 +139,6 @@ class Fingerprints(msgspec.Struct):
             self.firsts[figures] = Text(first.identifier, first.title, "")
         self._file(own, settings)
 
-    def fork(self) -> Fingerprints:
-        """Return an independent copy that shares texts and signatures."""
-        return Fingerprints(dict(self.firsts), dict(self.buckets))
-
     def _file(self, one: Text, settings: Dedup) -> None:
         key = _bucket_key(one.title, one.text)
         known = self.buckets.get(key)
@@ -213,7 +179,10 @@ def _signature(text: str, settings: Dedup) -> bytes:
 
 
 def _similarities(signatures: bytes, one: bytes) -> npt.NDArray[np.float64]:
-    """Return the similarity of each of some concatenated signatures to one, shape (number of signatures,)."""
+    """Return the share of equal positions of each of some concatenated signatures and one, shape (signatures,).
+
+    It estimates the Jaccard similarity of the shingle sets, with standard error sqrt(J (1 - J) / permutations).
+    """
     other = np.frombuffer(one, "<u4")
     equal = np.frombuffer(signatures, "<u4").reshape(-1, len(other)) == other
     return np.asarray(equal.mean(axis=1), np.float64)

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-import msgspec
-
 from harness1.memory.entities import extract
 from harness1.memory.evidence import entity_key
+from harness1.memory.forkable import Forkable
 
 _HANDLE = re.compile(r"\bE[1-9][0-9]{0,5}\b")
 
@@ -21,7 +20,7 @@ class Mention(NamedTuple):
     name: str
 
 
-class EntityHandles(msgspec.Struct):
+class EntityHandles(Forkable):
     """The entities shown so far in an episode, in order of first appearance: E1 is the first of `names`.
 
     Forms that differ in case, the dots of an acronym or a possessive ending are one entity; the first form is its name.
@@ -63,10 +62,6 @@ class EntityHandles(msgspec.Struct):
         text = _HANDLE.sub(lambda found: resolved.get(found.group(), found.group()), query)
         unknown = tuple(handle for handle in used if handle not in resolved)
         return SpelledQuery(text, resolved, unknown, not _HANDLE.sub("", query).strip(" ,;") and not resolved)
-
-    def fork(self) -> EntityHandles:
-        """Return an independent copy."""
-        return EntityHandles(list(self.names), dict(self.numbers))
 
 
 class SpelledQuery(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import nsmallest
+from typing import Self
 
-import msgspec
-
+from harness1.memory.forkable import Forkable
 from harness1.records import Record, UnitId
 
 
@@ -18,7 +18,7 @@ class Bridge(Record, frozen=True):
     total: int
 
 
-class EvidenceGraph(msgspec.Struct):
+class EvidenceGraph(Forkable):
     """The entities and units of an episode, linked both ways, as plain data.
 
     Entities that differ only in case, in the dots of an acronym or in a possessive ending are one; the form seen first
@@ -79,10 +79,11 @@ class EvidenceGraph(msgspec.Struct):
         """Return the units that mention an entity in any form, in order of addition."""
         return self.units.get(entity_key(entity), ())
 
-    def fork(self) -> EvidenceGraph:
-        """Return an independent copy that shares what is immutable."""
-        levels = {count: dict(keys) for count, keys in self.levels.items()}
-        return EvidenceGraph(dict(self.names), dict(self.units), dict(self.entities), levels)
+    def fork(self) -> Self:
+        """Return an independent copy, as of every `Forkable`; the levels are dictionaries of dictionaries."""
+        forked = super().fork()
+        forked.levels = {count: keys.copy() for count, keys in self.levels.items()}
+        return forked
 
     def _link(self, key: str, before: tuple[UnitId, ...], unit_id: UnitId) -> None:
         """Add a unit to a known entity, which moves to the next level."""

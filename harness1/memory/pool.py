@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from harness1.memory.forkable import Forkable
 from harness1.records import ChunkId, DocId, Hit, Record, Unit, UnitId
 
 
@@ -18,7 +19,7 @@ class Entry(Record):
     turn: int
 
 
-class Pool(msgspec.Struct):
+class Pool(Forkable):
     """Units by id, handles by name, and near duplicates by the unit that represents them."""
 
     unit: Unit = "document"
@@ -73,10 +74,6 @@ class Pool(msgspec.Struct):
             return self.entries[unit_id].doc_id
         head = reference.strip().strip("[]").upper().partition(".")[0]
         return next((doc_id for doc_id, number in self.numbers.items() if head == f"D{number}"), None)
-
-    def fork(self) -> Pool:
-        """Return an independent copy that shares the immutable entries."""
-        return Pool(self.unit, dict(self.entries), dict(self.numbers), dict(self.handles), dict(self.aliases))
 
     def _only_chunk_of(self, name: str) -> UnitId | None:
         """Return the pooled chunk of a document if there is just one: where chunks are curated, `D12` means that."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from importlib import resources
+
+import msgspec
 
 LONGEST = 600
 """Characters after which text without a border is cut at white space: tables and lists need borders too."""
@@ -11,21 +14,19 @@ UPPER = "".join(letter for letter in map(chr, range(0x80, 0x2000)) if letter.isu
 """The upper-case letters of Latin, Greek, Cyrillic, Armenian and Georgian beyond ASCII, for a character class."""
 
 
-def vocabulary(words: str) -> frozenset[str]:
-    """Return the set of words of a list that white space separates."""
-    return frozenset(words.split())
-
+WORDS = {
+    kind: frozenset(words.split())
+    for kind, words in msgspec.toml.decode(
+        resources.files(__package__).joinpath("words.toml").read_bytes(), type=dict[str, str]
+    ).items()
+}
+"""The word lists of `words.toml`."""
 
 _BORDER = re.compile(rf"([.!?][\"'”’)\]]?)\s++(?=[\"'“‘(\[]?[A-Z0-9{UPPER}])")
 _PIECE = re.compile(rf"\S(?:.{{0,{LONGEST - 2}}}\S)?(?!\S)|\S++", re.DOTALL)
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)+")
 _OPENING = "\"'“‘(["
-_ABBREVIATIONS = vocabulary(
-    "mr. mrs. ms. dr. prof. st. mt. ft. jr. sr. gen. col. lt. sgt. capt. maj. cmdr. adm. rev. hon. gov. sen. rep. pres."
-    " messrs. vs. v. etc. cf. al. viz. approx. ca. inc. ltd. co. corp. bros. dept. univ. assn. est. esp. incl. resp."
-    " ph.d. m.d. b.a. m.a. i.e. e.g. jan. feb. mar. apr. jun. jul. aug. sep. sept. oct. nov. dec."
-)
-_BEFORE_NUMBERS = vocabulary("no. nos. vol. fig. figs. eq. sec. ch. pp. p. art. ser. op.")
+_ABBREVIATIONS, _BEFORE_NUMBERS = WORDS["abbreviations"], WORDS["before_numbers"]
 _LONGEST_ABBREVIATION = 12
 _LONGEST_WORD = 7
 """Letters of a word that is longer than any abbreviation."""

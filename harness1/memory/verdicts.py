@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from harness1.memory.forkable import Forkable
 from harness1.records import UnitId, Verdict
 
 
-class VerificationCache(msgspec.Struct):
+class VerificationCache(Forkable):
     """The verdicts of an episode by claim and unit, in order of insertion, as plain data."""
 
     verdicts: dict[str, Verdict] = {}
@@ -33,10 +32,6 @@ class VerificationCache(msgspec.Struct):
         """Return the newest verdicts, newest first."""
         newest = reversed(self.verdicts.values())
         return tuple(verdict for verdict, _ in zip(newest, range(limit), strict=False))
-
-    def fork(self) -> VerificationCache:
-        """Return an independent copy that shares the verdicts."""
-        return VerificationCache(dict(self.verdicts), dict(self.judged))
 
 
 def _cache_key(claim: str, unit_id: UnitId) -> str:

@@ -18,13 +18,14 @@ from harness1.memory.dedup import Fingerprints
 from harness1.memory.entities import extract
 from harness1.memory.entity_handles import EntityHandles, mentions
 from harness1.memory.evidence import EvidenceGraph
+from harness1.memory.forkable import Forkable
 from harness1.memory.history import HistoryLine
 from harness1.memory.pool import Pool
 from harness1.memory.verdicts import VerificationCache
 from harness1.records import ChunkId, Hit, Unit, UnitId
 
 
-class WorkingMemory(msgspec.Struct):
+class WorkingMemory(Forkable):
     """The state of an episode. Only tools change it; `fork` copies it and shares texts and signatures."""
 
     query: str
@@ -87,24 +88,6 @@ class WorkingMemory(msgspec.Struct):
         """Return the stored chunks of a pooled unit as hits, in document order."""
         hits = [self.store[chunk_id] for chunk_id in self.pool.entries[unit_id].chunk_ids]
         return sorted(hits, key=lambda hit: hit.index)
-
-    def fork(self) -> WorkingMemory:
-        """Return an independent copy that shares texts, hits and signatures, which are immutable."""
-        return WorkingMemory(
-            self.query,
-            self.turn,
-            self.pool.fork(),
-            self.curated.fork(),
-            dict(self.store),
-            self.evidence.fork(),
-            self.fingerprints.fork(),
-            self.verification.fork(),
-            list(self.history),
-            self.auto_populated,
-            self.since_curation,
-            dict(self.tools_used),
-            self.entities.fork(),
-        )
 
     def hash(self) -> str:
         """Return the name of the state: ids, tags, aliases, verdicts, history, handle order and turn; no texts, scores

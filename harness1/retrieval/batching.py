@@ -7,9 +7,8 @@ import atexit
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from threading import Condition, Thread
-from types import TracebackType
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -112,7 +111,8 @@ class Batcher(Generic[Item, Result]):
             return
         calls = list(dict.fromkeys(call for call, _ in batch))
         self._usual = len(calls)
-        with _Failing(calls):
+        with ExitStack() as stack:
+            stack.push(lambda _kind, error, _trace: _passed_on(error, calls))
             results = self._work([call.items[at] for call, at in batch])
             if len(results) != len(batch):
                 raise ValueError(f"{len(results)} results for {len(batch)} items")
@@ -135,19 +135,9 @@ class _Call(Generic[Item, Result]):
                 self.future.set_result([self._results[place] for place in range(len(self.items))])
 
 
-class _Failing(Generic[Item, Result]):
-    """A context that passes every exception on to the calls: the thread must not die while callers wait for it."""
-
-    def __init__(self, calls: Sequence[_Call[Item, Result]]) -> None:
-        self._calls = calls
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        for call in self._calls if error is not None else ():
-            with suppress(InvalidStateError):  # complete, or cancelled
-                call.future.set_exception(error)
-        return True
+def _passed_on(error: BaseException | None, calls: Sequence[_Call[Item, Result]]) -> bool:
+    """Give an exception, if there is one, to the calls: the thread must not die while callers wait for it."""
+    for call in calls if error is not None else ():
+        with suppress(InvalidStateError):  # complete, or cancelled
+            call.future.set_exception(error)
+    return True

@@ -1,10 +1,16 @@
-"""The documents of a corpus, before they are cut and indexed."""
+"""The documents of a corpus, and how long ones are cut into chunks at sentence borders."""
 
 from __future__ import annotations
 
-from harness1.records import ChunkId, DocId, Record
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from harness1.records import Chunk, ChunkId, DocId, Record
 
 CHARACTERS_PER_TOKEN = 4
+_BORDER = re.compile(r"(?<=[.!?])\s+(?=(\w))|\n")
+"""Possible ends of sentences; the captured first letter of the next sentence decides, if there is one."""
 
 
 class GivenChunk(Record):
@@ -28,3 +34,59 @@ class Document(Record):
 def approximate_tokens(text: str) -> int:
     """Return the size of a text in tokens, without a tokenizer: characters / 4, rounded up, equal on every machine."""
     return -(-len(text) // CHARACTERS_PER_TOKEN)
+
+
+def chunk(document: Document, max_tokens: int) -> list[Chunk]:
+    """Cut a document into chunks of at most `max_tokens` approximate tokens; a document that fits stays whole.
+
+    A cut lies at the last sentence border that fits (white space between `.`, `!` or `?` and an upper-case letter or a
+    digit, or a line break), else at the last white space, else where the limit is reached. White space at the cuts is
+    dropped, nothing else. The only chunk of a document has the document's id, others `doc_id#index`. A document that
+    comes with chunks keeps them as they are, of whatever size, with their ids.
+    """
+    return [
+        Chunk(chunk_id=chunk_id, doc_id=document.doc_id, index=index, title=document.title, text=text)
+        for index, (chunk_id, text) in enumerate(_pieces(document, max_tokens))
+    ]
+
+
+def _pieces(document: Document, max_tokens: int) -> list[tuple[ChunkId, str]]:
+    if document.chunks:
+        return [(given.chunk_id, document.text[given.start : given.end]) for given in document.chunks]
+    if approximate_tokens(document.text) <= max_tokens:
+        return [(ChunkId(document.doc_id), document.text)]
+    texts = list(_cut(document.text, max_tokens * CHARACTERS_PER_TOKEN)) or [""]
+    if len(texts) == 1:
+        return [(ChunkId(document.doc_id), texts[0])]
+    return [(ChunkId(f"{document.doc_id}#{index}"), text) for index, text in enumerate(texts)]
+
+
+def _cut(text: str, limit: int) -> Iterator[str]:
+    """Yield stretches of 1 to `limit` characters, without white space at their ends."""
+    ends = [border.start() for border in _BORDER.finditer(text) if _starts_sentence(border.group(1))]
+    start, stop = _skip_space(text, 0), len(text.rstrip())
+    while start < stop:
+        end = _next_cut(text, start, stop, limit, ends)
+        yield text[start:end].rstrip()
+        start = _skip_space(text, end)
+
+
+def _next_cut(text: str, start: int, stop: int, limit: int, ends: list[int]) -> int:
+    """Return the end of the chunk that begins at `start`: behind it, and at most `limit` characters further."""
+    furthest = start + limit
+    if stop <= furthest:
+        return stop
+    last = bisect_right(ends, furthest) - 1
+    if last >= 0 and ends[last] > start:
+        return ends[last]
+    return next((at for at in range(furthest, start, -1) if text[at].isspace()), furthest)
+
+
+def _starts_sentence(first: str | None) -> bool:
+    return first is None or first.isupper() or first.isdigit()
+
+
+def _skip_space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at

@@ -1,13 +1,15 @@
-"""Opens a retriever by what a user typed. To add an engine, write one file, one function and one line here."""
+"""Opens a retriever by what a user typed. To add an engine, write one file, a prefix and a case here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from harness1.config import Config
 from harness1.retrieval.protocol import Retriever
 from harness1.retrieval.result_cache import CachingRetriever
+
+ENGINES = frozenset({"http", "https", "milvus", "chroma", "web"})
+"""Prefixes of specs that name no folder."""
 
 
 def open_retriever(spec: str, config: Config = Config()) -> Retriever:
@@ -24,7 +26,7 @@ def open_retriever(spec: str, config: Config = Config()) -> Retriever:
         InfrastructureFault: the engine is a server that does not answer.
     """
     prefix, rest = engine_of(spec)
-    retriever = _embedded(rest, config) if prefix is None else ENGINES[prefix](rest, config)
+    retriever = _opened(prefix, rest, config)
     size = config.machine.cached_searches
     return CachingRetriever(retriever, size, config.env.retrieval) if size else retriever
 
@@ -46,50 +48,28 @@ def engine_of(spec: str) -> tuple[str | None, str]:
     return (prefix, rest) if colon and prefix in ENGINES else (None, spec)
 
 
-def _embedded(path: str, config: Config) -> Retriever:
-    from harness1.retrieval.index.retriever import open_embedded
+def _opened(prefix: str | None, rest: str, config: Config) -> Retriever:
+    match prefix:
+        case None:
+            from harness1.retrieval.index.retriever import open_embedded
 
-    return open_embedded(Path(path), config)
+            return open_embedded(Path(rest), config)
+        case "milvus":
+            from harness1.retrieval.engines.milvus import open_milvus
 
+            return open_milvus(rest, config)
+        case "chroma":
+            from harness1.retrieval.engines.chroma import open_chroma
 
-def _http(rest: str, config: Config) -> Retriever:
-    from harness1.retrieval.engines.remote import open_http
+            return open_chroma(rest, config)
+        case "web":
+            from harness1.retrieval.engines.web import open_web
 
-    return open_http(f"http:{rest}", config)
+            return open_web(rest, config)
+        case _:
+            from harness1.retrieval.engines.remote import open_http
 
-
-def _https(rest: str, config: Config) -> Retriever:
-    from harness1.retrieval.engines.remote import open_http
-
-    return open_http(f"https:{rest}", config)
-
-
-def _milvus(rest: str, config: Config) -> Retriever:
-    from harness1.retrieval.engines.milvus import open_milvus
-
-    return open_milvus(rest, config)
-
-
-def _chroma(rest: str, config: Config) -> Retriever:
-    from harness1.retrieval.engines.chroma import open_chroma
-
-    return open_chroma(rest, config)
-
-
-def _web(rest: str, config: Config) -> Retriever:
-    from harness1.retrieval.engines.web import open_web
-
-    return open_web(rest, config)
-
-
-ENGINES: dict[str, Callable[[str, Config], Retriever]] = {
-    "http": _http,
-    "https": _https,
-    "milvus": _milvus,
-    "chroma": _chroma,
-    "web": _web,
-}
-"""Functions that open a spec of the key and a colon, by what follows the colon."""
+            return open_http(f"{prefix}:{rest}", config)
 
 
 def absolute_index(index: str) -> str:

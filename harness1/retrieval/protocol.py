@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from harness1.records import Chunk, ChunkId, DocId, Record, Unit
+from harness1.settings import Count
 
 
 class SearchRequest(Record):
     """One query. Chunks in `exclude` are left out; `deadline` is in seconds from now."""
 
     query: str
-    k: int
+    k: Count
     exclude: frozenset[ChunkId] = frozenset()
     deadline: float = 30.0
 

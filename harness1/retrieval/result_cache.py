@@ -13,8 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
-from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
+from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
 
 ORDINARY = 16
 """Hits of an ordinary result; so many times the number of results are kept in all."""
@@ -43,6 +42,7 @@ class CachingRetriever:
 
     def __init__(self, inner: Retriever, size: int, settings: object) -> None:
         self._inner = inner
+        self.grep, self.read, self.get = inner.grep, inner.read, inner.get
         self._settings = repr(settings)
         self._kept = _Kept(size)
         self._flights: dict[bytes, _Flight] = {}
@@ -72,15 +72,6 @@ class CachingRetriever:
                 end = begin + request.deadline
                 answers.append(result or await self._landed(key, request, end, flights[key], key in own))
         return answers
-
-    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
-        return await self._inner.grep(pattern, limit, deadline)
-
-    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
-        return await self._inner.read(doc_id)
-
-    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
-        return await self._inner.get(chunk_ids)
 
     def _key(self, request: SearchRequest) -> bytes:
         # A digest, because the excluded ids would outweigh the results; of a `repr`, which escapes lone surrogates.

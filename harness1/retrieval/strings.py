@@ -11,7 +11,6 @@ import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -36,11 +35,9 @@ class StringWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.close()
-        if error is None:
+        if kind is None:
             np.save(self._ends_path, np.frombuffer(self._ends, dtype=np.int64))
 
 

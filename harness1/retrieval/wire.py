@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from harness1.config import Retrieval
 from harness1.records import Chunk, ChunkId, DocId, Record
-from harness1.retrieval.protocol import IndexInfo, SearchResult
+from harness1.retrieval.protocol import IndexInfo, SearchRequest, SearchResult
 from harness1.settings import Count
 
 
@@ -29,19 +29,10 @@ class Failure(Record):
     error: str
 
 
-class Query(Record):
-    """One query of a `SearchCall`; `deadline` is in seconds from the moment the call arrives."""
-
-    query: str
-    k: Count
-    exclude: frozenset[ChunkId] = frozenset()
-    deadline: float = 30.0
-
-
 class SearchCall(Record, kw_only=True):
-    """`POST /search`."""
+    """`POST /search`; the deadlines count from the moment the call arrives."""
 
-    requests: Annotated[tuple[Query, ...], Meta(min_length=1)]
+    requests: Annotated[tuple[SearchRequest, ...], Meta(min_length=1)]
     retrieval: Retrieval | None = None
     index_hash: str | None = None
 

@@ -10,9 +10,9 @@ from harness1.config import Env
 from harness1.memory.curated import DEFAULT_TAG
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import TAGS, Delta, Note, Observation, Tag, UnitId
+from harness1.tools.documents import Handle
 from harness1.tools.handles import named, resolve_all, unknown_handles
-from harness1.tools.read_document import Handle
-from harness1.tools.tool import Needs, traits
+from harness1.tools.tool import Needs, Traits
 
 Importance = Annotated[
     dict[str, str],
@@ -21,7 +21,7 @@ Importance = Annotated[
 ]
 
 
-@traits(curates=True)
+@Traits(curates=True)
 def curate(
     memory: WorkingMemory,
     env: Env,
@@ -35,11 +35,12 @@ def curate(
     removed, missing = resolve_all(memory, remove_ids)
     tagged, untaggable = resolve_all(memory, importance)
     tags, notes = valid_tags(tagged, importance)
-    additions = {unit_id: tags.get(unit_id, held(memory, unit_id)) for unit_id in added.values()}
+    held = memory.curated.tags
+    additions = {unit_id: tags.get(unit_id, held.get(unit_id, DEFAULT_TAG)) for unit_id in added.values()}
     for unit_id, tag in tags.items():
-        if unit_id in memory.curated:
+        if unit_id in held:
             additions.setdefault(unit_id, tag)
-    absent = [reference for reference, unit_id in removed.items() if unit_id not in memory.curated]
+    absent = [reference for reference, unit_id in removed.items() if unit_id not in held]
     change = memory.curated.edit(additions, list(dict.fromkeys(removed.values())), env.curation)
     strange = list(dict.fromkeys([*unknown, *missing, *untaggable]))
     notes += [unknown_handles(strange)] if strange else []
@@ -54,11 +55,6 @@ def curate(
         refused=tuple(change.refused),
     )
     return Observation("curate", resolved={**tagged, **removed, **added}, notes=tuple(notes), delta=delta)
-
-
-def held(memory: WorkingMemory, unit_id: UnitId) -> Tag:
-    """Return the tag of an entry that is named again without one, or the default of a new one."""
-    return memory.curated.tags.get(unit_id, DEFAULT_TAG)
 
 
 def valid_tags(tagged: dict[str, UnitId], importance: dict[str, str]) -> tuple[dict[UnitId, Tag], list[Note]]:

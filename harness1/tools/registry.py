@@ -1,4 +1,4 @@
-"""All tools, and those that a configuration enables. To add a tool, write one file and one line here."""
+"""All tools, and those that a configuration enables. To add a tool, write one function and one line here."""
 
 from __future__ import annotations
 
@@ -10,32 +10,22 @@ from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation, ToolCall
 from harness1.tools.curate import curate
+from harness1.tools.documents import prune_chunks, read_document, review_docs
 from harness1.tools.end_search import end_search
-from harness1.tools.fan_out_search import fan_out_search
-from harness1.tools.grep_corpus import grep_corpus
-from harness1.tools.prune_chunks import prune_chunks
-from harness1.tools.read_document import read_document
-from harness1.tools.review_docs import review_docs
-from harness1.tools.search_corpus import search_corpus
+from harness1.tools.search import fan_out_search, grep_corpus, search_corpus
 from harness1.tools.tool import PLAIN, Steps, Tool, ToolFunction, ToolSpec, Traits, build_tool, short_name
 from harness1.tools.verify import verify
 
-
-def always(env: Env) -> bool:
-    """Return True: the condition of a tool that every configuration has."""
-    return True
-
-
 TOOLS: tuple[tuple[ToolFunction, Callable[[Env], bool]], ...] = (
     (fan_out_search, lambda env: env.fan_out.on),
-    (search_corpus, always),
+    (search_corpus, lambda env: True),
     (grep_corpus, lambda env: env.grep.on),
     (read_document, lambda env: env.read.on),
     (review_docs, lambda env: env.review.on),
-    (curate, always),
+    (curate, lambda env: True),
     (prune_chunks, lambda env: env.pruning.on),
     (verify, lambda env: env.verification.on),
-    (end_search, always),
+    (end_search, lambda env: True),
 )
 """Each tool with its condition."""
 

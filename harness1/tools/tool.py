@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -40,12 +40,16 @@ class Needs:
     condition: Callable[[Env], bool]
 
 
+F = TypeVar("F", bound=ToolFunction)
+
+
 @dataclass(frozen=True)
 class Traits:
-    """Properties of a tool beyond its schema; `@traits(...)` above the function sets them."""
+    """Properties of a tool beyond its schema; `@Traits(...)` above the function sets them."""
 
     shows: Literal["whole", "query", "pattern"] = "whole"
     """How to show hits: whole, or the sentences nearest to the query or to the words of the pattern."""
+    _: KW_ONLY
     discovers: bool = False
     """True if it brings documents from the corpus: guidance sums them up."""
     curates: bool = False
@@ -53,24 +57,10 @@ class Traits:
     frees: bool = False
     """True if it makes room in a transcript."""
 
-
-F = TypeVar("F", bound=ToolFunction)
-
-
-def traits(
-    shows: Literal["whole", "query", "pattern"] = "whole",
-    *,
-    discovers: bool = False,
-    curates: bool = False,
-    frees: bool = False,
-) -> Callable[[F], F]:
-    """Mark a tool's function with its traits."""
-
-    def mark(function: F) -> F:
-        function.traits = Traits(shows, discovers, curates, frees)  # type: ignore[attr-defined]
+    def __call__(self, function: F) -> F:
+        """Mark a tool's function with these traits."""
+        function.traits = self  # type: ignore[attr-defined]
         return function
-
-    return mark
 
 
 def traits_of(function: ToolFunction) -> Traits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
 from typing import Annotated
 
 import msgspec
@@ -11,8 +10,8 @@ from msgspec import Meta
 from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation, UnitId, Verdict
+from harness1.tools.documents import Handle
 from harness1.tools.handles import resolve_all, unknown_handles
-from harness1.tools.read_document import Handle
 from harness1.tools.requests import Judge
 from harness1.tools.tool import Steps
 
@@ -40,7 +39,7 @@ def verify(
     if len(units) > limit:
         notes.append(Note("documents_left_out", {"count": len(units) - limit, "limit": limit}))
     asked = units[:limit]
-    cached = {unit_id for unit_id in asked if _known(memory, words, unit_id) is not None}
+    cached = {unit_id for unit_id in asked if _known(memory, words, unit_id)}
     open_units = [unit_id for unit_id in asked if unit_id not in cached]
     if open_units:
         texts = tuple((unit_id, memory.text_of(unit_id)[: env.verification.characters]) for unit_id in open_units)
@@ -48,23 +47,14 @@ def verify(
         for verdict in answer.verdicts:
             if verdict.unit_id in open_units:
                 memory.verification.put(verdict, len(memory.pool.entries[verdict.unit_id].chunk_ids))
-    return Observation(
-        "verify", verdicts=_in_order(asked, cached, memory, words), resolved=dict(resolved), notes=tuple(notes)
+    verdicts = tuple(
+        msgspec.structs.replace(found, cached=unit_id in cached)
+        for unit_id in asked
+        if (found := _known(memory, words, unit_id))
     )
+    return Observation("verify", verdicts=verdicts, resolved=dict(resolved), notes=tuple(notes))
 
 
 def _known(memory: WorkingMemory, claim: str, unit_id: UnitId) -> Verdict | None:
     """Return the remembered verdict, unless the unit has got more text since."""
     return memory.verification.get(claim, unit_id, len(memory.pool.entries[unit_id].chunk_ids))
-
-
-def _in_order(
-    asked: Iterable[UnitId], cached: Container[UnitId], memory: WorkingMemory, claim: str
-) -> tuple[Verdict, ...]:
-    """Return the verdicts in the order asked; those that the memory already had are marked so."""
-    found = []
-    for unit_id in asked:
-        verdict = _known(memory, claim, unit_id)
-        if verdict is not None:
-            found.append(msgspec.structs.replace(verdict, cached=unit_id in cached))
-    return tuple(found)

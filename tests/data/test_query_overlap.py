@@ -12,7 +12,8 @@ from datasketch import MinHash
 from harness1.data.open import open_source
 from harness1.data.query_overlap import PERMUTATIONS, KnownQueries, evaluation_queries, normalised
 from harness1.errors import UsageError
-from harness1.memory.dedup import signature, similarity
+from harness1.memory.dedup import signature
+from tests.support import similarity
 
 WORDS = [f"word{number}" for number in range(400)]
 

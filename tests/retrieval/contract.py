@@ -11,8 +11,7 @@ import pytest
 
 from harness1 import config
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.chunking import chunk
-from harness1.retrieval.corpus import Document
+from harness1.retrieval.corpus import Document, chunk
 from harness1.retrieval.ordering import total_order
 from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
 

@@ -2,8 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.records import DocId
-from harness1.retrieval.chunking import chunk
-from harness1.retrieval.corpus import Document, approximate_tokens
+from harness1.retrieval.corpus import Document, approximate_tokens, chunk
 
 TEXTS = st.text(alphabet=st.sampled_from(list("aB1.!? \n\tÄ中")), max_size=200)
 

@@ -11,7 +11,7 @@ import Stemmer
 from harness1.env.verifiers.protocol import Judgement, Label, VerifierFault
 from harness1.memory.dedup import MONTHS, NEGATIONS
 from harness1.memory.entities import FUNCTION_WORDS, extract
-from harness1.memory.sentences import split, vocabulary
+from harness1.memory.sentences import WORDS, split
 from harness1.records import UnitId
 
 
@@ -86,8 +86,7 @@ _TOKEN = re.compile(r"[^\W\d_]\w*")
 _NUMBER = re.compile(r"([$€£¥]?)(?<![\w.,])(\d[\d,]*+(?:\.\d+)?)(\s?%|\s?per\s?cent\b)?")
 _NUMERALS = "zero one two three four five six seven eight nine ten eleven twelve"
 _NUMBER_WORDS = {word: str(value) for value, word in enumerate(_NUMERALS.split())}
-_RISING = vocabulary("increas higher high rise enhanc larger gain promot activ improv")
-_FALLING = vocabulary("decreas reduc lower low fall diminish smaller loss inhibit suppress impair worsen prevent")
+_RISING, _FALLING = WORDS["rising"], WORDS["falling"]
 _OPPOSITES = dict.fromkeys(_RISING, _FALLING) | dict.fromkeys(_FALLING, _RISING)
 """Stems of opposite meaning, by stem."""
 

@@ -51,7 +51,8 @@ def build_approximate(vectors: NDArray[np.float16], used: Integers, settings: co
         else:
             index = _trained_lists(faiss, vectors, used, settings.ivf_lists)
         _add(index, vectors, used)
-    _write(faiss, index, path)
+    with _as_fault(f"write {path}"):
+        faiss.write_index(index, str(path))
 
 
 def extend_approximate(
@@ -69,13 +70,12 @@ def extend_approximate(
     if not np.array_equal(used[:size], before_used) or len(used) > GROWTH * size:
         return False
     faiss = _faiss()
-    try:
+    with _as_fault(f"read {before}"):
         index = faiss.read_index(str(before))
-    except RuntimeError as error:
-        raise CorpusError(f"cannot read {before}: {error}") from error
     with _one_thread(faiss):
         _add(index, vectors, used[size:])
-    _write(faiss, index, path)
+    with _as_fault(f"write {path}"):
+        faiss.write_index(index, str(path))
     return True
 
 
@@ -88,14 +88,12 @@ def open_approximate(path: Path, settings: config.Dense) -> Approximate:
     """
     faiss = _faiss()
     flag = faiss.IO_FLAG_MMAP_IFC if settings.search == "hnsw" else faiss.IO_FLAG_MMAP
-    try:
+    with _as_fault(f"read {path}"):
         return Approximate(faiss, faiss.read_index(str(path), flag), settings)
-    except RuntimeError as error:
-        raise CorpusError(f"cannot read {path}: {error}") from error
 
 
 class Approximate:
-    """`Candidates` of an HNSW or IVF index. Each query is searched by itself, so that none depends on a batch."""
+    """`RowSearcher` of an HNSW or IVF index. Each query is searched by itself, so that none depends on a batch."""
 
     def __init__(self, faiss: Any, index: Any, settings: config.Dense) -> None:
         self._faiss, self._index, self._settings = faiss, index, settings
@@ -165,13 +163,6 @@ def _add(index: Any, vectors: NDArray[np.float16], rows: Integers) -> None:
         index.add(vectors[rows[start : start + BLOCK]].astype(np.float32))
 
 
-def _write(faiss: Any, index: Any, path: Path) -> None:
-    try:
-        faiss.write_index(index, str(path))
-    except RuntimeError as error:
-        raise CorpusError(f"cannot write {path}: {error}") from error
-
-
 def _trained_lists(faiss: Any, vectors: NDArray[np.float16], used: Integers, lists: int) -> Any:
     """Return an IVF whose centres are trained on evenly spaced rows."""
     count = max(1, min(lists or int(4 * len(used) ** 0.5), len(used)))
@@ -189,6 +180,14 @@ def _faiss() -> Any:
     with optional("dense"):
         import faiss
     return faiss
+
+
+@contextmanager
+def _as_fault(task: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise CorpusError(f"cannot {task}: {error}") from error
 
 
 @contextmanager

@@ -99,11 +99,11 @@ class HashEmbedder:
         return self.embed_documents(texts)
 
 
-class TransformerEmbedder:
-    """A model of sentence-transformers whose first module is a transformer. Passes run one at a time, whoever asks.
+class EncodingEmbedder:
+    """A model of sentence-transformers of any kind, such as static embeddings. Queries are encoded one by one.
 
     Args:
-        model: loaded, on its device. A text longer than its `max_seq_length` is embedded by its first tokens.
+        model: loaded, on its device.
         name: what messages call it.
         identity: names its files.
     """
@@ -115,19 +115,34 @@ class TransformerEmbedder:
         self.dimensions = int(model.get_embedding_dimension() or 0)
         self._model, self._name = model, name
         self._prefixes = query_prefix, document_prefix
-        self._longest = int(model.max_seq_length or model.tokenizer.model_max_length)
-        self._tokens_per_pass = TOKENS_PER_PASS["cpu" if model.device.type == "cpu" else "cuda"]
         self._lock = Lock()
+
+    def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        clean = [_encodable(text) for text in texts]
+        vectors = self._model.encode_document(clean, prompt=self._prefixes[1], show_progress_bar=False)
+        return _unit(vectors.reshape(len(texts), self.dimensions), self._name)
+
+    def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        vectors = np.empty((len(texts), self.dimensions), dtype=np.float32)
+        for vector, text in zip(vectors, texts, strict=True):
+            vector[:] = self._model.encode_query(_encodable(text), prompt=self._prefixes[0], show_progress_bar=False)
+        return _unit(vectors, self._name)
+
+
+class TransformerEmbedder(EncodingEmbedder):
+    """A model whose first module is a transformer, which embeds the first `max_seq_length` tokens of a text. Passes run
+    one at a time, whoever asks."""
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Embed texts of similar length in one pass, so that little is padded."""
         vectors = np.empty((len(texts), self.dimensions), dtype=np.float32)
+        per_pass = TOKENS_PER_PASS["cpu" if self._model.device.type == "cpu" else "cuda"]
         with self._lock:
             tokens = self._tokenize(texts, self._prefixes[1])
             order = sorted(range(len(texts)), key=lambda at: -len(tokens[at]))
             while order:
                 length = max(1, len(tokens[order[0]]))
-                rows = max(1, self._tokens_per_pass // length)
+                rows = max(1, per_pass // length)
                 part, order = order[:rows], order[rows:]
                 vectors[part] = self._forward([tokens[at] for at in part], length)
         return _unit(vectors, self._name)
@@ -144,6 +159,10 @@ class TransformerEmbedder:
                     full = part + part[:1] * (QUERY_ROWS - len(part))
                     vectors[part] = self._forward([tokens[at] for at in full], length)[: len(part)]
         return _unit(vectors, self._name)[[places[text] for text in texts]]
+
+    @property
+    def _longest(self) -> int:
+        return int(self._model.max_seq_length or self._model.tokenizer.model_max_length)
 
     def _by_length(self, tokens: Sequence[Sequence[int]]) -> dict[int, list[int]]:
         """Group token lists by the length to which they are padded."""
@@ -179,34 +198,6 @@ class TransformerEmbedder:
             features = self._model({"input_ids": ids.to(device), "attention_mask": mask.to(device)})
         vectors: NDArray[np.float32] = features["sentence_embedding"].float().cpu().numpy()
         return vectors
-
-
-class EncodingEmbedder:
-    """A model of sentence-transformers of another kind, such as static embeddings. Queries are encoded one by one.
-
-    Args:
-        name: what messages call it.
-        identity: names its files.
-    """
-
-    def __init__(
-        self, model: SentenceTransformer, name: str, identity: str, query_prefix: str, document_prefix: str
-    ) -> None:
-        self.hash = digest([identity, query_prefix, document_prefix])
-        self.dimensions = int(model.get_embedding_dimension() or 0)
-        self._model, self._name = model, name
-        self._prefixes = query_prefix, document_prefix
-
-    def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        clean = [_encodable(text) for text in texts]
-        vectors = self._model.encode_document(clean, prompt=self._prefixes[1], show_progress_bar=False)
-        return _unit(vectors.reshape(len(texts), self.dimensions), self._name)
-
-    def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        vectors = np.empty((len(texts), self.dimensions), dtype=np.float32)
-        for vector, text in zip(vectors, texts, strict=True):
-            vector[:] = self._model.encode_query(_encodable(text), prompt=self._prefixes[0], show_progress_bar=False)
-        return _unit(vectors, self._name)
 
 
 class CachedQueries:

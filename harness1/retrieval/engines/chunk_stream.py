@@ -13,8 +13,7 @@ from harness1 import config
 from harness1.errors import CorpusError, SchemaError
 from harness1.hashing import canonical, digest
 from harness1.records import Chunk, Record
-from harness1.retrieval.chunking import chunk
-from harness1.retrieval.corpus import Document
+from harness1.retrieval.corpus import Document, chunk
 from harness1.retrieval.dense.embedder import CachedQueries, open_embedder
 from harness1.retrieval.index.index import index_hash
 from harness1.retrieval.protocol import IndexInfo

@@ -22,7 +22,6 @@ from harness1.retrieval.wire import (
     ChunksAnswer,
     GetCall,
     GrepCall,
-    Query,
     ReadCall,
     SearchAnswer,
     SearchAnswers,
@@ -139,11 +138,11 @@ def _differences(mine: Settings, theirs: Settings) -> Iterator[str]:
         yield f"--set {name}={text}"
 
 
-def _query(request: SearchRequest) -> Query:
+def _query(request: SearchRequest) -> SearchRequest:
     """Return a request for the wire. Invalid Unicode is in no text, so replacing it changes no result."""
     query = request.query.encode("utf-8", "replace").decode()
     exclude = frozenset(filter(is_unicode, request.exclude))
-    return Query(query, max(request.k, 0), exclude, min(request.deadline, LATEST_S))
+    return SearchRequest(query, max(request.k, 0), exclude, min(request.deadline, LATEST_S))
 
 
 def _search_answer(answer: SearchAnswer) -> SearchResult | RetrievalFault:

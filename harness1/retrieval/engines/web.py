@@ -5,7 +5,7 @@ The search API works like Serper's: `POST {"q", "num"}` with the key in `X-API-K
 as bearer token, returns the text of the page. Redirects are faults.
 
 A document is a page under its normalised address. A search finds its snippet, the chunk `ADDRESS#snippet`; reading
-returns the page, split into chunks as in an index (`harness1.retrieval.chunking`). Normalised addresses have no
+returns the page, split into chunks as in an index (`harness1.retrieval.corpus`). Normalised addresses have no
 fragment, so chunk ids are unique.
 """
 
@@ -21,8 +21,7 @@ from harness1.errors import ConfigError, CorpusError, UsageError
 from harness1.hashing import digest
 from harness1.http.client import is_address
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.chunking import chunk
-from harness1.retrieval.corpus import Document
+from harness1.retrieval.corpus import Document, chunk
 from harness1.retrieval.engines.page_cache import (
     HOST,
     Page,

@@ -23,8 +23,7 @@ from harness1.errors import CorpusError
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.analyser import Analyser
 from harness1.retrieval.bm25.search import NONE
-from harness1.retrieval.chunking import chunk
-from harness1.retrieval.corpus import Document
+from harness1.retrieval.corpus import Document, chunk
 from harness1.retrieval.dense.vectors import Progress
 from harness1.retrieval.index.embeddings import Embeddings
 from harness1.retrieval.index.generations import current_generation, new_generation
@@ -36,10 +35,10 @@ from harness1.retrieval.index.index import (
     index_hash,
     live_rows,
     read_manifest,
-    write_manifest,
 )
 from harness1.retrieval.index.segment import ROWS, Segment, SegmentWriter, document_sum
 from harness1.retrieval.protocol import IndexInfo
+from harness1.runs.files import write_json
 
 MERGE = 8
 """Adjacent segments that at least become one, if none of them is larger than the others in sum."""
@@ -223,7 +222,8 @@ class _Draft:
         )
         entries = tuple(part.entry for part in self._parts)
         content_sum = f"{self._content_sum % 2**256:064x}"
-        write_manifest(self._work, Manifest(FORMAT, info, self._settings, content_sum, entries, vectors))
+        manifest = Manifest(FORMAT, info, self._settings, content_sum, entries, vectors)
+        write_json(self._work / "index.json", manifest)
         return info
 
     def _new_folder(self) -> Path:

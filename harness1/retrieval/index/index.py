@@ -102,11 +102,6 @@ def index_hash(content_sum: int, settings: config.Index, embedder: str) -> str:
     return digest({"documents": f"{content_sum % 2**256:064x}", "analyser": ANALYSER, "settings": named})
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `index.json`."""
-    (folder / "index.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
-
-
 def read_manifest(generation: Path, path: Path) -> Manifest:
     """Read `index.json` of a generation; `path` is the index as the user named it.
 

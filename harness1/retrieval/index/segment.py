@@ -17,7 +17,6 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -58,12 +57,8 @@ class SegmentWriter:
         self._sums = bytearray()
         self.chunk_ids: list[ChunkId] = []
         self.doc_ids: list[DocId] = []
-        self._size = SegmentSize(0, 0, 0)
-
-    @property
-    def size(self) -> SegmentSize:
+        self.size = SegmentSize(0, 0, 0)
         """Known once the segment is complete."""
-        return self._size
 
     def add(self, doc_id: DocId, sum_: bytes, chunks: Sequence[Chunk]) -> None:
         """Append a document with its `document_sum` and its chunks, in order."""
@@ -80,11 +75,9 @@ class SegmentWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._contents.__exit__(kind, error, trace)
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._contents.__exit__(kind)
+        if kind is None:
             self._finish()
 
     def _finish(self) -> None:
@@ -97,7 +90,7 @@ class SegmentWriter:
         np.save(folder / "doc_sums.npy", np.frombuffer(bytes(self._sums), np.uint8).reshape(-1, 32))
         contents = Strings(folder, "contents")
         write_trigrams(folder, contents.bytes, contents.ends)
-        self._size = SegmentSize(len(self.doc_ids), len(self.chunk_ids), length)
+        self.size = SegmentSize(len(self.doc_ids), len(self.chunk_ids), length)
 
 
 class Segment:
