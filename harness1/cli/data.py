@@ -20,17 +20,10 @@ from harness1.data.fetching import get_benchmark
 from harness1.data.importing import import_benchmark
 from harness1.errors import CorpusError, UsageError
 
-app = typer.Typer(help="Benchmarks and datasets.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(help="A name that `harness1 data list` shows.", metavar="NAME")]
 Out = Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="FOLDER")]
 
 
-@app.callback()
-def _group() -> None:
-    """Benchmarks and datasets."""
-
-
-@app.command("list")
 def list_benchmarks(as_json: Json = False) -> None:
     """Each benchmark: what it is, how large, under which licence, where it is, what a folder of it must hold, and what
     its reader was verified against.
@@ -49,7 +42,6 @@ def list_benchmarks(as_json: Json = False) -> None:
         print(f"    verified  {benchmark.verified}.")
 
 
-@app.command("get")
 def get(name: Name, out: Out, force: Force = False) -> None:
     """Download the official files from the Hugging Face hub, where that can be reached.
 
@@ -63,7 +55,6 @@ def get(name: Name, out: Out, force: Force = False) -> None:
     print(f"Next: harness1 data check {name}:{out}")
 
 
-@app.command("import")
 def import_(
     name: Name,
     path: Annotated[Path, typer.Argument(help="The official files: a folder, or the one file.", metavar="PATH")],
@@ -92,7 +83,6 @@ def import_(
     _say_next(benchmark, out)
 
 
-@app.command("check")
 def check(
     dataset: Annotated[str, typer.Argument(help="A BEIR or TREC folder, a JSONL file, or NAME:PATH.")],
     ignore: Annotated[

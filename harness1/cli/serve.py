@@ -18,15 +18,7 @@ from harness1.retrieval.open import open_retriever
 Port = Annotated[int, typer.Option("--port", help="0 lets the system choose one.", min=0, max=65535)]
 Host = Annotated[str, typer.Option("--host", help="The address to listen on.")]
 
-app = typer.Typer(help="Serve over HTTP.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
-
-@app.callback()
-def _group() -> None:
-    """Serve over HTTP."""
-
-
-@app.command()
 def retrieve(
     index: Annotated[str, typer.Option("--index", help="An index folder, or the URI of an engine.", metavar="SPEC")],
     port: Port,
@@ -58,7 +50,6 @@ def retrieve(
     serve(service.app, service.limits, host, port, ready)
 
 
-@app.command()
 def proxy(
     upstream: Annotated[
         str,
