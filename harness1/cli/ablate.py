@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness1.cli.dashboard import evaluated
-from harness1.cli.results import print_result
+from harness1.cli.printing import print_result
 from harness1.eval.ablations.run import ABLATIONS, ablate, conditions
 from harness1.eval.ablations.table import COLUMNS, AblationTable, cells, title
 from harness1.eval.evaluate import Evaluation, Play

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from harness1.cli.options import ConfigFile, Json, Overrides, resolve
+from harness1.cli.printing import print_json
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.episodes.replay import Nowhere
@@ -21,7 +20,7 @@ def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json =
     hashes = config_hashes(resolved)
     tree = shown_config(resolved)
     if as_json:
-        print(msgspec.json.encode({"config": tree, "hashes": hashes}).decode())
+        print_json({"config": tree, "hashes": hashes})
         return
     print("\n".join(toml_lines(tree)))
     print("\n".join(f"# {name} = {value}" for name, value in hashes.items()))

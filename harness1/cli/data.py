@@ -8,9 +8,11 @@ from typing import Annotated
 
 import msgspec
 import typer
+from typer import Argument, Option
 
 from harness1.cli.bars import count_of_documents
 from harness1.cli.options import Force, Json
+from harness1.cli.printing import print_json
 from harness1.data.benchmarks.benchmark import Benchmark
 from harness1.data.benchmarks.registry import BENCHMARKS, benchmark_named
 from harness1.data.check import FINDINGS, Report, encoded
@@ -20,8 +22,8 @@ from harness1.data.fetching import get_benchmark
 from harness1.data.importing import import_benchmark
 from harness1.errors import CorpusError, UsageError
 
-Name = Annotated[str, typer.Argument(help="A name that `harness1 data list` shows.", metavar="NAME")]
-Out = Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="FOLDER")]
+Name = Annotated[str, Argument(help="A name that `harness1 data list` shows.", metavar="NAME")]
+Out = Annotated[Path, Option("--out", help="The folder to write.", metavar="FOLDER")]
 
 
 def list_benchmarks(as_json: Json = False) -> None:
@@ -31,7 +33,7 @@ def list_benchmarks(as_json: Json = False) -> None:
     Example: harness1 data list
     """
     if as_json:
-        print(msgspec.json.encode({"benchmarks": [each.row() for each in BENCHMARKS.values()]}).decode())
+        print_json({"benchmarks": [each.row() for each in BENCHMARKS.values()]})
         return
     for benchmark in BENCHMARKS.values():
         print(f"{benchmark.name}: {benchmark.what}")
@@ -57,10 +59,10 @@ def get(name: Name, out: Out, force: Force = False) -> None:
 
 def import_(
     name: Name,
-    path: Annotated[Path, typer.Argument(help="The official files: a folder, or the one file.", metavar="PATH")],
+    path: Annotated[Path, Argument(help="The official files: a folder, or the one file.", metavar="PATH")],
     out: Out,
     leave_out: Annotated[
-        bool, typer.Option("--leave-out", help="Leave out what is broken, and tasks whose gold is absent.")
+        bool, Option("--leave-out", help="Leave out what is broken, and tasks whose gold is absent.")
     ] = False,
     force: Force = False,
 ) -> None:
@@ -84,10 +86,8 @@ def import_(
 
 
 def check(
-    dataset: Annotated[str, typer.Argument(help="A BEIR or TREC folder, a JSONL file, or NAME:PATH.")],
-    ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", help="A kind of finding to pass over.", metavar="KIND")
-    ] = None,
+    dataset: Annotated[str, Argument(help="A BEIR or TREC folder, a JSONL file, or NAME:PATH.")],
+    ignore: Annotated[list[str] | None, Option(help="A kind of finding to pass over.", metavar="KIND")] = None,
     as_json: Json = False,
 ) -> None:
     """Find what is wrong with a dataset: broken lines, duplicate ids and texts, empty texts, absent gold, queries

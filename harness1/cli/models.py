@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import typer
+from typer import Argument, Option
 
 from harness1.cli.options import Force, Json
+from harness1.cli.printing import print_json
 from harness1.models.files.bundled import BUNDLED, bundled
 from harness1.models.files.fetch import get_model, home_of, is_fetched
 
 Cache = Annotated[
-    Path | None,
-    typer.Option("--cache", help="Where models are kept; default ~/.cache/harness1/models.", metavar="DIR"),
+    Path | None, Option("--cache", help="Where models are kept; default ~/.cache/harness1/models.", metavar="DIR")
 ]
 
 
@@ -36,7 +36,7 @@ def list_models(cache: Cache = None, as_json: Json = False) -> None:
         for model in BUNDLED
     ]
     if as_json:
-        print(msgspec.json.encode({"models": rows}).decode())
+        print_json({"models": rows})
         return
     for row in rows:
         print(f"{row['name']}: {row['what']}")
@@ -44,7 +44,7 @@ def list_models(cache: Cache = None, as_json: Json = False) -> None:
 
 
 def get(
-    name: Annotated[str, typer.Argument(help="A name that `harness1 models list` shows.")],
+    name: Annotated[str, Argument(help="A name that `harness1 models list` shows.")],
     cache: Cache = None,
     force: Force = False,
     as_json: Json = False,

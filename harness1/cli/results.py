@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from harness1.cli.printing import print_json
 from harness1.eval.metrics import HEADLINE
 from harness1.models.checkpoint import Checkpoint
 from harness1.runs.stage import read_stage
 from harness1.train.log import read_log, validation_values
-
-
-def print_result(found: Any, as_json: bool, in_words: Callable[..., None], *more: Any) -> None:
-    """Print a result as one JSON object, or else by `in_words`, which takes the result and `more`."""
-    if as_json:
-        print(msgspec.json.encode(found).decode())
-    else:
-        in_words(found, *more)
 
 
 def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
@@ -55,7 +47,7 @@ def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, whic
     began = _at_start(out)
     if as_json:
         report = {"checkpoint": str(out), unit: done.step, "metrics": done.metrics, "start": began}
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
         return
     console = Console(highlight=False, markup=False)
     table = Table(title=f"the {which} checkpoint, of {unit} {done.step}", title_justify="left")

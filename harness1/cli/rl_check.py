@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work, read_aloud
 from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Limit, Overrides, Seed, resolve
-from harness1.cli.results import print_result
+from harness1.cli.printing import print_result
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
@@ -26,24 +26,17 @@ from harness1.viewer.report import ensure_report
 
 
 def check(
-    dataset: Annotated[str, typer.Argument(help="A BEIR or TREC folder, NAME:PATH or world:SIZE.", metavar="DATASET")],
-    split: Annotated[
-        str, typer.Option("--split", help="Which tasks; default train, else dev, else the only split.")
-    ] = "",
+    dataset: Annotated[str, Argument(help="A BEIR or TREC folder, NAME:PATH or world:SIZE.", metavar="DATASET")],
+    split: Annotated[str, Option(help="Which tasks; default train, else dev, else the only split.")] = "",
     tokenizer: Annotated[
         str,
-        typer.Option(
-            "--tokenizer",
-            help="The student's model: contexts are counted by it, as they will be in training.",
-            metavar="PATH",
-        ),
+        Option(help="The student's model: contexts are counted by it, as they will be in training.", metavar="PATH"),
     ] = "",
     limit: Limit = 0,
     seed: Seed = 0,
     index: IndexSpec = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder of the report; default runs/DATASET-SPLIT-check.", metavar="RUN"),
+        Path | None, Option(help="Folder of the report; default runs/DATASET-SPLIT-check.", metavar="RUN")
     ] = None,
     cache: Cache = None,
     config: ConfigFile = None,
