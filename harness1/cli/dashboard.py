@@ -195,6 +195,7 @@ class EvaluationBoard(Board):
         self._depths = depths
 
     def view(self) -> View:
+        """Return the recall so far, what an episode takes, and how episodes ended."""
         done = self._progress
         recall = "" if (interval := done.recall.interval()) is None else _interval(interval)
         failures = _counted(dict(done.failures.most_common()))
@@ -239,6 +240,7 @@ class TrainingBoard(Board):
         self.advance(step)
 
     def view(self) -> View:
+        """Return what the last steps and the last validation measured."""
         done, values, speed = self._progress, self._progress.values, self._progress.tokens_per_second()
         validation = named(done.validation, self._names)
         rows = (
