@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
-from harness1.cli.options import Json
+from harness1.cli.options import Json, MovedDataset
+from harness1.cli.printing import print_json
 from harness1.errors import UsageError
 from harness1.eval.compare.comparison import compare as compare_runs
 from harness1.eval.compare.text import Block, Grid, Links, blocks, markdown
@@ -26,19 +27,15 @@ LEAST = 16
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; each is compared with the first.", metavar="RUN...")],
-    metric: Annotated[str, typer.Option("--metric", help="By which tasks are won and lost.")] = "curated_recall",
-    top: Annotated[int, typer.Option("--top", help="How many of the tasks that changed most are shown.", min=0)] = 10,
+    runs: Annotated[list[Path], Argument(help="Run folders; each is compared with the first.", metavar="RUN...")],
+    metric: Annotated[str, Option(help="By which tasks are won and lost.")] = "curated_recall",
+    top: Annotated[int, Option(help="How many of the tasks that changed most are shown.", min=0)] = 10,
     equal_size: Annotated[
-        bool, typer.Option("--equal-size", help="Cut the ranked sets of both to the smaller one, task by task.")
+        bool, Option("--equal-size", help="Cut the ranked sets of both to the smaller one, task by task.")
     ] = False,
-    view: Annotated[
-        Path | None, typer.Option("--view", help="Write links into this viewer file of the runs.", metavar="FILE")
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option("--dataset", help="Where their dataset lies now, if it was moved.", metavar="DATASET")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write it as Markdown.", metavar="FILE.md")] = None,
+    view: Annotated[Path | None, Option(help="Write links into this viewer file of the runs.", metavar="FILE")] = None,
+    dataset: MovedDataset = None,
+    out: Annotated[Path | None, Option(help="Also write it as Markdown.", metavar="FILE.md")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare runs on the same tasks: paired differences with intervals and significance, and what changed most.
@@ -53,7 +50,7 @@ def compare(
     if out is not None:
         _write(out, parts)
     if as_json:
-        print(msgspec.json.encode({**msgspec.to_builtins(comparison), "view": command}).decode())
+        print_json({**msgspec.to_builtins(comparison), "view": command})
         return
     console = Console(highlight=False, emoji=False)
     for part in parts:

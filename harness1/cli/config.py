@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
-import typer
-
 from harness1.cli.options import ConfigFile, Json, Overrides, resolve
+from harness1.cli.printing import print_json
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.episodes.replay import Nowhere
 from harness1.hashing import digest
 from harness1.runs.folder import shown_config, toml_lines
 
-app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
-
-@app.callback()
-def _group() -> None:
-    """Look at the configuration."""
-
-
-@app.command()
 def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json = False) -> None:
     """Print every setting as TOML, and the hashes that name it.
 
@@ -30,7 +20,7 @@ def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json =
     hashes = config_hashes(resolved)
     tree = shown_config(resolved)
     if as_json:
-        print(msgspec.json.encode({"config": tree, "hashes": hashes}).decode())
+        print_json({"config": tree, "hashes": hashes})
         return
     print("\n".join(toml_lines(tree)))
     print("\n".join(f"# {name} = {value}" for name, value in hashes.items()))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
+from typer import Argument, Option
 
 from harness1.cli.bars import count_of_documents
 from harness1.cli.options import Force, Json
+from harness1.cli.printing import print_json, say
 from harness1.data.benchmarks.registry import BENCHMARKS, Benchmark, benchmark_named
 from harness1.data.check import FINDINGS, Report, encoded
 from harness1.data.check import check as check_dataset
@@ -19,17 +20,10 @@ from harness1.data.fetching import get_benchmark
 from harness1.data.importing import import_benchmark
 from harness1.errors import CorpusError, UsageError
 
-app = typer.Typer(help="Benchmarks and datasets.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-Name = Annotated[str, typer.Argument(help="A name that `harness1 data list` shows.", metavar="NAME")]
-Out = Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="FOLDER")]
+Name = Annotated[str, Argument(help="A name that `harness1 data list` shows.", metavar="NAME")]
+Out = Annotated[Path, Option("--out", help="The folder to write.", metavar="FOLDER")]
 
 
-@app.callback()
-def _group() -> None:
-    """Benchmarks and datasets."""
-
-
-@app.command("list")
 def list_benchmarks(as_json: Json = False) -> None:
     """Each benchmark: what it is, how large, under which licence, where it is, what a folder of it must hold, and what
     its reader was verified against.
@@ -37,7 +31,7 @@ def list_benchmarks(as_json: Json = False) -> None:
     Example: harness1 data list
     """
     if as_json:
-        print(msgspec.json.encode({"benchmarks": [each.row() for each in BENCHMARKS.values()]}).decode())
+        print_json({"benchmarks": [each.row() for each in BENCHMARKS.values()]})
         return
     for benchmark in BENCHMARKS.values():
         print(f"{benchmark.name}: {benchmark.what}")
@@ -48,7 +42,6 @@ def list_benchmarks(as_json: Json = False) -> None:
         print(f"    verified  {benchmark.verified}.")
 
 
-@app.command("get")
 def get(name: Name, out: Out, force: Force = False) -> None:
     """Download the official files from the Hugging Face hub, where that can be reached.
 
@@ -62,13 +55,12 @@ def get(name: Name, out: Out, force: Force = False) -> None:
     print(f"Next: harness1 data check {name}:{out}")
 
 
-@app.command("import")
 def import_(
     name: Name,
-    path: Annotated[Path, typer.Argument(help="The official files: a folder, or the one file.", metavar="PATH")],
+    path: Annotated[Path, Argument(help="The official files: a folder, or the one file.", metavar="PATH")],
     out: Out,
     leave_out: Annotated[
-        bool, typer.Option("--leave-out", help="Leave out what is broken, and tasks whose gold is absent.")
+        bool, Option("--leave-out", help="Leave out what is broken, and tasks whose gold is absent.")
     ] = False,
     force: Force = False,
 ) -> None:
@@ -85,18 +77,15 @@ def import_(
             benchmark, path, out, fault=_noting(left) if leave_out else refuse, force=force, on_document=advance
         )
     for line in dict.fromkeys(left):
-        print(f"harness1: left out: {line}", file=sys.stderr)
+        say(f"left out: {line}")
     tasks = ", ".join(f"{count} {split}" for split, count in counts["tasks"].items())
     print(f"{out}: {counts['documents']} documents, tasks: {tasks}")
     _say_next(benchmark, out)
 
 
-@app.command("check")
 def check(
-    dataset: Annotated[str, typer.Argument(help="A BEIR or TREC folder, a JSONL file, or NAME:PATH.")],
-    ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", help="A kind of finding to pass over.", metavar="KIND")
-    ] = None,
+    dataset: Annotated[str, Argument(help="A BEIR or TREC folder, a JSONL file, or NAME:PATH.")],
+    ignore: Annotated[list[str] | None, Option(help="A kind of finding to pass over.", metavar="KIND")] = None,
     as_json: Json = False,
 ) -> None:
     """Find what is wrong with a dataset: broken lines, duplicate ids and texts, empty texts, absent gold, queries

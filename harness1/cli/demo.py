@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
+from typer import Option
 
 from harness1.cli.bars import read_aloud
 from harness1.cli.live import show_result, watched
-from harness1.cli.options import ConfigFile, Overrides, resolve, say_torn
+from harness1.cli.options import ConfigFile, Overrides, resolve
+from harness1.cli.printing import say_torn
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeSetup
@@ -20,7 +21,7 @@ from harness1.runs.folder import clear_run
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Where index and record go.", metavar="DIR")] = Path("runs/demo"),
+    out: Annotated[Path, Option(help="Where index and record go.", metavar="DIR")] = Path("runs/demo"),
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from harness1.cli.ablate import run_ablations
 from harness1.cli.bars import read_aloud
@@ -24,7 +23,8 @@ from harness1.cli.options import (
     Seed,
     resolve,
 )
-from harness1.cli.results import print_metrics, print_result
+from harness1.cli.printing import print_result, say
+from harness1.cli.results import print_metrics
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
@@ -35,7 +35,7 @@ from harness1.records import Task
 
 Ablations = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--ablations",
         help=f"Also without one mechanism at a time, and compare: all, or some of {', '.join(ABLATIONS)}.",
         metavar="NAME,NAME",
@@ -44,14 +44,14 @@ Ablations = Annotated[
 
 
 def evaluate(
-    dataset: Annotated[str, typer.Argument(help="A BEIR or TREC folder, NAME:PATH (see `data list`) or world:SIZE.")],
+    dataset: Annotated[str, Argument(help="A BEIR or TREC folder, NAME:PATH (see `data list`) or world:SIZE.")],
     policy: PolicyName = "scripted",
-    split: Annotated[str, typer.Option("--split", help="Which tasks.")] = "test",
+    split: Annotated[str, Option(help="Which tasks.")] = "test",
     limit: Limit = 0,
     samples: Samples = 1,
     seed: Seed = 0,
     index: IndexSpec = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/DATASET-SPLIT-POLICY.")] = None,
+    out: Annotated[Path | None, Option(help="Run folder; default runs/DATASET-SPLIT-POLICY.")] = None,
     cache: Cache = None,
     ablations: Ablations = None,
     config: ConfigFile = None,
@@ -82,5 +82,5 @@ def _first(source: Source, split: str, limit: int) -> list[Task]:
     """Return the first tasks of a split, or all; tell the user if there are fewer than asked for."""
     tasks = source.tasks(split)
     if limit > len(tasks) > 0:
-        print(f"harness1: {source.name} has {len(tasks)} tasks in split {split}, not {limit}", file=sys.stderr)
+        say(f"{source.name} has {len(tasks)} tasks in split {split}, not {limit}")
     return tasks[: limit or None]

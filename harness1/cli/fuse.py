@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from harness1.cli.options import Force, Json
-from harness1.cli.results import print_metrics, print_result
+from harness1.cli.options import Force, Json, MovedDataset
+from harness1.cli.printing import print_result, say
+from harness1.cli.results import print_metrics
 from harness1.eval.fusion import CAP, write_fused
 from harness1.eval.fusion import fuse as fuse_runs
 from harness1.eval.run_view import read_run
@@ -17,13 +17,11 @@ from harness1.viewer.report import ensure_report
 
 
 def fuse(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders of the same tasks and index.", metavar="RUN...")],
-    out: Annotated[Path, typer.Option("--out", help="The run folder to write.", metavar="RUN")],
-    k: Annotated[int, typer.Option("--k", help="Of the fusion: the higher, the less first ranks stand out.")] = 60,
-    cap: Annotated[int, typer.Option("--cap", help="The most units in a fused set.")] = CAP,
-    dataset: Annotated[
-        str | None, typer.Option("--dataset", help="Where their dataset lies now, if it was moved.", metavar="DATASET")
-    ] = None,
+    runs: Annotated[list[Path], Argument(help="Run folders of the same tasks and index.", metavar="RUN...")],
+    out: Annotated[Path, Option(help="The run folder to write.", metavar="RUN")],
+    k: Annotated[int, Option(help="Of the fusion: the higher, the less first ranks stand out.")] = 60,
+    cap: Annotated[int, Option(help="The most units in a fused set.")] = CAP,
+    dataset: MovedDataset = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -36,5 +34,5 @@ def fuse(
     metrics = write_fused(fusion, views, out, force)
     ensure_report(out, views[0].tasks.values())
     if fusion.left_out:
-        print(f"harness1: rollouts left out because the infrastructure broke them: {fusion.left_out}", file=sys.stderr)
+        say(f"rollouts left out because the infrastructure broke them: {fusion.left_out}")
     print_result(metrics, as_json, print_metrics, str(fusion.stage.outputs["policy"]), out)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
-import typer
+from typer import Argument, Option
 
 from harness1.cli.bars import read_aloud
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
+from harness1.cli.printing import print_json
 from harness1.config import Config
 from harness1.data.indexing import add_to_index, delete_from_index, ensure_index
 from harness1.data.open import open_source
@@ -22,17 +22,14 @@ from harness1.retrieval.protocol import IndexInfo
 
 def index(
     source: Annotated[
-        str | None, typer.Argument(help="A BEIR or TREC folder, NAME:PATH, a JSONL file, texts, world:SIZE or stdlib.")
+        str | None, Argument(help="A BEIR or TREC folder, NAME:PATH, a JSONL file, texts, world:SIZE or stdlib.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of the index.", metavar="DIR")] = None,
+    out: Annotated[Path | None, Option(help="Folder of the index.", metavar="DIR")] = None,
     engine: Annotated[
-        str | None,
-        typer.Option("--engine", help="Index into milvus:FILE.db, milvus:URL or chroma:URL.", metavar="SPEC"),
+        str | None, Option(help="Index into milvus:FILE.db, milvus:URL or chroma:URL.", metavar="SPEC")
     ] = None,
-    add: Annotated[bool, typer.Option("--add", help="Add to the index; an equal id replaces its document.")] = False,
-    delete: Annotated[
-        list[str] | None, typer.Option("--delete", help="Take a document out of the index.", metavar="ID")
-    ] = None,
+    add: Annotated[bool, Option("--add", help="Add to the index; an equal id replaces its document.")] = False,
+    delete: Annotated[list[str] | None, Option(help="Take a document out of the index.", metavar="ID")] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -52,7 +49,7 @@ def index(
             raise UsageError("say where the index goes: --out DIR, or --engine SPEC")
         where, info = str(out), _index_folder(source, out, settings, add, delete or [], force)
     if as_json:
-        print(msgspec.json.encode(info).decode())
+        print_json(info)
     else:
         print(f"{where}: {info.documents} documents, {info.chunks} chunks, index {info.index_hash[:12]}")
 

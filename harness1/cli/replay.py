@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
+from typer import Argument, Option
 
 from harness1.cli.bars import tracked
-from harness1.cli.options import Json, say_torn
+from harness1.cli.options import Json
+from harness1.cli.printing import print_json, say_torn
 from harness1.config import Config
 from harness1.episodes.replay import ReplayReport, replay_episode, replay_live
 from harness1.errors import InfrastructureFault, UsageError
@@ -30,13 +31,12 @@ from harness1.tools.registry import Toolbox
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
-    live: Annotated[bool, typer.Option("--live", help="Ask the index again and compare its answers too.")] = False,
-    index: Annotated[str | None, typer.Option("--index", help="The index to ask; default the run's own.")] = None,
+    run: Annotated[Path, Argument(help="A run folder.", metavar="RUN")],
+    live: Annotated[bool, Option("--live", help="Ask the index again and compare its answers too.")] = False,
+    index: Annotated[str | None, Option(help="The index to ask; default the run's own.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model",
+        Option(
             help="Also compute the log probability of every sampled token again, by one forward pass of this model.",
             metavar="PATH",
         ),
@@ -76,7 +76,7 @@ def replay(
     if as_json:
         counts = {"episodes": len(episodes), "skipped": skipped, "turns": turns, "equal": equal}
         summary = {**counts, "differences": differences, "logprobs": gate}
-        print(msgspec.json.encode(summary).decode())
+        print_json(summary)
     else:
         print(f"{len(episodes)} episodes, {equal} of {turns} turns equal")
         for line in _gate_lines(gate) if gate else ():

@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from harness1.adapters.skyrl.export import Export
 from harness1.adapters.skyrl.export import export as write_export
 from harness1.cli.bars import progress_of_parts
-from harness1.cli.options import Force, Json, say_torn
-from harness1.cli.results import print_result
+from harness1.cli.options import Force, Json
+from harness1.cli.printing import print_result, say_torn
 from harness1.rl.learning import EPISODES
 from harness1.runs.stage import read_stage
 
@@ -26,19 +26,11 @@ class TrainerName(StrEnum):
 
 
 def export(
-    run: Annotated[
-        Path, typer.Argument(help="A training of `rl train`, or a run of `eval --samples 8`.", metavar="RUN")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="The folder to make.", metavar="DIR")],
-    to: Annotated[TrainerName, typer.Option("--to", help="Whose trainer.")] = TrainerName.SKYRL,
+    run: Annotated[Path, Argument(help="A training of `rl train`, or a run of `eval --samples 8`.", metavar="RUN")],
+    out: Annotated[Path, Option(help="The folder to make.", metavar="DIR")],
+    to: Annotated[TrainerName, Option(help="Whose trainer.")] = TrainerName.SKYRL,
     groups_per_file: Annotated[
-        int,
-        typer.Option(
-            "--groups-per-file",
-            help="Groups of a batch; 0: rl.groups of the run, or all there are.",
-            min=0,
-            metavar="N",
-        ),
+        int, Option(help="Groups of a batch; 0: rl.groups of the run, or all there are.", min=0, metavar="N")
     ] = 0,
     force: Force = False,
     as_json: Json = False,

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import typer
 from rich.console import Console
-from rich.table import Table
+from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work
-from harness1.cli.options import ConfigFile, Force, IndexSpec, Json, Overrides, resolve, say_torn
-from harness1.cli.results import print_result
+from harness1.cli.options import ConfigFile, Force, IndexSpec, Json, Overrides, resolve
+from harness1.cli.printing import print_result, say_torn
+from harness1.cli.results import headed
 from harness1.errors import UsageError
 from harness1.policy.registry import check_policy, needs_gold, open_policy
 from harness1.rl.pivots.profile import Profile, profile
@@ -21,11 +21,11 @@ from harness1.sft.teacher_run import open_runs
 
 
 def pivots(
-    run: Annotated[Path, typer.Argument(help="A run folder of `harness1 sft collect`.", metavar="SFT_RUN")],
-    out: Annotated[Path, typer.Option("--out", help="The profile's folder.", metavar="PIVOTS")],
+    run: Annotated[Path, Argument(help="A run folder of `harness1 sft collect`.", metavar="SFT_RUN")],
+    out: Annotated[Path, Option(help="The profile's folder.", metavar="PIVOTS")],
     policy: Annotated[
         str,
-        typer.Option(
+        Option(
             "--policy",
             "--model",
             help="The frozen reference, from which training will begin: hf:PATH, vllm:PATH or any other policy; default"
@@ -64,10 +64,8 @@ def pivots(
 
 
 def _print(found: dict[str, dict[str, Any]], policy: str, out: Path) -> None:
-    table = Table(title=f"turns tried by {policy}", title_justify="left")
-    table.add_column("expert's tool")
-    for name in found["fates"]["all"]:
-        table.add_column(name.replace("_", " "), justify="right")
+    fates_of_all = (name.replace("_", " ") for name in found["fates"]["all"])
+    table = headed(f"turns tried by {policy}", "expert's tool", *fates_of_all)
     for name, fates in found["fates"].items():
         table.add_row(name, *map(str, fates.values()))
     console = Console(highlight=False, markup=False)

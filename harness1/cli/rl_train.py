@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import typer
+from typer import Option
 
 from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import TrainingBoard
-from harness1.cli.options import Cache, ConfigFile, Force, Json, Overrides, resolve
+from harness1.cli.options import Cache, ConfigFile, Force, Json, Overrides, Tensorboard, Wandb, resolve
 from harness1.cli.results import print_checkpoint
 from harness1.config import Learn
 from harness1.data.indexing import index_of
@@ -31,28 +31,22 @@ SHOWN = ("reward", "loss", "curated_recall", "set_size", "turns", "entropy", "k3
 
 
 def train(
-    data: Annotated[
-        list[str] | None, typer.Option("--data", help="What to learn from; may be given again.", metavar="DATASET")
-    ] = None,
-    model: Annotated[
-        str, typer.Option("--model", help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")
-    ] = "",
-    out: Annotated[Path | None, typer.Option("--out", help="Where the checkpoint goes.", metavar="CHECKPOINT")] = None,
-    split: Annotated[str, typer.Option("--split", help="Which tasks; default train.")] = "",
+    data: Annotated[list[str] | None, Option(help="What to learn from; may be given again.", metavar="DATASET")] = None,
+    model: Annotated[str, Option(help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")] = "",
+    out: Annotated[Path | None, Option(help="Where the checkpoint goes.", metavar="CHECKPOINT")] = None,
+    split: Annotated[str, Option(help="Which tasks; default train.")] = "",
     index: Annotated[
-        list[str] | None, typer.Option("--index", help="An index for each dataset, in their order.", metavar="SPEC")
+        list[str] | None, Option(help="An index for each dataset, in their order.", metavar="SPEC")
     ] = None,
     admission: Annotated[
-        list[str] | None,
-        typer.Option("--admission", help="A report of `rl check` for each dataset: its admitted tasks alone."),
+        list[str] | None, Option(help="A report of `rl check` for each dataset: its admitted tasks alone.")
     ] = None,
     pivots: Annotated[
-        Path | None,
-        typer.Option("--pivots", help="Train on the single turns of a profile instead of --data.", metavar="PIVOTS"),
+        Path | None, Option(help="Train on the single turns of a profile instead of --data.", metavar="PIVOTS")
     ] = None,
     cache: Cache = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files for TensorBoard too.")] = False,
-    wandb: Annotated[str, typer.Option("--wandb", help="A project of Weights & Biases.", metavar="PROJECT")] = "",
+    tensorboard: Tensorboard = False,
+    wandb: Wandb = "",
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,

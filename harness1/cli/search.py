@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
-import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Argument, Option
 
 from harness1.cli.live import show_result, snippet, watched
-from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve, say_torn
+from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve
+from harness1.cli.printing import print_json, say_torn
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.episodes.jobs import EpisodeSetup
@@ -24,15 +24,13 @@ from harness1.records import Episode, Task
 
 
 def search(
-    question: Annotated[str, typer.Argument(help="What to find the evidence for.")],
-    index: Annotated[
-        str, typer.Option("--index", help="Folder made by `harness1 index`, or the URI of an engine.", metavar="SPEC")
-    ],
+    question: Annotated[str, Argument(help="What to find the evidence for.")],
+    index: Annotated[str, Option(help="Folder made by `harness1 index`, or the URI of an engine.", metavar="SPEC")],
     policy: PolicyName = "scripted",
     out: Annotated[
-        Path | None, typer.Option("--out", help="Run folder for the record; default runs/search-HASH.", metavar="RUN")
+        Path | None, Option(help="Run folder for the record; default runs/search-HASH.", metavar="RUN")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="For policies that draw.")] = 0,
+    seed: Annotated[int, Option(help="For policies that draw.")] = 0,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: Json = False,
@@ -53,7 +51,7 @@ def search(
     setup, watch = EpisodeSetup(settings, index, policy), partial(watched, task.query, console)
     episode, env, out = play_one(task, setup, out, seed=seed, watch=watch, on_torn=say_torn)
     if as_json:
-        print(msgspec.json.encode(as_result(env, episode, out)).decode())
+        print_json(as_result(env, episode, out))
     else:
         show_result(env, episode, console)
         if failure := parse_failure(episode):

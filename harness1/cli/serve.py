@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from harness1.cli.options import ConfigFile, Overrides, resolve, say_torn
+from harness1.cli.options import ConfigFile, Overrides, resolve
+from harness1.cli.printing import say, say_torn
 from harness1.errors import MissingExtra
 from harness1.redaction import without_password
 from harness1.retrieval.open import open_retriever
 
-Port = Annotated[int, typer.Option("--port", help="0 lets the system choose one.", min=0, max=65535)]
-Host = Annotated[str, typer.Option("--host", help="The address to listen on.")]
-
-app = typer.Typer(help="Serve over HTTP.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+Port = Annotated[int, Option("--port", help="0 lets the system choose one.", min=0, max=65535)]
+Host = Annotated[str, Option("--host", help="The address to listen on.")]
 
 
-@app.callback()
-def _group() -> None:
-    """Serve over HTTP."""
-
-
-@app.command()
 def retrieve(
-    index: Annotated[str, typer.Option("--index", help="An index folder, or the URI of an engine.", metavar="SPEC")],
+    index: Annotated[str, Option(help="An index folder, or the URI of an engine.", metavar="SPEC")],
     port: Port,
     host: Host = "127.0.0.1",
     config: ConfigFile = None,
@@ -58,17 +50,11 @@ def retrieve(
     serve(service.app, service.limits, host, port, ready)
 
 
-@app.command()
 def proxy(
     upstream: Annotated[
-        str,
-        typer.Option(
-            "--upstream",
-            help="A model as for --policy (hf:PATH, ...), or a chat server's http://.../v1.",
-            metavar="SPEC",
-        ),
+        str, Option(help="A model as for --policy (hf:PATH, ...), or a chat server's http://.../v1.", metavar="SPEC")
     ],
-    record: Annotated[Path, typer.Option("--record", help="The folder that takes the calls.", metavar="RUN")],
+    record: Annotated[Path, Option(help="The folder that takes the calls.", metavar="RUN")],
     port: Port = 0,
     host: Host = "127.0.0.1",
     config: ConfigFile = None,
@@ -109,7 +95,7 @@ def _require_extra() -> None:
 
 def _warn(host: str, what: str) -> None:
     if not _is_loopback(host):
-        print(f"harness1: whoever reaches {host} {what}: nobody is asked who they are", file=sys.stderr)
+        say(f"whoever reaches {host} {what}: nobody is asked who they are")
 
 
 def _address(host: str, port: int) -> str:

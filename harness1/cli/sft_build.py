@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
 from rich.console import Console
-from rich.table import Table
+from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_parts
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve, say_torn
-from harness1.cli.results import print_result
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
+from harness1.cli.printing import print_result, say_torn
+from harness1.cli.results import headed
 from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.models.formats.chat_format import ChatFormat
@@ -26,31 +26,27 @@ from harness1.sft.data_card import DataCard
 
 
 def build(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, all of one environment.", metavar="RUN...")],
-    out: Annotated[Path, typer.Option("--out", help="The dataset folder to make.", metavar="DATASET")],
+    runs: Annotated[list[Path], Argument(help="Run folders, all of one environment.", metavar="RUN...")],
+    out: Annotated[Path, Option(help="The dataset folder to make.", metavar="DATASET")],
     against: Annotated[
         list[str] | None,
-        typer.Option(
-            "--against",
+        Option(
             help="Learn nothing of these queries either; those of the runs' own datasets (dev, test) always count.",
             metavar="DATASET[:SPLIT]",
         ),
     ] = None,
     rerender: Annotated[
-        bool, typer.Option("--rerender", help="Render the contexts again, for the student of --format and --tokenizer.")
+        bool, Option("--rerender", help="Render the contexts again, for the student of --format and --tokenizer.")
     ] = False,
     chat_format: Annotated[
-        str, typer.Option("--format", help="With --rerender: auto, hermes, harmony or compact.", metavar="NAME")
+        str, Option("--format", help="With --rerender: auto, hermes, harmony or compact.", metavar="NAME")
     ] = "",
-    tokenizer: Annotated[
-        str, typer.Option("--tokenizer", help="With --rerender: where the student's tokenizer lies.", metavar="PATH")
-    ] = "",
+    tokenizer: Annotated[str, Option(help="With --rerender: where the student's tokenizer lies.", metavar="PATH")] = "",
     partial: Annotated[
-        bool, typer.Option("--partial", help="Take what there is of collections that are not finished.")
+        bool, Option("--partial", help="Take what there is of collections that are not finished.")
     ] = False,
     licence: Annotated[
-        list[str] | None,
-        typer.Option("--licence", help="A note on the licence of a dataset, or of all.", metavar="[NAME=]TEXT"),
+        list[str] | None, Option(help="A note on the licence of a dataset, or of all.", metavar="[NAME=]TEXT")
     ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -71,9 +67,7 @@ def build(
 
 def print_card(card: DataCard, out: Path) -> None:
     """Print what the gates let through, and how many rows there are."""
-    table = Table(title=f"{card.format} rows of {', '.join(run.name for run in card.runs)}", title_justify="left")
-    for column in ("gate", "in", "out"):
-        table.add_column(column, justify="left" if column == "gate" else "right")
+    table = headed(f"{card.format} rows of {', '.join(run.name for run in card.runs)}", "gate", "in", "out")
     for gate in card.gates:
         table.add_row(gate.name, str(gate.entered), str(gate.passed))
     console = Console(highlight=False, markup=False)

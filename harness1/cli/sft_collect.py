@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import evaluated
 from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Limit, Overrides, Samples, Seed, resolve
-from harness1.cli.results import print_metrics, print_result
+from harness1.cli.printing import print_result
+from harness1.cli.results import print_metrics
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.errors import UsageError
@@ -19,20 +20,16 @@ from harness1.sft.collect import is_hosted, student_place, teacher_policy, teach
 
 
 def collect(
-    data: Annotated[str, typer.Option("--data", help="A BEIR or TREC folder, or world:SIZE.", metavar="DATASET")],
-    out: Annotated[Path, typer.Option("--out", help="Run folder.", metavar="RUN")],
-    teacher: Annotated[
-        str, typer.Option("--teacher", help="oracle, openai:MODEL@URL or any other policy.", metavar="NAME")
-    ] = "oracle",
-    split: Annotated[str, typer.Option("--split", help="Which tasks; never test.")] = "train",
+    data: Annotated[str, Option(help="A BEIR or TREC folder, or world:SIZE.", metavar="DATASET")],
+    out: Annotated[Path, Option(help="Run folder.", metavar="RUN")],
+    teacher: Annotated[str, Option(help="oracle, openai:MODEL@URL or any other policy.", metavar="NAME")] = "oracle",
+    split: Annotated[str, Option(help="Which tasks; never test.")] = "train",
     chat: Annotated[
-        str | None,
-        typer.Option("--format", help="The student's chat format; default policy.format.", metavar="FORMAT"),
+        str | None, Option("--format", help="The student's chat format; default policy.format.", metavar="FORMAT")
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            "--tokenizer",
+        Option(
             help="The student's model, or a folder with its tokenizer.json: contexts are counted by it, and token ids"
             " recorded. Without it the counts are approximate, and sft build must be told to render again.",
             metavar="PATH",

@@ -7,10 +7,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from harness1.cli.dashboard import TrainingBoard
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, Tensorboard, Wandb, resolve
 from harness1.cli.results import print_checkpoint
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
@@ -33,13 +33,13 @@ class TrainerName(StrEnum):
 
 
 def train(
-    dataset: Annotated[Path, typer.Argument(help="A folder made by `harness1 sft build`.")],
-    model: Annotated[str, typer.Option("--model", help="A model's folder or name, e.g. smollm2-135m.", metavar="PATH")],
-    out: Annotated[Path, typer.Option("--out", help="Where the checkpoint goes.", metavar="CHECKPOINT")],
-    trainer: Annotated[TrainerName, typer.Option("--trainer", help="Ours, or TRL's SFTTrainer.")] = TrainerName.OWN,
-    packing: Annotated[bool, typer.Option("--packing", help="With TRL: several rows in one sequence.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files for TensorBoard too.")] = False,
-    wandb: Annotated[str, typer.Option("--wandb", help="A project of Weights & Biases.", metavar="PROJECT")] = "",
+    dataset: Annotated[Path, Argument(help="A folder made by `harness1 sft build`.")],
+    model: Annotated[str, Option(help="A model's folder or name, e.g. smollm2-135m.", metavar="PATH")],
+    out: Annotated[Path, Option(help="Where the checkpoint goes.", metavar="CHECKPOINT")],
+    trainer: Annotated[TrainerName, Option(help="Ours, or TRL's SFTTrainer.")] = TrainerName.OWN,
+    packing: Annotated[bool, Option("--packing", help="With TRL: several rows in one sequence.")] = False,
+    tensorboard: Tensorboard = False,
+    wandb: Wandb = "",
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,

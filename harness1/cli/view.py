@@ -7,33 +7,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
-import typer
 from rich.console import Console
 from rich.status import Status
+from typer import Argument, Option
 
 from harness1.cli.options import Json
+from harness1.cli.printing import print_json
 
 
 def view(
     folders: Annotated[
-        list[Path], typer.Argument(help="Run folders, or folders of `sft train` and `rl train`.", metavar="RUN...")
+        list[Path], Argument(help="Run folders, or folders of `sft train` and `rl train`.", metavar="RUN...")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The file to write.", metavar="FILE")] = Path("view.html"),
+    out: Annotated[Path, Option(help="The file to write.", metavar="FILE")] = Path("view.html"),
     max_mb: Annotated[
-        float,
-        typer.Option(
-            "--max-mb", help="Most megabytes of the file; tasks of the lowest and the highest recall go first.", min=1
-        ),
+        float, Option(help="Most megabytes of the file; tasks of the lowest and the highest recall go first.", min=1)
     ] = 60.0,
-    episodes: Annotated[
-        str, typer.Option("--episodes", help="Hold these episodes alone, by id.", metavar="ID,...")
-    ] = "",
-    tasks: Annotated[
-        str, typer.Option("--tasks", help="Hold the episodes of these tasks alone, by id.", metavar="ID,...")
-    ] = "",
-    workers: Annotated[int, typer.Option("--workers", help="Processes; 0: one for each core.", min=0)] = 0,
-    open_it: Annotated[bool, typer.Option("--open", help="Open the file in a browser.")] = False,
+    episodes: Annotated[str, Option(help="Hold these episodes alone, by id.", metavar="ID,...")] = "",
+    tasks: Annotated[str, Option(help="Hold the episodes of these tasks alone, by id.", metavar="ID,...")] = "",
+    workers: Annotated[int, Option(help="Processes; 0: one for each core.", min=0)] = 0,
+    open_it: Annotated[bool, Option("--open", help="Open the file in a browser.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write runs into one self-contained HTML file: no server, no network. Every episode is replayed from its record;
@@ -48,7 +41,7 @@ def view(
     with Status("replaying", console=Console(stderr=True)) as status:
         done = write_view(asked, out, lambda count: status.update(f"replaying: {count} episodes"))
     if as_json:
-        print(msgspec.json.encode(asdict(done) | {"path": str(out)}).decode())
+        print_json(asdict(done) | {"path": str(out)})
     else:
         print(f"{out}: {done.episodes} episodes, {done.size / 1e6:.1f} MB")
         if done.left_out:

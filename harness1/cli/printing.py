@@ -1,0 +1,34 @@
+"""What verbs print: results as JSON or in words, and lines about their work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+def say(line: str) -> None:
+    """Print a line about the work on standard error, with the name of the program."""
+    print(f"harness1: {line}", file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as one line of JSON."""
+    print(msgspec.json.encode(value).decode())
+
+
+def print_result(found: Any, as_json: bool, in_words: Callable[..., None], *more: Any) -> None:
+    """Print a result as one JSON object, or else by `in_words`, which takes the result and `more`."""
+    if as_json:
+        print_json(found)
+    else:
+        in_words(found, *more)
+
+
+def say_torn(run: Path, size: int) -> None:
+    """Tell the user that the last line of a record, which a crash had torn, was dropped."""
+    if size:
+        say(f"{run}: a torn last line ({size} bytes) was dropped")
