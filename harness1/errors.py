@@ -6,6 +6,9 @@ code 2 and a one-line message. An infrastructure fault is retried, then invalida
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class HarnessError(Exception):
     """The base class of all errors that this package raises on purpose."""
@@ -42,6 +45,22 @@ class MissingExtra(UsageError):
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
         # Worker processes pickle it, and by default an exception is rebuilt from the arguments of its base class.
         return type(self), (self.package, self.extra)
+
+
+@contextmanager
+def optional(extra: str, package: str | None = None) -> Iterator[None]:
+    """Import what the extra `extra` installs inside this.
+
+    Args:
+        package: the package that a message names; None: the module that is missing.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtra(package or error.name or extra, extra) from error
 
 
 class ModelError(UsageError, ValueError):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness1.errors import MissingExtra, UsageError
+from harness1.errors import UsageError, optional
 from harness1.hashing import digest, file_digest
 
 PACKAGED = "package:"
@@ -33,10 +33,8 @@ def model_folder(spec: str) -> Path:
         return folder
     if not spec or folder.is_absolute() or spec.startswith((".", "~")) or len(folder.parts) > 2:
         raise UsageError(f"no model at {spec!r}")
-    try:
+    with optional("dense", "sentence-transformers"):
         from huggingface_hub import snapshot_download
-    except ModuleNotFoundError as error:
-        raise MissingExtra("sentence-transformers", "dense") from error
     wanted = [f"*{ending}" for ending in MODEL_FILES if ending != ".bin"]
     unwanted = [f"{name}/*" for name in OTHER_FORMATS]
     try:

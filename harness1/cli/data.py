@@ -11,8 +11,7 @@ import typer
 
 from harness1.cli.bars import count_of_documents
 from harness1.cli.options import Force, Json
-from harness1.data.benchmarks.benchmark import Benchmark
-from harness1.data.benchmarks.registry import BENCHMARKS, benchmark_named
+from harness1.data.benchmarks.registry import BENCHMARKS, Benchmark, benchmark_named
 from harness1.data.check import FINDINGS, Report, encoded
 from harness1.data.check import check as check_dataset
 from harness1.data.faults import Fault, refuse

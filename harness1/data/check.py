@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import chain
@@ -58,8 +59,8 @@ class _Findings:
     """Findings so far. Each fault counts once, though several passes report it."""
 
     def __init__(self) -> None:
-        self._messages: dict[str, list[str]] = {}
-        self._counts: dict[str, int] = {}
+        self._messages: defaultdict[str, list[str]] = defaultdict(list)
+        self._counts = Counter[str]()
         self._seen: set[int] = set()
 
     def fault(self, error: CorpusError) -> None:
@@ -69,10 +70,9 @@ class _Findings:
         if (name := hash((kind, message))) in self._seen:
             return
         self._seen.add(name)
-        self._counts[kind] = self._counts.get(kind, 0) + 1
-        shown = self._messages.setdefault(kind, [])
-        if len(shown) < SHOWN:
-            shown.append(message)
+        self._counts[kind] += 1
+        if self._counts[kind] <= SHOWN:
+            self._messages[kind].append(message)
 
     def done(self) -> tuple[Finding, ...]:
         return tuple(Finding(kind, self._counts[kind], tuple(shown)) for kind, shown in self._messages.items())
@@ -95,11 +95,11 @@ def check(spec: str, on_document: Callable[[], None] = lambda: None) -> Report:
         findings.fault(error)
         return Report(spec, 0, 0, {}, findings.done())
     tasks = {split: _tasks(source, split, findings) for split in source.splits}
-    wanted = {name for task in chain.from_iterable(tasks.values()) for name in gold_ids(task.gold)}
+    everything = [*chain.from_iterable(tasks.values())]
+    wanted = {name for task in everything for name in gold_ids(task.gold)}
     documents, chunks = _read(source, wanted, findings, on_document)
-    places = _places(source, findings) if any(tasks.values()) else {}
-    _check_gold(tasks, wanted if source.has_documents else set(), places, findings)
-    _check_queries(places, tasks, findings)
+    places = _places(source, findings) if everything else {}
+    _check_gold(everything, wanted if source.has_documents else set(), places, findings)
     _check_leaks(tasks, findings)
     return Report(spec, documents, chunks, {split: len(each) for split, each in tasks.items()}, findings.done())
 
@@ -150,18 +150,15 @@ def _places(source: Source, findings: _Findings) -> dict[str, str]:
     return places
 
 
-def _check_gold(tasks: dict[str, list[Task]], absent: set[str], places: Mapping[str, str], findings: _Findings) -> None:
-    for task in chain.from_iterable(tasks.values()):
+def _check_gold(tasks: list[Task], absent: set[str], places: Mapping[str, str], findings: _Findings) -> None:
+    """Report queries whose gold is absent, and those that no split judges."""
+    for task in tasks:
         where = f"{places[task.task_id]}: " if task.task_id in places else ""
         if task.gold is None or not task.gold.relevant:
             findings.add("no_gold", f"{where}query {task.task_id!r} names nothing to find")
         elif missing := absent_gold(task.gold, absent):
             findings.add("absent_gold", f"{where}query {task.task_id!r} should find {missing}, which is not there")
-
-
-def _check_queries(places: Mapping[str, str], tasks: dict[str, list[Task]], findings: _Findings) -> None:
-    """Report queries that no split judges."""
-    judged = {task.task_id for task in chain.from_iterable(tasks.values())}
+    judged = {task.task_id for task in tasks}
     for task_id, where in places.items():
         if task_id not in judged:
             findings.add("no_gold", f"{where}: query {task_id!r} has no relevant document in any split")

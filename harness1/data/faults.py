@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from harness1.errors import CorpusError
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 class DuplicateId(CorpusError):
@@ -30,3 +34,27 @@ Fault = Callable[[CorpusError], None]
 def refuse(error: CorpusError) -> None:
     """Raise the fault: the dataset cannot be read."""
     raise error
+
+
+def made(
+    located: Iterable[tuple[str, Given]], make: Callable[[str, Given], Made], fault: Fault
+) -> Iterator[tuple[str, Made]]:
+    """Yield what is made of the value at each place, with the place. Values that make nothing go to `fault`."""
+    for where, value in located:
+        try:
+            yield where, make(where, value)
+        except CorpusError as error:
+            fault(error)
+
+
+def distinct(
+    located: Iterable[tuple[str, Made]], name: Callable[[Made], str], fault: Fault
+) -> Iterator[tuple[str, Made]]:
+    """Yield the value at each place, with the place. Values whose id occurred before go to `fault`."""
+    seen: set[str] = set()
+    for where, value in located:
+        if name(value) in seen:
+            fault(DuplicateId(f"{where}: the id {name(value)!r} occurs a second time"))
+        else:
+            seen.add(name(value))
+            yield where, value

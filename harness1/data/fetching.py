@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness1.data.benchmarks.benchmark import Benchmark, Hub
+from harness1.data.benchmarks.registry import Benchmark, Hub
 from harness1.data.benchmarks.tables import find_files
 from harness1.errors import MissingExtra, UsageError
 from harness1.runs.stage import Stage, refuse_foreign, under_way

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from harness1.data.benchmarks.benchmark import Benchmark, absent_gold, gold_ids
+from harness1.data.benchmarks.benchmark import absent_gold, gold_ids
+from harness1.data.benchmarks.registry import Benchmark
 from harness1.data.faults import AbsentGold, Fault, refuse
 from harness1.data.formats import beir
 from harness1.records import Task

@@ -57,16 +57,16 @@ def _of_files(path: Path, fault: Fault) -> Source:
     """Open a corpus by the look of its files."""
     if trec_folder.is_trec(path):
         tasks = partial(trec_folder.read_tasks, path, fault=fault)
-        return _checked(path, "trec", lambda: trec_folder.read_corpus(path, fault), trec_folder.splits(path), [], tasks)
+        return _checked(path, "trec", lambda: trec_folder.read_corpus(path, fault), trec_folder.splits(path), tasks)
     if beir.is_beir(path):
         tasks = partial(beir.read_tasks, path, fault=fault)
-        found = _checked(path, "beir", lambda: beir.read_corpus(path, fault), beir.splits(path), [], tasks)
+        found = _checked(path, "beir", lambda: beir.read_corpus(path, fault), beir.splits(path), tasks)
         return replace(found, has_documents=not beir.is_empty(path))
     if path.is_dir():
         problems: list[str] = []
-        return _checked(path, "folder", lambda: folder.read(path, problems), (), problems)
+        return _checked(path, "folder", lambda: folder.read(path, problems), problems=problems)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return _checked(path, "jsonl", lambda: jsonl.read(path, fault), (), [])
+        return _checked(path, "jsonl", lambda: jsonl.read(path, fault))
     raise UsageError(
         f"{path}: not a corpus; give a BEIR or TREC folder, a .jsonl or .jsonl.gz file, or a folder of texts"
     )
@@ -82,10 +82,6 @@ def _of_benchmark(spec: str) -> tuple[str, str]:
     return (name, path) if name in BENCHMARKS else ("", spec)
 
 
-def _no_tasks(split: str) -> list[Task]:
-    return []
-
-
 def _world(spec: str) -> Source:
     from harness1.data.world.generate import world_source
 
@@ -99,11 +95,12 @@ def _checked(
     path: Path,
     kind: str,
     read: Callable[[], Iterator[Document]],
-    splits: tuple[str, ...],
-    problems: list[str],
-    read_tasks: Callable[[str], list[Task]] = _no_tasks,
+    splits: tuple[str, ...] = (),
+    read_tasks: Callable[[str], list[Task]] = lambda split: [],
+    problems: list[str] | None = None,
 ) -> Source:
     """Return a source on disk that raises if it has no documents."""
+    problems = [] if problems is None else problems
 
     def documents() -> Iterator[Document]:
         problems.clear()
@@ -114,9 +111,5 @@ def _checked(
         if empty:
             raise CorpusError(f"{path} holds no documents" + "".join(f"\n  {problem}" for problem in problems[:10]))
 
-    def tasks(split: str) -> list[Task]:
-        if split not in splits:
-            raise UsageError(f"{path} has no split {split!r}; it has: {', '.join(splits) or 'none'}")
-        return read_tasks(split)
-
-    return Source(path.resolve().name, kind, documents, splits, tasks, problems, path.resolve())
+    root = path.resolve()
+    return Source(root.name, kind, documents, splits, read_tasks, problems, root, label=str(path))

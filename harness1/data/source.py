@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.records import Task
 from harness1.retrieval.corpus import Document
@@ -20,8 +21,8 @@ class Source:
     documents: Callable[[], Iterator[Document]]
     """Starts a new, lazy pass over all documents."""
     splits: tuple[str, ...]
-    tasks: Callable[[str], list[Task]]
-    """The tasks of one split; a `UsageError` names those that exist."""
+    read_tasks: Callable[[str], list[Task]]
+    """Reads the tasks of one split, which exists."""
     problems: list[str] = field(default_factory=list)
     """One line for each unreadable part that the last pass over the documents left out."""
     root: Path | None = None
@@ -33,6 +34,20 @@ class Source:
     """False if the documents are on the web."""
     secret_answers: bool = False
     """True if the answers in the gold may be compared with but never written."""
+
+    label: str = ""
+    """Names the source in error messages; "": by its name."""
+
+    def tasks(self, split: str) -> list[Task]:
+        """Return the tasks of one split.
+
+        Raises:
+            UsageError: there is no such split.
+        """
+        if split not in self.splits:
+            found = ", ".join(self.splits) or "none"
+            raise UsageError(f"{self.label or self.name} has no split {split!r}; it has: {found}")
+        return self.read_tasks(split)
 
     @property
     def fingerprint(self) -> str:

@@ -15,11 +15,13 @@ import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 
+import msgspec
+
 from harness1.data.source import Source
-from harness1.errors import UsageError
-from harness1.records import DocId, Gold, Task
+from harness1.records import DocId, Gold, Record, Task
 from harness1.retrieval.corpus import Document
 
 SKIPPED = frozenset({"antigravity", "this", "test", "tests", "idlelib", "lib2to3", "turtledemo", "tkinter", "turtle",
@@ -58,14 +60,10 @@ def stdlib_source() -> Source:
 
     # The documents are those of the running Python; the number counts changes in how they are read.
     edition = f"1 {sys.version}"
-
-    def of_split(split: str) -> list[Task]:
-        if split != "demo":
-            raise UsageError(f"the standard library has no split {split!r}; it has: demo")
-        return list(tasks)
-
     return Source(
-        "stdlib", "stdlib", lambda: iter(documents.values()), ("demo",), of_split, library.problems, None, edition
+        *("stdlib", "stdlib", lambda: iter(documents.values()), ("demo",), lambda split: list(tasks), library.problems),
+        edition=edition,
+        label="the standard library",
     )
 
 
@@ -251,26 +249,16 @@ def _signature(value: object) -> str:
     return " ".join(text.split())
 
 
-def _task(number: int, query: str, *evidence: str) -> Task:
-    gold = Gold(relevant={DocId(name): 1 for name in evidence})
-    return Task(f"demo-{number}", query, "demo", gold, {"hops": len(evidence)})
+class _Question(Record):
+    query: str
+    evidence: tuple[DocId, ...]
 
 
-DEMO = (
-    _task(1, "How do gzip.open, json.load and its JSONDecoder work together, and where does parse_float come in?",
-          "gzip.open", "json.load", "json.JSONDecoder"),
-    _task(2, "How do I read a gzip-compressed JSON file so that its numbers become exact decimals, not floats?",
-          "gzip.open", "json.load", "decimal.Decimal"),
-    _task(3, "Check that a program is installed, run it with a time limit, and keep its output in a temporary file "
-          "that disappears afterwards", "shutil.which", "subprocess.run", "tempfile.NamedTemporaryFile"),
-    _task(4, "Derive a key from a password with a random salt, and later compare keys without leaking timing",
-          "secrets.token_bytes", "hashlib.pbkdf2_hmac", "hmac.compare_digest"),
-    _task(5, "Collect every log file below a folder into a ZIP archive together with a checksum of each",
-          "pathlib.Path.rglob", "zipfile.ZipFile.write", "hashlib.file_digest"),
-    _task(6, "Cache the results of an expensive function and measure precisely how much time that saves",
-          "functools.lru_cache", "time.perf_counter"),
-    _task(7, "Run several coroutines concurrently from ordinary code and give up on them after some seconds",
-          "asyncio.run", "asyncio.gather", "asyncio.wait_for"),
-    _task(8, "Sort records by a field, group them by it, and take the median of every group",
-          "operator.itemgetter", "itertools.groupby", "statistics.median"),
-)  # fmt: skip
+def _demo() -> Iterator[Task]:
+    text = resources.files(__package__).joinpath("stdlib.toml").read_bytes()
+    for number, each in enumerate(msgspec.toml.decode(text, type=dict[str, list[_Question]])["demo"], start=1):
+        gold = Gold(relevant=dict.fromkeys(each.evidence, 1))
+        yield Task(f"demo-{number}", each.query, "demo", gold, {"hops": len(each.evidence)})
+
+
+DEMO = tuple(_demo())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness1.config import Config
-from harness1.errors import ConfigError, MissingExtra, UsageError
+from harness1.errors import ConfigError, UsageError, optional
 from harness1.http.client import HttpClient
 from harness1.http.model_endpoint import policy_endpoint
 from harness1.models.backend import Backend
@@ -116,10 +116,8 @@ def preferred_device() -> str:
     Raises:
         MissingExtra: torch is not installed.
     """
-    try:
+    with optional("train"):
         import torch
-    except ModuleNotFoundError as error:
-        raise MissingExtra("torch", "train") from error
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

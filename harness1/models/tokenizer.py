@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from harness1.errors import MissingExtra, UsageError
+from harness1.errors import MissingExtra, UsageError, optional
 from harness1.plain import utf8_safe
 
 TOKENIZER = "tokenizer.json"
@@ -50,10 +50,8 @@ class FastTokenizer:
     """
 
     def __init__(self, data: bytes) -> None:
-        try:
+        with optional("train"):
             from tokenizers import Tokenizer as Loaded
-        except ModuleNotFoundError as error:
-            raise MissingExtra("tokenizers", "train") from error
         self.hash = hashlib.sha256(data).hexdigest()
         try:
             tree: dict[str, Any] = msgspec.json.decode(data)
@@ -101,11 +99,9 @@ def open_tokenizer(folder: Path) -> FastTokenizer:
     """
     path = folder / TOKENIZER
     try:
-        data = path.read_bytes()
+        return FastTokenizer(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{folder} has no {TOKENIZER}: {error.strerror}") from error
-    try:
-        return FastTokenizer(data)
     except MissingExtra:
         raise
     except UsageError as error:

@@ -24,6 +24,13 @@ def is_late(view: View) -> bool:
     return is_full(view) or (left is not None and left <= SPARE_TURNS)
 
 
+def search_call(*queries: str) -> ToolCall:
+    """Return a call that searches for one query, or for several at once."""
+    if len(queries) == 1:
+        return ToolCall("search_corpus", {"query": queries[0]})
+    return ToolCall("fan_out_search", {"queries": list(queries)})
+
+
 def curate_call(tools: Sequence[ToolSpec], add: Mapping[str, Tag], remove: Sequence[str] = ()) -> ToolCall:
     """Return a call that curates handles, with their tags if tags are on."""
     arguments: dict[str, Any] = {"add_ids": list(add)}

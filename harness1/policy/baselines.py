@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.hashing import digest
-from harness1.policy.actions import curate_call, is_late
+from harness1.policy.actions import curate_call, is_late, search_call
 from harness1.policy.policy import Decision
 from harness1.records import TAGS, Task, ToolCall
 from harness1.tools.end_search import END_SEARCH
@@ -36,20 +37,20 @@ def no_op(turn: int, context: Context) -> ToolCall:
 
 def stop_at_once(turn: int, context: Context) -> ToolCall:
     """Search for the unchanged question, and deliver whatever that populated."""
-    return _search(context.view.query) if turn == 0 else END
+    return search_call(context.view.query) if turn == 0 else END
 
 
 def curate_everything(turn: int, context: Context) -> ToolCall:
     """Search for the question page by page, and curate every hit until the set is full."""
     view = context.view
     if len(view.curated) >= view.cap or is_late(view) or (turn > 1 and turn % 2 == 1 and not view.hits.get(turn)):
-        return END if turn else _search(view.query)
-    return _curate(_newest(view)) if turn % 2 else _search(view.query)
+        return END if turn else search_call(view.query)
+    return _curate(_newest(view)) if turn % 2 else search_call(view.query)
 
 
 def query_repeater(turn: int, context: Context) -> ToolCall:
     """Repeat the same search, and curate nothing."""
-    return _search(context.view.query) if turn < REPEATS else END
+    return search_call(context.view.query) if turn < REPEATS else END
 
 
 def tool_spammer(turn: int, context: Context) -> ToolCall:
@@ -68,7 +69,7 @@ def id_inventor(turn: int, context: Context) -> ToolCall:
     if turn == 0:
         return _curate([f"D{number}" for number in range(1, 6)] + [f"doc_{number}" for number in range(5)])
     if turn == 1:
-        return _search(view.query)
+        return search_call(view.query)
     named = [document.handle for document in view.documents.values() if _stands_in(document.unit_id, view.query)]
     others = [entry.handle for entry in view.curated if entry.handle not in named]
     if turn > 2 or not (named or others):
@@ -83,23 +84,23 @@ class ReflexPolicy:
         self.name = name
         self.hash = digest(["degenerate", name, REVISION])
 
-    def open(self, task: Task, seed: int) -> ReflexSession:
-        return ReflexSession(RULES[self.name], 0)
+    def open(self, task: Task, seed: int) -> RuleSession:
+        rule = RULES[self.name]
+        return RuleSession(lambda turn, context: Decision((rule(turn, context),), "This policy does not think."))
 
 
-class ReflexSession:
-    """One episode of a rule."""
+class RuleSession:
+    """One episode of a policy that decides by the number of the turn, counted from 0, and the context alone."""
 
-    def __init__(self, rule: Rule, turn: int) -> None:
+    def __init__(self, rule: Callable[[int, Context], Decision], turn: int = 0) -> None:
         self._rule, self._turn = rule, turn
 
     async def act(self, context: Context) -> Decision:
-        action = self._rule(self._turn, context)
         self._turn += 1
-        return Decision((action,), "This policy does not think.")
+        return self._rule(self._turn - 1, context)
 
-    def fork(self) -> ReflexSession:
-        return ReflexSession(self._rule, self._turn)
+    def fork(self) -> RuleSession:
+        return RuleSession(self._rule, self._turn)
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(
@@ -109,10 +110,6 @@ RULES: Mapping[str, Rule] = MappingProxyType(
     }
 )
 """The rules by policy name."""
-
-
-def _search(query: str) -> ToolCall:
-    return ToolCall("search_corpus", {"query": query})
 
 
 def _curate(handles: Sequence[str]) -> ToolCall:
@@ -173,9 +170,7 @@ class RandomSession:
         return Decision((ToolCall(name, self._arguments(name, view, context.tools)),), "A random action.")
 
     def fork(self) -> RandomSession:
-        twin = random.Random()
-        twin.setstate(self._rng.getstate())
-        return RandomSession(twin)
+        return RandomSession(copy.copy(self._rng))
 
     def _arguments(self, name: str, view: View, tools: Sequence[ToolSpec]) -> dict[str, Any]:
         match name:
@@ -223,27 +218,15 @@ class SingleShotPolicy:
     name = "single-shot"
     hash = digest(["single-shot", TOP])
 
-    def open(self, task: Task, seed: int) -> SingleShotSession:
-        return SingleShotSession(0)
+    def open(self, task: Task, seed: int) -> RuleSession:
+        return RuleSession(_single_shot)
 
 
-class SingleShotSession:
-    """One episode: search, curate, end."""
-
-    def __init__(self, turn: int) -> None:
-        self._turn = turn
-
-    async def act(self, context: Context) -> Decision:
-        self._turn += 1
-        view = context.view
-        if self._turn == 1:
-            return Decision(
-                (ToolCall("search_corpus", {"query": view.query}),), "Search for the question as it stands."
-            )
-        found = [hit.document.handle for hit in view.hits.get(1, [])][:TOP]
-        if self._turn == 2 and found:
-            return Decision((ToolCall("curate", {"add_ids": found}),), "Keep the ranking as it is.")
-        return Decision((ToolCall(END_SEARCH, {"reasoning": "One search is all that this policy does."}),))
-
-    def fork(self) -> SingleShotSession:
-        return SingleShotSession(self._turn)
+def _single_shot(turn: int, context: Context) -> Decision:
+    view = context.view
+    if turn == 0:
+        return Decision((search_call(view.query),), "Search for the question as it stands.")
+    found = [hit.document.handle for hit in view.hits.get(1, [])][:TOP]
+    if turn == 1 and found:
+        return Decision((_curate(found),), "Keep the ranking as it is.")
+    return Decision((ToolCall(END_SEARCH, {"reasoning": "One search is all that this policy does."}),))

@@ -79,20 +79,10 @@ class ChatCompletionsPolicy:
         self.settings = settings or ChatPolicy()
         self.hash = digest(["chat completions", model, self.settings, reserve])
         # Reasoning models of some hosts must be free not to call.
-        self._route = ChatRoute(endpoint, {"tool_choice": "required"}, {"tool_choice": "auto"})
+        self.route = ChatRoute(endpoint, {"tool_choice": "required"}, {"tool_choice": "auto"})
 
     def open(self, task: Task, seed: int) -> ChatCompletionsSession:
         return ChatCompletionsSession(self, digest([task.query, seed]), {})
-
-    async def complete(self, body: dict[str, Any]) -> _Completion:
-        """Return what the model makes of a body, a call demanded if the server lets it be.
-
-        Raises:
-            InfrastructureFault: the server failed, or refuses this request.
-            UsageError: it would refuse every request.
-        """
-        asked = body | {"tool_choice": "required", "max_tokens": self.reserve}
-        return (await self._route.post(asked, _Completion))[0]
 
 
 class ChatCompletionsSession:
@@ -102,9 +92,11 @@ class ChatCompletionsSession:
         self._policy, self._seed, self._said = policy, seed, said
 
     async def act(self, context: Context) -> Decision:
-        """
+        """Ask until an answer holds a call, with at most `format_retries` retries.
+
         Raises:
-            InfrastructureFault, UsageError: as `ChatCompletionsPolicy.complete`.
+            InfrastructureFault: the server failed, or refuses this request.
+            UsageError: it would refuse every request.
         """
         calls: list[ModelCall] = []
         messages = messages_of(context.pieces, self._said)
@@ -132,11 +124,13 @@ class ChatCompletionsSession:
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "seed": seed,
+            "tool_choice": "required",
+            "max_tokens": policy.reserve,
         }
         if settings.top_k:  # OpenAI's own models do not know it
             body["top_k"] = settings.top_k
         begun = time.time()
-        completion = await policy.complete(body)
+        completion, _ = await policy.route.post(body, _Completion)
         choice = completion.choices[0]
         sampling = Sampling(settings.temperature, settings.top_p, settings.top_k, policy.reserve, seed)
         calls.append(
@@ -153,7 +147,7 @@ class ChatCompletionsSession:
 
 
 def _meaning(choice: _Choice) -> tuple[list[Meant], str]:
-    """The calls of an answer with what each means, or why there is none."""
+    """Return the calls of an answer with what each means, or why there is none."""
     found: list[Meant] = []
     for call in (choice.message.tool_calls or [])[:MOST_CALLS]:
         given = call.function.arguments or "{}"
@@ -168,7 +162,7 @@ def _meaning(choice: _Choice) -> tuple[list[Meant], str]:
 
 
 def _sendable(function: _Function, arguments: dict[str, Any]) -> _Function:
-    """A function as a server takes it back: as it came, or as it was understood where that is not quite JSON."""
+    """Return a function as a server takes it back: as it came, or as it was understood if it was not quite JSON."""
     given, name = function.arguments, _UNSENDABLE.sub("_", clean_name(function.name))[:LONGEST_NAME]
     try:
         msgspec.json.decode(given if isinstance(given, str) else "", type=dict[str, Any])
@@ -178,7 +172,7 @@ def _sendable(function: _Function, arguments: dict[str, Any]) -> _Function:
 
 
 def _said(message: _Message, meant: list[Meant], executed: ToolCall, turn: int) -> Said:
-    """The message as it goes back, its thoughts included, which some servers demand. Calls get ids where theirs do not
+    """Return a message to send back, with its thoughts, which some servers demand. Calls get new ids if theirs do not
     tell them apart."""
     ids = [call.id or "" for call, _ in meant]
     if not all(ids) or len(set(ids)) < len(ids):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness1.env.render.view import HitView
+from harness1.env.render.view import HitView, View
 from harness1.memory.entities import FUNCTION_WORDS, extract
 from harness1.policy.question import SCANNED_CHARACTERS, head, is_whole, normalised_name, relatedness, relation_stems
 
@@ -48,25 +48,46 @@ class ScoredDocument:
 
 
 class EvidenceScore:
-    """Candidates collected from hits, and scored against each other."""
+    """Candidates collected from hits, and scored against each other.
 
-    def __init__(self, question: str) -> None:
+    Args:
+        question: as the first view shows it.
+        shortest_page: fewest ranks that a page of hits for the plain question takes up, even if it has none.
+    """
+
+    def __init__(self, question: str, shortest_page: int = 0) -> None:
         self.question = question
         self.flat = f" {normalised_name(question)} "
         self.relations = relation_stems(question)
         self.candidates: dict[str, ScoredDocument] = {}
         self.leads: dict[str, tuple[float, str]] = {}
         """Names worth a search: by normalised name, the value and the spelling."""
+        self.ranked = 0
+        """Ranks for the plain question that were read, page by page."""
+        self._turn, self._shortest_page = 0, shortest_page
 
-    def read(self, hit: HitView, queries: tuple[str, ...], pages: int) -> None:
-        """Add a hit. Its rank for the question itself continues after `pages`, the hits of earlier pages."""
+    def read(self, view: View) -> None:
+        """Add the hits of the turn that has just finished, if they are new."""
+        turn = max(view.turns, default=0)
+        if turn <= self._turn:
+            return
+        self._turn = turn
+        queries, hits = view.turns[turn].queries, view.hits.get(turn, ())
+        for hit in hits:
+            self._read_hit(hit, queries)
+        whole = {number for number, query in enumerate(queries) if is_whole(query, view.query)}
+        if whole:
+            found = sum(any(query in whole for query, _ in hit.found_by) for hit in hits)
+            self.ranked += max(self._shortest_page, found)
+
+    def _read_hit(self, hit: HitView, queries: tuple[str, ...]) -> None:
         document = hit.document
         candidate = self.candidates.setdefault(
             document.handle, ScoredDocument(document.handle, document.title, head(document.title))
         )
         for query, rank in hit.found_by:
             if is_whole(queries[query], self.question):
-                candidate.rank = rank + pages if candidate.rank is None else candidate.rank
+                candidate.rank = rank + self.ranked if candidate.rank is None else candidate.rank
             else:
                 candidate.via.setdefault(head(queries[query]), rank)
         for name in extract(document.text, SCANNED_CHARACTERS):
@@ -78,14 +99,14 @@ class EvidenceScore:
 
     def update(self) -> list[ScoredDocument]:
         """Rescore everything and return the candidates best first, ties in the order found."""
-        candidates = list(self.candidates.values())
+        candidates = self.candidates.values()
         by_head = self._by_head()
         named = {key for key in by_head if key not in FUNCTION_WORDS and f" {key} " in self.flat}
         for candidate in candidates:
             candidate.base = 0.0 if candidate.rank is None else 1 / (2 + candidate.rank)
             candidate.match = self._match(candidate, named, len(by_head.get(candidate.head, ())))
             candidate.link = 0.0
-        self._follow(candidates, self._targets(by_head))
+        self._follow(self._targets(by_head))
         return sorted(candidates, key=lambda candidate: -candidate.score)
 
     def _by_head(self) -> dict[str, list[ScoredDocument]]:
@@ -117,11 +138,9 @@ class EvidenceScore:
                     targets.setdefault(query, []).append((candidate, 0.5 / len(by_head[candidate.head])))
         return targets
 
-    def _follow(
-        self, candidates: Iterable[ScoredDocument], targets: Mapping[str, list[tuple[ScoredDocument, float]]]
-    ) -> None:
+    def _follow(self, targets: Mapping[str, list[tuple[ScoredDocument, float]]]) -> None:
         """Pass the strength of strong documents on to those that they name, over two hops."""
-        candidates = list(candidates)
+        candidates = self.candidates.values()
         counts = Counter(key for candidate in candidates for key in candidate.names)
         strength = {candidate.handle: max(candidate.base, candidate.match) for candidate in candidates}
         self.leads = {}

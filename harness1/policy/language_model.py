@@ -11,7 +11,7 @@ from harness1.config import ChatPolicy
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece, piece
 from harness1.hashing import digest
-from harness1.models.backend import Backend, Grammar
+from harness1.models.backend import Backend
 from harness1.models.formats.chat_format import ChatFormat, Parsed, PromptSpan
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task
@@ -85,7 +85,15 @@ class LanguageModelSession:
     async def _call(self, prompt: Sequence[PromptSpan], room: int, attempt: int, context: Context) -> ModelCall:
         policy, settings = self._policy, self._policy.settings
         grammar = policy.counter.grammar(context.tools) if settings.constrained else None
-        sampling = self._sampling(room, call_seed(self._seed, context.turn, attempt), grammar)
+        sampling = Sampling(
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            max_tokens=room,
+            seed=call_seed(self._seed, context.turn, attempt),
+            stop_ids=policy.counter.stop_ids,
+            grammar=grammar.digest if grammar else None,
+        )
         shown = [piece.call.call_id for piece in context.pieces if piece.call is not None]
         begun = time.time()
         output = await policy.model.generate([token for _, ids in prompt for token in ids], sampling, grammar)
@@ -103,18 +111,6 @@ class LanguageModelSession:
             finish_reason=output.finish_reason,
             t_start=begun,
             t_end=time.time(),
-        )
-
-    def _sampling(self, room: int, seed: int, grammar: Grammar | None) -> Sampling:
-        settings = self._policy.settings
-        return Sampling(
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            max_tokens=room,
-            seed=seed,
-            stop_ids=self._policy.counter.stop_ids,
-            grammar=grammar.digest if grammar else None,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
@@ -10,8 +11,9 @@ from harness1.env.render.view import View
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.memory.entities import extract
-from harness1.policy.actions import curate_call
+from harness1.policy.actions import curate_call, search_call
 from harness1.policy.policy import Decision
+from harness1.policy.question import SCANNED_CHARACTERS
 from harness1.records import Gold, Task, ToolCall, UnitId
 from harness1.tools.end_search import END_SEARCH
 from harness1.tools.tool import ToolSpec
@@ -19,7 +21,6 @@ from harness1.tools.tool import ToolSpec
 BATCH = 5
 LAST_TURNS = 2
 """Turns reserved for the last curation and the end."""
-SCANNED_CHARACTERS = 8000
 
 
 class OraclePolicy:
@@ -64,10 +65,7 @@ class OracleSession:
         return Decision((self._next(view, context.tools),), "The gold decides.")
 
     def fork(self) -> OracleSession:
-        twin = OracleSession(self._needs)
-        twin._handles, twin._read = dict(self._handles), set(self._read)
-        twin._texts, twin._asked = dict(self._texts), dict(self._asked)
-        return twin
+        return copy.deepcopy(self)
 
     def _next(self, view: View, tools: Sequence[ToolSpec]) -> ToolCall:
         names = {spec.name for spec in tools}
@@ -101,9 +99,7 @@ class OracleSession:
         for query in chosen:
             self._asked.pop(query, None)
             self._asked[query] = None
-        if len(chosen) > 1:
-            return ToolCall("fan_out_search", {"queries": chosen})
-        return ToolCall("search_corpus", {"query": chosen[0]})
+        return search_call(*chosen)
 
     def _candidates(self, view: View) -> Iterator[str]:
         yield view.query

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from harness1.env.render.context import Context
 from harness1.errors import UsageError
 from harness1.hashing import digest
+from harness1.policy.baselines import RuleSession
 from harness1.policy.policy import Decision
 from harness1.records import Episode, Task, ToolCall
 from harness1.runs.store import read_episodes
@@ -32,27 +34,16 @@ class RecordedPolicy:
         folder = path.parent if path.is_file() else path
         return cls(list(read_episodes(folder)), f"replay:{path}")
 
-    def open(self, task: Task, seed: int) -> RecordedSession:
+    def open(self, task: Task, seed: int) -> RuleSession:
         if task.query not in self._episodes:
             raise UsageError(f"no recorded episode has the query {task.query[:80]!r}")
-        return RecordedSession(self._episodes[task.query], 0)
+        return RuleSession(partial(_recorded, self._episodes[task.query]))
 
 
-class RecordedSession:
-    """One episode, repeated turn by turn."""
-
-    def __init__(self, episode: Episode, at: int) -> None:
-        self._episode, self._at = episode, at
-
-    async def act(self, context: Context) -> Decision:
-        turns = self._episode.turns
-        if self._at >= len(turns):
-            return Decision((ToolCall(END_SEARCH, {"reasoning": "The record ends here."}),))
-        turn = turns[self._at]
-        self._at += 1
-        if turn.action is None:
-            return Decision(parse_error=turn.parse_error or "no action", reasoning=turn.reasoning)
-        return Decision((turn.action, *turn.ignored), turn.reasoning)
-
-    def fork(self) -> RecordedSession:
-        return RecordedSession(self._episode, self._at)
+def _recorded(episode: Episode, at: int, context: Context) -> Decision:
+    if at >= len(episode.turns):
+        return Decision((ToolCall(END_SEARCH, {"reasoning": "The record ends here."}),))
+    turn = episode.turns[at]
+    if turn.action is None:
+        return Decision(parse_error=turn.parse_error or "no action", reasoning=turn.reasoning)
+    return Decision((turn.action, *turn.ignored), turn.reasoning)

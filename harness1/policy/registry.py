@@ -1,4 +1,4 @@
-"""Open a policy by its name, as typed after `--policy`. A new one is one file, and one line in `OPENERS`."""
+"""Open a policy by its name, as typed after `--policy`. A new one is one file, and a line in a table below."""
 
 from __future__ import annotations
 
@@ -52,15 +52,16 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
     `mixed:0.6` is the oracle teacher in six turns of ten and the random policy in the others; `silent:POLICY` is any
     policy without a model, stripped of its reasons.
 
-    Args:
-        golds: the gold of each task by its id; only the oracles are given it.
-
     Raises:
         UsageError: there is no such policy, or its model cannot be loaded.
         ConfigError: the settings do not fit its model.
     """
     if is_model(spec):
         return open_model(spec, config)
+    if spec in PLAIN:
+        return PLAIN[spec]()
+    if spec in ORACLES:
+        return ORACLES[spec](golds or {})
     kind, colon, argument = spec.partition(":")
     opener = OPENERS.get(kind + colon)
     policy = opener(argument, golds or {}, config) if opener else None
@@ -106,14 +107,6 @@ def _open_silent(policy: str, golds: Golds, config: Config) -> Policy | None:
     return SilentPolicy(open_policy(policy, golds, config)) if wraps else None
 
 
-def _make(make: Callable[[], Policy], argument: str, golds: Golds, config: Config) -> Policy:
-    return make()
-
-
-def _make_sighted(make: Callable[[Golds], Policy], argument: str, golds: Golds, config: Config) -> Policy:
-    return make(golds)
-
-
 PLAIN: Mapping[str, Callable[[], Policy]] = {
     "scripted": ScriptedPolicy,
     "single-shot": SingleShotPolicy,
@@ -127,8 +120,6 @@ OPENERS: Mapping[str, Opener] = {
     MIXED: _open_mixed,
     SILENT: _open_silent,
     "replay:": lambda folder, golds, config: RecordedPolicy.load(Path(folder)) if folder else None,
-    **{name: partial(_make, make) for name, make in PLAIN.items()},
-    **{name: partial(_make_sighted, make) for name, make in ORACLES.items()},
 }
-"""Opens each policy without a model, by its name; a colon stands before an argument."""
+"""Opens each policy with an argument, by the name before the colon."""
 NAMES = (*PLAIN, "scripted:SIZE (1 to 30)", *ORACLES, "mixed:SHARE", "silent:POLICY", "replay:RUN", *MODELS)

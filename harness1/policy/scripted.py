@@ -15,10 +15,10 @@ import copy
 from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.hashing import digest
-from harness1.policy.actions import SPARE_TURNS, curate_call, is_full, is_late
+from harness1.policy.actions import SPARE_TURNS, curate_call, is_full, is_late, search_call
 from harness1.policy.evidence_score import EvidenceScore, ScoredDocument
 from harness1.policy.policy import Decision
-from harness1.policy.question import head, is_whole, mentions, normalised_name
+from harness1.policy.question import head, mentions, normalised_name
 from harness1.records import Tag, Task, ToolCall
 from harness1.tools.end_search import END_SEARCH
 
@@ -58,9 +58,7 @@ class ScriptedSession:
         self._limit = limit
         self._score: EvidenceScore | None = None
         self._asked: set[str] = set()
-        self._ranked = 0
         self._waves = 0
-        self._read_turn = 0
         self._verified = False
         self._curated = False
 
@@ -68,10 +66,10 @@ class ScriptedSession:
         view = context.view
         names = {spec.name for spec in context.tools}
         if self._score is None:
-            self._score = EvidenceScore(view.query)
+            self._score = EvidenceScore(view.query, shortest_page=1)  # an empty page is the last one
             self._asked.add(normalised_name(view.query))
-            return Decision((ToolCall("search_corpus", {"query": view.query}),), "Rank for the whole question first.")
-        self._read(self._score, view)
+            return Decision((search_call(view.query),), "Rank for the whole question first.")
+        self._score.read(view)
         if is_full(view) and "prune_chunks" in names and (useless := self._useless(self._score, view)):
             return Decision((ToolCall("prune_chunks", {"doc_ids": useless}),), "Make room: these are not worth it.")
         if not is_late(view) and (search := self._search(self._score, view, names)) is not None:
@@ -81,27 +79,12 @@ class ScriptedSession:
     def fork(self) -> ScriptedSession:
         return copy.deepcopy(self)
 
-    def _read(self, score: EvidenceScore, view: View) -> None:
-        """Add the hits of the turn that has just finished."""
-        turn = max(view.turns, default=0)
-        if turn <= self._read_turn:
-            return
-        self._read_turn = turn
-        queries = view.turns[turn].queries
-        for hit in view.hits.get(turn, ()):
-            score.read(hit, queries, self._ranked)
-        whole = {number for number, query in enumerate(queries) if is_whole(query, view.query)}
-        if whole:
-            hits = view.hits.get(turn, ())
-            found = [hit for hit in hits if any(query in whole for query, _ in hit.found_by)]
-            self._ranked += max(1, len(found))
-
     def _search(self, score: EvidenceScore, view: View, names: set[str]) -> Decision | None:
         """Return the next search, or None when the waves are used up or nothing is worth a query."""
-        missing = self._limit - self._ranked
+        missing = self._limit - score.ranked
         page = len(view.hits.get(1, ()))
-        if missing > page > 0 and self._waves == 0 and self._ranked % page == 0:
-            return Decision((ToolCall("search_corpus", {"query": view.query}),), "The ranking must reach further down.")
+        if missing > page > 0 and self._waves == 0 and score.ranked % page == 0:
+            return Decision((search_call(view.query),), "The ranking must reach further down.")
         if self._waves >= WAVES:
             return None
         self._waves += 1
@@ -110,10 +93,7 @@ class ScriptedSession:
         if not queries:
             self._waves = WAVES
             return None
-        reason = f"Follow {', '.join(queries)[:200]}."
-        if len(queries) == 1:
-            return Decision((ToolCall("search_corpus", {"query": queries[0]}),), reason)
-        return Decision((ToolCall("fan_out_search", {"queries": queries}),), reason)
+        return Decision((search_call(*queries),), f"Follow {', '.join(queries)[:200]}.")
 
     def _leads(self, score: EvidenceScore, fan: int, first: list[str]) -> list[str]:
         """Return the next queries: names in the question, then in strong documents, unless theirs was seen."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,9 +59,53 @@ class MixedSession:
         return await chosen.act(context)
 
     def fork(self) -> MixedSession:
-        twin = random.Random()
-        twin.setstate(self._rng.getstate())
-        return MixedSession([session.fork() for session in self._sessions], self._shares, twin)
+        return MixedSession([session.fork() for session in self._sessions], self._shares, copy.copy(self._rng))
+
+
+class WrappedPolicy(ABC):
+    """A policy whose contexts or decisions are changed on their way.
+
+    Attributes:
+        policy: the wrapped one.
+    """
+
+    def __init__(self, policy: Policy, name: str, kind: str, *settings: object) -> None:
+        self.policy, self.name = policy, name
+        self.hash = digest([kind, policy.hash, *settings])
+
+    def open(self, task: Task, seed: int) -> WrappedSession:
+        return WrappedSession(self, self.policy.open(task, seed))
+
+    def asked(self, context: Context) -> Context:
+        """Return the context as the wrapped policy sees it."""
+        return context
+
+    @abstractmethod
+    def decided(self, decision: Decision, context: Context) -> Decision:
+        """Return a decision with actions as it leaves this policy."""
+
+    def failed(self, decision: Decision) -> Decision:
+        """Return a decision without actions as it leaves this policy."""
+        return decision
+
+
+class WrappedSession:
+    """One episode of a wrapped policy."""
+
+    def __init__(self, wrapper: WrappedPolicy, session: Session) -> None:
+        self._wrapper, self._session = wrapper, session
+
+    @property
+    def pending(self) -> Decision | None:
+        cut: Decision | None = getattr(self._session, "pending", None)
+        return None if cut is None else self._wrapper.failed(cut)
+
+    async def act(self, context: Context) -> Decision:
+        decision = await self._session.act(self._wrapper.asked(context))
+        return self._wrapper.decided(decision, context) if decision.actions else self._wrapper.failed(decision)
+
+    def fork(self) -> WrappedSession:
+        return WrappedSession(self._wrapper, self._session.fork())
 
 
 REASONING = "reasoning"
@@ -70,7 +116,7 @@ ASKED = {
 }
 
 
-class ReasonedPolicy:
+class ReasonedPolicy(WrappedPolicy):
     """A policy that must give a reason with every call, and a tag with every document that it curates.
 
     The reason becomes the decision's reasoning, and is removed from the call, since the environment's tools have no
@@ -78,35 +124,17 @@ class ReasonedPolicy:
     """
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.name = policy, policy.name
-        self.hash = digest(["reasoned", policy.hash, ASKED])
+        super().__init__(policy, policy.name, "reasoned", ASKED)
 
-    def open(self, task: Task, seed: int) -> ReasonedSession:
-        return ReasonedSession(self.policy.open(task, seed))
+    def asked(self, context: Context) -> Context:
+        return dataclasses.replace(context, tools=tuple(map(asking, context.tools)))
 
-
-class ReasonedSession:
-    """One episode of a reasoned policy."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    @property
-    def pending(self) -> Decision | None:
-        cut: Decision | None = getattr(self._session, "pending", None)
-        return cut
-
-    async def act(self, context: Context) -> Decision:
-        decision = await self._session.act(dataclasses.replace(context, tools=tuple(map(asking, context.tools))))
-        if not decision.actions:
-            return decision
+    def decided(self, decision: Decision, context: Context) -> Decision:
+        """Take the reasons out of the calls, and that of the executed one as the reasoning."""
         known = {spec.name for spec in context.tools if REASONING in spec.parameters["properties"]}
         executed, _ = choose(decision.actions)
         actions = tuple(action if action.name in known else _bare(action) for action in decision.actions)
         return msgspec.structs.replace(decision, actions=actions, reasoning=_reason(executed) or decision.reasoning)
-
-    def fork(self) -> ReasonedSession:
-        return ReasonedSession(self._session.fork())
 
 
 def asking(spec: ToolSpec) -> ToolSpec:
@@ -127,45 +155,20 @@ def _bare(action: ToolCall) -> ToolCall:
     return ToolCall(action.name, {name: value for name, value in action.arguments.items() if name != REASONING})
 
 
-REASON = "reasoning"
-
-
-class SilentPolicy:
-    """The decisions of a policy without their reasoning and without the calls' reason argument.
-
-    Args:
-        policy: a policy without a tokenizer.
-    """
+class SilentPolicy(WrappedPolicy):
+    """The decisions of a policy, one without a tokenizer, without their reasoning and the calls' reason argument."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self.name = f"silent:{policy.name}"
-        self.hash = digest(["silent", policy.hash])
+        super().__init__(policy, f"silent:{policy.name}", "silent")
 
-    def open(self, task: Task, seed: int) -> SilentSession:
-        return SilentSession(self._policy.open(task, seed))
+    def decided(self, decision: Decision, context: Context) -> Decision:
+        return msgspec.structs.replace(decision, actions=tuple(map(_bare, decision.actions)), reasoning="")
 
-
-class SilentSession:
-    """One episode of a silent policy."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    async def act(self, context: Context) -> Decision:
-        decision = await self._session.act(context)
-        actions = tuple(_without_reason(action) for action in decision.actions)
-        return msgspec.structs.replace(decision, actions=actions, reasoning="")
-
-    def fork(self) -> SilentSession:
-        return SilentSession(self._session.fork())
+    def failed(self, decision: Decision) -> Decision:
+        return msgspec.structs.replace(decision, reasoning="")
 
 
-def _without_reason(action: ToolCall) -> ToolCall:
-    return ToolCall(action.name, {name: value for name, value in action.arguments.items() if name != REASON})
-
-
-class StudentFormatPolicy:
+class StudentFormatPolicy(WrappedPolicy):
     """A policy whose decisions are written in a chat format. They have no log probabilities: nothing was sampled.
 
     The calls of a policy that is itself a language model are dropped, with their sampling and failed attempts: they are
@@ -174,31 +177,16 @@ class StudentFormatPolicy:
     """
 
     def __init__(self, policy: Policy, chat: ChatFormat) -> None:
-        self.policy, self.counter = policy, chat
-        self.name = policy.name
-        self.hash = digest(["spoken", policy.hash, chat.hash])
+        super().__init__(policy, policy.name, "spoken", chat.hash)
+        self.counter = chat
 
-    def open(self, task: Task, seed: int) -> StudentFormatSession:
-        return StudentFormatSession(self.policy.open(task, seed), self.counter)
+    def asked(self, context: Context) -> Context:
+        """Return the context without token ids, which are not of the policy's vocabulary."""
+        return dataclasses.replace(context, pieces=tuple(map(_worded, context.pieces)))
 
-
-class StudentFormatSession:
-    """One episode in the student's format."""
-
-    def __init__(self, session: Session, chat: ChatFormat) -> None:
-        self._session, self._chat = session, chat
-
-    @property
-    def pending(self) -> Decision | None:
-        """The wrapped session's pending decision, without its calls, which are in another vocabulary."""
-        cut: Decision | None = getattr(self._session, "pending", None)
-        return None if cut is None else _without_calls(cut)
-
-    async def act(self, context: Context) -> Decision:
-        decision = await self._session.act(_in_words(context))
-        if not decision.actions:
-            return _without_calls(decision)
-        chat = self._chat
+    def decided(self, decision: Decision, context: Context) -> Decision:
+        """Write the executed action as a call of the student."""
+        chat = self.counter
         action, _ = choose(decision.actions)
         prompt = [*chat.segments(context), chat.prompt_end()]
         call = ModelCall(
@@ -211,23 +199,14 @@ class StudentFormatSession:
         segments = {key: ids for key, ids in prompt if not key.startswith("call/")}
         return msgspec.structs.replace(decision, actions=(action,), calls=(call,), segments=segments)
 
-    def fork(self) -> StudentFormatSession:
-        return StudentFormatSession(self._session.fork(), self._chat)
+    def failed(self, decision: Decision) -> Decision:
+        """Drop the calls and their segments, which would be counted as this vocabulary's."""
+        return msgspec.structs.replace(decision, calls=(), segments={})
 
 
 def in_student_format(policy: Policy, chat: ChatFormat) -> Policy:
     """Wrap a policy to write a chat format, unless it is a model of this very format and tokenizer."""
     return policy if counter_of(policy).hash == chat.hash else StudentFormatPolicy(policy, chat)
-
-
-def _without_calls(decision: Decision) -> Decision:
-    """Return a decision that led to no action. Segments of another vocabulary would be counted as this one's."""
-    return msgspec.structs.replace(decision, calls=(), segments={})
-
-
-def _in_words(context: Context) -> Context:
-    """Return the context for a policy of another vocabulary: no piece has token ids of this one."""
-    return dataclasses.replace(context, pieces=tuple(map(_worded, context.pieces)))
 
 
 def _worded(piece: Piece) -> Piece:

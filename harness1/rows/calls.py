@@ -108,20 +108,16 @@ def captured_calls(episode: Episode) -> Iterator[CapturedCall]:
     failed = {call.call_id for turn in episode.turns if turn.action is None for call in turn.calls}
     for call in trained_calls(episode):
         if call.output_ids:
-            yield _captured(episode, call, call.call_id if call.call_id in failed else "")
-
-
-def _captured(episode: Episode, call: ModelCall, agent_id: str) -> CapturedCall:
-    """Convert a call. A failed attempt that is trained on counts as an agent of its own, not as a retry of another."""
-    return CapturedCall(
-        call_id=f"{episode.episode_id}/{call.call_id}",
-        prompt_ids=prompt_ids(episode, call),
-        output_ids=call.output_ids,
-        output_logprobs=call.output_logprobs or None,
-        version_start=call.policy_version_start,
-        version_end=call.policy_version_end,
-        session_id=episode.episode_id,
-        agent_id=agent_id,
-        finish_reason=call.finish_reason,
-        attempt=call.attempt,
-    )
+            yield CapturedCall(
+                call_id=f"{episode.episode_id}/{call.call_id}",
+                prompt_ids=prompt_ids(episode, call),
+                output_ids=call.output_ids,
+                output_logprobs=call.output_logprobs or None,
+                version_start=call.policy_version_start,
+                version_end=call.policy_version_end,
+                session_id=episode.episode_id,
+                # A failed attempt that is trained on is an agent of its own, not a retry of another.
+                agent_id=call.call_id if call.call_id in failed else "",
+                finish_reason=call.finish_reason,
+                attempt=call.attempt,
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import overload
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from harness1.errors import SchemaError, UsageError
 from harness1.rows.row import TrainRow
-from harness1.runs.files import refuse_full_disk
+from harness1.runs.files import refuse_full_disk, replacing
 
 TOKEN_BYTES = 6
 """Bytes of a token on disk, at least: three digits of its id, one of its mask, two commas."""
@@ -27,18 +26,11 @@ def write_rows(path: Path, rows: Iterable[TrainRow]) -> int:
     Raises:
         OSError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     count = 0
-    try:
-        with temporary.open("wb") as file:
-            for row in rows:
-                file.write(msgspec.json.encode(msgspec.structs.asdict(row)) + b"\n")
-                count += 1
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file:
+        for row in rows:
+            file.write(msgspec.json.encode(msgspec.structs.asdict(row)) + b"\n")
+            count += 1
     return count
 
 

@@ -85,10 +85,10 @@ def prefix_merging(calls: Iterable[CapturedCall], group_id: str | None = None) -
         _resolve(group)
     return Merged(
         rows=tuple(chained(chain, group_id) for chain in _chains(nodes)),
-        ambiguous=_ids(node.call for node in nodes if node.fate == "ambiguous"),
-        unresolved=_ids(node.call for node in nodes if node.fate == "unresolved"),
-        superseded=_ids(node.call for node in nodes if node.fate == "superseded"),
-        empty=_ids(call for call in given if not call.output_ids),
+        ambiguous=_ids(nodes, "ambiguous"),
+        unresolved=_ids(nodes, "unresolved"),
+        superseded=_ids(nodes, "superseded"),
+        empty=tuple(sorted(call.call_id for call in given if not call.output_ids)),
         output_tokens=sum(len(call.output_ids) for call in given),
     )
 
@@ -178,5 +178,5 @@ def _order(call: CapturedCall) -> tuple[object, ...]:
     return (*place, call.prompt_ids, call.output_ids, call.attempt, call.call_id)
 
 
-def _ids(calls: Iterable[CapturedCall]) -> tuple[str, ...]:
-    return tuple(sorted(call.call_id for call in calls))
+def _ids(nodes: Iterable[_Node], fate: str) -> tuple[str, ...]:
+    return tuple(sorted(node.call.call_id for node in nodes if node.fate == fate))

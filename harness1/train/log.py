@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.errors import MissingExtra
+from harness1.errors import optional
 from harness1.hashing import text_digest
 from harness1.runs.files import write_atomically
 
@@ -87,17 +87,13 @@ def _step(line: bytes) -> int:
 
 
 def _open_tensorboard(folder: Path, after: int) -> Any:
-    try:
+    with optional("logs", "tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError as error:
-        raise MissingExtra("tensorboard", "logs") from error
     return SummaryWriter(folder, purge_step=after + 1)
 
 
 def _open_wandb(folder: Path, project: str) -> Any:
-    try:
+    with optional("logs"):
         import wandb
-    except ModuleNotFoundError as error:
-        raise MissingExtra("wandb", "logs") from error
     # A resumed folder continues its run.
     return wandb.init(project=project, dir=folder, id=text_digest(str(folder.resolve())), resume="allow")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness1.config import Train
-from harness1.errors import MissingExtra, UsageError
+from harness1.errors import UsageError, optional
 from harness1.model_folder import no_progress_bars
 from harness1.rows.row import TrainRow
 from harness1.train.saving import copy_beside_weights
@@ -111,13 +111,11 @@ def passes_of(batch_rows: int, longest: int, micro_tokens: int, processes: int) 
 
 
 def _import_extra() -> None:
-    try:
+    with optional("trl"):
         import accelerate  # noqa: F401
         import datasets  # noqa: F401
         import peft  # noqa: F401
         import trl  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingExtra(error.name or "trl", "trl") from error
 
 
 def _refuse(rows: Sequence[TrainRow], settings: Train) -> None:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness1.data.formats.trec import read_qrels, read_run, write_qrels, write_run
+from harness1.data.formats.trec import read_qrels, read_run, write_run
 from harness1.errors import CorpusError, UsageError
 from harness1.records import UnitId
 
@@ -21,16 +21,16 @@ def test_a_run_comes_back_equal(tmp_path, run) -> None:
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(ID, st.dictionaries(ID.map(UnitId), st.integers(0, 3), min_size=1, max_size=3), max_size=4))
-def test_judgements_come_back_equal(tmp_path, qrels) -> None:
-    write_qrels(tmp_path / "qrels", qrels)
-    assert read_qrels(tmp_path / "qrels") == qrels
+def test_documents_with_a_grade_are_relevant(tmp_path, qrels) -> None:
+    lines = (f"{name} 0 {unit} {grade}\n" for name, grades in qrels.items() for unit, grade in grades.items())
+    (tmp_path / "qrels").write_text("".join(lines), encoding="utf-8")
+    positive = {name: {unit: grade for unit, grade in grades.items() if grade} for name, grades in qrels.items()}
+    assert read_qrels(tmp_path / "qrels", qrels, "tasks") == {name: units for name, units in positive.items() if units}
 
 
 def test_lines_are_those_of_trec_eval(tmp_path) -> None:
     write_run(tmp_path / "run", [("q1", [(UnitId("b#1"), 2.5), (UnitId("a"), 1.0)])], "harness1")
     assert (tmp_path / "run").read_text() == "q1 Q0 b#1 1 2.5 harness1\nq1 Q0 a 2 1.0 harness1\n"
-    write_qrels(tmp_path / "qrels", {"q1": {UnitId("a"): 2}})
-    assert (tmp_path / "qrels").read_text() == "q1 0 a 2\n"
 
 
 def test_a_shuffled_run_is_sorted_by_its_ranks(tmp_path) -> None:
@@ -42,8 +42,6 @@ def test_a_shuffled_run_is_sorted_by_its_ranks(tmp_path) -> None:
 def test_ids_with_white_space_are_refused(tmp_path, name: str) -> None:
     with pytest.raises(UsageError, match="white space"):
         write_run(tmp_path / "run", [("q", [(UnitId(name), 1.0)])], "tag")
-    with pytest.raises(UsageError, match="white space"):
-        write_qrels(tmp_path / "qrels", {"q": {UnitId(name): 1}})
 
 
 def test_broken_lines_are_named(tmp_path) -> None:
@@ -51,9 +49,9 @@ def test_broken_lines_are_named(tmp_path) -> None:
     with pytest.raises(CorpusError, match="run:2: rank and score must be numbers"):
         read_run(tmp_path / "run")
     with pytest.raises(CorpusError, match="run:1: 6 columns where 4 are expected"):
-        read_qrels(tmp_path / "run")
+        read_qrels(tmp_path / "run", "q", "tasks")
     (tmp_path / "run").write_text("q 0 a high\n")
     with pytest.raises(CorpusError, match="run:1: the grade must be a whole number"):
-        read_qrels(tmp_path / "run")
+        read_qrels(tmp_path / "run", "q", "tasks")
     with pytest.raises(CorpusError, match="cannot read"):
         read_run(tmp_path / "absent")

@@ -158,8 +158,10 @@ def substance(text: str) -> tuple[Counter[str], Counter[str], Counter[str]]:
 def test_near_duplicates_repeat_a_document_that_is_no_evidence(world: SyntheticWorld) -> None:
     documents = {document.doc_id: document for document in world.documents()}
     gold = {doc_id for task in all_tasks(world) if task.gold for doc_id in task.gold.relevant}
-    assert len(world.near_duplicates) == 20
-    for copy, original in world.near_duplicates.items():
+    copies = [world.doc_id(position) for position in range(len(world.entities), world.size)]
+    near_duplicates = dict(zip(copies, map(world.doc_id, world.copied), strict=True))
+    assert len(near_duplicates) == 20
+    for copy, original in near_duplicates.items():
         one, other = documents[copy], documents[original]
         assert not {copy, original} & gold
         assert one.title == other.title
@@ -186,7 +188,8 @@ def test_what_resembles_evidence_differs_in_a_number_name_or_negation(world: Syn
 
 def test_look_alikes_of_evidence_exist_with_the_same_title_and_a_negation_turned(world: SyntheticWorld) -> None:
     documents = {document.doc_id: document for document in world.documents()}
-    pairs = [(documents[one], documents[other]) for one, other in world.look_alikes.items()]
+    models = {entity.index: entity.model for entity in world.entities if entity.model is not None}
+    pairs = [(documents[world.doc_id(one)], documents[world.doc_id(other)]) for one, other in models.items()]
     assert all(substance(one.text) != substance(other.text) for one, other in pairs)
     assert any(one.title == other.title and jaccard(one.text, other.text) >= 0.85 for one, other in pairs)
     assert any(substance(one.text)[1] != substance(other.text)[1] for one, other in pairs)

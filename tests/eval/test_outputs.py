@@ -16,7 +16,7 @@ import pytest
 from ir_measures import SetP, SetR
 
 from harness1.config import load_config
-from harness1.data.formats.trec import read_run, write_qrels
+from harness1.data.formats.trec import read_run
 from harness1.eval.outputs import output_names, submission, submission_name, surfaced, task_table, write_outputs
 from harness1.eval.summary import summarise
 from harness1.records import (
@@ -107,7 +107,7 @@ def test_the_runs_score_as_the_metrics_do(tmp_path: Path) -> None:
         finished(name, rng.sample(letters, rng.randint(0, 5)), rng.sample(letters, rng.randint(0, 8))) for name in NAMES
     ]
     written(tmp_path, episodes)
-    write_qrels(tmp_path / "qrels", {name: {UnitId(unit): 1 for unit in GOLD.relevant} for name in NAMES})
+    (tmp_path / "qrels").write_text("".join(f"{name} 0 {unit} 1\n" for name in NAMES for unit in GOLD.relevant))
     qrels = list(ir_measures.read_trec_qrels(str(tmp_path / "qrels")))
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     for file, measure, name in (

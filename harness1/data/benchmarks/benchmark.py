@@ -2,56 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from harness1.data.benchmarks import tables
 from harness1.data.benchmarks.corpora import Corpus
-from harness1.data.benchmarks.tables import Row
-from harness1.data.faults import AbsentGold, DuplicateId, Fault, NoGold
+from harness1.data.benchmarks.tables import Row, Rows
+from harness1.data.faults import AbsentGold, Fault, NoGold, distinct
 from harness1.data.source import Source
-from harness1.errors import CorpusError, UsageError
-from harness1.records import Gold, Task, Unit
+from harness1.errors import CorpusError
+from harness1.records import Gold, Task
 from harness1.retrieval.corpus import Document
 
 Located = Iterator[tuple[str, Task]]
 """Tasks, each with its place in the files."""
-
-
-@dataclass(frozen=True)
-class Hub:
-    """Files of a dataset on the Hugging Face hub: patterns of names, and the folder that each goes to."""
-
-    repository: str
-    patterns: tuple[str, ...]
-    folder: str = ""
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """A benchmark. `files` says what a folder must hold; `verified` says on which data the reader was tried."""
-
-    name: str
-    what: str
-    size: str
-    licence: str
-    origin: str
-    files: tuple[str, ...]
-    verified: str
-    open: Callable[[Path, Fault], Source]
-    unit: Unit = "document"
-    """The unit that the paper scores, which `index.unit` must equal."""
-    hub: tuple[Hub, ...] = ()
-    by_hand: str = ""
-    """Files that no hub has, and how to get them."""
-
-    def row(self) -> dict[str, object]:
-        """Return the facts that users see, as plain data."""
-        shown = ("name", "what", "size", "licence", "origin", "files", "verified", "unit")
-        return {name: getattr(self, name) for name in shown}
 
 
 def source_of(
@@ -86,35 +51,30 @@ def source_of(
             raise CorpusError(f"{name}:{root} holds no documents")
 
     def tasks(split: str) -> list[Task]:
-        if split not in splits:
-            raise UsageError(f"{name}:{root} has no split {split!r}; it has: {', '.join(splits) or 'none'}")
-        return _checked(_unique(splits[split](), fault), corpus, fault)
+        return _checked(list(distinct(splits[split](), lambda task: task.task_id, fault)), corpus, fault)
 
     return Source(
         *(name, name, documents, tuple(splits), tasks, [] if problems is None else problems, root.resolve()),
         edition=name,
+        label=f"{name}:{root}",
         has_documents=corpus is not None,
         secret_answers=secret_answers,
     )
 
 
-def tasks_of(files: Sequence[Path], fault: Fault, task: Callable[[str, Row, int], Task]) -> Located:
-    """Yield the task of each row, made of its place, the row and its number; rows that make none go to `fault`."""
-    for number, (where, row) in enumerate(tables.rows(files, fault)):
+def tasks_of(rows: Rows, fault: Fault, task: Callable[[str, Row, int], Task | None]) -> Located:
+    """Yield the task of each row, made of its place, the row and its number from 0.
+
+    Args:
+        fault: what is done about a row that `task` refuses.
+        task: returns None for a row that belongs elsewhere.
+    """
+    for number, (where, row) in enumerate(rows):
         try:
-            yield where, task(where, row, number)
+            if found := task(where, row, number):
+                yield where, found
         except CorpusError as error:
             fault(error)
-
-
-def _unique(located: Located, fault: Fault) -> list[tuple[str, Task]]:
-    kept: dict[str, tuple[str, Task]] = {}
-    for where, task in located:
-        if task.task_id in kept:
-            fault(DuplicateId(f"{where}: the id {task.task_id!r} occurs a second time"))
-        else:
-            kept[task.task_id] = (where, task)
-    return list(kept.values())
 
 
 def _checked(located: list[tuple[str, Task]], corpus: Corpus | None, fault: Fault) -> list[Task]:

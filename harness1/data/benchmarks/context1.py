@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urldefrag
 
 from harness1.data.benchmarks import tables
-from harness1.data.benchmarks.benchmark import Benchmark, Hub, Located, source_of
+from harness1.data.benchmarks.benchmark import Located, source_of, tasks_of
 from harness1.data.benchmarks.corpora import corpus_of, document_of
 from harness1.data.benchmarks.tables import Row
 from harness1.data.faults import Fault
@@ -27,44 +27,28 @@ from harness1.data.source import Source
 from harness1.errors import CorpusError
 from harness1.records import ChunkId, DocId, Gold, Task
 
-RELEASE = "pat-jj/harness-1-train-data"
 SPLITS = ("test", "train")
-VERIFIED = (
-    "columns and ids against public code that reads released files; fixtures written by that. Not tried on"
-    " an original file"
-)
 ReadGold = Callable[[str, Row], Gold]
 
 
-def files_of(name: str) -> tuple[str, ...]:
-    """Say what a folder of a benchmark must hold."""
-    return (
-        f"test.parquet, train.parquet (or .jsonl; also below queries/{name}/): query_id, query, document_ids, answer",
-        f"corpora/{name}/test/*.parquet or corpora/{name}/train/*.parquet, or corpus.parquet: chunk_id, document_text",
-        "data/train-*.parquet, as the hub has it: training questions",
-    )
-
-
-def hub_of(name: str, questions: str) -> tuple[Hub, ...]:
-    """Return the place of a benchmark on the hub: its test questions, and the corpora with the training questions."""
-    corpora = Hub(RELEASE, (f"corpora/{name}/**", "data/*.parquet"))
-    return Hub(questions, ("data/test-*.parquet", "test*.parquet"), f"queries/{name}"), corpora
-
-
-def open_context1(name: str, shared: bool, read_gold: ReadGold, root: Path, fault: Fault) -> Source:
+def open_context1(name: str, read_gold: ReadGold, root: Path, fault: Fault, *, shared: bool = False) -> Source:
     """Open a benchmark in this layout.
 
     Args:
+        read_gold: what a row of questions should find.
         shared: whether training and test questions are over one corpus. Where they are not, ids of documents count from
             0 in each, and only the split of the corpus that is there can be asked: the test split, if both are.
-        read_gold: what a row of questions should find.
     """
     corpus, split = _corpus(name, root)
     found = {each: _questions(name, root, each) for each in SPLITS if shared or split in (None, each)}
-    splits = {each: partial(_tasks, name, files, each, read_gold, fault) for each, files in found.items() if files}
+    splits = [each for each, files in found.items() if files]
     if not splits:
         raise CorpusError(f"{root} has no questions of {name}: expected {split or 'test'}.parquet")
-    return source_of(name, root, corpus_of(corpus, fault), splits, fault)
+
+    def tasks(split: str) -> Located:
+        return tasks_of(tables.rows(found[split], fault), fault, partial(_task, name, split, read_gold))
+
+    return source_of(name, root, corpus_of(corpus, fault), {each: partial(tasks, each) for each in splits}, fault)
 
 
 def document_gold(where: str, row: Row) -> Gold:
@@ -95,15 +79,8 @@ def _corpus(name: str, root: Path) -> tuple[tuple[Path, ...], str | None]:
     for split in SPLITS:
         if files := tables.find_files(root, f"corpora/{name}/{split}/**/*.parquet"):
             return files, split
-    return tables.require_files(
-        root,
-        "corpus",
-        "corpus.parquet",
-        "corpus/**/*.parquet",
-        "corpus.jsonl",
-        "corpus.jsonl.gz",
-        f"corpora/{name}/**/*.parquet",
-    ), None
+    names = ("corpus.parquet", "corpus/**/*.parquet", "corpus.jsonl", "corpus.jsonl.gz", f"corpora/{name}/**/*.parquet")
+    return tables.require_files(root, "corpus", *names), None
 
 
 def _questions(name: str, root: Path, split: str) -> tuple[Path, ...]:
@@ -112,17 +89,11 @@ def _questions(name: str, root: Path, split: str) -> tuple[Path, ...]:
     return tables.find_files(root, *files, f"queries/{name}/**/{split}*.parquet", f"data/{split}-*.parquet")
 
 
-def _tasks(name: str, files: tuple[Path, ...], split: str, read_gold: ReadGold, fault: Fault) -> Located:
-    for where, row in tables.rows(files, fault):
-        if row.get("dataset_name", name) != name or row.get("stage", "rl") != "rl":
-            continue  # the released training file holds other benchmarks, and a teacher's episodes
-        try:
-            task_id = identifier(where, row, ("query_id",))
-            query, gold = tables.text_of(where, row, "query"), read_gold(where, row)
-        except CorpusError as error:
-            fault(error)
-            continue
-        yield where, Task(task_id=task_id, query=query, split=split, gold=gold)
+def _task(name: str, split: str, read_gold: ReadGold, where: str, row: Row, number: int) -> Task | None:
+    if row.get("dataset_name", name) != name or row.get("stage", "rl") != "rl":
+        return None  # the released training file holds other benchmarks, and a teacher's episodes
+    task_id = identifier(where, row, ("query_id",))
+    return Task(task_id, tables.text_of(where, row, "query"), split, read_gold(where, row))
 
 
 def _document_id(where: str, value: Any) -> DocId:
@@ -142,41 +113,3 @@ def _chunks(where: str, fact: Any) -> tuple[ChunkId, ...]:
 def _answers(row: Row) -> tuple[str, ...]:
     answer = row.get("answer")
     return (answer,) if isinstance(answer, str) and answer.strip() else ()
-
-
-PATENTS = Benchmark(
-    name="patents",
-    what="rejected claims of patent applications, to be matched with the prior art that the examiner cited",
-    size="718 test questions; a corpus for each split",
-    licence="not stated; patent texts of the USPTO are public domain",
-    origin="kellyhongg/1_18_patents_test (questions) and pat-jj/harness-1-train-data (corpora) on the hub",
-    files=files_of("patents"),
-    verified=VERIFIED,
-    open=partial(open_context1, "patents", False, document_gold),
-    hub=hub_of("patents", "kellyhongg/1_18_patents_test"),
-)
-
-SEC = Benchmark(
-    name="sec",
-    what="multi-hop questions over SEC filings; each needs 3 to 7 facts, each stated by any one of some chunks",
-    size="502 test questions (sec_test_new; other snapshots have 691 or 1,216), 3,453 for training; 2,115,106 chunks",
-    licence="not stated; filings are public documents",
-    origin="kellyhongg/sec_test_new (questions) and pat-jj/harness-1-train-data (corpus of both splits) on the hub",
-    files=files_of("sec"),
-    verified=VERIFIED,
-    open=partial(open_context1, "sec", True, fact_gold),
-    unit="chunk",
-    hub=hub_of("sec", "kellyhongg/sec_test_new"),
-)
-
-WEB = Benchmark(
-    name="web",
-    what="synthetic multi-hop questions over kept web pages, with distractors; some pages hold the final answer",
-    size="554 test questions; a corpus for each split",
-    licence="not stated; the pages are third parties'",
-    origin="kellyhongg/web_1_17_test (questions) and pat-jj/harness-1-train-data (corpora) on the hub",
-    files=files_of("web"),
-    verified=VERIFIED,
-    open=partial(open_context1, "web", False, document_gold),
-    hub=hub_of("web", "kellyhongg/web_1_17_test"),
-)

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 from harness1.data.benchmarks import tables
 from harness1.data.benchmarks.tables import Row
-from harness1.data.faults import DuplicateId, EmptyText, Fault, refuse
-from harness1.data.formats.jsonl import TEXT_KEYS, distinct, identifier
+from harness1.data.faults import EmptyText, Fault, distinct, made
+from harness1.data.formats.jsonl import TEXT_KEYS, distinct_documents, identifier
 from harness1.errors import CorpusError
+from harness1.hashing import text_digest
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.corpus import Document, GivenChunk
 
@@ -27,6 +28,8 @@ CHUNK_KEYS = ("chunk_id",)
 CHUNK_TEXT_KEYS = ("document_text", "text")
 BETWEEN = "\n"
 """Joins the chunks of a document."""
+Placed = tuple[Document, str, str]
+"""A document at one place, the content that all its places must share, and the problem to note if this one differs."""
 _NUMBER = re.compile(r"_(\d+)$", re.ASCII)
 
 
@@ -40,18 +43,36 @@ class Corpus:
     """Starts a new pass over all ids, some of which may repeat."""
 
 
-def same_spelling(doc_id: str) -> DocId:
-    """Return the id under which a document is known."""
-    return DocId(doc_id)
-
-
-def corpus_of(files: Sequence[Path], fault: Fault = refuse, spelling: Callable[[str], DocId] = same_spelling) -> Corpus:
+def corpus_of(files: Sequence[Path], fault: Fault, spelling: Callable[[str], DocId] = DocId) -> Corpus:
     """Open the corpus in some files.
 
     Args:
+        fault: what is done about a row that is neither a document nor a chunk, or repeats an id.
         spelling: of the ids of whole documents, where the files may write one id in several ways.
     """
-    return Corpus(lambda: read_documents(files, fault, spelling), lambda: _ids(files, spelling))
+    return Corpus(lambda: _read(files, fault, spelling), lambda: _ids(files, spelling))
+
+
+def pooled(read: Callable[[], Iterator[Placed]], problems: list[str]) -> Corpus:
+    """Open documents that may stand at several places each. The first counts; others with another content are noted in
+    `problems`.
+
+    Args:
+        read: starts a pass over all places.
+    """
+
+    def documents() -> Iterator[Document]:
+        problems.clear()
+        contents: dict[DocId, str] = {}
+        for document, content, problem in read():
+            digest = text_digest(content)
+            if document.doc_id not in contents:
+                contents[document.doc_id] = digest
+                yield document
+            elif contents[document.doc_id] != digest:
+                problems.append(problem)
+
+    return Corpus(documents, lambda: (document.doc_id for document in documents()))
 
 
 def document_of(chunk_id: str) -> DocId:
@@ -59,15 +80,9 @@ def document_of(chunk_id: str) -> DocId:
     return DocId(_NUMBER.sub("", chunk_id))
 
 
-def read_documents(
-    files: Sequence[Path], fault: Fault = refuse, spelling: Callable[[str], DocId] = same_spelling
-) -> Iterator[Document]:
+def _read(files: Sequence[Path], fault: Fault, spelling: Callable[[str], DocId]) -> Iterator[Document]:
     """Yield the documents of some files. Chunks may come in any order: a document is complete after its last chunk, so
-    that memory holds only incomplete ones.
-
-    Raises:
-        CorpusError: a row is neither a document nor a chunk, or repeats an id, unless `fault` lets it pass.
-    """
+    that memory holds only incomplete ones."""
     first = next(tables.rows(files, fault), None)
     if first is None:
         return iter(())
@@ -76,7 +91,7 @@ def read_documents(
 
 def _whole(files: Sequence[Path], fault: Fault, spelling: Callable[[str], DocId]) -> Iterator[Document]:
     rows = tables.rows(files, fault, (*DOCUMENT_KEYS, *TEXT_KEYS, "title"))
-    return distinct(rows, lambda where, row: _document(where, row, spelling), fault)
+    return distinct_documents(rows, lambda where, row: _document(where, row, spelling), fault)
 
 
 def _document(where: str, row: Row, spelling: Callable[[str], DocId]) -> Document:
@@ -90,26 +105,23 @@ def _document(where: str, row: Row, spelling: Callable[[str], DocId]) -> Documen
 
 
 class _Piece(NamedTuple):
+    """A chunk; pieces sort by their numbers."""
+
     number: int
     chunk_id: ChunkId
     text: str
-    where: str
 
 
 def _assembled(files: Sequence[Path], fault: Fault) -> Iterator[Document]:
     left = Counter(document_of(chunk_id) for chunk_id in _chunk_ids(files))
-    incomplete: dict[DocId, list[_Piece]] = {}
-    for where, row in tables.rows(files, fault, (*CHUNK_KEYS, *CHUNK_TEXT_KEYS)):
-        try:
-            chunk_id = ChunkId(identifier(where, row, CHUNK_KEYS))
-        except CorpusError as error:
-            fault(error)
-            continue
+    incomplete: dict[DocId, list[tuple[str, _Piece]]] = {}
+    rows = tables.rows(files, fault, (*CHUNK_KEYS, *CHUNK_TEXT_KEYS))
+    for where, (chunk_id, row) in made(rows, lambda where, row: (_chunk_id(where, row), row), fault):
         doc_id = document_of(chunk_id)
         pieces = incomplete.setdefault(doc_id, [])
         left[doc_id] -= 1
         try:
-            pieces.append(_piece(where, row, chunk_id))
+            pieces.append((where, _piece(where, row, chunk_id)))
         except CorpusError as error:
             fault(error)
         if not left[doc_id]:
@@ -123,19 +135,13 @@ def _piece(where: str, row: Row, chunk_id: ChunkId) -> _Piece:
     if not text.strip():
         raise EmptyText(f"{where}: chunk {chunk_id!r} has no text")
     number = _NUMBER.search(chunk_id)
-    return _Piece(int(number[1]) if number else 0, chunk_id, text, where)
+    return _Piece(int(number[1]) if number else 0, chunk_id, text)
 
 
-def _put_together(doc_id: DocId, pieces: list[_Piece], fault: Fault) -> Iterator[Document]:
+def _put_together(doc_id: DocId, pieces: list[tuple[str, _Piece]], fault: Fault) -> Iterator[Document]:
     """Yield the document made of some chunks, in the order of their numbers, or nothing if no chunk is left."""
-    kept: dict[ChunkId, _Piece] = {}
-    for piece in pieces:
-        if piece.chunk_id in kept:
-            fault(DuplicateId(f"{piece.where}: the id {piece.chunk_id!r} occurs a second time"))
-        else:
-            kept[piece.chunk_id] = piece
+    ordered = sorted(piece for _, piece in distinct(pieces, lambda piece: piece.chunk_id, fault))
     chunks, start = [], 0
-    ordered = sorted(kept.values(), key=lambda piece: (piece.number, piece.chunk_id))
     for piece in ordered:
         chunks.append(GivenChunk(piece.chunk_id, start, start + len(piece.text)))
         start += len(piece.text) + len(BETWEEN)
@@ -154,12 +160,12 @@ def _ids(files: Sequence[Path], spelling: Callable[[str], DocId]) -> Iterator[st
             yield from (spelling(str(row[key])) for key in DOCUMENT_KEYS if row.get(key) is not None)
 
 
-def _chunk_ids(files: Sequence[Path]) -> Iterator[str]:
-    for where, row in tables.rows(files, _pass_over, CHUNK_KEYS):
-        try:
-            yield identifier(where, row, CHUNK_KEYS)
-        except CorpusError:
-            continue  # told when the chunks themselves are read
+def _chunk_ids(files: Sequence[Path]) -> Iterator[ChunkId]:
+    return (chunk_id for _, chunk_id in made(tables.rows(files, _pass_over, CHUNK_KEYS), _chunk_id, _pass_over))
+
+
+def _chunk_id(where: str, row: Row) -> ChunkId:
+    return ChunkId(identifier(where, row, CHUNK_KEYS))
 
 
 def _pass_over(error: CorpusError) -> None:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from harness1.data.benchmarks import tables
-from harness1.data.benchmarks.benchmark import Benchmark, Hub, source_of, tasks_of
+from harness1.data.benchmarks.benchmark import source_of, tasks_of
 from harness1.data.benchmarks.sealqa import kept_pages, page_id
 from harness1.data.benchmarks.tables import Row
 from harness1.data.faults import Fault
@@ -30,7 +30,8 @@ def open_frames(root: Path, fault: Fault) -> Source:
     files = tables.require_files(
         root, "questions", "test.tsv", "test*.parquet", "frames*.tsv", "test.jsonl", "test.json"
     )
-    return source_of(NAME, root, kept_pages(root, fault), {"test": lambda: tasks_of(files, fault, _task)}, fault)
+    splits = {"test": lambda: tasks_of(tables.rows(files, fault), fault, _task)}
+    return source_of(NAME, root, kept_pages(root, fault), splits, fault)
 
 
 def addresses(cell: str) -> list[str]:
@@ -59,19 +60,3 @@ def _cells(where: str, row: Row) -> list[str]:
     if not all(isinstance(cell, str) for cell in found):
         raise CorpusError(f"{where}: an address in wiki_links is not a text")
     return found
-
-
-FRAMES = Benchmark(
-    name=NAME,
-    what="questions that need several articles of Wikipedia; asked on the web, live or cached",
-    size="824 questions, 2 to 15 articles each, no corpus",
-    licence="Apache-2.0; Wikipedia's text is CC BY-SA",
-    origin="google/frames-benchmark on the hub",
-    files=(
-        "test.tsv: Prompt, Answer, wiki_links (or wikipedia_link_1 and so on), reasoning_types",
-        "corpus.jsonl, if the articles are at hand: the address as _id, title, text",
-    ),
-    verified="columns against public code that reads them; fixtures written by that. Not tried on an original file",
-    open=open_frames,
-    hub=(Hub("google/frames-benchmark", ("test.tsv",)),),
-)

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from harness1.data.benchmarks import tables
-from harness1.data.benchmarks.benchmark import Benchmark, Hub, Located, source_of
-from harness1.data.benchmarks.corpora import Corpus
+from harness1.data.benchmarks.benchmark import Located, source_of, tasks_of
+from harness1.data.benchmarks.corpora import Placed, pooled
 from harness1.data.benchmarks.tables import Row
-from harness1.data.faults import DuplicateId, Fault
+from harness1.data.faults import DuplicateId, Fault, made
 from harness1.data.formats.jsonl import identifier
 from harness1.data.source import Source
 from harness1.errors import CorpusError
-from harness1.hashing import text_digest
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
 
@@ -39,12 +39,7 @@ def open_hotpotqa(root: Path, fault: Fault) -> Source:
     """Open the questions of a folder, or of one file, over the paragraphs of their contexts."""
     files = _files(root)
     problems: list[str] = []
-
-    def documents() -> Iterator[Document]:
-        problems.clear()
-        return _documents([path for paths in files.values() for path in paths], fault, problems)
-
-    corpus = Corpus(documents, lambda: (document.doc_id for document in documents()))
+    corpus = pooled(lambda: _documents([*chain.from_iterable(files.values())], fault), problems)
     splits = {split: partial(_tasks, paths, split, fault) for split, paths in files.items()}
     return source_of(NAME, root, corpus, splits, fault, problems)
 
@@ -65,22 +60,14 @@ def _files(root: Path) -> dict[str, list[Path]]:
     return {split: paths for split, paths in found.items() if paths}
 
 
-def _documents(files: list[Path], fault: Fault, problems: list[str]) -> Iterator[Document]:
-    texts: dict[DocId, str] = {}
-    for where, row in tables.rows(files, fault):
-        try:
-            paragraphs = [_paragraph(where, *pair) for pair in _pairs(where, row, "context", "sentences")]
-        except CorpusError as error:
-            fault(error)
-            continue
+def _documents(files: list[Path], fault: Fault) -> Iterator[Placed]:
+    for where, paragraphs in made(tables.rows(files, fault), _paragraphs, fault):
         for document in paragraphs:
-            digest = text_digest(document.text)
-            known = texts.get(document.doc_id)
-            if known is None:
-                texts[document.doc_id] = digest
-                yield document
-            elif known != digest:
-                problems.append(f"{where}: another text under the title {document.title!r}")
+            yield document, document.text, f"{where}: another text under the title {document.title!r}"
+
+
+def _paragraphs(where: str, row: Row) -> list[Document]:
+    return [_paragraph(where, *pair) for pair in _pairs(where, row, "context", "sentences")]
 
 
 def _paragraph(where: str, title: Any, sentences: Any) -> Document:
@@ -95,20 +82,15 @@ def _tasks(files: list[Path], split: str, fault: Fault) -> Located:
     """Yield the questions of some files, without those that a further file repeats."""
     asked: dict[str, tuple[Path, str]] = {}
     for path in files:
-        for where, row in tables.rows([path], fault):
-            try:
-                task = _task(where, row, split)
-                first, query = asked.setdefault(task.task_id, (path, task.query))
-                if first != path and query != task.query:
-                    raise DuplicateId(f"{where}: {first.name} asks something else under the id {task.task_id!r}")
-            except CorpusError as error:
-                fault(error)
-                continue
+        for where, task in tasks_of(tables.rows([path], fault), fault, partial(_task, split)):
+            first, query = asked.setdefault(task.task_id, (path, task.query))
             if first == path:
                 yield where, task
+            elif query != task.query:
+                fault(DuplicateId(f"{where}: {first.name} asks something else under the id {task.task_id!r}"))
 
 
-def _task(where: str, row: Row, split: str) -> Task:
+def _task(split: str, where: str, row: Row, number: int) -> Task:
     titles = [title for title, _ in _pairs(where, row, "supporting_facts", "sent_id")]
     if not all(isinstance(title, str) for title in titles):
         raise CorpusError(f"{where}: a title in supporting_facts is not a text")
@@ -131,21 +113,3 @@ def _pairs(where: str, row: Row, key: str, second: str) -> list[tuple[Any, Any]]
     elif isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
         return [(pair[0], pair[1]) for pair in value]
     raise CorpusError(f"{where}: {key} is not a list of pairs")
-
-
-HOTPOTQA = Benchmark(
-    name=NAME,
-    what="questions over two paragraphs of Wikipedia, with the paragraphs that support the answer",
-    size="7,405 questions (dev), 90,447 (train); dev contexts of ten paragraphs each, pooled",
-    licence="CC BY-SA 4.0",
-    origin="https://hotpotqa.github.io (official JSON) or hotpotqa/hotpot_qa on the hub (Parquet)",
-    files=(
-        "hotpot_dev_distractor_v1.json and/or hotpot_dev_fullwiki_v1.json: split dev",
-        "hotpot_train_v1.1.json: split train",
-        "or distractor/validation-*.parquet, fullwiki/validation-*.parquet, distractor/train-*.parquet",
-    ),
-    verified="the fields against published descriptions and the data card; fixtures in both layouts. Not tried on an"
-    " original file; which questions the paper's subset holds is not published",
-    open=open_hotpotqa,
-    hub=(Hub("hotpotqa/hotpot_qa", ("distractor/validation-*.parquet",)),),
-)

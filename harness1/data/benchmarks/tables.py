@@ -61,23 +61,17 @@ def rows(paths: Sequence[Path], fault: Fault = refuse, columns: Sequence[str] = 
 def _rows(path: Path, fault: Fault, columns: Sequence[str]) -> Rows:
     name = path.name.removesuffix(".gz")
     if name.endswith(".parquet"):
-        return parquet_rows(path, columns)
+        return _parquet_rows(path, columns)
     if name.endswith(".jsonl"):
         return jsonl.rows(path, fault)
     if name.endswith(".json"):
-        return json_rows(path, fault)
+        return _json_rows(path, fault)
     if name.endswith(".tsv"):
         return tsv_rows(path, fault)
     raise CorpusError(f"{path}: not a .parquet, .jsonl, .json or .tsv file")
 
 
-def parquet_rows(path: Path, columns: Sequence[str] = ()) -> Rows:
-    """Yield the rows of a Parquet file.
-
-    Raises:
-        CorpusError: it is broken.
-        MissingExtra: pyarrow is not installed.
-    """
+def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -94,12 +88,8 @@ def parquet_rows(path: Path, columns: Sequence[str] = ()) -> Rows:
         raise CorpusError(f"{path}: not a whole Parquet file after row {number}: {error}") from error
 
 
-def json_rows(path: Path, fault: Fault = refuse) -> Rows:
-    """Yield the objects of a JSON array, which is held whole.
-
-    Raises:
-        CorpusError: it is not a JSON array; an item that is not an object goes to `fault`.
-    """
+def _json_rows(path: Path, fault: Fault) -> Rows:
+    """Yield the objects of a JSON array, which is held whole."""
     data = b"".join(line for _, line in jsonl.numbered_lines(path))
     try:
         items = msgspec.json.decode(data, type=list[msgspec.Raw])

@@ -28,10 +28,10 @@ class _GoldMetadata(msgspec.Struct, omit_defaults=True):
     """The part of a query's metadata that is gold."""
 
     answer: str | list[str] | None = None
-    answer_aliases: list[str] = []
-    answer_docs: list[DocId] = []
-    facts: list[list[ChunkId]] | None = None
-    answer_facts: list[int] = []
+    answer_aliases: tuple[str, ...] = ()
+    answer_docs: tuple[DocId, ...] = ()
+    facts: tuple[tuple[ChunkId, ...], ...] | None = None
+    answer_facts: tuple[int, ...] = ()
 
 
 def is_beir(path: Path) -> bool:
@@ -133,26 +133,16 @@ def _task(where: str, row: dict[str, Any], task_id: str, split: str, relevant: d
     except msgspec.ValidationError as error:
         raise CorpusError(f"{where}: metadata of query {task_id!r}: {error}") from error
     answers = [evidence.answer] if isinstance(evidence.answer, str) else evidence.answer or []
-    gold = Gold(
-        relevant=relevant,
-        answer_docs=tuple(evidence.answer_docs),
-        facts=None if evidence.facts is None else tuple(tuple(fact) for fact in evidence.facts),
-        answer_facts=tuple(evidence.answer_facts),
-        answers=(*answers, *evidence.answer_aliases),
-    )
+    texts = (*answers, *evidence.answer_aliases)
+    gold = Gold(relevant, evidence.answer_docs, evidence.facts, evidence.answer_facts, texts)
     others = {key: value for key, value in metadata.items() if key not in _GoldMetadata.__struct_fields__}
     return Task(task_id=task_id, query=query, split=split, gold=gold, metadata=others)
 
 
 def _metadata(gold: Gold) -> dict[str, Any]:
     """Return the metadata of a query with the gold that `_task` takes out of it."""
-    evidence = _GoldMetadata(
-        answer=gold.answers[0] if gold.answers else None,
-        answer_aliases=list(gold.answers[1:]),
-        answer_docs=list(gold.answer_docs),
-        facts=None if gold.facts is None else [list(fact) for fact in gold.facts],
-        answer_facts=list(gold.answer_facts),
-    )
+    answer = gold.answers[0] if gold.answers else None
+    evidence = _GoldMetadata(answer, gold.answers[1:], gold.answer_docs, gold.facts, gold.answer_facts)
     metadata: dict[str, Any] = msgspec.to_builtins(evidence)
     return metadata
 

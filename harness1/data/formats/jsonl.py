@@ -11,16 +11,15 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from harness1.data.faults import DuplicateId, EmptyText, Fault, refuse
+from harness1.data.faults import DuplicateId, EmptyText, Fault, Given, Made, distinct, made, refuse
 from harness1.errors import CorpusError
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document, GivenChunk
 
-Made = TypeVar("Made")
 ID_KEYS = ("_id", "id", "doc_id")
 TEXT_KEYS = ("text", "contents", "content")
 CHUNKS_KEY = "_chunks"
@@ -38,24 +37,15 @@ def read(path: Path, fault: Fault = refuse) -> Iterator[Document]:
     Raises:
         CorpusError: there is such a line, unless `fault` lets it pass, or the file cannot be read.
     """
-    return distinct(rows(path, fault), _document, fault)
+    return distinct_documents(rows(path, fault), _document, fault)
 
 
-def distinct(
-    located: Iterable[tuple[str, Made]], document: Callable[[str, Made], Document], fault: Fault
+def distinct_documents(
+    located: Iterable[tuple[str, Given]], make: Callable[[str, Given], Document], fault: Fault
 ) -> Iterator[Document]:
     """Yield the document made of the value at each place. Values that make none or repeat an id go to `fault`."""
-    seen: set[DocId] = set()
-    for where, made_of in located:
-        try:
-            found = document(where, made_of)
-            if found.doc_id in seen:
-                raise DuplicateId(f"{where}: the id {found.doc_id!r} occurs a second time")
-        except CorpusError as error:
-            fault(error)
-            continue
-        seen.add(found.doc_id)
-        yield found
+    documents = distinct(made(located, make, fault), lambda document: document.doc_id, fault)
+    return (document for _, document in documents)
 
 
 def rows(path: Path, fault: Fault = refuse) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -64,17 +54,21 @@ def rows(path: Path, fault: Fault = refuse) -> Iterator[tuple[str, dict[str, Any
     Raises:
         CorpusError: a line is not a JSON object, unless `fault` lets it pass, or the file cannot be read.
     """
-    decoder = msgspec.json.Decoder(dict[str, Any])
-    for number, line in numbered_lines(path):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
+    return decoded(path, dict[str, Any], "a JSON object", fault)
+
+
+def decoded(path: Path, type_: type[Made], what: str, fault: Fault) -> Iterator[tuple[str, Made]]:
+    """Yield the lines of a file as values of a type, like `rows`; an error says that a line is not `what`."""
+    decoder = msgspec.json.Decoder(type_)
+
+    def decode(where: str, line: bytes) -> Made:
         try:
-            row = decoder.decode(line)
+            return decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            fault(CorpusError(f"{where}: not a JSON object: {error}"))
-        else:
-            yield where, row
+            raise CorpusError(f"{where}: not {what}: {error}") from error
+
+    lines = ((f"{path}:{number}", line) for number, line in numbered_lines(path) if line.strip())
+    return made(lines, decode, fault)
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -5,14 +5,13 @@ A run line is `task Q0 unit rank score tag`, with ranks from 1; a relevance line
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from harness1.data.faults import DuplicateId, Fault, refuse
 from harness1.data.formats.jsonl import numbered_lines
 from harness1.errors import CorpusError, UsageError
-from harness1.records import UnitId
+from harness1.records import DocId, UnitId
 
 Run = list[tuple[str, list[tuple[UnitId, float]]]]
 """For each task, its units with their scores, best first."""
@@ -24,30 +23,16 @@ def write_run(path: Path, run: Iterable[tuple[str, Sequence[tuple[UnitId, float]
     Raises:
         UsageError: an id or the tag is empty or holds white space, or the file cannot be written.
     """
-    _write(
-        path,
-        (
-            f"{_column(task_id)} Q0 {_column(unit_id)} {rank} {float(score)!r} {_column(tag)}"
-            for task_id, units in run
-            for rank, (unit_id, score) in enumerate(units, start=1)
-        ),
+    lines = (
+        f"{_column(task_id)} Q0 {_column(unit_id)} {rank} {float(score)!r} {_column(tag)}\n"
+        for task_id, units in run
+        for rank, (unit_id, score) in enumerate(units, start=1)
     )
-
-
-def write_qrels(path: Path, qrels: Mapping[str, Mapping[UnitId, int]]) -> None:
-    """Write the grade of every judged unit of every task.
-
-    Raises:
-        UsageError: an id is empty or holds white space, or the file cannot be written.
-    """
-    _write(
-        path,
-        (
-            f"{_column(task_id)} 0 {_column(unit_id)} {grade}"
-            for task_id, grades in qrels.items()
-            for unit_id, grade in grades.items()
-        ),
-    )
+    text = "".join(lines)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_run(path: Path) -> Run:
@@ -69,45 +54,32 @@ def read_run(path: Path) -> Run:
     ]
 
 
-def read_qrels(path: Path) -> dict[str, dict[UnitId, int]]:
-    """Return the grades of a relevance file.
+def read_qrels(path: Path, known: Container[str], what: str, fault: Fault = refuse) -> dict[str, dict[DocId, int]]:
+    """Return the documents with a grade above 0 of every task that has any. A document that is judged twice must have
+    the same grade.
+
+    Args:
+        known: the tasks that may be judged, which `what` names in errors.
 
     Raises:
-        CorpusError: the file cannot be read, or a line has not the four columns (`file:line` is named).
-    """
-    qrels: dict[str, dict[UnitId, int]] = {}
-    for judgement in judgements(path):
-        qrels.setdefault(judgement.task_id, {})[judgement.unit_id] = judgement.grade
-    return qrels
-
-
-class Qrel(NamedTuple):
-    """A line of a relevance file, with its place as `file:line`."""
-
-    where: str
-    task_id: str
-    unit_id: UnitId
-    grade: int
-
-
-def judgements(path: Path, fault: Fault = refuse) -> Iterator[Qrel]:
-    """Yield the lines of a relevance file, in order. A unit that is judged twice must have the same grade.
-
-    Raises:
-        CorpusError: a line is malformed, or contradicts an earlier one, unless `fault` lets it pass; or the file cannot
-            be read.
+        CorpusError: a line is malformed, contradicts an earlier one, or judges an unknown task, unless `fault` lets it
+            pass; or the file cannot be read.
     """
     grades: dict[tuple[str, str], int] = {}
-    for where, (task_id, _, unit_id, text) in _columns(path, 4, fault):
+    relevant: dict[str, dict[DocId, int]] = {}
+    for where, (task_id, _, doc_id, text) in _columns(path, 4, fault):
         try:
             grade = int(text)
         except ValueError:
             fault(CorpusError(f"{where}: the grade must be a whole number, not {text!r}"))
             continue
-        if grades.setdefault((task_id, unit_id), grade) != grade:
-            fault(DuplicateId(f"{where}: {unit_id!r} was given another grade for query {task_id!r} before"))
-            continue
-        yield Qrel(where, task_id, UnitId(unit_id), grade)
+        if grades.setdefault((task_id, doc_id), grade) != grade:
+            fault(DuplicateId(f"{where}: {doc_id!r} was given another grade for query {task_id!r} before"))
+        elif task_id not in known:
+            fault(CorpusError(f"{where}: query {task_id!r} is not among the {what}"))
+        elif grade > 0:
+            relevant.setdefault(task_id, {})[DocId(doc_id)] = grade
+    return relevant
 
 
 def _columns(path: Path, count: int, fault: Fault = refuse) -> Iterator[tuple[str, list[str]]]:
@@ -123,11 +95,3 @@ def _column(name: str) -> str:
     if name.split() != [name]:
         raise UsageError(f"{name!r} is empty or holds white space, which a TREC file cannot")
     return name
-
-
-def _write(path: Path, lines: Iterable[str]) -> None:
-    text = "".join(f"{line}\n" for line in lines)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error

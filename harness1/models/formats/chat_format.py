@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import ClassVar, NamedTuple
 
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece, Role, grouped
+from harness1.errors import UsageError
 from harness1.hashing import digest, text_digest
 from harness1.models.backend import Grammar
 from harness1.models.tokenizer import Tokenizer, stretches
@@ -54,11 +55,15 @@ class ChatFormat(ABC):
     name: ClassVar[str]
     instruction: ClassVar[str]
     """The required form of an output, for a policy whose last one had no call."""
+    control: ClassVar[tuple[str, ...]] = ()
+    """The names of the control tokens that it needs."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        if missing := [name for name in self.control if name not in tokenizer.control]:
+            raise UsageError(f"the {self.name} format needs a tokenizer with {', '.join(missing)}")
         self.tokenizer = tokenizer
         self._pieces: dict[str, Ids] = {}
-        self._written: dict[str, Ids] = {}
+        self._written = lru_cache(CACHED_TEXTS)(self._encode_own)
 
     @cached_property
     def hash(self) -> str:
@@ -158,19 +163,17 @@ class ChatFormat(ABC):
 
     def write(self, text: str) -> Ids:
         """Return the ids of a text of the format's own, where names of control tokens are encoded as these tokens."""
-        if (ids := self._written.get(text)) is None:
-            parts = stretches(text, self.tokenizer.control)
-            ids = tuple(
-                token for part in parts for token in ([part] if isinstance(part, int) else self.tokenizer.encode(part))
-            )
-            if len(self._written) >= CACHED_TEXTS:
-                self._written.clear()
-            self._written[text] = ids
-        return ids
+        return self._written(text)
 
     def text(self, text: str) -> Ids:
         """Return the ids of any other text, where nothing is encoded as a control token."""
         return tuple(self.tokenizer.encode(text))
+
+    def _encode_own(self, text: str) -> Ids:
+        parts = stretches(text, self.tokenizer.control)
+        return tuple(
+            token for part in parts for token in ([part] if isinstance(part, int) else self.tokenizer.encode(part))
+        )
 
     def _declared(self, specs: Sequence[ToolSpec]) -> PromptSpan:
         ids = self.declarations(specs)

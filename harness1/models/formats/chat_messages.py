@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from harness1.env.render.pieces import Piece, grouped
 from harness1.env.render.view import ActionView
 from harness1.records import Record
@@ -36,7 +38,10 @@ def messages_of(pieces: Sequence[Piece], said: Mapping[int, Said]) -> list[Messa
             answering = said.get(first.turn_ref) or _restated(first)
             messages.append(answering.message if answering else {"role": "assistant", "content": text})
         elif first.role == "tool" and answering is not None:
-            messages += [_answer(answering, call_id, text) for call_id in answering.call_ids]
+            messages += [
+                {"role": "tool", "tool_call_id": name, "content": text if name == answering.executed else NOT_EXECUTED}
+                for name in answering.call_ids
+            ]
             answering = None
         else:
             messages.append({"role": "user" if first.role == "tool" else first.role, "content": text})
@@ -45,18 +50,7 @@ def messages_of(pieces: Sequence[Piece], said: Mapping[int, Said]) -> list[Messa
 
 def tools_of(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     """Return tools as OpenAI function declarations."""
-    return [
-        {
-            "type": "function",
-            "function": {"name": spec.name, "description": spec.description, "parameters": spec.parameters},
-        }
-        for spec in specs
-    ]
-
-
-def _answer(said: Said, call_id: str, text: str) -> Message:
-    content = text if call_id == said.executed else NOT_EXECUTED
-    return {"role": "tool", "tool_call_id": call_id, "content": content}
+    return [{"type": "function", "function": msgspec.to_builtins(spec)} for spec in specs]
 
 
 def _restated(piece: Piece) -> Said | None:

@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness1.env.render.pieces import Piece
-from harness1.errors import UsageError
 from harness1.models.formats.chat_format import ChatFormat, Ids
 from harness1.models.formats.reading import LONGEST
-from harness1.models.tokenizer import Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
 _BRACKETS = str.maketrans("{}<>", "()()")
 
 
 class ChatML(ChatFormat):
-    """A base class of formats whose messages are ChatML.
+    """A base class of formats whose messages are ChatML."""
 
-    Raises:
-        UsageError: the tokenizer lacks its control tokens.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__(tokenizer)
-        if not {START, END} <= tokenizer.control.keys():
-            raise UsageError(f"the {self.name} format needs a tokenizer with {START} and {END}")
+    control = (START, END)
 
     @property
     def stop_ids(self) -> Ids:

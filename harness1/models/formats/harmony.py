@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness1.env.render.pieces import Piece
 from harness1.env.render.view import TurnView
@@ -23,7 +23,6 @@ from harness1.tools.tool import ToolSpec
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
-NAMES = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 
 PREAMBLE = f"""{START}system{MESSAGE}You are ChatGPT, a large language model trained by OpenAI.
 Knowledge cutoff: 2024-06
@@ -39,29 +38,16 @@ _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _PLAIN_NAME = re.compile(r"[\w.-]{1,64}")
 
 
-class _Message(NamedTuple):
-    """One message of an output: the header before its text, its channel, and its text."""
-
-    header: str
-    channel: str
-    text: str
-
-
 class Harmony(ChatFormat):
-    """A chat format with reasoning on the channel `analysis` and calls as commentary to `functions.NAME`.
-
-    Raises:
-        UsageError: the tokenizer lacks the control tokens of Harmony.
-    """
+    """A chat format with reasoning on the channel `analysis` and calls as commentary to `functions.NAME`."""
 
     name = "harmony"
     instruction = "Call one of the functions: commentary to=functions.NAME, with its arguments as JSON"
+    control = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        if missing := [name for name in NAMES if name not in tokenizer.control]:
-            raise UsageError(f"the harmony format needs a tokenizer with {', '.join(missing)}")
-        self._control = {tokenizer.control[name]: name for name in NAMES}
+        self._names = {tokenizer.control[name]: name for name in self.control}
 
     @property
     def stop_ids(self) -> Ids:
@@ -111,16 +97,16 @@ class Harmony(ChatFormat):
     def parse(self, output_ids: Sequence[int], specs: Sequence[ToolSpec]) -> Parsed:
         thoughts: list[str] = []
         actions: list[ToolCall] = []
-        for message in self._messages(output_ids):
-            recipient = _RECIPIENT.search(message.header)
+        for header, channel, text in self._messages(output_ids):
+            recipient = _RECIPIENT.search(header)
             if recipient is not None and recipient.group(1) != "assistant":
-                arguments = read_object(message.text)
+                arguments = read_object(text)
                 if arguments is None:
                     return Parsed(" ".join(thoughts), error="the arguments are not a JSON object")
                 actions += unwrapped(clean_name(recipient.group(1)), arguments)
-            elif message.channel in ("", "analysis"):
-                thoughts.append(message.text.strip())
-            elif message.channel not in ("commentary", "final"):
+            elif channel in ("", "analysis"):
+                thoughts.append(text.strip())
+            elif channel not in ("commentary", "final"):
                 return Parsed(" ".join(thoughts), error="the channel is none of analysis, commentary and final")
         reasoning = "\n".join(thoughts)
         if len(thoughts) > 1:
@@ -129,20 +115,16 @@ class Harmony(ChatFormat):
         return Parsed(reasoning, named) if named else Parsed(reasoning, error="there is no call")
 
     def grammar(self, specs: Sequence[ToolSpec]) -> Grammar:
-        """Raise: a grammar cannot admit the format's control tokens, which are not text.
-
-        Raises:
-            UsageError: always.
-        """
+        """Raise `UsageError`: a grammar cannot admit the format's control tokens, which are not text."""
         raise UsageError("policy.constrained is not offered with the harmony format")
 
-    def _messages(self, output_ids: Sequence[int]) -> Iterator[_Message]:
-        """Split an output at control tokens into messages, ignoring headers without a text."""
+    def _messages(self, output_ids: Sequence[int]) -> Iterator[tuple[str, str, str]]:
+        """Yield the header, channel and text of each message of an output, ignoring headers without a text."""
         header, channel, text = list[str](), "", None
         for name, stretch in self._stretches(output_ids):
             if name in (START, END, CALL, RETURN):
                 if text is not None:
-                    yield _Message(" ".join(header), channel, text)
+                    yield " ".join(header), channel, text
                 header, channel, text = [stretch], "", None
             elif text is not None:
                 text += name + stretch
@@ -153,15 +135,15 @@ class Harmony(ChatFormat):
                 if name == CHANNEL:
                     channel = next(iter(stretch.split()), "")
         if text is not None:
-            yield _Message(" ".join(header), channel, text)
+            yield " ".join(header), channel, text
 
     def _stretches(self, output_ids: Sequence[int]) -> Iterator[tuple[str, str]]:
         """Yield each control token with the text after it; the output continues from `<|start|>assistant`."""
         name, pending = START, list[int]()
         for token in output_ids:
-            if token in self._control:
+            if token in self._names:
                 yield name, self.tokenizer.decode(pending)
-                name, pending = self._control[token], []
+                name, pending = self._names[token], []
             else:
                 pending.append(token)
         yield name, self.tokenizer.decode(pending)
@@ -182,17 +164,13 @@ def _signature(spec: ToolSpec) -> str:
     for name, inner in properties.items():
         schema = inner if isinstance(inner, dict) else {}
         mark = "" if name in required else "?"
-        default = f" // default: {_default(schema['default'])}" if "default" in schema else ""
+        default = f" // default: {json.dumps(schema['default'], ensure_ascii=False)}" if "default" in schema else ""
         lines.append(f"{_comment(schema.get('description', ''))}{name}{mark}: {_type(schema)},{default}")
     return "(_: {\n" + "\n".join(lines) + "\n}) => any"
 
 
 def _comment(text: str) -> str:
     return "".join(f"// {line}\n" for line in text.splitlines())
-
-
-def _default(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _type(schema: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness1.errors import MissingExtra, UsageError
+from harness1.errors import UsageError, optional
 from harness1.hashing import digest
 from harness1.plain import utf8_safe
 
@@ -19,10 +19,8 @@ class HarmonyVocabulary:
     """
 
     def __init__(self) -> None:
-        try:
+        with optional("harmony"):
             from openai_harmony import HarmonyEncodingName, HarmonyError, load_harmony_encoding
-        except ModuleNotFoundError as error:
-            raise MissingExtra("openai_harmony", "harmony") from error
         try:
             self._encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
         except HarmonyError as error:

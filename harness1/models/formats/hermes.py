@@ -9,11 +9,10 @@ import json
 import re
 from collections.abc import Sequence
 
-import msgspec
-
 from harness1.env.render.pieces import Piece
 from harness1.models.backend import Grammar
 from harness1.models.formats.chat_format import Ids, Parsed
+from harness1.models.formats.chat_messages import tools_of
 from harness1.models.formats.chatml import END, ChatML, as_words
 from harness1.models.formats.grammar import any_of, arguments_rules, literal, make_grammar
 from harness1.models.formats.reading import MOST_CALLS, THINK, THOUGHT, balanced, read_bare, read_call, read_object
@@ -39,10 +38,7 @@ class Hermes(ChatML):
         return ("</tool_response>" if first.role == "tool" else "") + super().closing(first)
 
     def declarations(self, specs: Sequence[ToolSpec]) -> Ids:
-        listed = "\n".join(
-            json.dumps({"type": "function", "function": msgspec.to_builtins(spec)}, ensure_ascii=False)
-            for spec in specs
-        )
+        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools_of(specs))
         return (
             *self.write("# Tools\n\nThe tools that you can call, as JSON schemas:\n<tools>\n"),
             *self.text(f"{listed}\n"),

@@ -14,12 +14,12 @@ from threading import Condition, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness1.errors import HarnessError, InfrastructureFault, MissingExtra, UsageError
+from harness1.errors import HarnessError, InfrastructureFault, UsageError, optional
 from harness1.hashing import digest
 from harness1.model_folder import folder_hash
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.sampler import check_sampling
-from harness1.models.transformers.causal_model import Dtype, check_weights, load_causal_model, replace_weights
+from harness1.models.transformers.causal_model import Dtype, check_weights, load_causal_model
 from harness1.models.transformers.decoding import Decoder, DecodingRow, DecodingStats
 from harness1.models.transformers.grammar_mask import GrammarCompiler, GrammarState
 from harness1.models.transformers.slot_model import SlotModel
@@ -54,11 +54,8 @@ def open_transformers(
             model's attention.
         MissingExtra: torch or transformers is not installed.
     """
-    try:
+    with optional("train"):
         import torch
-        import transformers  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingExtra(error.name or "transformers", "train") from error
     if threads:
         torch.set_num_threads(threads)
     model = SlotModel(load_causal_model(folder, device, dtype))
@@ -72,9 +69,9 @@ class TransformersBackend:
         if rows < 1 or cache_tokens < 0:
             raise UsageError(f"machine.model.rows={rows} and cache_tokens={cache_tokens} must be at least 1 and 0")
         self._model, self._folder, self._dtype = model, folder, dtype
-        self._hash = digest({"model": folder_hash(folder), "dtype": dtype})
+        self.hash = digest({"model": folder_hash(folder), "dtype": dtype})
         self._decoder = Decoder(model, rows, cache_tokens)
-        self._version, self._usable = 0, True
+        self.version, self._usable = 0, True
         self._grammars: GrammarCompiler | None = None
         self._waiting: deque[_Call] = deque()
         self._swaps: deque[_Swap] = deque()
@@ -82,14 +79,6 @@ class TransformersBackend:
         self._changed = Condition()
         self._thread: Thread | None = None
         self._closed = False
-
-    @property
-    def hash(self) -> str:
-        return self._hash
-
-    @property
-    def version(self) -> int:
-        return self._version
 
     def stats(self) -> DecodingStats:
         """Return the cost of decoding since the backend was opened."""
@@ -159,15 +148,12 @@ class TransformersBackend:
     def _collect(self) -> bool:
         """Wait for work; return False if none comes for `IDLE_S`."""
         with self._changed:
-            came = self._changed.wait_for(self._has_work, IDLE_S)
+            came = self._changed.wait_for(lambda: self._running or self._waiting or self._swaps or self._closed, IDLE_S)
             if not came or self._closed:
                 self._thread = None
                 atexit.unregister(self._close)
                 return False
             return True
-
-    def _has_work(self) -> bool:
-        return bool(self._running or self._waiting or self._swaps or self._closed)
 
     def _close(self) -> None:
         """At exit of the process: let the current step finish, begin no other."""
@@ -188,8 +174,8 @@ class TransformersBackend:
                 if row.fault is not None:
                     _fail(call.future, row.fault)
                 elif row.finish_reason is not None:
-                    tags = row.finish_reason, self._version, self._version
-                    _answer(call.future, SampledOutput(row.output_ids, tuple(row.logprobs), *tags))
+                    sampled = row.output_ids, tuple(row.logprobs), row.finish_reason
+                    _answer(call.future, SampledOutput(*sampled, self.version, self.version))
 
     def _swap(self) -> None:
         """Load the queued weights in order, once no row is running."""
@@ -201,8 +187,8 @@ class TransformersBackend:
             with _Failing([swap.future]):
                 self._decoder.reset()
                 self._usable = False
-                replace_weights(self._model.model, swap.state)
-                self._version, self._usable = swap.version, True
+                self._model.model.load_state_dict(swap.state, strict=False)  # one name of tied weights is enough
+                self.version, self._usable = swap.version, True
                 _answer(swap.future, None)
 
     def _admit(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from harness1.errors import MissingExtra, UsageError
+from harness1.errors import UsageError, optional
 from harness1.model_folder import no_progress_bars
 
 if TYPE_CHECKING:
@@ -44,25 +44,19 @@ def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedMode
         UsageError: the folder holds no such model or lacks weights of it, or torch has no such device.
         MissingExtra: torch or transformers is not installed.
     """
-    try:
+    with optional("train"):
         import torch
         from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
-    except ModuleNotFoundError as error:
-        raise MissingExtra(error.name or "transformers", "train") from error
     auto: Any = AutoModelForCausalLM
+    options = {"dtype": getattr(torch, dtype), "local_files_only": True, "output_loading_info": True}
     try:
         with no_progress_bars():
-            loaded = auto.from_pretrained(
-                folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
-            )
+            model, loading = auto.from_pretrained(folder, **options)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise UsageError(
-            f"{folder} is not a causal language model that transformers loads: {first_line(error)}"
-        ) from error
-    model: Any = loaded[0]
-    missing: set[str] = loaded[1]["missing_keys"]
-    if missing:
+        reason = f"is not a causal language model that transformers loads: {first_line(error)}"
+        raise UsageError(f"{folder} {reason}") from error
+    if missing := loading["missing_keys"]:
         raise UsageError(f"{folder} lacks weights of its model: {', '.join(sorted(missing)[:3])}")
     try:
         model.to(device)
@@ -78,14 +72,12 @@ def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedMode
 
 def output_head(model: PreTrainedModel) -> Any:
     """Return the layer that computes logits."""
-    untyped: Any = model
-    return untyped.get_output_embeddings()
+    return model.get_output_embeddings()  # type: ignore[no-untyped-call]
 
 
 def compute_logits_in_float32(model: PreTrainedModel) -> None:
     """Make the output head compute in float32 whatever the layers below do, even under automatic mixed precision."""
-    untyped: Any = model
-    untyped.set_output_embeddings(_float32_head(output_head(model)))
+    model.set_output_embeddings(_float32_head(output_head(model)))  # type: ignore[no-untyped-call]
 
 
 def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
@@ -102,16 +94,6 @@ def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
     )
     if wrong:
         raise UsageError(f"these are not the weights of this model: {', '.join(wrong[:3])}")
-
-
-def replace_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
-    """Copy the weights of a state dictionary that passed `check_weights` into the model."""
-    import torch
-
-    own = model.state_dict()
-    with torch.no_grad():
-        for name, value in state.items():
-            own[name].copy_(value)
 
 
 def _float32_head(head: Any) -> nn.Module:

@@ -97,20 +97,11 @@ class Decoder:
         self._model, self._most = model, rows
         self._slots, self._kept = KvSlots(rows), KeptPrefixes(cache_tokens)
         self._rows: list[DecodingRow] = []
-        self._stats = DecodingStats()
-
-    @property
-    def rows(self) -> tuple[DecodingRow, ...]:
-        """The running rows."""
-        return tuple(self._rows)
+        self.stats = DecodingStats()
 
     @property
     def is_full(self) -> bool:
         return len(self._rows) >= self._most
-
-    @property
-    def stats(self) -> DecodingStats:
-        return self._stats
 
     def admit(self, row: DecodingRow) -> None:
         """Compute the new part of a row's prompt, draw its first token, and add the row, unless an error is raised.
@@ -189,8 +180,8 @@ class Decoder:
                 row.append(token, logprob)
 
     def _count(self, **added: float) -> None:
-        sums = {name: getattr(self._stats, name) + value for name, value in added.items()}
-        self._stats = msgspec.structs.replace(self._stats, **sums)
+        sums = {name: getattr(self.stats, name) + value for name, value in added.items()}
+        self.stats = msgspec.structs.replace(self.stats, **sums)
 
 
 @dataclass(frozen=True)

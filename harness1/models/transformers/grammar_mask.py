@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.models.backend import Grammar
 
 if TYPE_CHECKING:
@@ -31,10 +31,8 @@ class GrammarCompiler:
     """
 
     def __init__(self, folder: Path, vocabulary: int) -> None:
-        try:
+        with optional("grammar"):
             import xgrammar
-        except ModuleNotFoundError as error:
-            raise MissingExtra("xgrammar", "grammar") from error
         from transformers import AutoTokenizer
 
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from harness1.env.render.view import DocumentView, View
 from harness1.policy.evidence_score import EvidenceScore, ScoredDocument
-from harness1.policy.question import is_whole
 from harness1.records import UnitId
 
 
@@ -21,8 +20,6 @@ class SeenEvidence:
         self.documents: dict[str, DocumentView] = {}
         """By handle, in the order seen, with the longest text shown."""
         self._needs = needs
-        self._turn = 0
-        self._ranked = 0
 
     def read(self, view: View) -> None:
         """Add a view: all documents that it shows, and the hits of the turn that has just finished."""
@@ -30,10 +27,7 @@ class SeenEvidence:
             known = self.documents.get(document.handle)
             if known is None or len(known.text) < len(document.text):
                 self.documents[document.handle] = document
-        turn = max(view.turns, default=0)
-        if turn > self._turn:
-            self._turn = turn
-            self._rank(view, turn)
+        self.score.read(view)
 
     @property
     def gold(self) -> list[DocumentView]:
@@ -55,11 +49,3 @@ class SeenEvidence:
     def heads(self) -> set[str]:
         """Return the normalised titles of the documents seen."""
         return {candidate.head for candidate in self.score.candidates.values()}
-
-    def _rank(self, view: View, turn: int) -> None:
-        """Score the hits of a turn; ranks for the question continue from page to page."""
-        queries, hits = view.turns[turn].queries, view.hits.get(turn, [])
-        for hit in hits:
-            self.score.read(hit, queries, self._ranked)
-        whole = {number for number, query in enumerate(queries) if is_whole(query, view.query)}
-        self._ranked += sum(any(query in whole for query, _ in hit.found_by) for hit in hits)

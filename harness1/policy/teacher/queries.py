@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 
 from harness1.env.render.view import DocumentView
 from harness1.memory.entities import FUNCTION_WORDS, extract
@@ -79,10 +79,7 @@ def _runs_on(name: str, question: str) -> bool:
 
 def subject(question: str) -> tuple[str, ...]:
     """Return briefly what a question is about: its names, or else its first content words."""
-    names = topics(question)
-    return (
-        tuple(names) if names else tuple([" ".join(content_words(question)[:FACET])] if content_words(question) else ())
-    )
+    return tuple(topics(question) or filter(None, [" ".join(content_words(question)[:FACET])]))
 
 
 def facet(question: str, name: str) -> str:
@@ -117,9 +114,7 @@ def patterns(question: str, evidence: SeenEvidence) -> Iterator[str]:
     near, _ = _named(evidence, known)
     names = [name for name in topics(question) if head(name) not in known]
     yield from (name for name in (*names, *(lead.name for lead in near)) if _LITERAL.fullmatch(name))
-    shown = set(
-        chain.from_iterable(normalised_name(_whole(document)).split() for document in evidence.documents.values())
-    )
+    shown = {word for document in evidence.documents.values() for word in normalised_name(_whole(document)).split()}
     words = sorted(content_words(question), key=lambda word: -len(word))
     unseen = [word for word in words if len(word) > 3 and not shown.issuperset(normalised_name(word).split())]
     yield from (f"(?i){word}" for word in unseen if _LITERAL.fullmatch(word))

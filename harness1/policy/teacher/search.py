@@ -8,6 +8,7 @@ from itertools import islice
 
 from harness1.env.render.view import View
 from harness1.memory.sentences import split
+from harness1.policy.actions import search_call
 from harness1.policy.question import normalised_name
 from harness1.policy.teacher.evidence import SeenEvidence
 from harness1.policy.teacher.queries import Lead, beside, leads, parts, patterns, subject
@@ -81,12 +82,8 @@ class TeacherSearch:
         for document in reversed(evidence.gold):
             if document.handle not in self._read and len(split(document.text)) >= min(SENTENCES, most):
                 self._read.add(document.handle)
-                return Move(
-                    ToolCall("read_document", {"doc_id": document.handle}),
-                    kind,
-                    (document.handle,),
-                    subject(evidence.score.question),
-                )
+                call = ToolCall("read_document", {"doc_id": document.handle})
+                return Move(call, kind, (document.handle,), subject(evidence.score.question))
         return None
 
     def _move(self, kind: str, view: View, evidence: SeenEvidence, tools: Set[str]) -> Move | None:
@@ -124,9 +121,8 @@ class TeacherSearch:
     def _grep(self, view: View, evidence: SeenEvidence, words: bool = True) -> Move | None:
         for pattern in patterns(view.query, evidence):
             if (words or " " in pattern) and self._is_new(f"grep {pattern}"):
-                return Move(
-                    ToolCall("grep_corpus", {"pattern": pattern}), "grep", topic=(pattern.removeprefix("(?i)"),)
-                )
+                call = ToolCall("grep_corpus", {"pattern": pattern})
+                return Move(call, "grep", topic=(pattern.removeprefix("(?i)"),))
         return None
 
     def _is_new(self, query: str) -> bool:
@@ -150,6 +146,4 @@ def shortened(text: str) -> str:
 
 
 def _search(*queries: str) -> ToolCall:
-    if len(queries) == 1:
-        return ToolCall("search_corpus", {"query": shortened(queries[0])})
-    return ToolCall("fan_out_search", {"queries": [shortened(query) for query in queries]})
+    return search_call(*map(shortened, queries))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness1 import config
-from harness1.errors import CorpusError, MissingExtra
+from harness1.errors import CorpusError, optional
 from harness1.retrieval.dense.search import BLOCK, Integers, Scan, used_rows
 from harness1.retrieval.ordering import STEP
 
@@ -186,10 +186,8 @@ def _trained_lists(faiss: Any, vectors: NDArray[np.float16], used: Integers, lis
 
 
 def _faiss() -> Any:
-    try:
+    with optional("dense"):
         import faiss
-    except ModuleNotFoundError as error:
-        raise MissingExtra("faiss", "dense") from error
     return faiss
 
 

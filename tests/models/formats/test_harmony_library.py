@@ -24,7 +24,7 @@ from harness1.config import Env
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import grouped
 from harness1.errors import UsageError
-from harness1.models.formats.harmony import NAMES, Harmony
+from harness1.models.formats.harmony import Harmony
 from harness1.models.formats.harmony_vocabulary import HarmonyVocabulary
 from harness1.records import ModelCall, Task
 from harness1.tools.registry import Toolbox
@@ -37,7 +37,7 @@ FILE = FOLDER / VOCABULARY.name
 SPECS = Toolbox.of(Env()).specs
 PLAIN = tuple(spec for spec in SPECS if spec.name != "curate")
 """Of a mapping the library writes a broken type."""
-HOSTILE = " ".join((*NAMES, "汉字 a\u0301 👩🏽‍🚀 \t\r\n//x ./\n/ \x00", '{"a": "\\u0041"}'))
+HOSTILE = " ".join((*Harmony.control, "汉字 a\u0301 👩🏽‍🚀 \t\r\n//x ./\n/ \x00", '{"a": "\\u0041"}'))
 
 pytestmark = pytest.mark.skipif(
     not FILE.is_file(), reason="there is no o200k_base.tiktoken: run `python tests/fetch_vocabulary.py`"
@@ -148,7 +148,7 @@ def test_our_reading_is_that_of_the_library(
     assert len(found.actions) == 1
 
 
-@given(text=st.text() | st.just(HOSTILE) | st.sampled_from(NAMES))
+@given(text=st.text() | st.just(HOSTILE) | st.sampled_from(Harmony.control))
 def test_the_vocabulary_encodes_texts_as_texts(chat: Harmony, plain: tiktoken.Encoding, text: str) -> None:
     ids = chat.tokenizer.encode(text)
     assert ids == plain.encode_ordinary(text)
@@ -170,7 +170,9 @@ def test_the_control_tokens_are_those_of_the_library(chat: Harmony, encoding: li
     assert checksum(FILE.read_bytes()) == SHA256
 
 
-@given(parts=st.lists(st.sampled_from([*NAMES, " to=functions.end_search", "commentary", "analysis", "{}", "x"])))
+@given(
+    parts=st.lists(st.sampled_from([*Harmony.control, " to=functions.end_search", "commentary", "analysis", "{}", "x"]))
+)
 def test_outputs_are_read_alike_with_every_tokenizer(chat: Harmony, parts: list[str]) -> None:
     small = Harmony(tokenizer("harmony"))
     text = "".join(parts)
