@@ -146,7 +146,7 @@ def reordered(output: GeneratorOutput, order: Sequence[int]) -> GeneratorOutput:
         (lambda made: changed(made, "rewards", 1, (1.0, 0.0, 0.0, 0.0)), "step 1 has a reward before the end"),
         (lambda made: reordered(made, [0, 2, 1, 3]), "the steps of a trajectory are not adjacent"),
         (lambda made: reordered(made, [0, 1, 4, 5, 2, 3, 6, 7]), "the trajectories of an instance are not adjacent"),
-        (lambda made: reordered(made, [0, 1, 2, 3, 4, 5]), "instance b has one trajectory"),
+        (lambda made: reordered(made, [0, 1, 2, 3, 4, 5]), "instance b has only one trajectory"),
     ],
 )
 def test_what_the_trainer_would_refuse_or_mistake_is_no_batch(

@@ -148,7 +148,7 @@ def test_the_columns_are_all_fields_of_a_row() -> None:
 
 
 def test_a_folder_without_a_card_and_a_damaged_card_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no dataset"):
+    with pytest.raises(UsageError, match="not a dataset"):
         read_card(tmp_path)
     (tmp_path / CARD).write_bytes(msgspec.json.encode(CARD_OF_THREE)[:-9])
     with pytest.raises(SchemaError, match="not a data card"):

@@ -226,7 +226,7 @@ def _too_few(
     if episodes_out.get("no_calls", 0) == episodes:
         return f"{run} holds no model calls: export a run of `rl train`, or of `eval --samples 8 --policy hf:MODEL`"
     if groups:
-        why = f"{run} has {groups} groups to train on, fewer than the {size} of a file: lower --groups-per-file"
+        why = f"{run} has {groups} groups to train on, fewer than the {size} of a file: give a lower --groups-per-file"
     else:
         why = f"{run} has no group of episodes to train on"
     reasons = [f"{count} episodes {name}" for name, count in episodes_out.items()]
