@@ -19,7 +19,7 @@ from harness1.errors import UsageError
 from harness1.records import Episode
 from harness1.rl.admission.judgement import POLICIES
 from harness1.rl.admission.report import ORDER, AdmissionReport, lives_on
-from harness1.rl.admission.run import RUNS, Check, Listener
+from harness1.rl.admission.run import RUNS, Check
 from harness1.rl.admission.run import check as run_check
 from harness1.sft.collect import student_place
 from harness1.viewer.report import ensure_report
@@ -105,13 +105,13 @@ def _checked(job: Check, out: Path, *, force: bool) -> AdmissionReport:
     with progress_of_work() as progress:
         bar = progress.add_task("", total=(len(POLICIES) + 1) * len(job.tasks))  # one policy plays twice
 
-        def start(policy: str, finished: int) -> None:
+        def start(policy: str, finished: int, _total: int) -> None:
             progress.update(bar, description=f"{policy} on {job.dataset}", advance=finished)
 
         def advance(_: Episode) -> None:
             progress.advance(bar)
 
-        found = run_check(job, out, force=force, listener=Listener(start, advance))
+        found = run_check(job, out, force=force, on_policy=start, on_episode=advance)
     for policy in POLICIES:
         ensure_report(out / RUNS / policy, job.tasks)
     return found

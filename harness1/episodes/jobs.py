@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -15,7 +15,6 @@ from harness1.env.verifiers.open import open_verifier
 from harness1.env.verifiers.protocol import Verifier
 from harness1.episodes.rollout import rollout
 from harness1.hashing import digest
-from harness1.models.formats.chat_format import ChatFormat
 from harness1.models.open import format_at
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.registry import needs_gold, open_policy
@@ -28,6 +27,8 @@ Depths = Callable[[], Mapping[str, int]]
 """Counts the jobs in each queue at the moment of the call, which any thread may make."""
 OnDepths = Callable[[Depths], None]
 """Called once, as soon as there are queues."""
+OnEpisode = Callable[[Episode], None]
+"""Called once for each job, in no fixed order, with its finished episode."""
 
 
 class EpisodeJob(Record):
@@ -39,6 +40,28 @@ class EpisodeJob(Record):
     group_id: str | None = None
     setup: int = 0
     """The position of its setup, where there are several."""
+
+    async def play(self, env: SearchEnv, policy: Policy) -> Episode:
+        """Play the episode; it is not scored."""
+        return await rollout(env, policy, self.task, seed=self.seed, sample_idx=self.sample_idx, group_id=self.group_id)
+
+    def broken(self, hashes: Hashes, error: str) -> Episode:
+        """Make the record of the episode if a fault ended it outside its turns."""
+        return Episode(
+            episode_id=digest([self.task.public(), self.sample_idx, self.seed, hashes])[:16],
+            task=self.task.public(),
+            sample_idx=self.sample_idx,
+            group_id=self.group_id,
+            seed=self.seed,
+            stop_reason=StopReason.FAULT,
+            status=Status.INFRA_ERROR,
+            hashes=hashes,
+            error=error,
+        )
+
+
+Jobs = Iterable[EpisodeJob] | AsyncIterable[EpisodeJob]
+"""A source of jobs, read as there is room for them."""
 
 
 @dataclass(frozen=True)
@@ -85,32 +108,10 @@ def ignore_depths(_: Depths) -> None:
     """Ignore the queues."""
 
 
-async def play_job(env: SearchEnv, policy: Policy, job: EpisodeJob) -> Episode:
-    """Play the episode of a job; it is not scored."""
-    return await rollout(env, policy, job.task, seed=job.seed, sample_idx=job.sample_idx, group_id=job.group_id)
-
-
-def broken_episode(job: EpisodeJob, hashes: Hashes, error: str) -> Episode:
-    """Make the record of an episode that a fault ended outside its turns."""
-    return Episode(
-        episode_id=digest([job.task.public(), job.sample_idx, job.seed, hashes])[:16],
-        task=job.task.public(),
-        sample_idx=job.sample_idx,
-        group_id=job.group_id,
-        seed=job.seed,
-        stop_reason=StopReason.FAULT,
-        status=Status.INFRA_ERROR,
-        hashes=hashes,
-        error=error,
-    )
-
-
 # A process opens each of these once, not once for each chunk: an index, a model or a long record may be large.
-
-
-@lru_cache(maxsize=8)
-def _retriever(spec: str, config: Config) -> Retriever:
-    return open_retriever(spec, config)
+# A format remembers the token ids of the pieces that it has seen.
+_retriever = lru_cache(maxsize=8)(open_retriever)
+_student = lru_cache(maxsize=2)(format_at)
 
 
 @lru_cache(maxsize=2)
@@ -122,9 +123,3 @@ def _verifier(config: Config) -> Verifier:
 @lru_cache(maxsize=2)
 def _policy(spec: str, config: Config) -> Policy:
     return open_policy(spec, {}, config)
-
-
-@lru_cache(maxsize=2)
-def _student(folder: str, config: Config) -> ChatFormat:
-    """Return one format, which remembers the token ids of the pieces that it has seen."""
-    return format_at(folder, config)

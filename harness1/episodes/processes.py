@@ -11,13 +11,13 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
 from typing import Any
 
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths, play_job
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, OnEpisode, ignore_depths
 from harness1.episodes.staged import run_staged
 from harness1.errors import InfrastructureFault
 from harness1.models.open import is_model
@@ -35,12 +35,9 @@ FEW = 4
 
 
 def run_episodes(
-    setup: EpisodeSetup,
-    jobs: Sequence[EpisodeJob],
-    on_episode: Callable[[Episode], None],
-    on_depths: OnDepths = ignore_depths,
+    setup: EpisodeSetup, jobs: Sequence[EpisodeJob], on_episode: OnEpisode, on_depths: OnDepths = ignore_depths
 ) -> None:
-    """Play all jobs; `on_episode` receives each scored episode as it finishes, in no fixed order.
+    """Play all jobs; `on_episode` receives each scored episode as it finishes.
 
     A language model plays in one event loop; the chunks of any other policy are spread over `machine.workers`.
 
@@ -80,7 +77,7 @@ async def _chunk(setup: EpisodeSetup, jobs: Sequence[EpisodeJob]) -> list[Episod
 
 
 async def _scored(setup: EpisodeSetup, retriever: Retriever, policy: Policy, job: EpisodeJob) -> Episode:
-    episode = await play_job(setup.environment(retriever, policy), policy, job)
+    episode = await job.play(setup.environment(retriever, policy), policy)
     return score(episode, job.task.gold, setup.config) if job.task.gold is not None else episode
 
 
@@ -95,7 +92,7 @@ def _drain(
     setup: EpisodeSetup,
     chunks: deque[Sequence[EpisodeJob]],
     workers: int,
-    on_episode: Callable[[Episode], None],
+    on_episode: OnEpisode,
     on_depths: OnDepths,
 ) -> None:
     """Keep two chunks per worker in flight, so that memory stays bounded however many jobs there are."""
@@ -130,7 +127,7 @@ def _break(pool: ProcessPoolExecutor) -> None:
     queue._writer.close()
 
 
-def _hand_over(done: set[Future[list[bytes]]], on_episode: Callable[[Episode], None]) -> None:
+def _hand_over(done: set[Future[list[bytes]]], on_episode: OnEpisode) -> None:
     for future in done:
         for line in future.result():
             on_episode(decode_episode(line))

@@ -23,7 +23,7 @@ from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, Se
 
 
 class ReplayReport(Record):
-    """The result of a replay: `equal` of `turns` have equal hashes; `difference` says where the first one has not."""
+    """The result of a replay: `equal` of `turns` have equal hashes; `difference` describes the first that has not."""
 
     turns: int
     equal: int
@@ -53,7 +53,7 @@ _ABSENT = RetrievalFault("a replay has no index")
 
 
 def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) -> SearchEnv:
-    """An environment at the start of a recorded episode, ready for `env.replay(turn)`.
+    """Return an environment at the start of a recorded episode, ready for `env.replay(turn)`.
 
     Raises:
         ConfigError: the episode was recorded under another environment configuration.
@@ -108,7 +108,7 @@ async def replay_live(episode: Episode, env: Env, retriever: Retriever, machine:
 
 
 def recorded_counter(episode: Episode) -> TokenCounter:
-    """What counted an episode's tokens, or, where that was a model's tokenizer, what it had counted."""
+    """Return what counted an episode's tokens, or, if that was a model's tokenizer, its recorded counts."""
     approximate = ApproximateCounter()
     return approximate if episode.hashes.counter == approximate.hash else RecordedCounter(episode)
 
@@ -119,7 +119,7 @@ def _same_environment(env: Env, episode: Episode) -> None:
 
 
 async def _compare(episode: Episode, twin: SearchEnv, again: Callable[[Turn], Awaitable[Step]]) -> ReplayReport:
-    """Play the recorded turns and report the first difference; after one that cannot be played nothing follows."""
+    """Play the recorded turns and report the first difference; stop at a turn that cannot be played."""
     contexts = twin.counter.hash == episode.hashes.counter
     done = None if twin.state.context else StopReason.CONTEXT_LIMIT
     equal, difference = 0, None
@@ -145,7 +145,7 @@ async def _compare(episode: Episode, twin: SearchEnv, again: Callable[[Turn], Aw
 
 
 def difference_between(turn: Turn, again: Turn, *, contexts: bool) -> str | None:
-    """What differs between a recorded turn and its replay, in one line."""
+    """Return the difference between a recorded turn and its replay, in one line, or None."""
     if turn.index != again.index:
         return f"turn {again.index} is recorded as {turn.index}"
     if found := _answer_difference(turn.observation, again.observation):
@@ -158,14 +158,14 @@ def difference_between(turn: Turn, again: Turn, *, contexts: bool) -> str | None
 
 
 def _failed_turn(turn: Turn, twin: SearchEnv, contexts: bool) -> str | None:
-    """A turn without an action changes nothing: it must name the state before it."""
+    """Compare a turn without an action, which changes nothing: it must name the state before it."""
     memory, context = twin.state.memory, twin.state.context
     again = Turn(memory.turn + 1, memory_hash=memory.hash(), context_hash=context.hash if context else "")
     return difference_between(msgspec.structs.replace(turn, observation=None), again, contexts=contexts)
 
 
 def _ending(episode: Episode, memory: WorkingMemory, done: StopReason | None) -> str | None:
-    """What differs in how the episode ended and in what it delivered."""
+    """Name the differences in how the episode ended and in what it delivered."""
     ends = {
         "stop reason": (episode.stop_reason, done),
         "status": (episode.status, STATUS_OF.get(episode.stop_reason)),
@@ -179,7 +179,7 @@ def _ending(episode: Episode, memory: WorkingMemory, done: StopReason | None) ->
 
 
 def _answer_difference(recorded: Observation | None, again: Observation | None) -> str | None:
-    """The first field in which two observations differ; hits are compared by id and text, not by score."""
+    """Name the first field in which two observations differ; hits are compared by id and text, not by score."""
     if recorded is None or again is None:
         return None if recorded is again else "one observation is missing"
     for name in Observation.__struct_fields__:

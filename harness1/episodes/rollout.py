@@ -51,7 +51,8 @@ async def rollout(
     stop, error = await record.play(policy, public, seed)
     turns, segments = record.turns, record.segments
     memory = env.state.memory
-    versions = [version for turn in turns for call in turn.calls for version in _versions(call)]
+    calls = [call for turn in turns for call in turn.calls]
+    versions = [version for call in calls for version in (call.policy_version_start, call.policy_version_end)]
     return Episode(
         episode_id=digest([public, sample_idx, seed, hashes.env, hashes.policy, hashes.index])[:16],
         task=public,
@@ -69,7 +70,7 @@ async def rollout(
         policy_versions=(min(versions, default=0), max(versions, default=0)),
         stage_ms=record.clock.spent,
         error=error,
-        untrainable=_untrainable(turns),
+        untrainable=_untrainable(calls),
         segments=segments,
         counts=_counts(env, segments),
     )
@@ -147,18 +148,13 @@ def _counts(env: SearchEnv, segments: Mapping[str, tuple[int, ...]]) -> dict[str
     return {key: count for key, count in env.renderer.counts.known.items() if key not in segments}
 
 
-def _untrainable(turns: Sequence[Turn]) -> str | None:
+def _untrainable(calls: Sequence[ModelCall]) -> str | None:
     """Return what the model calls lack for training, or None."""
-    calls = [call for turn in turns for call in turn.calls]
     if not all(call.output_ids for call in calls):
         return "its model gives no token ids"
     if not all(call.output_logprobs for call in calls):
         return "its outputs have no log probabilities"
     return None
-
-
-def _versions(call: ModelCall) -> tuple[int, int]:
-    return call.policy_version_start, call.policy_version_end
 
 
 class _Clock:

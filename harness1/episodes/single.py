@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,22 +30,16 @@ class Played(NamedTuple):
     folder: Path
 
 
-@contextmanager
-def watch_nothing(_: SearchEnv) -> Iterator[None]:
-    """Watch no step of an episode."""
-    yield
-
-
 def play_one(
     task: Task,
     setup: EpisodeSetup,
     out: Path | None = None,
     *,
     seed: int = 0,
-    watch: Watch = watch_nothing,
-    on_torn: Callable[[Path, int], None] = lambda _out, _size: None,
+    watch: Watch,
+    on_torn: Callable[[Path, int], None],
 ) -> Played:
-    """Play one episode, score it where there is gold, and append it to a run folder.
+    """Play one episode, score it if there is gold, and append it to a run folder.
 
     Args:
         out: the run folder; None: one that all searches under the same configuration, policy and index share.

@@ -7,12 +7,12 @@ run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from harness1.env.environment import SearchEnv, env_hash
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, broken_episode, ignore_depths, play_job
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, Jobs, OnDepths, OnEpisode, ignore_depths
 from harness1.episodes.stages import Finished, Pipeline, StageFailure, StageLimits
 from harness1.errors import InfrastructureFault
 from harness1.policy.policy import Policy
@@ -24,10 +24,7 @@ RECORDED = ("ready", "post_wait", "post")
 
 
 async def run_staged(
-    setup: EpisodeSetup,
-    jobs: Sequence[EpisodeJob],
-    on_episode: Callable[[Episode], None],
-    on_depths: OnDepths = ignore_depths,
+    setup: EpisodeSetup, jobs: Sequence[EpisodeJob], on_episode: OnEpisode, on_depths: OnDepths = ignore_depths
 ) -> None:
     """Play the jobs of one setup with its own policy, as `play_staged`."""
     await play_staged([setup], setup.policy_for(jobs), jobs, on_episode, on_depths)
@@ -36,8 +33,8 @@ async def run_staged(
 async def play_staged(
     setups: Sequence[EpisodeSetup],
     policy: Policy,
-    jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob],
-    on_episode: Callable[[Episode], None],
+    jobs: Jobs,
+    on_episode: OnEpisode,
     on_depths: OnDepths = ignore_depths,
 ) -> None:
     """Play jobs, and hand over each scored episode as it finishes.
@@ -60,7 +57,7 @@ async def play_staged(
 class _EpisodeStages:
     """The stages of an episode: open its environment, play it, score it, hand it over."""
 
-    def __init__(self, setups: Sequence[EpisodeSetup], policy: Policy, on_episode: Callable[[Episode], None]) -> None:
+    def __init__(self, setups: Sequence[EpisodeSetup], policy: Policy, on_episode: OnEpisode) -> None:
         self._setups, self._policy, self._on_episode = setups, policy, on_episode
         self._retrievers = [setup.open_retriever() for setup in setups]
 
@@ -71,7 +68,7 @@ class _EpisodeStages:
         self, prepared: tuple[EpisodeJob, SearchEnv], keep: Callable[[tuple[EpisodeJob, Episode]], None]
     ) -> tuple[EpisodeJob, Episode]:
         job, env = prepared
-        return job, await play_job(env, self._policy, job)
+        return job, await job.play(env, self._policy)
 
     async def post(self, ran: tuple[EpisodeJob, Episode]) -> Episode:
         job, episode = ran
@@ -93,4 +90,4 @@ class _EpisodeStages:
             raise outcome.exception
         index_hash = self._retrievers[job.setup].info.index_hash
         hashes = Hashes(env_hash(self._setups[job.setup].config.env), self._policy.hash, index_hash)
-        self._on_episode(broken_episode(job, hashes, f"{outcome.stage}: {outcome.error}"))
+        self._on_episode(job.broken(hashes, f"{outcome.stage}: {outcome.error}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import compress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -118,12 +119,7 @@ class Learner:
         """
         dtype = self._config.train.dtype
         replayed = [known for row in row_logprobs(self.trainer.model, rows, self._config.train) for known in row]
-        recorded = [
-            known
-            for row in rows
-            for known, mask in zip(row.rollout_logprobs or (), row.loss_mask, strict=False)
-            if mask
-        ]
+        recorded = [known for row in rows for known in compress(row.rollout_logprobs or (), row.loss_mask)]
         report = report_of(replayed, recorded)
         if not report.passes(dtype):
             raise UsageError(

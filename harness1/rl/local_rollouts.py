@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness1.config import Config
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
+from harness1.episodes.jobs import EpisodeSetup, Jobs, OnEpisode
 from harness1.episodes.staged import play_staged
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.models.backend import Backend
-from harness1.models.files.fetch import resolve_model
 from harness1.models.open import ModelSpec, open_backend
 from harness1.models.transformers.backend import TransformersBackend
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.records import Episode
 from harness1.train.saving import copy_beside_weights
 
 if TYPE_CHECKING:
@@ -41,9 +39,7 @@ class LocalRollouts:
     def __init__(self, setups: Sequence[EpisodeSetup], policy: LanguageModelPolicy, base: Path, versions: Path) -> None:
         self.setups, self.policy, self._base, self._versions = setups, policy, base, versions
 
-    async def run(
-        self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
-    ) -> None:
+    async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
         await play_staged(self.setups, self.policy, jobs, on_episode)
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
@@ -121,12 +117,3 @@ def open_policy_to_train(spec: str, config: Config) -> LanguageModelPolicy:
         )
     model, chat = open_backend(asked, config)
     return LanguageModelPolicy(model, chat, config.env.generation_reserve, settings, spec)
-
-
-def base_folder(spec: str) -> Path:
-    """Return the folder of the weights that a policy begins with.
-
-    Raises:
-        UsageError: the model is not on this machine.
-    """
-    return resolve_model(ModelSpec.read(spec).model)

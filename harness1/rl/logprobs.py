@@ -35,25 +35,7 @@ NUCLEUS_EDGE = 1e-5
 MaskOf = Callable[[SampledCall], "Tensor | None"]
 
 
-def token_logprobs(
-    model: PreTrainedModel, token_ids: Sequence[int], sampling: Sampling, masks: Tensor | None = None
-) -> Tensor:
-    """Return the log probability of each token after the first, given those before it, under `sampling`.
-
-    A token that `top_k` or `top_p` would cut is treated as kept, as the cut depends on rounding. The result is
-    differentiable in the model's parameters.
-
-    Args:
-        token_ids: one sequence of at least two tokens.
-        masks: bool, [tokens - 1, vocabulary]; False where a grammar forbade the next token.
-
-    Returns:
-        [tokens - 1], float32.
-    """
-    return _chosen(_logits(model, token_ids, len(token_ids) - 1), token_ids[1:], sampling, masks)
-
-
-def _logits(model: PreTrainedModel, token_ids: Sequence[int], last: int) -> Tensor:
+def next_logits(model: PreTrainedModel, token_ids: Sequence[int], last: int) -> Tensor:
     """Return the logits that predict the last tokens of a sequence: [last, vocabulary], float32."""
     import torch
 
@@ -62,8 +44,15 @@ def _logits(model: PreTrainedModel, token_ids: Sequence[int], last: int) -> Tens
     return logits[0, :-1].float()
 
 
-def _chosen(logits: Tensor, ids: Sequence[int], sampling: Sampling, masks: Tensor | None) -> Tensor:
-    """Return the log probabilities of the ids, [tokens], given logits [tokens, vocabulary]."""
+def chosen_logprobs(logits: Tensor, ids: Sequence[int], sampling: Sampling, masks: Tensor | None = None) -> Tensor:
+    """Return the log probability of each token, [tokens], under `sampling`; differentiable in the logits.
+
+    A token that `top_k` or `top_p` would cut is treated as kept, as the cut depends on rounding.
+
+    Args:
+        logits: [tokens, vocabulary].
+        masks: bool, [tokens, vocabulary]; False where a grammar forbade a token.
+    """
     import torch
 
     at = torch.tensor(list(ids), device=logits.device)[:, None]
@@ -118,7 +107,7 @@ def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of:
             raise UsageError(f"a call with an output of {found} cannot be replayed")
         masks = None if mask_of is None else mask_of(call)
         with torch.no_grad():
-            logits = _logits(model, call.prompt_ids + call.output_ids, len(call.output_ids))
+            logits = next_logits(model, call.prompt_ids + call.output_ids, len(call.output_ids))
         if call.sampling.temperature == 0:
             report = _greedy(report, call, logits, masks)
             continue
@@ -183,7 +172,7 @@ def _differences(call: SampledCall, logits: Tensor, masks: Tensor | None) -> Ten
         kinds = [msgspec.structs.replace(call.sampling, top_p=min(top, 1.0)) for top in tops]
     else:
         kinds = [call.sampling]
-    replayed = torch.stack([_chosen(logits, call.output_ids, kind, masks).double().cpu() for kind in kinds])
+    replayed = torch.stack([chosen_logprobs(logits, call.output_ids, kind, masks).double().cpu() for kind in kinds])
     differences = replayed - recorded
     return differences.gather(0, differences.abs().argmin(0, keepdim=True))[0]
 

@@ -15,12 +15,13 @@ from harness1.data.source import Source
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.errors import UsageError
+from harness1.models.files.fetch import resolve_model
 from harness1.models.open import ModelSpec, preferred_device
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.retrieval.open import absolute_index, open_retriever
-from harness1.rl.admission.report import admitted_tasks, read_report
+from harness1.rl.admission.report import read_report
 from harness1.rl.learning import Learning, OpenRollouts
-from harness1.rl.local_rollouts import LocalRollouts, base_folder, open_rollouts, publish_to
+from harness1.rl.local_rollouts import LocalRollouts, open_rollouts, publish_to
 from harness1.rl.pivots.training import open_training
 from harness1.rl.ray_rollouts import RayRollouts
 from harness1.rl.task_stream import PlacedTask, choose_tasks
@@ -52,7 +53,7 @@ def learning_on_tasks(
     named = learn.index or [None] * len(sources)
     indexes = [find_index(source, index) for source, index in zip(sources, named, strict=True)]
     setups = [EpisodeSetup(config, index, learn.model) for index in indexes]
-    base = base_folder(learn.model)
+    base = resolve_model(ModelSpec.read(learn.model).model)
     hashes = [open_retriever(index, config).info.index_hash for index in indexes]
     work = Learning(*choice, setups, base, out, config, _device(config), index_hashes=hashes)
     return work, _players(setups, learn.model, base, out / WEIGHTS, policy)
@@ -73,7 +74,7 @@ def learning_on_pivots(
         )
     if config.train.watch.metric != "reward":
         raise UsageError("single turns have no recall of their own: set train.watch.metric=reward")
-    base = base_folder(learn.model)
+    base = resolve_model(ModelSpec.read(learn.model).model)
 
     async def publish(state: Mapping[str, Tensor], version: int) -> None:
         await publish_to(policy.model, state, version, base, out / WEIGHTS)
@@ -96,7 +97,7 @@ def _admitted(path: Path, source: Source, config: Config) -> frozenset[str]:
             f"{path} is a report on another {' and another '.join(others)}: run harness1 rl check with the --config of"
             " the training"
         )
-    return admitted_tasks(path, config.rl.headroom)
+    return frozenset(report.admitted(config.rl.headroom))
 
 
 def _players(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import msgspec
 
-from harness1.episodes.jobs import EpisodeJob
+from harness1.episodes.jobs import EpisodeJob, OnEpisode
 from harness1.errors import HarnessError, InfrastructureFault, UsageError
 from harness1.records import Episode
 from harness1.rl.advantages import has_signal
@@ -36,7 +36,7 @@ class RolloutProducer:
         rollouts: Rollouts,
         stream: TaskStream,
         buffer: Buffer[EpisodeGroup],
-        keep: Callable[[Episode], None],
+        keep: OnEpisode,
         version: int = 0,
     ) -> None:
         self._rollouts, self._stream, self.buffer, self._keep = rollouts, stream, buffer, keep
@@ -46,7 +46,7 @@ class RolloutProducer:
         """Groups dropped since the last usable one; for `stale`, since the last batch."""
         self._fault = ""
         self._room, self._ready = asyncio.Event(), asyncio.Event()
-        self._playing: asyncio.Task[None] | None = None
+        self._playing: asyncio.Task[None]
         self.version = version
 
     async def __aenter__(self) -> RolloutProducer:
@@ -54,10 +54,9 @@ class RolloutProducer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._playing is not None:
-            self._playing.cancel()
-            with suppress(asyncio.CancelledError, HarnessError):
-                await self._playing
+        self._playing.cancel()
+        with suppress(asyncio.CancelledError, HarnessError):
+            await self._playing
 
     async def batch(self) -> list[EpisodeGroup]:
         """Wait for the groups of the next step.
@@ -71,7 +70,7 @@ class RolloutProducer:
             self._check()
             self._ready.clear()
             waiting = asyncio.create_task(self._ready.wait())
-            await asyncio.wait({waiting, *([self._playing] if self._playing else [])}, return_when="FIRST_COMPLETED")
+            await asyncio.wait({waiting, self._playing}, return_when="FIRST_COMPLETED")
             waiting.cancel()
         return groups
 
@@ -93,7 +92,7 @@ class RolloutProducer:
         self._room.set()
 
     def _check(self) -> None:
-        if self._playing is not None and self._playing.done():
+        if self._playing.done():
             self._playing.result()
             raise RuntimeError("rollouts ended although their source of jobs has no end")
         limit = BARREN * self.buffer.groups

@@ -10,12 +10,12 @@ buffer's guarantees are the same as in one process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness1.config import Fleet
-from harness1.episodes.jobs import EpisodeJob, broken_episode
+from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode
 from harness1.episodes.stages import Pipeline, StageLimits, results_to, unchanged
 from harness1.errors import InfrastructureFault, MissingExtra
 from harness1.records import Episode, Hashes
@@ -95,8 +95,7 @@ class RayRollouts:
 
     async def __aenter__(self) -> RayRollouts:
         if not self._ray.is_initialized():
-            address = self._fleet.address
-            self._ray.init(address=address or "local", log_to_driver=False)
+            self._ray.init(address=self._fleet.address or "local", log_to_driver=False)
             self._is_mine = True
         self._keepers = [asyncio.create_task(self._keep_one()) for _ in range(self._fleet.workers)]
         for keeper in self._keepers:
@@ -110,9 +109,7 @@ class RayRollouts:
         if self._is_mine:
             self._ray.shutdown()
 
-    async def run(
-        self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
-    ) -> None:
+    async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
         """As `Rollouts.run`. An episode is handed over once, however many workers were lost over it.
 
         Raises:
@@ -184,7 +181,7 @@ class RayRollouts:
                 worker.playing -= 1
                 self._changed.set()
         nobody_knows = Hashes(env="", policy="", index="")
-        return broken_episode(job, nobody_knows, f"{self._fleet.attempts} workers were lost over it; the last: {error}")
+        return job.broken(nobody_knows, f"{self._fleet.attempts} workers were lost over it; the last: {error}")
 
     async def _episode(self, call: Any) -> Episode:
         """Await an episode. If cancelled, wait until the worker has ended it, and its place is free."""

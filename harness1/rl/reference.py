@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress, count
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -60,13 +61,12 @@ def _gaps(row: TrainRow, reference: Sequence[float]) -> list[float]:
     """Return d for the trained tokens of a row."""
     if row.rollout_logprobs is None:
         raise UsageError("rl.kl needs rows with rollout_logprobs")
-    recorded = (logprob for logprob, mask in zip(row.rollout_logprobs, row.loss_mask, strict=True) if mask)
+    recorded = compress(row.rollout_logprobs, row.loss_mask)
     return [logprob - own for logprob, own in zip(recorded, reference, strict=True)]
 
 
 def _penalised(row: TrainRow, penalties: Sequence[float]) -> TrainRow:
     advantages = list(row.advantages or [1.0] * len(row.token_ids))
-    trained = (place for place, mask in enumerate(row.loss_mask) if mask)
-    for place, penalty in zip(trained, penalties, strict=True):
+    for place, penalty in zip(compress(count(), row.loss_mask), penalties, strict=True):
         advantages[place] -= penalty
     return msgspec.structs.replace(row, advantages=tuple(advantages))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from harness1.episodes.jobs import EpisodeJob
+from harness1.episodes.jobs import Jobs, OnEpisode
 from harness1.records import Episode, Record
 
 if TYPE_CHECKING:
@@ -25,12 +25,9 @@ class EpisodeGroup(Record):
 class Rollouts(Protocol):
     """Plays episodes with the weights published last. Several calls of `run` may be under way at a time."""
 
-    async def run(
-        self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
-    ) -> None:
-        """Play all jobs; a job is taken from the source when there is room for it. `on_episode` is called once for
-        each job, in the event loop and in no fixed order, with an episode that is scored or that the infrastructure
-        broke (`Status.INFRA_ERROR`).
+    async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
+        """Play all jobs. `on_episode` is called in the event loop, with episodes that are scored or that the
+        infrastructure broke (`Status.INFRA_ERROR`).
 
         Raises:
             HarnessError: any error but a fault of the infrastructure.

@@ -89,7 +89,8 @@ def choose_tasks(
     Raises:
         UsageError: the split is missing, empty or reserved for testing; or a task lacks its gold.
     """
-    learned, validation = [], []
+    learned: list[PlacedTask] = []
+    validation: list[list[PlacedTask]] = []
     wanted = config.train.watch.tasks
     for setup, (source, ids) in enumerate(zip(sources, admitted, strict=True)):
         check_taught_split(split, source.name)
@@ -106,10 +107,6 @@ def choose_tasks(
             raise UsageError(f"{source.name} has no tasks in split {split}" + " that were admitted" * (ids is not None))
         for task in (*tasks, *held_out):
             targets(task.task_id, task.gold, config.index.unit)
-        learned.append(_placed(tasks, setup))
-        validation.append(_placed(held_out, setup))
-    return TaskChoice([task for tasks in learned for task in tasks], in_turn(validation, wanted))
-
-
-def _placed(tasks: Sequence[Task], setup: int) -> list[PlacedTask]:
-    return [PlacedTask(task, setup) for task in tasks]
+        learned += [PlacedTask(task, setup) for task in tasks]
+        validation.append([PlacedTask(task, setup) for task in held_out])
+    return TaskChoice(learned, in_turn(validation, wanted))

@@ -1,14 +1,18 @@
-"""Write files whole or not at all, and turn the errors of folders and disks into words."""
+"""Write files whole or not at all, lock them, and turn the errors of folders and disks into words.
+
+The system frees a lock on an open file when the file is closed or its process dies, however it dies.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -64,3 +68,24 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def lock(file: IO[Any], refusal: str) -> None:
+    """Lock a file against all other processes, or refuse at once.
+
+    Raises:
+        UsageError: another process holds the lock; `refusal` is the message.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(refusal) from error
+
+
+def lock_or_wait(file: IO[Any], on_wait: Callable[[], None]) -> None:
+    """Lock a file against all other processes; call `on_wait` before waiting for one that holds the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        on_wait()
+        fcntl.flock(file, fcntl.LOCK_EX)

@@ -107,7 +107,7 @@ def clear_run(out: Path) -> None:
     Raises:
         UsageError: the folder holds something that is not a run, or may not be written.
     """
-    _refuse_foreign(out)
+    refuse_foreign(out, "run", "no run", EPISODES)
     with writing(out):
         drop_leftovers(out)
     remove(out, *_DERIVED, *(f"{folder}/run_*.json" for folder in _SUBMISSIONS), keep_card=True)
@@ -132,12 +132,8 @@ def refuse_other_run(stage: Stage, out: Path) -> None:
     Raises:
         UsageError: the folder holds another run, or something that is not a run.
     """
-    _refuse_foreign(out)
-    refuse_changed(stage, out, "run")
-
-
-def _refuse_foreign(out: Path) -> None:
     refuse_foreign(out, "run", "no run", EPISODES)
+    refuse_changed(stage, out, "run")
 
 
 def _matching(out: Path, *patterns: str) -> list[Path]:

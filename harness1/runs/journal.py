@@ -9,14 +9,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
 
 from harness1.errors import SchemaError, UsageError
 from harness1.records import TokenBlob
-from harness1.runs.lock import lock
+from harness1.runs.files import lock
 
 
 class Journal:
@@ -68,9 +67,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _cut_torn_line(self) -> int:

@@ -40,19 +40,20 @@ def begin(out: Path, facts: dict[str, Any], *, runs: bool) -> None:
     if before is not None and not runs:
         return
     earlier = [*before.get("earlier", []), {name: before.get(name) for name in SESSION}] if before else []
-    _write(out, {**facts, **here(), "started": _now() if runs else None, "ended": None, "earlier": earlier})
+    times = {"started": _now() if runs else None, "ended": None}
+    write_json(out / PROVENANCE, {**facts, **here(), **times, "earlier": earlier})
 
 
 def end(out: Path) -> None:
     """Record when the process that last ran episodes ended, unless that is recorded already."""
     found = read_provenance(out)
     if found is not None and found["started"] is not None and found["ended"] is None:
-        _write(out, {**found, "ended": _now()})
+        write_json(out / PROVENANCE, {**found, "ended": _now()})
 
 
 def wall_seconds(record: Mapping[str, Any] | None) -> float | None:
-    """How long the processes that ran a run's episodes took by the clock, together; None where one of them was killed,
-    which has no end, or where their times are not known."""
+    """Return the elapsed seconds of all processes that ran a run's episodes; None if one of them was killed, which has
+    no end, or if their times are not known."""
     processes = [*record.get("earlier", []), record] if record else []
     times = [(each.get("started"), each.get("ended")) for each in processes]
     if not times or not all(started and ended for started, ended in times):
@@ -62,7 +63,7 @@ def wall_seconds(record: Mapping[str, Any] | None) -> float | None:
 
 
 def read_provenance(out: Path) -> dict[str, Any] | None:
-    """Return the record of a run folder; None where none can be read."""
+    """Return the record of a run folder; None if none can be read."""
     try:
         found = msgspec.json.decode((out / PROVENANCE).read_bytes(), type=dict[str, Any])
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -71,8 +72,8 @@ def read_provenance(out: Path) -> dict[str, Any] | None:
 
 
 def here() -> dict[str, Any]:
-    """The code and the machine of this process: the package's version, its commit and whether its files differ from
-    it (null outside of a checkout), the versions of Python and of the installed libraries it can use."""
+    """Describe the code and the machine of this process: the package's version, its commit and whether its files differ
+    from it (null outside of a checkout), the versions of Python and of the installed libraries it can use."""
     commit, dirty = checkout(Path(harness1.__file__).parent)
     version, libraries = installed()
     return {
@@ -86,8 +87,8 @@ def here() -> dict[str, Any]:
 
 
 def checkout(package: Path) -> tuple[str | None, bool | None]:
-    """The commit of the checkout that a package's folder is in, and whether the folder differs from it; None for each
-    where the package is installed elsewhere, if only by chance below somebody's repository."""
+    """Return the commit of the checkout that a package's folder is in, and whether the folder differs from it; None for
+    each if the package is installed elsewhere, if only by chance below somebody's repository."""
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None
     commit, changes = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain", "--", ".")
@@ -95,8 +96,8 @@ def checkout(package: Path) -> tuple[str | None, bool | None]:
 
 
 def installed() -> tuple[str | None, dict[str, str]]:
-    """The version of the package, and of each library that it names and that is there; None and none for a package
-    that is run without having been installed."""
+    """Return the version of the package, and of each installed library that it names; None and none for a package that
+    is run without having been installed."""
     try:
         version, required = metadata.version(PACKAGE), metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:
@@ -129,7 +130,7 @@ def _cpu() -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git prints; None where it fails, or is not installed."""
+    """Return what git prints; None if it fails, or is not installed."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_S, check=False
@@ -141,7 +142,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _write(out: Path, record: dict[str, Any]) -> None:
-    write_json(out / PROVENANCE, record)

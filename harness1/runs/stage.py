@@ -62,26 +62,20 @@ def read_stage(folder: Path) -> Stage | None:
 
 
 @contextmanager
-def marked(stage: Stage, folder: Path) -> Iterator[None]:
-    """Write a card that says `running` during the work inside, and `interrupted` if it is cut short."""
-    stage.write(folder)
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # what happened is the thing to tell; a card that says `running` is resumed as well
-            stage.write(folder, status="interrupted")
-        raise
-
-
-@contextmanager
 def under_way(stage: Stage, folder: Path) -> Iterator[None]:
-    """Combine `marked` and `writing`.
+    """Write a card that says `running` during the work inside, and `interrupted` if it is cut short.
 
     Raises:
         UsageError: the folder cannot be written, or its disk is full.
     """
-    with writing(folder), marked(stage, folder):
-        yield
+    with writing(folder):
+        stage.write(folder)
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):  # the error is what to report; a card that says `running` is resumed as well
+                stage.write(folder, status="interrupted")
+            raise
 
 
 def refuse_foreign(folder: Path, verb: str, what: str = "", mark: str = STAGE, option: str = "--out") -> None:

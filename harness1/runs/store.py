@@ -17,15 +17,9 @@ TOKENS = "tokens.bin"
 
 
 class EpisodeStore(Journal):
-    """Append finished episodes to a run folder, which one process at a time can hold. Use it as a context manager.
+    """Append finished episodes to a run folder, made if need be; used and locked as a `Journal`.
 
     A line of `episodes.jsonl` is an episode; token ids (int32) and log probabilities (float32) lie in `tokens.bin`.
-
-    Args:
-        folder: is made if need be.
-
-    Attributes:
-        torn: bytes of a torn last line that were cut off on opening.
 
     Raises:
         UsageError: another process is writing to the folder, or it cannot be written.
@@ -63,15 +57,11 @@ def latest_episodes(folder: Path) -> dict[EpisodeKey, Episode]:
     return {episode.key: episode for episode in read_episodes(folder)}
 
 
-def _calls(episode: Episode) -> Iterator[ModelCall]:
-    for turn in episode.turns:
-        yield from turn.calls
-
-
 def _arrays(episode: Episode) -> Iterator[np.ndarray]:
-    for call in _calls(episode):
-        yield np.asarray(call.output_ids, dtype="<i4")
-        yield np.asarray(call.output_logprobs, dtype="<f4")
+    for turn in episode.turns:
+        for call in turn.calls:
+            yield np.asarray(call.output_ids, dtype="<i4")
+            yield np.asarray(call.output_logprobs, dtype="<f4")
     for ids in episode.segments.values():
         yield np.asarray(ids, dtype="<i4")
 
@@ -81,7 +71,7 @@ def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
     blob, place = to_bytes(tuple(_arrays(episode)), offset)
     if place is None:
         return episode, blob
-    turns = tuple(_with_calls(turn, [_bare(call) for call in turn.calls]) for turn in episode.turns)
+    turns = _with_calls(episode, _bare)
     segments: dict[str, tuple[int, ...]] = dict.fromkeys(episode.segments, ())
     return msgspec.structs.replace(episode, turns=turns, segments=segments, tokens=place), blob
 
@@ -91,13 +81,13 @@ def _attach(episode: Episode, folder: Path) -> Episode:
     if episode.tokens is None:
         return episode
     parts = unpacked(folder / TOKENS, episode.tokens, f"episode {episode.episode_id}")
-    turns = tuple(_with_calls(turn, [_filled(call, parts) for call in turn.calls]) for turn in episode.turns)
+    turns = _with_calls(episode, lambda call: _filled(call, parts))
     segments = {name: tuple(next(parts).view("<i4").tolist()) for name in episode.segments}
     return msgspec.structs.replace(episode, turns=turns, segments=segments, tokens=None)
 
 
-def _with_calls(turn: Turn, calls: list[ModelCall]) -> Turn:
-    return msgspec.structs.replace(turn, calls=tuple(calls))
+def _with_calls(episode: Episode, changed: Callable[[ModelCall], ModelCall]) -> tuple[Turn, ...]:
+    return tuple(msgspec.structs.replace(turn, calls=tuple(map(changed, turn.calls))) for turn in episode.turns)
 
 
 def _bare(call: ModelCall) -> ModelCall:

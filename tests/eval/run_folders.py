@@ -26,7 +26,7 @@ from harness1.records import (
     UnitId,
 )
 from harness1.runs.folder import run_stage
-from harness1.runs.stage import marked
+from harness1.runs.stage import under_way
 from harness1.runs.store import EpisodeStore
 
 CONFIG = load_config(overrides=["machine.bootstrap=200"])
@@ -97,7 +97,7 @@ def run_folder(
     stage = run_stage(config, policy, card, "an-index", hashes)
     stage = msgspec.structs.replace(stage, outputs={**stage.outputs, "source": str(data)})
     evaluation = Evaluation(str(data), split, chosen, "an-index", policy, config, samples)
-    with EpisodeStore(folder) as store, marked(stage, folder):
+    with EpisodeStore(folder) as store, under_way(stage, folder):
         for each in episodes:
             task = known[each.task.task_id].public()
             store.append(msgspec.structs.replace(each, task=task, hashes=Hashes(**hashes)))

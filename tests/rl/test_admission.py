@@ -33,7 +33,7 @@ from harness1.rl.admission.judgement import (
     scoring_of,
     trial,
 )
-from harness1.rl.admission.report import ORDER, REPORT, AdmissionReport, admitted_tasks, read_report, readme
+from harness1.rl.admission.report import ORDER, REPORT, AdmissionReport, read_report, readme
 from harness1.rl.admission.run import Check, check, reported
 
 CONFIG = load_config(None, ["reward.recipe=robust", "machine.workers=1", "machine.bootstrap=20"])
@@ -200,9 +200,9 @@ def test_headroom_decides_what_is_sampled(played: list[Played], tmp_path: Path) 
     made = report(played, CONFIG)
     (tmp_path / REPORT).write_bytes(msgspec.json.encode(made))
     assert read_report(tmp_path) == read_report(tmp_path / REPORT) == made
-    wide = admitted_tasks(tmp_path, 0.0)
+    wide = set(made.admitted(0.0))
     some = sorted(task.headroom for task in made.tasks if not task.rejected)[len(wide) // 2]
-    narrow = admitted_tasks(tmp_path, some)
+    narrow = set(made.admitted(some))
     assert narrow == {task.task_id for task in made.tasks if not task.rejected and task.headroom >= some} < wide
     assert f"{len(narrow)} of them with headroom of at least" in readme(made, some)
     assert " > ".join(ORDER) in readme(made, some)

@@ -14,7 +14,7 @@ from harness1.errors import UsageError
 from harness1.models.transformers.backend import open_transformers
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Sampling
-from harness1.rl.logprobs import LogprobReport, compare_calls, token_logprobs
+from harness1.rl.logprobs import LogprobReport, chosen_logprobs, compare_calls, next_logits
 from harness1.rows.calls import SampledCall
 from tests.tiny_models import save_tiny_model
 
@@ -46,7 +46,7 @@ def gate(folder: Path, calls: list[SampledCall]) -> LogprobReport:
 
 def test_each_token_has_the_log_probability_of_its_prefix(folder: Path) -> None:
     model, ids = load_causal_model(folder, "cpu", "float32"), (5, 9, 9, 250, 3)
-    found = token_logprobs(model, ids, Sampling(temperature=0.7))
+    found = chosen_logprobs(next_logits(model, ids, 4), ids[1:], Sampling(temperature=0.7))
     for at in range(1, len(ids)):
         logits = model(torch.tensor([ids[:at]])).logits[0, -1].detach()
         assert float(found[at - 1].detach()) == pytest.approx(float((logits / 0.7).log_softmax(-1)[ids[at]]), abs=1e-5)
@@ -59,7 +59,7 @@ def test_masks_take_away_what_was_forbidden(folder: Path) -> None:
     masks = torch.zeros(2, 300, dtype=torch.bool)
     masks[0, 9] = True
     masks[1, [3, 4]] = True
-    found = token_logprobs(model, ids, Sampling(), masks).detach()
+    found = chosen_logprobs(next_logits(model, ids, 2), ids[1:], Sampling(), masks).detach()
     logits = model(torch.tensor([ids])).logits[0, 1].detach()
     assert float(found[0]) == 0.0
     assert float(found[1]) == pytest.approx(float(logits[[3, 4]].log_softmax(-1)[0]), abs=1e-5)
@@ -69,7 +69,7 @@ def test_a_token_that_was_cut_counts_as_the_one_kept_beyond_the_others(folder: P
     model, ids = load_causal_model(folder, "cpu", "float32"), [5, 9]
     best, third = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1).detach().sort(descending=True)[0][[0, 2]]
     ids.append(int(model(torch.tensor([ids])).logits[0, -1].argsort(descending=True)[2]))
-    found = token_logprobs(model, ids, Sampling(top_k=1)).detach()
+    found = chosen_logprobs(next_logits(model, ids, 2), ids[1:], Sampling(top_k=1)).detach()
     assert float(found[-1]) == pytest.approx(float(third - torch.logaddexp(best, third)), abs=1e-5)
 
 
@@ -107,7 +107,8 @@ def test_another_cut_fails(folder: Path, calls: list[SampledCall]) -> None:
 
 def test_weights_one_small_step_away_fail(folder: Path, calls: list[SampledCall]) -> None:
     model = load_causal_model(folder, "cpu", "float32")
-    (-token_logprobs(model, calls[0].prompt_ids, Sampling()).mean()).backward()
+    ids = calls[0].prompt_ids
+    (-chosen_logprobs(next_logits(model, ids, len(ids) - 1), ids[1:], Sampling()).mean()).backward()
     torch.optim.SGD(model.parameters(), lr=1e-3).step()
     for call in calls:
         assert not compare_calls(model, [call]).passes("float32")

@@ -12,7 +12,7 @@ from benchmarks.learn import learned
 from benchmarks.micro import MICRO, Start
 from harness1.config import load_config
 from harness1.episodes.replay import replay_episode
-from harness1.rl.admission.report import admitted_tasks, read_report
+from harness1.rl.admission.report import read_report
 from harness1.rl.learning import EPISODES
 from harness1.rl.pivots.pivot import read_pivots
 from harness1.runs.store import read_episodes
@@ -66,7 +66,7 @@ def test_a_checked_dataset_gives_its_admitted_tasks_to_training(harness1: Comman
     asked = ("--index", "index", "--limit", "60", "--tokenizer", "model")
     checked = harness1("rl", "check", "world", *asked, "--out", "check")
     assert checked.code == 0, checked.err
-    admitted = admitted_tasks(start.folder / "check", start.config.rl.headroom)
+    admitted = frozenset(read_report(start.folder / "check").admitted(start.config.rl.headroom))
     assert 0 < len(admitted) < 60
     places = ("--data", "world", "--index", "index", "--model", "hf:start", "--out", "on-admitted")
     elsewhere = msgspec.structs.replace(read_report(start.folder / "check"), env_hash="other")

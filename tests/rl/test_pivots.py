@@ -21,7 +21,7 @@ from harness1.policy.policy import Decision
 from harness1.policy.recorded import RecordedPolicy
 from harness1.records import DocId, Episode, RewardRecord, RewardTerm, Task, ToolCall
 from harness1.retrieval.index.build import build_index
-from harness1.rl.pivots.pivot import PIVOTS, Pivot, keep, read_pivots
+from harness1.rl.pivots.pivot import PIVOTS, Pivot, label_of, read_pivots
 from harness1.rl.pivots.profile import README, Profile, profile
 from harness1.rl.pivots.rollouts import PivotState, PivotWorld, TurnId
 from harness1.rl.pivots.training import open_training
@@ -105,7 +105,8 @@ def test_a_turn_is_kept_if_outcomes_are_mixed_and_their_mean_is_low(samples: int
     for rewards in itertools.product((0.0, 1.0), repeat=samples):
         mean = sum(rewards) / samples
         variance = sum((reward - mean) ** 2 for reward in rewards) / samples
-        assert keep(int(sum(rewards)), samples, limit) == (variance > 0.0 and mean < limit)
+        kept = label_of(int(sum(rewards)), samples, limit) == "kept"
+        assert kept == (variance > 0.0 and mean < limit)
 
 
 def test_the_kept_set_equals_enumeration_of_injected_rewards(

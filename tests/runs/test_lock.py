@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness1.errors import UsageError
-from harness1.runs.lock import lock, lock_or_wait
+from harness1.runs.files import lock, lock_or_wait
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from harness1.errors import MissingExtra, UsageError
 from harness1.model_folder import model_folder
 from harness1.models.files.bundled import BUNDLED, Bundled
 from harness1.models.files.gguf import check_installed, convert_gguf
-from harness1.runs.lock import lock_or_wait
+from harness1.runs.files import lock_or_wait
 from harness1.runs.stage import Stage, refuse_foreign
 
 WEIGHTS = "model.safetensors"

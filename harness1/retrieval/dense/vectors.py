@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from harness1.errors import CorpusError
 from harness1.retrieval.dense.embedder import Embedder
-from harness1.runs.lock import lock
+from harness1.runs.files import lock
 
 KEYS, VECTORS = "keys.bin", "vectors.f16"
 KEY_BYTES = 16

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness1.errors import CorpusError
-from harness1.runs.lock import lock
+from harness1.runs.files import lock
 
 CURRENT = "CURRENT"
 KEPT = 2

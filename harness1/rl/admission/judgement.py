@@ -59,10 +59,6 @@ class Trial:
     reward: RewardRecord | None
     again: RewardRecord | None
 
-    @property
-    def is_stable(self) -> bool:
-        return self.reward == self.again
-
 
 def scoring_of(config: Config) -> Scoring:
     """Return the scoring of a configuration."""
@@ -126,7 +122,7 @@ def _is_stable(trials: Mapping[str, Sequence[Trial]]) -> bool:
     """Return True if scoring is repeatable, and the repeated episodes delivered and scored the same."""
     repeated = trials[TWICE]
     same = all((each.curated, each.reward) == (repeated[0].curated, repeated[0].reward) for each in repeated)
-    return same and all(each.is_stable for found in trials.values() for each in found)
+    return same and all(each.reward == each.again for found in trials.values() for each in found)
 
 
 def _member(target: frozenset[UnitId], episode: Episode) -> UnitId:

@@ -120,16 +120,6 @@ def read_report(path: Path) -> AdmissionReport:
         raise SchemaError(f"{file} is no report of `harness1 rl check`: {error}") from error
 
 
-def admitted_tasks(path: Path, headroom: float) -> frozenset[str]:
-    """Read the ids of the tasks that a check admits with at least this headroom.
-
-    Raises:
-        UsageError: there is no such report.
-        SchemaError: it is damaged.
-    """
-    return frozenset(read_report(path).admitted(headroom))
-
-
 def readme(report: AdmissionReport, headroom: float) -> str:
     """Write the report as Markdown."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in report.reasons.items()) or "none"

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from harness1.config import Config
 from harness1.env.environment import env_hash
+from harness1.episodes.jobs import OnEpisode
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.policy.registry import open_policy
@@ -24,18 +24,6 @@ from harness1.runs.store import read_episodes
 VERB = "rl check"
 RUNS = "policies"
 """The folder of the policies' runs, each of which can be viewed, replayed and resumed like any other."""
-
-
-class Listener(NamedTuple):
-    """The calls that report progress.
-
-    Attributes:
-        start: called with a policy and the number of its finished episodes.
-        advance: called with every episode as it finishes.
-    """
-
-    start: Callable[[str, int], None] = lambda _policy, _finished: None
-    advance: Callable[[Episode], None] = lambda _episode: None
 
 
 @dataclass(frozen=True)
@@ -66,9 +54,19 @@ class Check:
         return Stage(VERB, inputs, hashes={"reward": self.config.reward_hash})
 
 
-def check(job: Check, out: Path, *, force: bool = False, listener: Listener | None = None) -> AdmissionReport:
+def check(
+    job: Check,
+    out: Path,
+    *,
+    force: bool = False,
+    on_policy: Callable[[str, int, int], None] = lambda _policy, _finished, _total: None,
+    on_episode: OnEpisode = lambda _: None,
+) -> AdmissionReport:
     """Play all policies over the tasks and write the report; an existing report is read and left unchanged. A check
     that was stopped, or that faults broke, goes on.
+
+    Args:
+        on_policy: called as a policy begins, with the numbers of its finished and of all its episodes.
 
     Raises:
         UsageError: there is no task, a task has no gold, or the folder holds something else.
@@ -77,7 +75,7 @@ def check(job: Check, out: Path, *, force: bool = False, listener: Listener | No
     """
     if not job.tasks:
         raise UsageError(f"{job.dataset} has no tasks in split {job.split}")
-    listener, stage = listener or Listener(), job.stage()
+    stage = job.stage()
     if force:
         refuse_foreign(out, VERB)
         for policy in POLICIES:
@@ -89,18 +87,13 @@ def check(job: Check, out: Path, *, force: bool = False, listener: Listener | No
         return read_report(out)
     with under_way(stage, out):
         for policy in POLICIES:
-            begun = partial(_begun, listener, policy)
-            evaluate(job.evaluation(policy), out / RUNS / policy, begun, listener.advance)
+            evaluate(job.evaluation(policy), out / RUNS / policy, partial(on_policy, policy), on_episode)
         report = _report(job, out)
         write_json(out / REPORT, report)
         write_atomically(out / README, readme(report, job.config.rl.headroom).encode())
         gates = {"tasks": len(report.tasks), "admitted": len(report.admitted()), "rejected": report.reasons}
         stage.write(out, status="finished", gates=gates)
     return report
-
-
-def _begun(listener: Listener, policy: str, finished: int, _total: int) -> None:
-    listener.start(policy, finished)
 
 
 def _report(job: Check, out: Path) -> AdmissionReport:

@@ -23,7 +23,6 @@ Split: TypeAlias = Literal["train", "held_out"]
 PivotLabel: TypeAlias = Literal["kept", "easy", "all_right", "all_wrong", "expert_fails", "no_room"]
 """The decision on a candidate. `expert_fails`: the verifier finds the expert's own action wrong; `no_room`: the state
 exceeds the policy's context."""
-PIVOT_LABELS: tuple[PivotLabel, ...] = get_args(PivotLabel)
 
 
 class Pivot(Record, kw_only=True):
@@ -50,14 +49,9 @@ class Pivot(Record, kw_only=True):
         return TurnId(self.episode_id, self.turn)
 
 
-def keep(successes: int, samples: int, limit: float) -> bool:
-    """Return True if some samples are right, some are not, and the share of right ones is below `limit`."""
-    return 0 < successes < samples and successes / samples < limit
-
-
 def label_of(successes: int, samples: int, limit: float) -> PivotLabel:
-    """Label a turn by the number of samples that are right."""
-    if keep(successes, samples, limit):
+    """Label a turn: `kept` if some samples are right, some are not, and the share of right ones is below `limit`."""
+    if 0 < successes < samples and successes / samples < limit:
         return "kept"
     return "all_wrong" if not successes else "all_right" if successes == samples else "easy"
 
@@ -86,7 +80,7 @@ def counts(pivots: Sequence[Pivot]) -> dict[str, dict[str, Any]]:
         labels[each.tool][each.fate] += 1
     return {
         "fates": {
-            name: {"candidates": some.total(), **{label: some[label] for label in PIVOT_LABELS}}
+            name: {"candidates": some.total(), **{label: some[label] for label in get_args(PivotLabel)}}
             for name, some in labels.items()
         },
         "splits": dict(Counter(each.split for each in pivots if each.fate == "kept")),

@@ -3,7 +3,7 @@ compares the outcome with that of the expert's action."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +15,7 @@ from harness1.env.environment import SearchEnv, State, Step, env_hash
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import TokenCounter
 from harness1.env.verifiers.protocol import Verifier
-from harness1.episodes.jobs import EpisodeJob, play_job
+from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode
 from harness1.episodes.stages import Pipeline, StageLimits, results_to, unchanged
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.hashing import digest
@@ -147,7 +147,7 @@ class PivotWorld:
         """Play one turn from a state, and return its episode. The reward is 1 or 0, under the name of the rule that
         decided; an episode that the infrastructure broke has none."""
         env = _OneTurn(state, self)
-        episode = await play_job(env, policy, job)
+        episode = await job.play(env, policy)
         if any(turn.calls for turn in episode.turns):
             episode = msgspec.structs.replace(episode, segments=state.call_outputs | episode.segments)
         if episode.status is Status.INFRA_ERROR or not episode.turns:
@@ -186,9 +186,7 @@ class PivotRollouts:
         self._episodes, self._golds = episodes, golds
         self._states = lru_cache(CACHED_EPISODES)(self._rebuilt)
 
-    async def run(
-        self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
-    ) -> None:
+    async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
         """Play one turn for each job, as `Rollouts.run`.
 
         Raises:
