@@ -1,9 +1,9 @@
-# Each target makes its own virtual environment; nothing else needs to be set up. PYTHON chooses the interpreter.
+# Each target makes its own virtual environment; nothing else needs setting up. PYTHON chooses the interpreter.
 PYTHON ?= python3
 DEMO := .venv/demo
 TEST := .venv/test
 VLLM := .venv/vllm
-# Of torch, the tests need no more than its CPU build; what is installed first is kept.
+# The tests need only the CPU build of torch; a build that is installed first is kept.
 TORCH ?= torch==2.13.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

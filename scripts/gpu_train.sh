@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A small model through supervised fine-tuning and CISPO, then everything on the test splits beside baselines.
+# Takes a small model through supervised fine-tuning and CISPO, then evaluates it on the test splits beside baselines.
 #
 #   scripts/gpu_train.sh --out RUNS [--model smollm2-135m] [--device cuda] [--tasks N] [--limit N] [--set A.B=VALUE]...
 #                        DATASET...
-# DATASETs have a train and a test split; N tasks of each test split are played (default 100), and the teacher shows
-# --limit tasks of each train split (default all). Every step is a verb that goes on where it was stopped: run the same
-# command again after an interrupt, or for the next piece of GPU time. --sft-set, --rl-set: for one of the trainings.
+# Each DATASET has a train and a test split. --tasks tasks of each test split are played (default 100); the teacher plays
+# --limit tasks of each train split (default all). Every step resumes where it stopped: run the same command again after
+# an interrupt, or in the next slot of GPU time. --sft-set and --rl-set override settings of one training step only.
 set -euo pipefail
 
 usage() { sed -n "2,9s/^# \{0,1\}//p" "$0" >&2; exit 2; }
@@ -32,7 +32,7 @@ name() { basename "$1" | tr ':' '-'; }
 if [ "$device" = cuda ]; then # one GPU of 40 GB or more
   all=(--set policy.dtype=bfloat16 --set machine.model.rows=256 --set machine.concurrency=256 "${all[@]}")
   sft=(--set train.dtype=bfloat16 --set train.micro_tokens=65536 --set train.batch_rows=32 --set train.rate=1e-3 "${sft[@]}")
-  # All weights are trained: adapters merged into bfloat16 are not exactly what is trained.
+  # Train all weights: adapters merged into bfloat16 weights are not exactly the trained ones.
   rl=(--set train.lora.rank=0 --set train.rate=1e-5 --set train.dtype=bfloat16 --set train.micro_tokens=65536 --set rl.groups=24 --set rl.batches=15 "${rl[@]}")
 fi
 all=(--set "machine.model.device=$device" "${all[@]}")
