@@ -7,72 +7,51 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness1.config import Config, Env, load_config
-    from harness1.data.open import open_source
-    from harness1.env.environment import SearchEnv
-    from harness1.episodes.replay import replay_episode
-    from harness1.episodes.rollout import rollout
-    from harness1.eval.evaluate import Evaluation, evaluate
-    from harness1.policy.registry import open_policy
-    from harness1.policy.scripted import ScriptedPolicy
-    from harness1.records import Episode, Gold, Task
-    from harness1.retrieval.index.build import build_index
-    from harness1.retrieval.open import open_retriever
-    from harness1.reward.composite import score
-    from harness1.runs.store import EpisodeStore, read_episodes
+    from harness1.config import Config as Config
+    from harness1.config import Env as Env
+    from harness1.config import load_config as load_config
+    from harness1.data.open import open_source as open_source
+    from harness1.env.environment import SearchEnv as SearchEnv
+    from harness1.episodes.replay import replay_episode as replay_episode
+    from harness1.episodes.rollout import rollout as rollout
+    from harness1.eval.evaluate import Evaluation as Evaluation
+    from harness1.eval.evaluate import evaluate as evaluate
+    from harness1.policy.registry import open_policy as open_policy
+    from harness1.policy.scripted import ScriptedPolicy as ScriptedPolicy
+    from harness1.records import Episode as Episode
+    from harness1.records import Gold as Gold
+    from harness1.records import Task as Task
+    from harness1.retrieval.index.build import build_index as build_index
+    from harness1.retrieval.open import open_retriever as open_retriever
+    from harness1.reward.composite import score as score
+    from harness1.runs.store import EpisodeStore as EpisodeStore
+    from harness1.runs.store import read_episodes as read_episodes
 
 __version__ = "0.1.0"
-__all__ = [
-    "Config",
-    "Env",
-    "Episode",
-    "EpisodeStore",
-    "Evaluation",
-    "Gold",
-    "ScriptedPolicy",
-    "SearchEnv",
-    "Task",
-    "__version__",
-    "build_index",
-    "evaluate",
-    "load_config",
-    "open_policy",
-    "open_retriever",
-    "open_source",
-    "read_episodes",
-    "replay_episode",
-    "rollout",
-    "score",
-]
-
-_MODULES = {
-    "Config": "config",
-    "Env": "config",
-    "Episode": "records",
-    "EpisodeStore": "runs.store",
-    "Evaluation": "eval.evaluate",
-    "Gold": "records",
-    "ScriptedPolicy": "policy.scripted",
-    "SearchEnv": "env.environment",
-    "Task": "records",
-    "build_index": "retrieval.index.build",
-    "evaluate": "eval.evaluate",
-    "load_config": "config",
-    "open_policy": "policy.registry",
-    "open_retriever": "retrieval.open",
-    "open_source": "data.open",
-    "read_episodes": "runs.store",
-    "replay_episode": "episodes.replay",
-    "rollout": "episodes.rollout",
-    "score": "reward.composite",
+_NAMES = {
+    "config": ("Config", "Env", "load_config"),
+    "data.open": ("open_source",),
+    "env.environment": ("SearchEnv",),
+    "episodes.replay": ("replay_episode",),
+    "episodes.rollout": ("rollout",),
+    "eval.evaluate": ("Evaluation", "evaluate"),
+    "policy.registry": ("open_policy",),
+    "policy.scripted": ("ScriptedPolicy",),
+    "records": ("Episode", "Gold", "Task"),
+    "retrieval.index.build": ("build_index",),
+    "retrieval.open": ("open_retriever",),
+    "reward.composite": ("score",),
+    "runs.store": ("EpisodeStore", "read_episodes"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_MODULES})
 
 
-if not TYPE_CHECKING:  # which would take any name for an attribute that exists
+if not TYPE_CHECKING:  # which would hide the imports above, and take any name for an attribute that exists
+    __all__ = ["__version__", *sorted(_MODULES)]
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:

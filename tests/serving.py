@@ -135,7 +135,11 @@ def imitating(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterato
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
 
-    server = ThreadingHTTPServer((HOST, 0), Handler)
+    class Server(ThreadingHTTPServer):
+        # The default of 5 resets connections when more clients than that come at once.
+        request_queue_size = 128
+
+    server = Server((HOST, 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

@@ -1,1 +1,1 @@
-"""Shapes that other projects take."""
+"""Exports to the formats of other projects."""

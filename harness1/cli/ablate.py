@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness1.cli.dashboard import evaluated
-from harness1.cli.printing import print_result
+from harness1.cli.printing import print_result, say
 from harness1.eval.ablations.run import ABLATIONS, ablate, conditions
 from harness1.eval.ablations.table import COLUMNS, AblationTable, cells, title
 from harness1.eval.evaluate import Evaluation, Play
@@ -65,7 +64,7 @@ def _announced(total: int) -> Play:
     numbers = count(1)
 
     def told(evaluation: Evaluation, folder: Path) -> Mapping[str, Any]:
-        print(f"harness1: condition {next(numbers)} of {total}: {folder.name}", file=sys.stderr)
+        say(f"condition {next(numbers)} of {total}: {folder.name}")
         return evaluated(evaluation, folder)
 
     return told

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work
 from harness1.cli.options import ConfigFile, Force, Json, Limit, Overrides, resolve
 from harness1.cli.printing import print_result, say_torn
+from harness1.cli.results import headed
 from harness1.errors import InfrastructureFault
-from harness1.eval.answers.asking import CONDITIONS, Answered
+from harness1.eval.answers.asking import CONDITIONS
 from harness1.eval.answers.run import AnswerRequest, AnswerRun, open_answers
 from harness1.eval.answers.summary import METRICS
 from harness1.eval.run_view import read_run
@@ -73,22 +73,15 @@ def print_answers(summary: dict[str, Any], out: Path) -> None:
     """Print the conditions with their intervals, their differences, and what could not be scored."""
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(f"{summary['answerer']['model']} on {summary['run']}", soft_wrap=True)
-    table = Table(box=SIMPLE_HEAD)
-    for column in ("condition", "metric", "mean", "95 % interval", "tasks", "documents"):
-        table.add_column(column, justify="left" if column in ("condition", "metric") else "right")
+    columns = ("condition", "metric", "mean", "95 % interval", "tasks", "documents")
+    table = headed(None, *columns, left=("metric",), box=SIMPLE_HEAD)
     for name, row in summary["conditions"].items():
         for metric in (metric for metric in METRICS if row[metric]["mean"] is not None):
-            values = (
-                f"{row[metric]['mean']:.3f}",
-                _interval(row[metric]),
-                str(row["tasks"]),
-                f"{row['documents']:.1f}",
-            )
-            table.add_row(name, metric, *values)
+            mean, tasks, documents = f"{row[metric]['mean']:.3f}", str(row["tasks"]), f"{row['documents']:.1f}"
+            table.add_row(name, metric, mean, _interval(row[metric]), tasks, documents)
     console.print(table)
-    table = Table(title="paired differences", title_justify="left", box=SIMPLE_HEAD)
-    for column in ("", "metric", "mean", "95 % interval", "p", "Holm p"):
-        table.add_column(column, justify="left" if column in ("", "metric") else "right")
+    columns = ("", "metric", "mean", "95 % interval", "p", "Holm p")
+    table = headed("paired differences", *columns, left=("metric",), box=SIMPLE_HEAD)
     for pair in summary["pairs"]:
         difference = pair["difference"]
         values = (
@@ -133,7 +126,4 @@ def _carried_out(answering: AnswerRun) -> dict[str, Any]:
             progress.update(bar, total=total)
             shown.enter_context(progress)  # not before, for what is refused needs no bar
 
-        def advance(_: Answered) -> None:
-            progress.advance(bar)
-
-        return answering.carry_out(start, advance, partial(say_torn, answering.out))
+        return answering.carry_out(start, lambda _: progress.advance(bar), partial(say_torn, answering.out))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -20,6 +19,7 @@ from rich.progress import (
     track,
 )
 
+from harness1.cli.printing import say
 from harness1.data.source import Source
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.dense.vectors import Progress as Embedded
@@ -39,11 +39,7 @@ def progress_of_parts() -> Iterator[Callable[[str, int, int], None]]:
     columns = (_description(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("", total=None)
-
-        def show(part: str, done: int, of: int) -> None:
-            progress.update(bar, description=part, completed=done, total=of or None)
-
-        yield show
+        yield lambda part, done, of: progress.update(bar, description=part, completed=done, total=of or None)
 
 
 @contextmanager
@@ -52,11 +48,7 @@ def count_of_documents(what: str) -> Iterator[Callable[[], None]]:
     counted = TextColumn("{task.description}: {task.completed} documents", markup=False)
     with _on_terminal(SpinnerColumn(), counted, TimeElapsedColumn()) as progress:
         bar = progress.add_task(what, total=None)
-
-        def advance() -> None:
-            progress.advance(bar)
-
-        yield advance
+        yield lambda: progress.advance(bar)
 
 
 @contextmanager
@@ -81,7 +73,7 @@ def read_aloud(source: Source) -> Iterator[tuple[Iterator[Document], Embedded]]:
 
         yield counted(), embedded
     for problem in source.problems:
-        print(f"harness1: left out: {problem}", file=sys.stderr)
+        say(f"left out: {problem}")
 
 
 def tracked(items: Iterable[Item], doing: str, count: int) -> Iterable[Item]:

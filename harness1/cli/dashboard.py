@@ -21,7 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from harness1.cli.printing import say_torn
-from harness1.cli.progress import EpisodeNumbers, EpisodeProgress, Pacing, StepNumbers, StepProgress
+from harness1.cli.progress import EpisodeProgress, Pacing, StepProgress
 from harness1.episodes.jobs import Depths
 from harness1.eval.evaluate import Evaluation, ensure_run, evaluate
 from harness1.records import Episode, Gold
@@ -52,7 +52,7 @@ class TimeLeft(TimeRemainingColumn):
 
 
 class View(NamedTuple):
-    """What is shown besides how much is done: rows of a label and a text, and parts of a line."""
+    """What is shown besides how much is done: rows of a label and a text, and parts of a line, all but empty ones."""
 
     rows: Sequence[tuple[str, str]]
     line: Sequence[str]
@@ -126,7 +126,8 @@ class Board(AbstractContextManager[Any]):
         rows.add_column(style="bold", no_wrap=True)
         rows.add_column(overflow="fold")
         for label, text in view.rows:
-            rows.add_row(label, Text(text))
+            if text:
+                rows.add_row(label, Text(text))
         title = Text(self._title, overflow="crop")  # an ellipsis is a character that not every terminal knows
         return Panel(Group(self._bar.get_renderable(), rows), title=title, title_align="left")
 
@@ -194,8 +195,18 @@ class EvaluationBoard(Board):
         self._depths = depths
 
     def view(self) -> View:
-        numbers = self._progress.numbers()
-        return View(evaluation_rows(numbers, self._depths()), evaluation_line(numbers))
+        """Return the recall so far, what an episode takes, and how episodes ended."""
+        done = self._progress
+        recall = "" if (interval := done.recall.interval()) is None else _interval(interval)
+        failures = _counted(dict(done.failures.most_common()))
+        rows = (
+            ("recall", recall and f"{recall}, curated, over {done.recall.tasks} tasks"),
+            ("an episode", _episode(*done.means())),
+            ("queues", _counted(self._depths())),
+            ("ended by", _counted(dict(done.stops.most_common()))),
+            ("failures", failures or "none"),
+        )
+        return View(rows, (recall and f"recall {recall}", failures))
 
 
 class TrainingBoard(Board):
@@ -229,8 +240,19 @@ class TrainingBoard(Board):
         self.advance(step)
 
     def view(self) -> View:
-        numbers = self._progress.numbers()
-        return View(training_rows(numbers, self._unit, self._names), [named(numbers.values, self._names)])
+        """Return what the last steps and the last validation measured."""
+        done, values, speed = self._progress, self._progress.values, self._progress.tokens_per_second()
+        validation = named(done.validation, self._names)
+        rows = (
+            ("values", _with_trends(done, self._names)),
+            ("speed", "" if speed is None else f"{speed:,.0f} tokens/s"),
+            ("seconds", _worded(values, SECONDS, "{:.1f}")),
+            ("buffer", _worded(values, BUFFER, "{:.3g}")),
+            ("dropped", _worded(values, DROPPED, "{:.0f}")),
+            ("failures", _worded(values, FAILURES, "{:.1%}")),
+            ("held out", validation and f"{validation} ({self._unit} {done.validation_step})"),
+        )
+        return View(rows, (named(values, self._names),))
 
 
 def evaluated(evaluation: Evaluation, out: Path, force: bool = False) -> Mapping[str, Any]:
@@ -251,42 +273,6 @@ def _under_dashboard(evaluation: Evaluation, out: Path) -> Mapping[str, Any]:
         return evaluate(evaluation, out, *told)
 
 
-def evaluation_rows(numbers: EpisodeNumbers, depths: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return labels and texts of the panel of an evaluation."""
-    rows = []
-    if numbers.recall is not None:
-        rows.append(("recall", f"{_interval(numbers.recall)}, curated, over {numbers.tasks} tasks"))
-    rows.append(("an episode", _episode(numbers)))
-    if depths:
-        rows.append(("queues", _counted(depths)))
-    if numbers.stops:
-        rows.append(("ended by", _counted(numbers.stops)))
-    rows.append(("failures", _counted(numbers.failures) or "none"))
-    return rows
-
-
-def evaluation_line(numbers: EpisodeNumbers) -> list[str]:
-    """Return the same as parts of a line."""
-    recall = "" if numbers.recall is None else f"recall {_interval(numbers.recall)}"
-    return [recall, _counted(numbers.failures)]
-
-
-def training_rows(numbers: StepNumbers, unit: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return labels and texts of the panel of a training."""
-    values = numbers.values
-    validation = named(numbers.validation, names)
-    rows = [
-        ("values", _with_trends(numbers, names)),
-        ("speed", "" if numbers.tokens_per_second is None else f"{numbers.tokens_per_second:,.0f} tokens/s"),
-        ("seconds", _worded(values, SECONDS, "{:.1f}")),
-        ("buffer", _worded(values, BUFFER, "{:.3g}")),
-        ("dropped", _worded(values, DROPPED, "{:.0f}")),
-        ("failures", _worded(values, FAILURES, "{:.1%}")),
-        ("held out", validation and f"{validation} ({unit} {numbers.validation_step})"),
-    ]
-    return [(label, text) for label, text in rows if text]
-
-
 def named(values: Mapping[str, float], names: Sequence[str]) -> str:
     """Return those of the named values that there are, with their names, in this order."""
     return _worded(values, {name: name for name in names}, "{:.3g}")
@@ -296,11 +282,11 @@ def _worded(values: Mapping[str, float], words: Words, form: str) -> str:
     return ", ".join(f"{word} {form.format(values[name])}" for name, word in words.items() if name in values)
 
 
-def _with_trends(numbers: StepNumbers, names: Sequence[str]) -> str:
+def _with_trends(progress: StepProgress, names: Sequence[str]) -> str:
     parts = []
-    for name in (name for name in names if name in numbers.values):
-        trend = f" ({numbers.trends[name]:+.2g})" if name in numbers.trends else ""
-        parts.append(f"{name} {numbers.values[name]:.3g}{trend}")
+    for name in (name for name in names if name in progress.values):
+        trend = progress.trend(name)
+        parts.append(f"{name} {progress.values[name]:.3g}" + ("" if trend is None else f" ({trend:+.2g})"))
     return ", ".join(parts)
 
 
@@ -309,10 +295,10 @@ def _interval(interval: tuple[float, float, float]) -> str:
     return f"{mean:.3f} ({max(0.0, low):.3f} to {min(1.0, high):.3f})"
 
 
-def _episode(numbers: EpisodeNumbers) -> str:
-    tokens = f", {numbers.prompt_tokens:,.0f} tokens read" if numbers.prompt_tokens else ""
-    written = f", {numbers.output_tokens:,.0f} written" if numbers.output_tokens else ""
-    return f"{numbers.turns:.1f} turns{tokens}{written}"
+def _episode(turns: float, prompt_tokens: float, output_tokens: float) -> str:
+    read = f", {prompt_tokens:,.0f} tokens read" if prompt_tokens else ""
+    written = f", {output_tokens:,.0f} written" if output_tokens else ""
+    return f"{turns:.1f} turns{read}{written}"
 
 
 def _counted(counts: Mapping[str, int]) -> str:

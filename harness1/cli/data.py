@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from typer import Argument, Option
 
 from harness1.cli.bars import count_of_documents
 from harness1.cli.options import Force, Json
-from harness1.cli.printing import print_json
+from harness1.cli.printing import print_json, say
 from harness1.data.benchmarks.benchmark import Benchmark
 from harness1.data.benchmarks.registry import BENCHMARKS, benchmark_named
 from harness1.data.check import FINDINGS, Report, encoded
@@ -79,7 +78,7 @@ def import_(
             benchmark, path, out, fault=_noting(left) if leave_out else refuse, force=force, on_document=advance
         )
     for line in dict.fromkeys(left):
-        print(f"harness1: left out: {line}", file=sys.stderr)
+        say(f"left out: {line}")
     tasks = ", ".join(f"{count} {split}" for split, count in counts["tasks"].items())
     print(f"{out}: {counts['documents']} documents, tasks: {tasks}")
     _say_next(benchmark, out)

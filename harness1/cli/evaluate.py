@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +23,7 @@ from harness1.cli.options import (
     Seed,
     resolve,
 )
-from harness1.cli.printing import print_result
+from harness1.cli.printing import print_result, say
 from harness1.cli.results import print_metrics
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
@@ -83,5 +82,5 @@ def _first(source: Source, split: str, limit: int) -> list[Task]:
     """Return the first tasks of a split, or all; tell the user if there are fewer than asked for."""
     tasks = source.tasks(split)
     if limit > len(tasks) > 0:
-        print(f"harness1: {source.name} has {len(tasks)} tasks in split {split}, not {limit}", file=sys.stderr)
+        say(f"{source.name} has {len(tasks)} tasks in split {split}, not {limit}")
     return tasks[: limit or None]

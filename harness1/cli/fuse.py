@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from harness1.cli.options import Force, Json, MovedDataset
-from harness1.cli.printing import print_result
+from harness1.cli.printing import print_result, say
 from harness1.cli.results import print_metrics
 from harness1.eval.fusion import CAP, write_fused
 from harness1.eval.fusion import fuse as fuse_runs
@@ -35,5 +34,5 @@ def fuse(
     metrics = write_fused(fusion, views, out, force)
     ensure_report(out, views[0].tasks.values())
     if fusion.left_out:
-        print(f"harness1: rollouts left out because the infrastructure broke them: {fusion.left_out}", file=sys.stderr)
+        say(f"rollouts left out because the infrastructure broke them: {fusion.left_out}")
     print_result(metrics, as_json, print_metrics, str(fusion.stage.outputs["policy"]), out)

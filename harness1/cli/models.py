@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 from typer import Argument, Option
 
 from harness1.cli.options import Force, Json
-from harness1.cli.printing import print_json
+from harness1.cli.printing import print_json, print_result, say
 from harness1.models.files.bundled import BUNDLED, bundled
 from harness1.models.files.fetch import get_model, home_of, is_fetched
 
@@ -53,9 +51,5 @@ def get(
 
     Example: harness1 models get smollm2-135m
     """
-    folder = get_model(bundled(name), cache, force=force, say=_say)
-    print(msgspec.json.encode({"name": name, "folder": str(folder)}).decode() if as_json else folder)
-
-
-def _say(step: str) -> None:
-    print(f"harness1: {step}", file=sys.stderr, flush=True)
+    folder = get_model(bundled(name), cache, force=force, say=say)
+    print_result({"name": name, "folder": str(folder)}, as_json, lambda found: print(found["folder"]))

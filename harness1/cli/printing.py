@@ -1,4 +1,4 @@
-"""What verbs print at their end, as JSON or in words, and a note that several of them give."""
+"""What verbs print: results as JSON or in words, and lines about their work."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+
+def say(line: str) -> None:
+    """Print a line about the work on standard error, with the name of the program."""
+    print(f"harness1: {line}", file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
@@ -26,4 +31,4 @@ def print_result(found: Any, as_json: bool, in_words: Callable[..., None], *more
 def say_torn(run: Path, size: int) -> None:
     """Tell the user that the last line of a record, which a crash had torn, was dropped."""
     if size:
-        print(f"harness1: {run}: a torn last line ({size} bytes) was dropped", file=sys.stderr)
+        say(f"{run}: a torn last line ({size} bytes) was dropped")

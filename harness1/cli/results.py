@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.box import HEAVY_HEAD, Box
 from rich.console import Console
 from rich.table import Table
 
@@ -16,11 +17,17 @@ from harness1.runs.stage import read_stage
 from harness1.train.log import read_log, validation_values
 
 
+def headed(title: str | None, *columns: str, left: Collection[str] = (), box: Box = HEAVY_HEAD) -> Table:
+    """Return a table without rows: its first column and those named in `left` are flush left, others flush right."""
+    table = Table(title=title, title_justify="left", box=box)
+    for column in columns:
+        table.add_column(column, justify="left" if column in (columns[0], *left) else "right")
+    return table
+
+
 def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
     """Print the headline metrics with their 95 % intervals, and what failed."""
-    table = Table(title=title, title_justify="left")
-    for column in ("metric", "mean", "95 % interval"):
-        table.add_column(column, justify="left" if column == "metric" else "right")
+    table = headed(title, "metric", "mean", "95 % interval")
     for name in HEADLINE:
         value = metrics.get(name)
         if value is not None and value["mean"] is not None:
@@ -50,10 +57,7 @@ def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, whic
         print_json(report)
         return
     console = Console(highlight=False, markup=False)
-    table = Table(title=f"the {which} checkpoint, of {unit} {done.step}", title_justify="left")
-    table.add_column("held out")
-    table.add_column("start", justify="right")
-    table.add_column("checkpoint", justify="right")
+    table = headed(f"the {which} checkpoint, of {unit} {done.step}", "held out", "start", "checkpoint")
     for name, value in done.metrics.items():
         table.add_row(name, f"{began[name]:.3f}" if name in began else "", f"{value:.3f}")
     if done.metrics:

@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 from rich.console import Console
-from rich.table import Table
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work, read_aloud
 from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Limit, Overrides, Seed, resolve
 from harness1.cli.printing import print_result
+from harness1.cli.results import headed
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
-from harness1.records import Episode
 from harness1.rl.admission.judgement import POLICIES
 from harness1.rl.admission.report import ORDER, AdmissionReport, lives_on
 from harness1.rl.admission.run import RUNS, Check, Listener
@@ -78,12 +77,10 @@ def default_split(source: Source) -> str:
 
 def print_report(report: AdmissionReport, headroom: float, out: Path) -> None:
     """Print what the policies earned and lived on, and how many tasks are admitted."""
-    table = Table(title=f"{report.dataset}/{report.split}, reward {report.recipe}", title_justify="left")
-    for column in ("policy", "reward", "score", "recall", "precision", "set size", "lives on"):
-        table.add_column(column, justify="left" if column in ("policy", "lives on") else "right")
+    columns = ("policy", "reward", "score", "recall", "precision", "set size", "lives on")
+    table = headed(f"{report.dataset}/{report.split}, reward {report.recipe}", *columns, left=("lives on",))
     for each in report.policies:
-        figures = (each.reward, each.score, each.recall, each.precision)
-        shown = [f"{figure:.3f}" for figure in figures]
+        shown = [f"{figure:.3f}" for figure in (each.reward, each.score, each.recall, each.precision)]
         table.add_row(each.policy, *shown, f"{each.set_size:.1f}", lives_on(each))
     console = Console(highlight=False, markup=False)
     console.print(table)
@@ -103,10 +100,7 @@ def _checked(job: Check, out: Path, *, force: bool) -> AdmissionReport:
         def start(policy: str, finished: int) -> None:
             progress.update(bar, description=f"{policy} on {job.dataset}", advance=finished)
 
-        def advance(_: Episode) -> None:
-            progress.advance(bar)
-
-        found = run_check(job, out, force=force, listener=Listener(start, advance))
+        found = run_check(job, out, force=force, listener=Listener(start, lambda _: progress.advance(bar)))
     for policy in POLICIES:
         ensure_report(out / RUNS / policy, job.tasks)
     return found

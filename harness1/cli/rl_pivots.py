@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work
 from harness1.cli.options import ConfigFile, Force, IndexSpec, Json, Overrides, resolve
 from harness1.cli.printing import print_result, say_torn
+from harness1.cli.results import headed
 from harness1.errors import UsageError
 from harness1.policy.registry import check_policy, needs_gold, open_policy
 from harness1.rl.pivots.profile import Profile, profile
@@ -64,10 +64,8 @@ def pivots(
 
 
 def _print(found: dict[str, dict[str, Any]], policy: str, out: Path) -> None:
-    table = Table(title=f"turns tried by {policy}", title_justify="left")
-    table.add_column("expert's tool")
-    for name in found["fates"]["all"]:
-        table.add_column(name.replace("_", " "), justify="right")
+    fates_of_all = (name.replace("_", " ") for name in found["fates"]["all"])
+    table = headed(f"turns tried by {policy}", "expert's tool", *fates_of_all)
     for name, fates in found["fates"].items():
         table.add_row(name, *map(str, fates.values()))
     console = Console(highlight=False, markup=False)

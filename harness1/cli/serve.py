@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated
 from typer import Option
 
 from harness1.cli.options import ConfigFile, Overrides, resolve
-from harness1.cli.printing import say_torn
+from harness1.cli.printing import say, say_torn
 from harness1.errors import MissingExtra
 from harness1.redaction import without_password
 from harness1.retrieval.open import open_retriever
@@ -96,7 +95,7 @@ def _require_extra() -> None:
 
 def _warn(host: str, what: str) -> None:
     if not _is_loopback(host):
-        print(f"harness1: whoever reaches {host} {what}: nobody is asked who they are", file=sys.stderr)
+        say(f"whoever reaches {host} {what}: nobody is asked who they are")
 
 
 def _address(host: str, port: int) -> str:

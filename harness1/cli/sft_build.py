@@ -8,12 +8,12 @@ from typing import Annotated
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_parts
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
 from harness1.cli.printing import print_result, say_torn
+from harness1.cli.results import headed
 from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.models.formats.chat_format import ChatFormat
@@ -68,9 +68,7 @@ def build(
 
 def print_card(card: DataCard, out: Path) -> None:
     """Print what the gates let through, and how many rows there are."""
-    table = Table(title=f"{card.format} rows of {', '.join(run.name for run in card.runs)}", title_justify="left")
-    for column in ("gate", "in", "out"):
-        table.add_column(column, justify="left" if column == "gate" else "right")
+    table = headed(f"{card.format} rows of {', '.join(run.name for run in card.runs)}", "gate", "in", "out")
     for gate in card.gates:
         table.add_row(gate.name, str(gate.entered), str(gate.passed))
     console = Console(highlight=False, markup=False)

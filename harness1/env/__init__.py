@@ -1,1 +1,1 @@
-"""The environment: working memory, its transitions, and the rendering of it into a bounded context."""
+"""The environment: transitions of the working memory, and its rendering into a bounded context."""

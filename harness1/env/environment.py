@@ -1,4 +1,4 @@
-"""SearchEnv: one episode at a time over a corpus; the shell around the pure core."""
+"""The search environment: a shell around the pure core that runs one episode at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from harness1.tools.registry import Toolbox
 
 @dataclass(frozen=True)
 class Step:
-    """What one action led to: the recorded turn, the next context unless the episode is over, and why it is."""
+    """The result of one action: the recorded turn, and the next context or the reason why the episode is over."""
 
     turn: Turn
     context: Context | None
@@ -40,7 +40,7 @@ class Step:
 
 @dataclass
 class State:
-    """Everything that the next step depends on. `fork` shares texts, signatures and pieces, which never change."""
+    """Everything that the next step depends on. Forks share texts, signatures and pieces, which never change."""
 
     memory: WorkingMemory
     turns: tuple[TurnPieces, ...] = ()
@@ -52,14 +52,14 @@ class State:
 
 
 class SearchEnv:
-    """Run search episodes: one tool action per turn over a memory that the environment keeps (Harness-1, arXiv
-    2606.02373). An instance runs one episode at a time; instances share nothing mutable.
+    """An environment for search episodes: one tool action per turn, over a memory that the environment keeps
+    (Harness-1, arXiv 2606.02373). An instance runs one episode at a time; instances share nothing mutable.
 
     Args:
         config: mechanisms, limits in tokens and turns, and rendering.
-        retriever: finds documents; `open_retriever` opens one.
-        verifier: judges claims; the built-in lexical one by default. `open_verifier` makes the configured one.
-        counter: counts tokens as the policy's format does; four characters to a token by default.
+        retriever: finds documents; see `open_retriever`.
+        verifier: judges claims, lexically by default; see `open_verifier`.
+        counter: counts tokens as the policy's format does; by default, four characters are a token.
         machine: attempts, and deadlines in seconds.
 
     Raises:
@@ -83,14 +83,14 @@ class SearchEnv:
         self.renderer = Renderer(config, self.toolbox, self.counter)
         if config.context_window < (needed := self.renderer.smallest_window()):
             raise ConfigError(
-                f"env.context_window={config.context_window} is too small for prompt, tools and one observation beside"
+                f"env.context_window={config.context_window} is too small for prompt, tools, one observation and"
                 f" env.generation_reserve={config.generation_reserve}: it must be at least {needed}"
             )
         self._state: State | None = None
 
     @property
     def hash(self) -> str:
-        """`env_hash`: mechanisms, limits, rendering, the static prompt and the tool schemas."""
+        """Hash of mechanisms, limits, rendering, static prompt and tool schemas."""
         return env_hash(self.config)
 
     @property
@@ -100,29 +100,29 @@ class SearchEnv:
         return self._state
 
     async def reset(self, task: Task) -> Context | None:
-        """Begin an episode. Returns None if not even the empty context fits the budget.
+        """Begin an episode; return None if even the empty context exceeds the budget.
 
         Raises:
-            HarnessError: the task still carries its gold; pass `task.public()`.
+            HarnessError: the task contains its gold; pass `task.public()`.
         """
         if task.gold is not None or task.metadata:
             raise HarnessError("an environment never sees gold: pass task.public()")
         return self.begin(WorkingMemory.empty(task.query, self.retriever.info.unit))
 
     def begin(self, memory: WorkingMemory) -> Context | None:
-        """Start from a memory; replay starts here, without a retriever."""
+        """Begin an episode with a memory, as replay does without a retriever."""
         memory.name_entities([shown_question(memory.query)], self.config)
         self._state = State(memory)
         return self._render()
 
     async def step(self, actions: Sequence[ToolCall], reasoning: str = "", calls: Sequence[ModelCall] = ()) -> Step:
-        """Carry out one action: the first that is not `end_search`, which counts only when it is alone.
+        """Execute one action: the first that is not `end_search`, which counts only when alone.
 
-        A step that fails leaves the state as it was.
+        A step that fails leaves the state unchanged.
 
         Raises:
             InfrastructureFault: retriever or verifier failed after all attempts; the episode is invalid.
-            HarnessError: the episode is over, or was never begun.
+            HarnessError: the episode is over or has not begun.
             ValueError: there is no action.
         """
         if self.state.done is not None:
@@ -137,39 +137,37 @@ class SearchEnv:
         try:
             answer = await self.world.answer(asked, memory)
         except BaseException:
-            # Before it has its answer, a transition has counted the turn and nothing else.
+            # Until it gets its answer, a transition changes only the turn count.
             memory.turn = turn
             raise
         return self._finish(call, ignored, resume(steps, answer), utf8_safe(reasoning), calls)
 
     def replay(self, turn: Turn) -> Step:
-        """Carry out a recorded turn with its recorded answers; asks nothing of the world."""
-        if turn.action is None or turn.observation is None:
+        """Execute a recorded turn with its recorded answers instead of the world."""
+        action, recorded = turn.action, turn.observation
+        if action is None or recorded is None:
             raise ValueError("a turn without an action cannot be replayed")
-        state = self.state
-        told, crowded = turn.observation, self._crowded()
-        observation = replayed(
-            state.memory, self.config, self.toolbox, turn.action, turn.ignored, told, crowded=crowded
-        )
-        return self._finish(turn.action, turn.ignored, observation, turn.reasoning, turn.calls)
+        memory, crowded = self.state.memory, self._crowded()
+        observation = replayed(memory, self.config, self.toolbox, action, turn.ignored, recorded, crowded=crowded)
+        return self._finish(action, turn.ignored, observation, turn.reasoning, turn.calls)
 
     def snapshot(self) -> State:
-        """The state as a value: later steps of this environment do not touch it."""
+        """Return a copy of the state, unaffected by later steps."""
         return self.state.fork()
 
     def restore(self, state: State) -> Context | None:
-        """Go on from a snapshot; the snapshot stays as it is and can be restored again."""
+        """Continue from a snapshot, which can be restored again."""
         self._state = state.fork()
         return self._state.context
 
     def fork(self) -> SearchEnv:
-        """A second environment in the same state; neither sees what the other does."""
+        """Return an independent environment in the same state."""
         twin = SearchEnv(self.config, self.retriever, self.verifier, self.counter, self.world.machine)
         twin._state = self.state.fork()
         return twin
 
     def _crowded(self) -> bool:
-        """Whether a transcript is over the size from which on it only takes what makes room."""
+        """Return True if the transcript has reached the size at which only actions that make room are executed."""
         context, pruning = self.state.context, self.config.pruning
         return pruning.on and context is not None and context.budget.used > pruning.refusal
 
@@ -213,14 +211,15 @@ class SearchEnv:
 
 
 def env_hash(env: Env) -> str:
-    """The hash of an environment, whose ever tokenizer counts in it."""
+    """Return the hash of an environment, which does not depend on the tokenizer."""
     toolbox = Toolbox.of(env)
     return digest([env, static_piece(env, toolbox).text, toolbox.specs])
 
 
 def choose(actions: Sequence[ToolCall]) -> tuple[ToolCall, tuple[ToolCall, ...]]:
-    """The action that is executed, and those that are ignored: one action per turn, and no last curation is lost."""
+    """Return the executed action and the ignored ones: `end_search` is executed only if it is the only action, because
+    another one may be a last curation."""
     if not actions:
-        raise ValueError("a decision without an action has a parse error instead")
+        raise ValueError("a decision without an action must have a parse error")
     at = next((place for place, call in enumerate(actions) if call.name != END_SEARCH), 0)
     return actions[at], tuple(call for place, call in enumerate(actions) if place != at)

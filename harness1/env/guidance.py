@@ -1,4 +1,4 @@
-"""Programmatic guidance, without a model: facts about the search so far, and in prescriptive mode what to do next."""
+"""Guidance without a model: facts about the search so far and, in prescriptive mode, advice on the next step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FINISH_WITHIN = 5
 
 
 def guidance(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> tuple[Note, ...]:
-    """The notes that close an observation; the memory already holds the turn."""
+    """Return the notes at the end of an observation; the memory already includes the turn."""
     if env.guidance == "none" or observation.error is not None:
         return ()
     notes = _facts(memory, env, observation, traits)
@@ -29,13 +29,9 @@ def _facts(memory: WorkingMemory, env: Env, observation: Observation, traits: Tr
         counts = {"returned": len(units), "new": len(observation.delta.new), "pool": len(memory.pool.entries)}
         notes.append(Note("result", {**counts, "curated": len(memory.curated), "cap": env.curation.cap}))
     if observation.delta.auto_populated:
-        seeded = len(observation.delta.auto_populated)
-        tagged = env.curation.tags
-        notes.append(
-            Note("seeded", {"count": seeded, "tag": env.auto_populate.tag})
-            if tagged
-            else Note("seeded_untagged", {"count": seeded})
-        )
+        count = {"count": len(observation.delta.auto_populated)}
+        tag = {"tag": env.auto_populate.tag}
+        notes.append(Note("seeded", count | tag) if env.curation.tags else Note("seeded_untagged", count))
     if memory.pool.entries and not len(memory.curated):
         notes.append(Note("curated_empty"))
     if memory.turn >= SINGLE_TOOL_FROM and len(memory.tools_used) == 1:

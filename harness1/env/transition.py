@@ -1,4 +1,4 @@
-"""The pure core: (memory, action, answers) -> (memory, observation). It never waits and asks only through yields."""
+"""The pure core: (memory, action, answers) -> (memory, observation). It never waits; it yields its requests."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def transition(
     *,
     crowded: bool = False,
 ) -> Steps:
-    """Carry out one action: run its tool, count the turn, write the history line, name what is shown, add guidance.
+    """Execute one action: count the turn, run the tool, add the history line, name shown entities, add guidance.
 
     Args:
-        crowded: the transcript is so large that only what makes room, delivers or ends is carried out.
+        crowded: the transcript is so large that only actions that make room, curate or end the search are executed.
     """
     memory.turn += 1
     traits = toolbox.traits(call.name)
@@ -50,7 +50,7 @@ def transition(
 
 
 def _count(memory: WorkingMemory, observation: Observation, traits: Traits) -> None:
-    """What guidance needs to know of earlier turns, also where no history is kept."""
+    """Update the counts that guidance needs, which do not depend on the history."""
     if observation.error is None:
         memory.tools_used.setdefault(observation.tool, memory.turn)
     memory.since_curation = 0 if traits.curates and observation.error is None else memory.since_curation + 1
@@ -66,14 +66,14 @@ def replayed(
     *,
     crowded: bool = False,
 ) -> Observation:
-    """Carry out a recorded action with the recorded answer in place of the world."""
+    """Execute a recorded action with its recorded answer."""
     steps = transition(memory, env, toolbox, call, ignored, crowded=crowded)
-    asked = begin(steps)
-    return asked if isinstance(asked, Observation) else resume(steps, recorded_answer(recorded))
+    first = begin(steps)
+    return first if isinstance(first, Observation) else resume(steps, recorded_answer(recorded))
 
 
 def begin(steps: Steps) -> Request | Observation:
-    """Run a transition until it asks the world, or to its end if it does not."""
+    """Run a transition to its request, or to its end if it has none."""
     try:
         return next(steps)
     except StopIteration as end:
@@ -82,10 +82,10 @@ def begin(steps: Steps) -> Request | Observation:
 
 
 def resume(steps: Steps, answer: Answer) -> Observation:
-    """Give a transition the answer that it asked for, and run it to its end."""
+    """Run a transition from its request to its end."""
     try:
         steps.send(answer)
     except StopIteration as end:
         observation: Observation = end.value
         return observation
-    raise RuntimeError("a tool asked the world twice in one turn")
+    raise RuntimeError("a tool made two requests in one turn")

@@ -1,12 +1,13 @@
-"""Answer the requests of tools to retriever and verifier, with deadlines and retries.
+"""The world: answers the requests of tools with retriever and verifier, with deadlines and retries.
 
-A fault that survives its retries leaves as `InfrastructureFault`; it never becomes an empty result.
+A fault that remains after all retries becomes an `InfrastructureFault`, never an empty result.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from harness1.config import Machine
@@ -15,24 +16,21 @@ from harness1.http.retrying import Transient, retried
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Chunk, ChunkId, DocId, Hit, Ranking, Verdict
 from harness1.retrieval.corpus import approximate_tokens
-from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, Scored, SearchRequest, SearchResult
+from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
 from harness1.tools.requests import Answer, GrepFor, Judge, ReadDocument, Request, SearchFor
 
 Outcome = TypeVar("Outcome")
 
 
 class World:
-    """Answers requests for one environment; safe to share between environments of one loop."""
+    """Answers requests; environments on one event loop may share it."""
 
     def __init__(self, retriever: Retriever, verifier: Verifier, machine: Machine) -> None:
         self.retriever, self.verifier, self.machine = retriever, verifier, machine
 
     async def answer(self, request: Request, memory: WorkingMemory) -> Answer:
-        """Carry a request out.
-
-        Raises:
-            InfrastructureFault: a call failed or ran past its deadline, `machine.attempts` times.
-        """
+        """Answer a request; raise InfrastructureFault if a call failed or missed its deadline, `machine.attempts`
+        times."""
         match request:
             case SearchFor():
                 return await self._search(request, memory)
@@ -44,22 +42,22 @@ class World:
                 return await self._judge(request)
 
     async def _search(self, request: SearchFor, memory: WorkingMemory) -> Answer:
-        """All queries at once; only those that failed are asked again."""
+        """Search for all queries at once; repeat only those that failed."""
         seen = frozenset(memory.store)
-        asked = [SearchRequest(query, request.k, seen, self.machine.call_deadline_s) for query in request.queries]
+        searches = [SearchRequest(query, request.k, seen, self.machine.call_deadline_s) for query in request.queries]
 
         async def one_batch() -> list[SearchResult] | RetrievalFault:
-            open_places = [place for place in range(len(asked)) if place not in done]
-            found = await self.retriever.search([asked[place] for place in open_places])
-            if len(found) != len(open_places):
-                return RetrievalFault(f"{len(found)} results for {len(open_places)} queries")
+            pending = [place for place in range(len(searches)) if place not in done]
+            results = await self.retriever.search([searches[place] for place in pending])
+            if len(results) != len(pending):
+                return RetrievalFault(f"{len(results)} results for {len(pending)} queries")
             fault = None
-            for place, result in zip(open_places, found, strict=True):
+            for place, result in zip(pending, results, strict=True):
                 if isinstance(result, RetrievalFault):
                     fault = result
                 else:
                     done[place] = result
-            return fault or [done[place] for place in range(len(asked))]
+            return fault or [done[place] for place in range(len(searches))]
 
         done: dict[int, SearchResult] = {}
         results = await patiently(one_batch, self.machine)
@@ -68,33 +66,28 @@ class World:
         for query, result in zip(request.queries, results, strict=True):
             for rank, scored in enumerate(result.hits):
                 hits.setdefault(scored.chunk.chunk_id, _hit(scored.chunk, scored.score, rank))
-            found = tuple(_chunk_id(scored) for scored in result.hits)
-            rankings.append(Ranking(query, found, result.pre_rerank_ids))
+            ids = tuple(scored.chunk.chunk_id for scored in result.hits)
+            rankings.append(Ranking(query, ids, result.pre_rerank_ids))
         return Answer(tuple(hits.values()), tuple(rankings))
 
     async def _grep(self, pattern: str, limit: int) -> Answer:
-        async def once() -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
-            return await self.retriever.grep(pattern, limit, self.machine.call_deadline_s)
-
-        found: tuple[Chunk, ...] | BadPattern = await patiently(once, self.machine)
-        if isinstance(found, BadPattern):
-            return Answer(bad_pattern=found.reason)
-        return Answer(_unranked(found).hits, (Ranking(pattern, tuple(chunk.chunk_id for chunk in found)),))
+        call = partial(self.retriever.grep, pattern, limit, self.machine.call_deadline_s)
+        chunks: tuple[Chunk, ...] | BadPattern = await patiently(call, self.machine)
+        if isinstance(chunks, BadPattern):
+            return Answer(bad_pattern=chunks.reason)
+        return Answer(_unranked(chunks).hits, (Ranking(pattern, tuple(chunk.chunk_id for chunk in chunks)),))
 
     async def _read(self, doc_id: DocId) -> Answer:
-        async def once() -> tuple[Chunk, ...] | RetrievalFault:
-            return await self.retriever.read(doc_id)
-
-        chunks: tuple[Chunk, ...] = await patiently(once, self.machine)
+        chunks: tuple[Chunk, ...] = await patiently(partial(self.retriever.read, doc_id), self.machine)
         return _unranked(chunks)
 
     async def _judge(self, request: Judge) -> Answer:
         async def once() -> list[Verdict] | VerifierFault:
-            found = await self.verifier.judge(request.claim, request.texts)
-            if len(found) != len(request.texts):
-                return VerifierFault(f"{len(found)} judgements for {len(request.texts)} documents")
+            judgements = await self.verifier.judge(request.claim, request.texts)
+            if len(judgements) != len(request.texts):
+                return VerifierFault(f"{len(judgements)} judgements for {len(request.texts)} documents")
             verdicts = []
-            for (unit_id, _), judgement in zip(request.texts, found, strict=True):
+            for (unit_id, _), judgement in zip(request.texts, judgements, strict=True):
                 if isinstance(judgement, VerifierFault):
                     return judgement
                 verdicts.append(Verdict(unit_id, request.claim, judgement.label, judgement.sentence))
@@ -106,11 +99,8 @@ class World:
 async def patiently(
     call: Callable[[], Awaitable[Outcome | RetrievalFault | VerifierFault]], machine: Machine
 ) -> Outcome:
-    """Await a call of an engine, again where it fails or runs past `machine.call_deadline_s`.
-
-    Raises:
-        InfrastructureFault: it failed `machine.attempts` times.
-    """
+    """Await a call of an engine, and repeat it if it fails or exceeds `machine.call_deadline_s`. Raise
+    InfrastructureFault if it failed `machine.attempts` times."""
 
     async def once() -> Outcome:
         try:
@@ -119,7 +109,7 @@ async def patiently(
         except TimeoutError as error:
             raise Transient(f"no answer within {machine.call_deadline_s:g} s") from error
         except Exception as error:
-            # Whatever an engine raises is its own fault, and must not end the other episodes of a run.
+            # An engine may raise anything, and must not end the other episodes of a run.
             raise Transient(f"{type(error).__name__}: {error}") from error
         if isinstance(result, RetrievalFault | VerifierFault):
             raise Transient(result.message)
@@ -134,9 +124,5 @@ def _hit(chunk: Chunk, score: float, rank: int) -> Hit:
 
 
 def _unranked(chunks: tuple[Chunk, ...]) -> Answer:
-    """Chunks that no engine scored, in the order given."""
+    """Return unscored chunks as hits in the order given."""
     return Answer(tuple(_hit(chunk, 0.0, rank) for rank, chunk in enumerate(chunks)))
-
-
-def _chunk_id(scored: Scored) -> ChunkId:
-    return scored.chunk.chunk_id

@@ -1,1 +1,1 @@
-"""The one way over HTTP: a client with faults as values, the endpoint of a model, and completions."""
+"""HTTP: a client that returns faults as values, model endpoints, and chat completions."""

@@ -1,4 +1,4 @@
-"""HTTP to one server: a session for each event loop, failures as values, no secrets in messages."""
+"""An HTTP client for one server: a session per event loop, failures as values, no secrets in messages."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 CONNECTIONS = 64
-"""Open connections to one server from one event loop, where nothing else is said."""
+"""Default number of open connections to one server from one event loop."""
 ANSWER_BYTES = 256 << 20
-"""A larger answer is a fault."""
+"""Largest answer in bytes; a larger one is a fault."""
 EXCERPT = 300
-"""Characters of an error that are repeated."""
+"""Characters of a server's error that a message repeats."""
 SHORTEST_SECRET = 4
 
 Answer = TypeVar("Answer")
 
 
 class HttpFault(Record):
-    """A request that brought no answer of the expected kind. The message holds no password and no key.
+    """A request without a usable answer. The message contains no password and no key.
 
-    `status` is that of the response, None where none came whole; `retry_after_s` is how long the server asks to wait.
+    `status` is None if no complete response arrived; `retry_after_s` is the wait that the server asked for.
     """
 
     message: str
@@ -47,27 +47,27 @@ class HttpFault(Record):
 
 
 class _Line(NamedTuple):
-    """What requests on one event loop share."""
+    """The sender and the semaphore that all requests on one event loop share."""
 
     sender: Any
     turn: asyncio.Semaphore
 
 
 class HttpClient:
-    """Asks one server.
+    """A client for one server.
 
-    A command line calls `asyncio.run` many times with one client, and a session belongs to the loop that made it. So
-    each loop gets its own, held by an asynchronous generator: a loop that ends closes its generators first, and thereby
-    the session. Redirects are not followed, so that a key goes where it was meant to go and nowhere else. Cookies are
-    not kept, and nothing is taken from the environment.
+    A session belongs to the event loop that made it, and the command line calls `asyncio.run` many times with one
+    client, so each loop gets a session of its own. An asynchronous generator holds it: a loop closes its generators
+    before it ends. Redirects are not followed, because they would carry the key elsewhere. Cookies are not kept, and
+    environment variables are ignored.
 
     Args:
-        url: what every path is appended to.
-        headers: sent with every request; no message repeats their values.
-        connections: the most that are open at once, on one loop.
+        url: prefix of every path.
+        headers: sent with every request; messages never repeat their values.
+        connections: maximum number open at once per loop.
 
     Attributes:
-        errors: what `exchange` raises.
+        errors: the exceptions that `exchange` raises.
 
     Raises:
         MissingExtra: httpx is not installed.
@@ -84,18 +84,17 @@ class HttpClient:
         self._lines: dict[asyncio.AbstractEventLoop, tuple[_Line, AsyncGenerator[_Line, None]]] = {}
 
     async def post(self, path: str, body: bytes, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
-        """Post JSON and read the answer as a `kind`; whatever goes wrong on the way is a fault."""
+        """Post JSON and decode the answer as `kind`; return any failure as a fault."""
         return await self._ask(path, body, kind, timeout_s)
 
     async def get(self, path: str, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
-        """Read the answer to a GET as a `kind`; whatever goes wrong on the way is a fault."""
+        """Decode the answer to a GET as `kind`; return any failure as a fault."""
         return await self._ask(path, None, kind, timeout_s)
 
     async def exchange(
         self, path: str, body: bytes | None, limit: int, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Post a body of JSON, or get where there is none; return status, headers, and little more than `limit` bytes
-        of the answer."""
+        """Post a JSON body, or GET without one; return status, headers and the answer, cut soon after `limit` bytes."""
         (session, _), url = await self._line(), self.url + path
         method, json = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
         async with session.stream(method, url, content=body, headers=json | dict(headers or {})) as response:
@@ -108,12 +107,12 @@ class HttpClient:
             return response.status_code, response.headers, bytes(answer)
 
     def sender(self, session: AsyncClient) -> Any:
-        """Return what sends requests on one event loop."""
+        """Return the object that sends requests on one event loop."""
         return session
 
     async def turn(self) -> asyncio.Semaphore:
-        """Return what bounds the requests in flight on this event loop, for callers whose time must not run while they
-        wait for a connection."""
+        """Return the semaphore that bounds requests on this event loop, so that waiting for it does not count as time
+        spent on a request."""
         return (await self._line()).turn
 
     async def _ask(self, path: str, body: bytes | None, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
@@ -131,7 +130,7 @@ class HttpClient:
         except TimeoutError:
             reason = f"no answer within {timeout_s:g} s"
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            reason = f"not the answer expected: {error}"
+            reason = f"unexpected answer: {error}"
         except self.errors as error:
             reason = _reason(error)
         message = f"{without_password(self.url + path)}: {reason}"
@@ -145,7 +144,7 @@ class HttpClient:
         return self._lines[loop][0]
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[_Line, None]:
-        """Nothing in here waits before the session is given out: two first calls cannot both come this way."""
+        """Yield the session of a loop. Nothing is awaited before the yield, so two first calls cannot both open one."""
         from httpx import AsyncClient, Limits
 
         try:
@@ -163,7 +162,7 @@ class HttpClient:
 
 
 def is_address(url: str) -> bool:
-    """Return whether a client can ask at an address: http or https, a host, and a port if any that exists."""
+    """Return True if an address is http or https with a host and, if it names a port, a valid one."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -172,27 +171,27 @@ def is_address(url: str) -> bool:
 
 
 def error_text(answer: bytes, secrets: Sequence[str] = ()) -> str:
-    """Return what a server says went wrong, without secrets: its `error`, `detail` or `message` (or the `message`
-    within, as OpenAI and Anthropic write it), or the beginning of whatever it sent."""
+    """Return the error message of a server without secrets: its `error`, `detail` or `message` (or the `message`
+    inside it, as OpenAI and Anthropic write it), or else the beginning of the answer."""
     try:
-        found = msgspec.json.decode(answer)
+        body = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        found = None
-    said = found.get("error") or found.get("detail") or found.get("message") if isinstance(found, dict) else None
-    if isinstance(said, dict):
-        said = said.get("message") or said
-    said = str(said or answer[: 4 * EXCERPT].decode("utf-8", "replace"))
-    return without_secrets(said[: 4 * EXCERPT], secrets)[:EXCERPT]
+        body = None
+    reason = body.get("error") or body.get("detail") or body.get("message") if isinstance(body, dict) else None
+    if isinstance(reason, dict):
+        reason = reason.get("message") or reason
+    text = str(reason or answer[: 4 * EXCERPT].decode("utf-8", "replace"))
+    return without_secrets(text[: 4 * EXCERPT], secrets)[:EXCERPT]
 
 
 def _reason(error: BaseException) -> str:
-    """Return why a request failed, from the cause where httpx says no more than that there is no connection."""
+    """Return why a request failed; httpx hides the reason for a failed connection in the cause."""
     import httpx
 
     if not isinstance(error, httpx.ConnectError):
         return f"{type(error).__name__}: {error}"
     chain: list[BaseException] = []
-    while error not in chain:  # a cause that is raised again may stand in a circle
+    while error not in chain:  # causes can be circular
         chain.append(error)
         error = error.__cause__ or error.__context__ or error
     refused = any(isinstance(each, ConnectionRefusedError) for each in chain)
@@ -201,17 +200,18 @@ def _reason(error: BaseException) -> str:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Return the authorities that this machine trusts, which takes 20 ms to read."""
+    """Return the certificate authorities of this machine; reading them takes 20 ms."""
     return ssl.create_default_context()
 
 
 def _secrets(url: str, headers: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what a message must not repeat: the words of each header, without its `Bearer`, and the password of the
-    address. What is shorter than a key can be is left out, for it may be part of any word."""
+    """Return the strings that messages must not repeat: the words of the headers and the password of the address.
+
+    Strings too short to be a key are left out, because they may be part of ordinary words."""
     password = urlsplit(url).password or ""
     words = {word for value in headers.values() for word in value.split()} - {"Bearer"}
-    found = words | {password, unquote(password)}
-    return tuple(sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True))
+    secrets = [word for word in words | {password, unquote(password)} if len(word) >= SHORTEST_SECRET]
+    return tuple(sorted(secrets, key=len, reverse=True))
 
 
 def _retry_after(value: str) -> float | None:

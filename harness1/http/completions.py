@@ -1,5 +1,4 @@
-"""Asking a model behind OpenAI's route for chat completions a question with one answer, at temperature 0: what judges
-and answerers share. Texts by others are made inert before they are quoted."""
+"""Chat completions at temperature 0, shared by verifiers and answerers. Quoted texts are made inert first."""
 
 from __future__ import annotations
 
@@ -18,23 +17,23 @@ Messages = list[dict[str, str]]
 
 
 class Endpoint(Protocol):
-    """What is asked: `harness1.http.model_endpoint.ModelEndpoint`, or what a test puts in its place."""
+    """A server to post to: `harness1.http.model_endpoint.ModelEndpoint`, or a test's replacement."""
 
     async def post(self, path: str, body: object, kind: type[Answer]) -> Answer:
-        """Post a body and read the answer as a `kind`; what goes wrong is a `HarnessError`."""
+        """Post a body and decode the answer as `kind`; raise a `HarnessError` on failure."""
         ...
 
 
 class ChatRoute:
-    """Asks for chat completions with the parameters that the server takes.
+    """Asks for chat completions with the parameters that the server accepts.
 
-    OpenAI's reasoning models know `max_tokens` by its new name alone, and servers differ in what else they refuse. What
-    a refusal names is said in another way, or left out, and that is remembered once the server has answered: a refusal
-    may name what is not at fault.
+    OpenAI's reasoning models accept `max_tokens` only under its new name, and servers differ in what else they refuse.
+    A parameter that a refusal names is renamed, replaced or left out. This is remembered only once the server has
+    answered, because a refusal may name a parameter that is not at fault.
 
     Args:
-        free: parameters that may give way, each with the one value that may.
-        instead: what some of them are replaced by; the others are left out.
+        free: parameters that may be dropped, each with the only value at which it may.
+        instead: replacements for some of them; the others are left out.
     """
 
     def __init__(self, endpoint: Endpoint, free: Mapping[str, Any], instead: Mapping[str, Any] | None = None) -> None:
@@ -42,27 +41,24 @@ class ChatRoute:
         self._refused: frozenset[str] = frozenset()
 
     async def post(self, body: Mapping[str, Any], kind: type[Answer]) -> tuple[Answer, dict[str, Any]]:
-        """Return the answer, and the body as it was sent at last.
-
-        Raises:
-            HarnessError: as the endpoint; `Refusal` of what cannot give way.
-        """
+        """Return the answer and the body that led to it; raise as the endpoint does, but `Refusal` only if no parameter
+        can be dropped."""
         refused = self._refused
         while True:
-            sent = self._taken(body, refused)
+            sent = self._adapted(body, refused)
             try:
                 answer = await self._endpoint.post("/chat/completions", sent, kind)
             except Refusal as refusal:
-                if (name := self._named(str(refusal), sent)) is None:
+                if (name := self._culprit(str(refusal), sent)) is None:
                     raise
                 refused |= {name}
             else:
                 self._refused |= refused
                 return answer, sent
 
-    def _taken(self, body: Mapping[str, Any], refused: frozenset[str]) -> dict[str, Any]:
+    def _adapted(self, body: Mapping[str, Any], refused: frozenset[str]) -> dict[str, Any]:
         sent = dict(body)
-        for name in refused & self._may_go(body):
+        for name in refused & self._droppable(body):
             if name in self._instead:
                 sent[name] = self._instead[name]
             else:
@@ -71,18 +67,18 @@ class ChatRoute:
             sent.setdefault("max_completion_tokens", sent.pop("max_tokens"))
         return sent
 
-    def _named(self, refusal: str, sent: Mapping[str, Any]) -> str | None:
+    def _culprit(self, refusal: str, sent: Mapping[str, Any]) -> str | None:
         if "max_completion_tokens" in refusal and "max_tokens" in sent:
             return "max_tokens"
-        free = self._may_go(sent)
+        free = self._droppable(sent)
         return next((name for name in self._free if name in free and re.search(rf"\b{name}\b", refusal)), None)
 
-    def _may_go(self, body: Mapping[str, Any]) -> set[str]:
+    def _droppable(self, body: Mapping[str, Any]) -> set[str]:
         return {name for name, value in self._free.items() if name in body and body[name] == value}
 
 
 class Completion(Record):
-    """What a model said. Tokens are as its server counts them, None where it does not tell."""
+    """An answer of a model. Tokens are as its server counts them, None if it does not report them."""
 
     text: str
     finish_reason: str = ""
@@ -91,24 +87,14 @@ class Completion(Record):
 
 
 class Completer:
-    """Asks one model.
-
-    Args:
-        endpoint: bounds how many requests are in flight, and repeats those that failed.
-        model: the name under which the endpoint knows the model.
-        most_tokens: of an answer, with what a model thinks before it.
-    """
+    """Asks one model at an endpoint. `most_tokens` is the limit of an answer, including any reasoning before it."""
 
     def __init__(self, endpoint: Endpoint, model: str, most_tokens: int) -> None:
         self.model, self.most_tokens = model, most_tokens
         self._route = ChatRoute(endpoint, {"temperature": 0})
 
     async def complete(self, messages: Messages) -> Completion:
-        """Return the answer to a conversation.
-
-        Raises:
-            HarnessError: as the endpoint.
-        """
+        """Return the answer to a conversation; raise as the endpoint does."""
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": self.most_tokens}
         answer, _ = await self._route.post(body, _Answer)
         choice, usage = answer.choices[0], answer.usage if isinstance(answer.usage, dict) else {}
@@ -132,7 +118,7 @@ class _Answer(msgspec.Struct):
 
 
 def bare(answer: str) -> str:
-    """An answer without the thoughts before it and the code fence around it."""
+    """Return an answer without the reasoning before it and the code fence around it."""
     answer = answer.strip()
     if answer.startswith("<think>"):
         answer = answer.partition("</think>")[2].strip()
@@ -147,11 +133,11 @@ _OPENED = str.maketrans({alike: opening for opening, alike in _LOOK_ALIKE.items(
 
 
 def inert(text: str) -> str:
-    """A text that cannot end the tags that it is put between, nor hold a control token of a chat format: what could
-    open one is written by a character that looks alike."""
+    """Return a text that can neither close the tags around it nor contain a control token of a chat format: characters
+    that could open one are replaced by look-alikes."""
     return _OPENING.sub(lambda found: _LOOK_ALIKE[found[0]], utf8_safe(text))
 
 
 def opened(text: str) -> str:
-    """What a model repeats of an inert text, with the characters that stood there before."""
+    """Return a text with the look-alikes of `inert` replaced by the original characters."""
     return text.translate(_OPENED)

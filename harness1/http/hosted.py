@@ -1,4 +1,4 @@
-"""Hosted models, asked by the client library of OpenAI."""
+"""Requests to hosted models through OpenAI's client library."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ if TYPE_CHECKING:
 SENT = frozenset(
     ["host", "authorization", "user-agent", "accept", "accept-encoding", "connection", "content-type", "content-length"]
 )
-"""Headers that leave this machine. The library would also send those of environment variables, which may be keys for
-another server, and tell what machine this is."""
+"""Headers that may be sent. The library would add those of environment variables, which may be keys for another
+server, and a description of this machine."""
 
 
 class HostedClient(HttpClient):
-    """`HttpClient` over `openai.AsyncOpenAI`, which sends by our session.
+    """An `HttpClient` on `openai.AsyncOpenAI`, which uses our session.
 
-    Its retries are off and its answers are taken as bytes: how long to wait, and what counts as an answer, is decided
-    by the callers of this package.
+    Its retries are off and its answers are read as bytes: callers decide how long to wait and what to accept.
 
     Raises:
         MissingExtra: httpx or openai is not installed.
@@ -44,7 +43,7 @@ class HostedClient(HttpClient):
     async def exchange(
         self, path: str, body: bytes | None, limit: int, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """As `HttpClient.exchange`, but that the whole answer is read before it is cut."""
+        """Do as `HttpClient.exchange` does, but read the whole answer before cutting it."""
         from httpx import Response
 
         sender, openai = (await self._line()).sender, self._openai

@@ -1,4 +1,4 @@
-"""Asks the server of a language model: a bounded number of requests at a time, again where that may help."""
+"""The endpoint of a language model: bounded concurrency, and retries where they can help."""
 
 from __future__ import annotations
 
@@ -14,31 +14,26 @@ from harness1.http.retrying import Transient, retried
 from harness1.redaction import without_password
 
 REFUSALS = frozenset(range(300, 500)) - {408, 409, 429}
-"""The statuses that no other try will change. An answer of another form than was asked for has 200, and is retried."""
+"""Statuses that a retry cannot change. A malformed answer has status 200 and is retried."""
 MISCONFIGURED = frozenset({401, 403, 404})
-"""Those of them that the user has to mend, and that every other request would meet, too."""
+"""Refusals that every request would meet, and that the user has to fix."""
 
 Answer = TypeVar("Answer")
 
 
 class ModelEndpoint:
-    """Posts to the server of a language model, from any event loop.
+    """The server of a language model, usable from any event loop. Its `client` sends a request once, without retries.
 
     Args:
-        url: up to and including the `/v1`, where there is one.
-        key: sent as a bearer token; empty: none is sent.
-        timeout_s: for one try, from its start to the last byte.
-        attempts: tries before a failure is a fault.
-        backoff_s: as `retried` waits between them.
-        concurrency: requests in flight, on one event loop.
-        kind: how its routes are asked.
-
-    Attributes:
-        client: asks the same server once.
+        url: address up to and including `/v1`, if it has one.
+        key: bearer token; empty for none.
+        timeout_s: limit of one try, to the last byte.
+        attempts, backoff_s: as in `retried`.
+        concurrency: requests in flight per event loop.
 
     Raises:
-        ConfigError: the URL cannot be asked, or has a password beside the key.
-        MissingExtra: httpx is not installed, or openai, where that asks.
+        ConfigError: the URL is not usable, or contains a password in addition to the key.
+        MissingExtra: httpx is not installed, or openai if `kind` needs it.
     """
 
     def __init__(
@@ -58,17 +53,16 @@ class ModelEndpoint:
 
     @property
     def url(self) -> str:
-        """The address as it may be shown."""
+        """The address without its password."""
         return without_password(self.client.url)
 
     async def post(self, path: str, body: object, kind: type[Answer]) -> Answer:
-        """Post a body (bytes are JSON already) and read the answer as a `kind`.
+        """Post a body (bytes count as JSON) and decode the answer as `kind`.
 
         Raises:
             UsageError: a wrong key, model or address.
-            Refusal: the server refuses this request for good.
-            InfrastructureFault: no answer, an error of the server, too many requests, or an answer of another form,
-                `attempts` times.
+            Refusal: the server refuses this request permanently.
+            InfrastructureFault: all `attempts` met no answer, a server error, a rate limit or a malformed answer.
         """
         sent = body if isinstance(body, bytes) else msgspec.json.encode(body)
 
@@ -93,19 +87,15 @@ class ModelEndpoint:
 def _check(url: str, key: str) -> None:
     shown = without_password(url)
     if not is_address(url):
-        raise ConfigError(f"{shown!r} is no address of a model: give http://HOST:PORT/v1")
+        raise ConfigError(f"{shown!r} is not the address of a model: give http://HOST:PORT/v1")
     if key and shown != url:
         raise ConfigError(f"{shown}: give a key, or a user name and password in the address, not both")
     if not key.isprintable() or not key.isascii():
-        raise ConfigError(f"{shown}: the key has characters that no header can carry")
+        raise ConfigError(f"{shown}: the key has characters that a header cannot contain")
 
 
 def policy_endpoint(url: str, machine: Machine, kind: type[HttpClient] = HostedClient) -> ModelEndpoint:
-    """Return the endpoint of a policy's model, asked as `machine.model` says, and again as often as everything else.
-
-    Raises:
-        ConfigError, MissingExtra: as `ModelEndpoint`.
-    """
+    """Return the endpoint of a policy's model by the settings of the machine; raise as `ModelEndpoint` does."""
     return ModelEndpoint(
         url,
         machine.model.key,

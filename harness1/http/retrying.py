@@ -1,4 +1,4 @@
-"""The one retry policy of everything that is asked over a network."""
+"""The retry policy of all requests over a network."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState
 
 LONGEST_WAIT_S = 60.0
-"""However long a server asks to wait."""
+"""Limit of the wait that a server asks for."""
 
 Answer = TypeVar("Answer")
 
 
 class Transient(Exception):
-    """A failure that another try may mend.
-
-    Args:
-        reason: what went wrong, without secrets.
-        wait_s: seconds that the server asks to be left alone.
-    """
+    """A failure that a retry may fix: its reason without secrets, and the wait in seconds that the server asked for."""
 
     def __init__(self, reason: str, wait_s: float | None = None) -> None:
         super().__init__(reason)
@@ -32,10 +27,10 @@ class Transient(Exception):
 
 
 async def retried(call: Callable[[], Awaitable[Answer]], attempts: int, backoff_s: float) -> Answer:
-    """Await a call, again where it raises `Transient`.
+    """Await a call, and again while it raises `Transient`.
 
-    Between tries it waits `backoff_s` times 2, 4, ... with jitter, on top of what the server asks for: its clients must
-    not all come back at once.
+    Between tries, wait `backoff_s` times 2, 4, ... with jitter, on top of the server's own wait, so that its clients do
+    not all return at once.
 
     Raises:
         InfrastructureFault: the call failed `attempts` times.

@@ -1,4 +1,4 @@
-"""Adapt the connections of uvicorn: bound the heads of requests, cancel what nobody waits for, close what stalls."""
+"""Connections of uvicorn that bound the head of a request, cancel abandoned requests and close stalled clients."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from uvicorn.server import ServerState
 from harness1.retrieval.wire import Failure
 
 HEAD_BYTES = 8190
-"""The longest head of a request: the target, and names and values of headers."""
+"""Limit of the head of a request: the target, and names and values of headers."""
 IDLE_S = 30.0
-"""A client that for so long sends no whole head, or takes nothing of its answer, is cut off before twice that time."""
+"""A client that sends no complete head, or reads nothing of its answer, for this time is cut off within twice it."""
 CROWDED = 0.75
-"""From this share of the connections on, a connection is closed once answered, so that others get their turn."""
+"""Share of open connections from which a connection is closed after its answer, to make room for others."""
 
 
 class Connection(HttpToolsProtocol):
@@ -48,10 +48,10 @@ class Connection(HttpToolsProtocol):
             self.send_400_response(f"the head of a request is longer than {HEAD_BYTES} bytes")
 
     def on_headers_complete(self) -> None:
-        """Begin a request whose head is fit to be answered."""
+        """Begin a request with a valid head."""
         self._heads, self._unparsed = self._heads + 1, len(self.url) + sum(len(b"".join(each)) for each in self.headers)
         if not self.expect_100_continue and any(name == b"expect" for name, _ in self.headers):
-            self.send_400_response("nothing can be expected but 100-continue", 417)
+            self.send_400_response("the only supported expectation is 100-continue", 417)
         if self._unparsed > HEAD_BYTES or self.transport.is_closing():
             raise ValueError("the request is refused")
         super().on_headers_complete()
@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
         self._unparsed = 0
 
     def send_400_response(self, msg: str, status: int = 400) -> None:
-        """Answer in place of the application, and close the connection."""
+        """Send an error and close the connection."""
         if not self.transport.is_closing():
             body = msgspec.json.encode(Failure(msg))
             head = f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -72,9 +72,9 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _watch(self, seen: tuple[int, int] | None) -> None:
-        """Look every `IDLE_S` whose turn it is; cut off a client that did nothing since the last look.
+        """Check the connection every `IDLE_S`, and cut off a client that did nothing since the last check.
 
-        uvicorn bounds the time between requests alone; for a client to take its answer it would wait without end.
+        uvicorn bounds only the time between requests, and would wait forever for a client to read its answer.
         """
         unsent = self.transport.get_write_buffer_size()
         working = self.cycle is not None and not self.cycle.response_complete and not unsent
@@ -84,12 +84,12 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request in a task that `connection_lost` cancels: uvicorn would let it go on for nobody."""
+        """Answer a request in a task that `connection_lost` cancels; uvicorn would let it run on."""
         self._task = asyncio.current_task()
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
-            # The client left or the server ends. uvicorn would log either as an error of the application.
+            # The client left or the server ends; uvicorn would log an error of the application.
             self.cycle.disconnected = True
             self.transport.abort()
         finally:

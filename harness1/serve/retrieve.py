@@ -1,9 +1,9 @@
-"""Serve a retriever: requests in, responses out, without a socket in sight (`harness1.serve.server` has those).
+"""Serve a retriever, as an application without sockets (`harness1.serve.server` runs it).
 
 `POST /search`, `/grep`, `/read`, `/get` and `GET /info` are the `Retriever` protocol as JSON; `POST /retrieve` is the
 route of Search-R1 (https://github.com/PeterGriffinJin/Search-R1, `search_r1/search/retrieval_server.py`), which the
-trainers of several projects call. Work is bounded: so many calls at a time, so many in line, the rest are told to
-come again. Nothing that fails is ever answered with an empty list.
+trainers of several projects call. The numbers of running and waiting calls are bounded; further calls are refused. A
+failure is never answered with an empty list.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from harness1.retrieval.wire import (
 from harness1.serve.service import RETRY_AFTER, Endpoint, Gate, Json, Refused, ServiceLimits, application, read_body
 
 TOPK = 3
-"""Passages for each query of Search-R1 that does not say how many; its own server has the same default."""
+"""Default number of passages for a query of Search-R1, as in its own server."""
 GRACE_S = 1.0
-"""Beyond its deadline, how long an engine may take to say that it is late."""
+"""Extra time for an engine to report that it missed its deadline."""
 
 Call = TypeVar("Call")
 Found = TypeVar("Found")
 
 
 class RetrievalService:
-    """Answer the calls of all connections over one retriever, concurrently, so that it can gather them."""
+    """Answer calls concurrently over one retriever, which can batch them."""
 
     def __init__(self, retriever: Retriever, config: Config, limits: ServiceLimits | None = None) -> None:
         self.limits = limits or ServiceLimits()
@@ -62,9 +62,9 @@ class RetrievalService:
         self.app = application(posts, {"/info": self._info})
 
     def _turn(self, kind: type[Call], answer: Callable[[Call, float], Awaitable[Record]]) -> Endpoint:
-        """Return the endpoint of calls that wait for their turn; `answer` is told how long one waited, in seconds.
+        """Return an endpoint behind the gate; `answer` gets the time that a call waited, in seconds.
 
-        The body is read when the turn has come, so that bodies of calls in line take no memory.
+        The body is read after the wait, so that waiting calls take no memory.
         """
 
         async def endpoint(request: Request) -> Json:
@@ -80,7 +80,7 @@ class RetrievalService:
         return Json(About(self._retriever.info, self._ranking))
 
     async def _retrieve(self, call: RetrieveCall, waited: float) -> RetrieveAnswer:
-        """Answer as Search-R1 does, also to no query at all: its trainer asks that when nobody in a batch searches."""
+        """Answer as Search-R1 does, also without queries, which its trainer sends if no sample of a batch searches."""
         k = call.topk or TOPK
         requests = [SearchRequest(query, k, deadline=self._deadline_s - waited) for query in call.queries]
         passages = []
@@ -128,7 +128,7 @@ class RetrievalService:
         return [found] * len(requests) if isinstance(found, RetrievalFault) else found
 
     def _expect(self, index_hash: str | None, ranking: Retrieval | None = None) -> None:
-        """Refuse a client that counts on another index or on other ranking settings."""
+        """Refuse a client that expects another index or other ranking settings."""
         mine = self._retriever.info.index_hash
         if index_hash is not None and index_hash != mine:
             raise Refused(409, f"the index served here is {mine[:12]}, not {index_hash[:12]}")
@@ -149,7 +149,7 @@ def _decoded(body: bytes, kind: type[Call]) -> Call:
 
 
 async def _in_time(asked: Awaitable[Found], deadline: float) -> Found | RetrievalFault:
-    """Return what an engine answers, or a fault if it does not keep its deadline by itself."""
+    """Return the answer of an engine, or a fault if it exceeds its deadline."""
     try:
         async with asyncio.timeout(max(deadline, 0.0) + GRACE_S):
             return await asked
@@ -158,7 +158,7 @@ async def _in_time(asked: Awaitable[Found], deadline: float) -> Found | Retrieva
 
 
 def _passages(found: SearchResult, scores: bool) -> tuple[ScoredPassage | Passage, ...]:
-    """Return title and text as Search-R1's clients take them apart: the title is the first line."""
+    """Return passages in the form that Search-R1's clients parse: the title is the first line."""
     passages = []
     for chunk, score in ((hit.chunk, hit.score) for hit in found.hits):
         passage = Passage(chunk.chunk_id, f"{' '.join(chunk.title.split())}\n{chunk.text}")

@@ -19,19 +19,19 @@ from harness1.serve.connection import IDLE_S, Connection
 from harness1.serve.service import ServiceLimits
 
 BACKLOG = 1024
-"""Connections that the system holds until they are accepted."""
+"""Connections that the system queues until they are accepted."""
 OWN_FILES = 512
-"""File descriptors that connections leave to the index, of up to 16 segments of 25 files, and to Python."""
+"""File descriptors reserved for the index (up to 16 segments of 25 files) and Python."""
 SHUTDOWN_S = 5
-"""How long calls in flight may still take when the server ends."""
+"""Time limit of calls in flight when the server ends."""
 PAUSE_S = 0.01
-"""Between two checks for room for another connection."""
+"""Interval between checks for room for another connection."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn, except that a connection is accepted only while fewer than `most` are open.
+    """uvicorn, except that it accepts connections only while fewer than `most` are open.
 
-    uvicorn accepts all and answers 503 beyond `limit_concurrency`: a crowd would take all files of the process.
+    uvicorn itself accepts all and answers 503 beyond `limit_concurrency`, and would run out of file descriptors.
     """
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket, most: int) -> None:
@@ -40,7 +40,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to whoever runs the server."""
+        """Leave signals to the caller."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End as uvicorn does; then wait for the calls that it cancelled, and close what is still open."""
+        """End as uvicorn does; then wait for cancelled calls, and close the remaining connections."""
         self._accepting.cancel()
         await asyncio.wait([self._accepting])
         await super().shutdown([self._listener])
@@ -58,7 +58,7 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
     async def _accept(self) -> None:
-        """Accept while there is room. The rest wait with the system; `Connection` makes room in a crowd."""
+        """Accept while there is room; the system queues the rest, and `Connection` makes room under load."""
         loop, connect = asyncio.get_running_loop(), partial(Connection, self.config, self.server_state, self._most)
         while True:
             if len(self.server_state.connections) >= self._most:
@@ -69,17 +69,14 @@ class Server(uvicorn.Server):
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await loop.connect_accepted_socket(connect, client)
             except OSError:
-                # The client left before its turn, or other parts of the process hold all files.
+                # The client left while queued, or the process has no file descriptor left.
                 await asyncio.sleep(PAUSE_S)
 
 
 @asynccontextmanager
 async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -> AsyncIterator[int]:
-    """Serve an application while the context is open, and give the port.
-
-    Raises:
-        UsageError: nothing can listen there.
-    """
+    """Serve an application while the context is open, and yield the port; raise UsageError if nothing can listen
+    there."""
     config = uvicorn.Config(
         app,
         ws="none",
@@ -104,7 +101,7 @@ async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -
 def serve(
     app: ASGIApp, limits: ServiceLimits, host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Serve an application until SIGTERM or Ctrl-C, with all files that the system lets this process open.
+    """Serve an application until SIGTERM or Ctrl-C, with the highest limit of open files that the system allows.
 
     Args:
         port: 0 lets the system choose one.
@@ -122,15 +119,15 @@ def serve(
             await ended.wait()
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # some systems promise more than they give
+    with suppress(ValueError, OSError):  # some systems refuse their own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # On the loop of asyncio a request takes more time.
+    # asyncio's own loop is slower.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(until_ended())
 
 
 def most_connections(limits: ServiceLimits) -> int:
-    """Return how many connections may be open at once: `limits.connections`, or fewer for want of files."""
+    """Return the limit of open connections: `limits.connections`, or fewer if the limit of open files is low."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return limits.connections

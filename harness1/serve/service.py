@@ -1,4 +1,4 @@
-"""Hold what every service needs: limits, refusals, the gate that bounds the work, and the Starlette application."""
+"""The common parts of services: limits, refusals, the gate that bounds the work, and the Starlette application."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from harness1.retrieval.wire import Failure
 
 RETRY_AFTER = {"Retry-After": "1"}
 GZIP_OR_ZLIB = 47
-"""The window bits with which zlib finds out by itself how a body is compressed."""
+"""The window bits with which zlib detects the compression of a body."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class ServiceLimits(Record):
-    """The work that one server accepts. Times are in seconds."""
+    """The limits of a server. Times are in seconds."""
 
     body_bytes: int = 4 << 20
     body_s: float = 10.0
     queries: int = 4096
-    """In one call: the trainer of Search-R1 asks for its whole batch at once, 2,560 queries by default."""
+    """Queries of one call; the trainer of Search-R1 sends its whole batch at once, 2,560 by default."""
     hits: int = 50_000
-    """In one call: the sum over its queries."""
+    """Hits of one call, summed over its queries."""
     running: int = 128
     waiting: int = 1024
     wait_s: float = 30.0
     deadline_s: float = 120.0
-    """A later deadline of a client is cut to this."""
+    """Upper limit of a client's deadline."""
     connections: int = 2048
 
 
 class Refused(HTTPException):
-    """A request is not carried out; `detail` tells the client why."""
+    """A refused request; `detail` tells the client why."""
 
     def __str__(self) -> str:
         return self.detail
@@ -91,7 +91,7 @@ def application(
     """Return an application with endpoints by path, and `/health`.
 
     Args:
-        failure: makes the body of an answer that is not a success from the path, the status and the reason.
+        failure: makes the body of an error from path, status and reason.
     """
 
     async def health(_: Request) -> Response:
@@ -114,9 +114,9 @@ def application(
 
 
 async def read_body(request: Request, limits: ServiceLimits) -> bytes:
-    """Return the whole body of a request, inflated if it came compressed.
+    """Return the body of a request, decompressed if necessary.
 
-    Its size is watched here, for Starlette's own limit answers in plain text.
+    The size limit is here because Starlette's own answers in plain text.
 
     Raises:
         Refused: the body is too large (413), too slow (408), or damaged (400).

@@ -1,4 +1,4 @@
-"""From run folders to a dataset folder: gates, rows, data card."""
+"""Building a dataset folder from run folders: gates, rows, data card."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.config import Env, Sft
+from harness1.config import Sft
 from harness1.data.query_overlap import KnownQueries, Queries, evaluation_queries
 from harness1.errors import UsageError
 from harness1.hashing import digest, file_digest
@@ -35,26 +35,27 @@ from harness1.sft.data_card import (
     write_card,
 )
 from harness1.sft.gates import TeacherEpisode, candidate, check_any_left, check_tool_mix, gated, held_out_tasks
+from harness1.sft.rerender import rerendered
 from harness1.sft.rows import row_tokens, sft_rows
 from harness1.sft.teacher_run import TeacherRun, open_runs
 from harness1.tools.registry import Toolbox
 
 VERB = "sft build"
 Place = tuple[int, int]
-"""Which run, and which of its lines."""
+"""The numbers of a run and of a line in it."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """What a dataset is made of.
+    """The inputs of a dataset.
 
     Attributes:
         runs: run folders.
         against: further evaluation sets, as `evaluation_queries` reads them.
         licences: `DATASET=TEXT`, or a text for all datasets.
-        student: render the contexts again in this format; None: rows hold what the runs recorded.
-        tokenizer: where the student's tokenizer lies.
-        partial: take what there is of a collection that is not finished.
+        student: format in which contexts are rendered again; None keeps the recorded tokens.
+        tokenizer: path of the student's tokenizer.
+        partial: accept unfinished collections.
     """
 
     runs: Sequence[Path]
@@ -68,44 +69,39 @@ class Build:
 
 @dataclass(frozen=True)
 class Listener:
-    """What a caller wants to hear of.
-
-    Attributes:
-        torn: called with a run and the bytes of its torn last line, which is left out.
-        progress: called with what is done, how much of it, and how much there is (0: not known).
-    """
+    """The callbacks of `build`."""
 
     torn: Callable[[Path, int], None] = lambda _run, _size: None
+    """Called with a run and the size in bytes of its torn last line, which is left out."""
     progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None
+    """Called with an activity, the amount done, and the total (0 if unknown)."""
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What is known of an episode before its rows are made."""
+    """An episode before its rows are made."""
 
     candidate: TeacherEpisode
     tokens: int
-    """Of its rows, about."""
+    """Approximate tokens of its rows."""
     tokenizer: str
 
 
 @dataclass(frozen=True)
 class _Written:
-    """What became of the episodes of one row file."""
+    """The contents of one row file."""
 
     rows: tuple[RowFacts, ...]
     dropped: dict[str, int]
-    """Turns in no row, by reason."""
+    """Turns without a row, by reason."""
 
 
 def build(job: Build, out: Path, *, force: bool = False, listener: Listener | None = None) -> DataCard:
-    """Make a dataset folder, or read the card of one that is there, unchanged. What can be refused is refused before
-    anything is written.
+    """Make a dataset folder, or return the card of the same dataset if it exists. Nothing is written before the checks.
 
     Raises:
-        UsageError: there is nothing to build from, a run is not finished, runs do not go together, episodes lack token
-            ids, the student's tokenizer loses text, no row is left, the folder holds something else, or there is no
-            room for the rows.
+        UsageError: there are no runs, a run is unfinished, runs do not match, episodes lack token ids, the student's
+            tokenizer loses text, no row is left, the folder holds something else, or the disk is full.
         SchemaError: a run is damaged.
     """
     listener, sft = listener or Listener(), job.sft
@@ -152,7 +148,7 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
 
 
 def _stage(job: Build, runs: Sequence[TeacherRun], queries: dict[str, Queries]) -> Stage:
-    """The card of the folder before anything is done; equal work has an equal one."""
+    """Return the card of the job; equal jobs have equal cards."""
     inputs = {
         "runs": [[file_digest(run.folder / name) for name in (STAGE, EPISODES)] for run in runs],
         "golds": digest([run.golds for run in runs]),
@@ -165,11 +161,8 @@ def _stage(job: Build, runs: Sequence[TeacherRun], queries: dict[str, Queries]) 
 
 
 def _is_there(stage: Stage, out: Path, *, force: bool) -> bool:
-    """Whether the folder holds this very dataset, finished, and need not be made again.
-
-    Raises:
-        UsageError: it holds something else.
-    """
+    """Return True if the folder holds this dataset, finished, and `force` is not set; raise UsageError if it holds
+    something else."""
     refuse_foreign(out, VERB)
     found = read_stage(out)
     if found is None or force or found.status != "finished":
@@ -179,7 +172,7 @@ def _is_there(stage: Stage, out: Path, *, force: bool) -> bool:
 
 
 def _collected(job: Build, runs: Sequence[TeacherRun], listener: Listener) -> dict[Place, _Found]:
-    """The last episode of each key of each run, in short, by its place.
+    """Return the last episode of each key of each run, by its place.
 
     Raises:
         UsageError: a run is empty, or an episode cannot become rows.
@@ -190,23 +183,19 @@ def _collected(job: Build, runs: Sequence[TeacherRun], listener: Listener) -> di
         line = -1
         for line, episode in enumerate(read_episodes(run.folder, partial(listener.torn, run.folder))):
             run.refuse_stray(episode, needs_ids=job.student is None)
-            latest[number, episode.key] = _find(run, episode, (number, line), job.sft)
+            one = candidate(episode, run.golds.get(episode.task.task_id), run.source.name, (number, line))
+            tokenizer = next((call.tokenizer_hash for call in calls_of(episode)), "")
+            latest[number, episode.key] = _Found(one, row_tokens(episode, job.sft), tokenizer)
             listener.progress(f"reading {run.folder}", line + 1, 0)
         if line < 0:
             raise UsageError(f"{run.folder} holds no episodes: collect it first")
     return {each.candidate.place: each for each in latest.values()}
 
 
-def _find(run: TeacherRun, episode: Episode, place: Place, sft: Sft) -> _Found:
-    one = candidate(episode, run.golds.get(episode.task.task_id), run.source.name, place)
-    tokenizer = next((call.tokenizer_hash for call in calls_of(episode)), "")
-    return _Found(one, row_tokens(episode, sft), tokenizer)
-
-
 def _write(
     job: Build, runs: Sequence[TeacherRun], kept: Collection[TeacherEpisode], path: Path, listener: Listener
 ) -> _Written:
-    """Make the rows of some episodes and write them, in the order of runs, episodes and turns."""
+    """Make and write the rows of some episodes, in the order of runs, episodes and turns."""
     facts: list[RowFacts] = []
     dropped = dict.fromkeys(("too_long", "unfinished", "unplaced"), 0)
 
@@ -227,21 +216,15 @@ def _write(
 def _episodes(
     job: Build, runs: Sequence[TeacherRun], places: Collection[Place]
 ) -> Iterator[tuple[TeacherRun, Episode]]:
-    """The episodes at some places, read again one by one: all of them may not fit into memory."""
+    """Yield the episodes at some places, read again one by one because they may not all fit into memory."""
     for number, run in enumerate(runs):
         for line, episode in enumerate(read_episodes(run.folder)):
             if (number, line) in places:
-                yield run, episode if job.student is None else _rerendered(episode, run.config.env, job.student)
-
-
-def _rerendered(episode: Episode, env: Env, student: ChatFormat) -> Episode:
-    from harness1.sft.rerender import rerendered
-
-    return rerendered(episode, env, student)
+                yield run, episode if job.student is None else rerendered(episode, run.config.env, job.student)
 
 
 def _provenance(job: Build, runs: Sequence[TeacherRun], found: dict[Place, _Found]) -> dict[str, Any]:
-    """The part of the data card that no episode has a say in."""
+    """Return the fields of the data card that describe the origin of the episodes."""
     hashes, student = runs[0].stage.hashes, job.student
     chat = runs[0].chat if student is None else {"format": student.name, "tokenizer": job.tokenizer}
     return {

@@ -1,4 +1,4 @@
-"""What a collection of teachers' episodes must have, checked before any hour is spent on it."""
+"""Checks before teachers' episodes are collected, which may take hours."""
 
 from __future__ import annotations
 
@@ -21,49 +21,34 @@ from harness1.reward.outcome import targets
 from harness1.tools.registry import Toolbox
 
 TEACHERS = {"oracle": "oracle-teacher"}
-"""What `--teacher` calls otherwise than `--policy`: the oracle that shows the way, not the one that only gets there."""
+"""Names that mean another policy for `--teacher` than for `--policy`: here, the oracle that shows how to search."""
 HOSTED = "openai"
-"""The kind of policies that are hosted models."""
+"""The kind of hosted models."""
 SAMPLED = 20
-"""Documents, and questions, that a tokenizer is tried on."""
+"""Number of documents, and of questions, on which a tokenizer is tested."""
 
 
 def teacher_policy(teacher: str) -> str:
-    """The policy that a user's word for a teacher stands for.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the policy that a teacher's name means; raise UsageError if there is no such policy."""
     policy = TEACHERS.get(teacher, teacher)
     check_policy(policy)
     return policy
 
 
 def is_hosted(policy: str) -> bool:
-    """Whether a policy is a model that is reached by text: it gives its reasons where an argument asks for them."""
+    """Return True if a policy is a model that is called with text; it gives its reasoning in an argument."""
     return policy.partition(":")[0] == HOSTED
 
 
 def check_taught_split(split: str, where: str) -> None:
-    """
-    Args:
-        where: what the tasks or their episodes are of, for the message.
-
-    Raises:
-        UsageError: the split is the one that is tested on.
-    """
+    """Raise UsageError if the split is the test split; `where` is the dataset or run, for the message."""
     if split == TEST:
-        raise UsageError(
-            f"{where}: split {TEST} is what models are tested on, so none is trained on it: collect from another"
-        )
+        raise UsageError(f"{where}: split {TEST} is for testing and must not be trained on: collect from another")
 
 
 def teaching_tasks(source: Source, split: str, limit: int, config: Config) -> list[Task]:
-    """The tasks that a teacher is to show, all of them with their gold; `limit` 0 means all.
-
-    Raises:
-        UsageError: there is no such split, it is the one that is tested on, it is empty, or a task lacks its gold.
-    """
+    """Return the first `limit` tasks of a split (0 for all), all of which have gold; raise UsageError if there is no
+    such split, it is the test split or empty, or a task has no gold."""
     check_taught_split(split, source.name)
     tasks = source.tasks(split)[: limit or None]
     if not tasks:
@@ -74,12 +59,12 @@ def teaching_tasks(source: Source, split: str, limit: int, config: Config) -> li
 
 
 def student_place(place: str, source: Source, tasks: Sequence[Task], config: Config) -> str:
-    """Where a student's tokenizer lies, found fit to write everything that its prompts will hold.
+    """Return the path of a student's tokenizer, after checking that it can encode the texts of its prompts.
 
     Raises:
-        UsageError: there is none, it lacks the control tokens of its format, or a text does not survive it.
+        UsageError: it does not exist, lacks the control tokens of its format, or loses text.
         ConfigError: no format is known for it.
-        MissingExtra: what reads it is not installed.
+        MissingExtra: the library that reads it is not installed.
     """
     found = tokenizer_place(place)
     check_round_trip(format_at(found, config).tokenizer, sample_texts(source, tasks, config))
@@ -87,16 +72,13 @@ def student_place(place: str, source: Source, tasks: Sequence[Task], config: Con
 
 
 def tokenizer_place(place: str) -> str:
-    """Where a tokenizer lies that a user names, by its whole path; `HARMONY` is nowhere, and stays as it is.
-
-    Raises:
-        UsageError: there is no such model.
-    """
+    """Return the absolute path of a tokenizer; `HARMONY`, which has no path, is returned as it is. Raise UsageError if
+    there is no such model."""
     return place if place == HARMONY else str(resolve_model(place).resolve())
 
 
 def sample_texts(source: Source, tasks: Sequence[Task], config: Config) -> Iterable[str]:
-    """The static prompt, and the first questions and documents."""
+    """Yield the static prompt and the first questions and documents."""
     yield static_piece(config.env, Toolbox.of(config.env)).text
     yield from (task.query for task in tasks[:SAMPLED])
     for document in islice(source.documents(), SAMPLED):
@@ -104,12 +86,12 @@ def sample_texts(source: Source, tasks: Sequence[Task], config: Config) -> Itera
 
 
 def check_round_trip(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
-    """Refuse a tokenizer that loses what it is given: a model would be taught other words than the teacher's.
+    """Refuse a tokenizer that changes texts, because a model would learn other words than the teacher's.
 
-    Composing characters (Unicode's NFC) loses nothing that can be seen, and some good tokenizers do it.
+    Unicode normalisation (NFC) is allowed: it changes nothing visible, and some good tokenizers do it.
 
     Raises:
-        UsageError: it names the first text that does not come back.
+        UsageError: a text changes; the message shows the first.
     """
     for text in texts:
         given = unicodedata.normalize("NFC", utf8_safe(text))

@@ -1,4 +1,4 @@
-"""The card of a dataset: where its rows come from, what the gates took, and how they are distributed."""
+"""The data card of a dataset: origin, gates and distributions of its rows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CARD, README = "card.json", "README.md"
 TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 BINS = 10
-"""Of the histogram of a share."""
+"""Bins of the histogram of a share."""
 SHORTEST = 256
-"""Upper end of the first class of row lengths; each further class is twice as long."""
+"""Upper end in tokens of the first class of row lengths; it doubles from class to class."""
 
 Features = list[dict[str, Any]]
 _NUMBERS: Features = [{"name": "token_ids", "sequence": "int32"}, {"name": "loss_mask", "sequence": "int8"}]
@@ -42,21 +42,21 @@ FEATURES: Features = [
     {"name": "metadata", "struct": _METADATA},
     {"name": "token_weight", "dtype": "float64"},
 ]
-"""The columns of a row as Hugging Face's `datasets` types them; without, a column of nulls would have no type."""
+"""The columns of a row for Hugging Face's `datasets`, which cannot infer the type of a column of nulls."""
 
 
 class Distribution(Record, kw_only=True):
-    """Some numbers in short."""
+    """A summary of some numbers."""
 
     count: int
     mean: float
     quantiles: dict[str, float]
     histogram: dict[str, int]
-    """Of shares: how many lie in each tenth; its lower end belongs to it, and 1 to the last."""
+    """Of shares: the count in each tenth from 0 to 1, including its lower end; the last includes 1."""
 
     @classmethod
     def of(cls, values: Sequence[float], *, shares: bool = True) -> Distribution:
-        """Of at least one number; with a histogram if they lie between 0 and 1."""
+        """Summarise at least one number, with a histogram for shares (between 0 and 1)."""
         numbers = np.asarray(values, np.float64)
         histogram: dict[str, int] = {}
         if shares:
@@ -72,14 +72,14 @@ class Distribution(Record, kw_only=True):
 
 
 class RowFacts(NamedTuple):
-    """What is counted of a row."""
+    """The facts of a row that the card counts."""
 
     tokens: int
     trained: int
     tools: tuple[str, ...]
-    """Of each trained turn."""
+    """The tool of each trained turn."""
     episode: tuple[str, str, str]
-    """Dataset, task, and episode."""
+    """Dataset, task and episode."""
 
     @classmethod
     def of(cls, row: TrainRow) -> RowFacts:
@@ -89,19 +89,19 @@ class RowFacts(NamedTuple):
 
 
 class RowCounts(Record, kw_only=True):
-    """The rows of one file."""
+    """Counts over the rows of one file."""
 
     tasks: int
     episodes: int
     rows: int
     turns: int
-    """Trained ones."""
+    """Trained turns."""
     tokens: int
     trained_tokens: int
     tools: dict[str, int]
     """Trained turns of each tool."""
     lengths: dict[str, int]
-    """Rows of at most so many tokens, and more than the class before."""
+    """Rows by class of length, named by its upper end in tokens."""
 
     @classmethod
     def of(cls, rows: Sequence[RowFacts]) -> RowCounts:
@@ -120,72 +120,72 @@ class RowCounts(Record, kw_only=True):
 
 
 class CollectionRun(Record, kw_only=True):
-    """A run folder that episodes were taken of."""
+    """A run folder that supplied episodes."""
 
     folder: str
     dataset: str
-    """Where it lies, by its whole path, or what generates it."""
+    """Absolute path, or the generator."""
     name: str
-    """Its short name, as in the metadata of rows."""
+    """Short name, as in the metadata of rows."""
     split: str
     teacher: str
     index: str
     hashes: dict[str, str]
     episodes: int
     missing: int = 0
-    """Tasks of which it should hold episodes that are not there: it was not finished."""
+    """Tasks without all their episodes, in an unfinished run."""
     config: dict[str, Any]
     """Every setting of the run, without keys."""
 
 
 class DataCard(Record, kw_only=True):
-    """Everything that is known of a dataset; a checkpoint trained on it carries the card along."""
+    """The description of a dataset; checkpoints trained on it keep a copy."""
 
     runs: tuple[CollectionRun, ...]
     format: str
     tokenizer: str
-    """Where it lay."""
+    """Path of the tokenizer when the dataset was built."""
     tokenizer_hash: str
     format_hash: str
-    """Names the format and the tokenizer together: the counter of the environment."""
+    """Hash of format and tokenizer together: the counter of the environment."""
     rerendered: bool
-    """Whether the contexts were rendered again, for another student than the runs were collected for."""
+    """True if contexts were rendered again for another student than that of the runs."""
     env: dict[str, Any]
     env_hash: str
     sft: dict[str, Any]
     compared: dict[str, int]
-    """The sets of evaluation queries that episodes were kept apart from, with their sizes."""
+    """Sizes of the sets of evaluation queries that were excluded."""
     gates: tuple[GateCounts, ...]
     dropped_turns: dict[str, int]
-    """Turns of kept episodes that are in no row, by reason."""
+    """Turns of kept episodes without a row, by reason."""
     train: RowCounts
     held_out: RowCounts
     held_out_tasks: dict[str, tuple[str, ...]]
-    """Of each dataset, the ids of the tasks that are never trained on."""
+    """Ids of the tasks that are never trained on, by dataset."""
     turns: Distribution
     """Turns of each kept episode."""
     curated_recall: Distribution
     trajectory_recall: Distribution
     licences: dict[str, str]
-    """What is known of the licence of each dataset."""
+    """Notes on the licence of each dataset."""
 
 
 def write_card(card: DataCard, folder: Path) -> None:
-    """Write `card.json`, and `README.md` made of it."""
+    """Write `card.json`, and `README.md` from it."""
     write_json(folder / CARD, card)
     write_atomically(folder / README, readme(card).encode())
 
 
 def read_card(folder: Path) -> DataCard:
-    """The card of a dataset folder.
+    """Return the card of a dataset folder.
 
     Raises:
-        UsageError: the folder has none.
-        SchemaError: it is damaged.
+        UsageError: the folder has no card.
+        SchemaError: the card is damaged.
     """
     path = folder / CARD
     if not path.is_file():
-        raise UsageError(f"{folder} is no dataset of `harness1 sft build`: it has no {CARD}")
+        raise UsageError(f"{folder} is not a dataset of `harness1 sft build`: it has no {CARD}")
     try:
         return msgspec.json.decode(path.read_bytes(), type=DataCard)
     except msgspec.MsgspecError as error:
@@ -193,7 +193,7 @@ def read_card(folder: Path) -> DataCard:
 
 
 def licence_notes(notes: Sequence[str], datasets: Sequence[str]) -> dict[str, str]:
-    """What is known of the licence of each dataset: notes that name it (`NAME=TEXT`), and those that name none."""
+    """Return the licence of each dataset from notes that name it (`NAME=TEXT`) and notes for all datasets."""
     found: dict[str, list[str]] = {name: [] for name in datasets}
     for note in notes:
         name, _, text = note.partition("=")
@@ -203,14 +203,14 @@ def licence_notes(notes: Sequence[str], datasets: Sequence[str]) -> dict[str, st
 
 
 def tasks_by_dataset(tasks: Collection[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
-    """Tasks, given as (dataset, id), as the sorted ids of each dataset."""
+    """Return the sorted ids of each dataset, from tasks as (dataset, id)."""
     names = sorted({dataset for dataset, _ in tasks})
     return {name: tuple(sorted(task for dataset, task in tasks if dataset == name)) for name in names}
 
 
 def readme(card: DataCard) -> str:
-    """The card as Markdown, with a front matter by which `datasets.load_dataset` reads the folder. Of local paths it
-    holds the last part only: it may be published."""
+    """Return the card as Markdown, with front matter for `datasets.load_dataset`. It may be published, so it shows only
+    the last part of local paths."""
     parts = [
         _front_matter(card),
         "# Supervised fine-tuning rows of search episodes",
@@ -231,7 +231,7 @@ def readme(card: DataCard) -> str:
         f"Evaluation queries compared: {_counted(card.compared)}.",
         f"Turns of kept episodes left out of the rows: {_counted(card.dropped_turns)}.",
         "## Rows",
-        _pair_table("", card, ("tasks", "episodes", "rows", "turns", "tokens", "trained_tokens")),
+        _counts_table(card, ("tasks", "episodes", "rows", "turns", "tokens", "trained_tokens")),
         _histogram_table("trained turns of", card.train.tools, card.held_out.tools),
         _histogram_table("row tokens up to", card.train.lengths, card.held_out.lengths),
         "## Episodes",
@@ -248,7 +248,7 @@ def readme(card: DataCard) -> str:
         "## Held-out tasks",
         "\n".join(f"- {name}: {', '.join(tasks)}" for name, tasks in card.held_out_tasks.items()) or "None.",
         "## Configuration",
-        _json_block({"env": card.env, "sft": card.sft}),
+        f"```json\n{msgspec.json.format(msgspec.json.encode({'env': card.env, 'sft': card.sft})).decode()}\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -259,7 +259,7 @@ def _collection(run: CollectionRun) -> tuple[object, ...]:
 
 
 def _without_folders(policy: str) -> str:
-    """A policy as it is named, but for the folders in which its model lies; a name that a server knows stays."""
+    """Return the name of a policy without the folders of a local model; a model's name on a server stays."""
     kind, colon, rest = policy.partition(":")
     model, at, url = rest.partition("@http")
     local = not at or Path(model).is_absolute()
@@ -267,7 +267,7 @@ def _without_folders(policy: str) -> str:
 
 
 def _front_matter(card: DataCard) -> str:
-    """In JSON, which is YAML too."""
+    """Return the front matter in JSON, which is valid YAML."""
     files = [{"split": "train", "path": TRAIN}]
     if card.held_out.rows:
         files.append({"split": "validation", "path": HELD_OUT})
@@ -279,9 +279,9 @@ def _front_matter(card: DataCard) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _pair_table(title: str, card: DataCard, names: Sequence[str]) -> str:
+def _counts_table(card: DataCard, names: Sequence[str]) -> str:
     rows = [(name.replace("_", " "), getattr(card.train, name), getattr(card.held_out, name)) for name in names]
-    return _table((title, "train", "held out"), rows)
+    return _table(("", "train", "held out"), rows)
 
 
 def _histogram_table(title: str, train: dict[str, int], held_out: dict[str, int]) -> str:
@@ -290,11 +290,8 @@ def _histogram_table(title: str, train: dict[str, int], held_out: dict[str, int]
 
 
 def _distributions(card: DataCard) -> str:
-    named = {
-        "turns": card.turns,
-        "curated recall": card.curated_recall,
-        "trajectory recall": card.trajectory_recall,
-    }
+    recalls = {"curated recall": card.curated_recall, "trajectory recall": card.trajectory_recall}
+    named = {"turns": card.turns, **recalls}
     rows = [(name, f"{each.mean:.3f}", *(f"{q:.3f}" for q in each.quantiles.values())) for name, each in named.items()]
     return _table(("of each kept episode", "mean", *(f"quantile {each:g}" for each in QUANTILES)), rows)
 
@@ -306,10 +303,6 @@ def _counted(counts: dict[str, int]) -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = [tuple(head), ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _json_block(tree: dict[str, Any]) -> str:
-    return f"```json\n{msgspec.json.format(msgspec.json.encode(tree), indent=2).decode()}\n```"
 
 
 def _length_class(tokens: int) -> int:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -22,7 +22,7 @@ from harness1.runs.files import refuse_full_disk
 from harness1.runs.stage import Stage, read_stage, refuse_other, under_way
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.student import Student
-from harness1.sft.validation import HeldOutValidation, evenly_spaced
+from harness1.sft.validation import HeldOutValidation
 from harness1.train.algorithm import make_algorithm
 from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
 from harness1.train.micro_batch import shuffled_steps
@@ -32,7 +32,7 @@ from harness1.train.schedule import is_due
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
 from harness1.train.trl_trainer import saved_step, train_with_trl
-from harness1.train.validation import Best
+from harness1.train.validation import Best, evenly_spaced
 
 VERB = "sft train"
 STATE = Path("state", "state.pt")
@@ -40,7 +40,7 @@ STATE = Path("state", "state.pt")
 
 @dataclass(frozen=True)
 class FineTuning:
-    """What is to be done. Settings of the trainer are those of `config.train`."""
+    """A fine-tuning job. The trainer's settings are `config.train`."""
 
     dataset: Path
     model: Path
@@ -49,23 +49,23 @@ class FineTuning:
     trainer: Literal["own", "trl"] = "own"
     device: str = "cpu"
     packing: bool = False
-    """With TRL: several rows in one sequence."""
+    """Put several rows into one sequence (TRL only)."""
     tensorboard: bool = False
     wandb: str = ""
 
     def student(self) -> Student:
-        """The student, after everything was checked that can be checked before the model is loaded.
+        """Return the student, after all checks that do not need the loaded model.
 
         Raises:
-            UsageError: the dataset is none, unfinished or empty, the model is not the one that it was made for or
-                cannot read its longest row, one of them lies where the checkpoint goes, or the disk is too full.
+            UsageError: the dataset is not a dataset, unfinished or empty; the model does not fit it or cannot read its
+                longest row; either is within the output folder; or the disk is too full.
         """
-        for place in (self.dataset, self.model):
-            if place.resolve().is_relative_to(self.out.resolve()):
-                raise UsageError(f"{place} is read, and lies in --out: choose another --out")
+        for folder in (self.dataset, self.model):
+            if folder.resolve().is_relative_to(self.out.resolve()):
+                raise UsageError(f"{folder} is an input, and is inside --out: choose another --out")
         stage = read_stage(self.dataset)
         if stage is None or stage.verb != "sft build" or stage.status != "finished":
-            raise UsageError(f"{self.dataset} is no finished dataset: run harness1 sft build")
+            raise UsageError(f"{self.dataset} is not a finished dataset: run harness1 sft build")
         student = Student.of(self.model, read_card(self.dataset))
         rows = RowFile(self.dataset / TRAIN)
         if not len(rows):
@@ -75,15 +75,15 @@ class FineTuning:
         return student
 
     def _bytes_of_a_weight(self) -> int:
-        """Of disk: a checkpoint and its next version; where all weights are trained, also two states of the optimizer,
-        each with a weight and both of its moments."""
+        """Return the disk space per weight: the checkpoint and its next version and, if all weights are trained, two
+        states of the optimizer, each with the weight and two moments."""
         train = self.config.train
         if train.lora.rank:
             return 2 * (2 if train.dtype == "bfloat16" else 4)
         return 2 * 4 + 2 * 12
 
     def stage(self) -> Stage:
-        """The card of the work; equal work has an equal card."""
+        """Return the card of the job; equal jobs have equal cards."""
         inputs = {
             "dataset": {name: file_digest(self.dataset / name) for name in (CARD, TRAIN, HELD_OUT)},
             "model": folder_hash(self.model),
@@ -93,21 +93,17 @@ class FineTuning:
         return Stage(VERB, inputs)
 
     def is_done(self) -> bool:
-        """Whether the checkpoint is there, of this very work.
-
-        Raises:
-            UsageError: as `student`.
-        """
+        """Return True if the output folder holds the finished checkpoint of this job; raise as `student` does."""
         return (self.out / CHECKPOINT).is_file() and self.stage().is_done(self.out)
 
 
 def fine_tune(work: FineTuning, on_step: StepListener, group: ProcessGroup = ALONE) -> Checkpoint:
-    """Train, and write the best checkpoint by `train.watch.metric` into `work.out`; go on where an earlier run stopped.
+    """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run.
 
     Raises:
         UsageError: as `FineTuning.student`, or the folder holds something else or cannot be written.
-        Diverged: a loss is no number; the best checkpoint until then is kept.
-        MissingExtra: what the trainer needs is not installed.
+        Diverged: a loss is not finite; the best checkpoint so far is kept.
+        MissingExtra: a dependency of the trainer is not installed.
     """
     student, stage = work.student(), work.stage()
     if group.leads:
@@ -122,30 +118,30 @@ def fine_tune(work: FineTuning, on_step: StepListener, group: ProcessGroup = ALO
             dataset=stage.inputs["dataset"],
             train=stage.inputs["train"],
         )
-        train = _train_with_trl if work.trainer == "trl" else _train
-        done = train(work, student, card, group, on_step)
+        if work.trainer == "trl":
+            done = _train_with_trl(work, card, group, on_step)
+        else:
+            done = _Run(work, student, card, group).run(on_step)
     if group.leads:
         stage.write(work.out, status="finished", outputs={"step": done.step, "metrics": done.metrics})
     return done
 
 
-def _train_with_trl(
-    work: FineTuning, student: Student, card: Checkpoint, group: ProcessGroup, on_step: StepListener
-) -> Checkpoint:
-    """The same rows through TRL's trainer, which writes the weights of its last step."""
-    train, out = work.config.train, work.out
+def _train_with_trl(work: FineTuning, card: Checkpoint, group: ProcessGroup, on_step: StepListener) -> Checkpoint:
+    """Train with TRL's trainer, which writes the weights of its last step."""
+    train, out, begun = work.config.train, work.out, saved_step(work.out)
     rows, held_out = RowFile(work.dataset / TRAIN), RowFile(work.dataset / HELD_OUT)
     steps = train.epochs * -(-len(rows) // train.batch_rows)
-    seen: dict[str, float] = {"step": float(saved_step(out))}
-    on_step(saved_step(out), steps, {})
-    with TrainLog(out if group.leads else None, saved_step(out), tensorboard=work.tensorboard, wandb=work.wandb) as log:
+    seen: dict[str, float] = {"step": float(begun)}
+    on_step(begun, steps, {})
+    with _open_log(work, group, begun) as log:
 
         def note(values: dict[str, float]) -> None:
             seen.update(values)
             step = int(values["step"])
-            told = {name: value for name, value in values.items() if name != "step"}
-            log.write(step, told)
-            on_step(step, steps, told)
+            measured = {name: value for name, value in values.items() if name != "step"}
+            log.write(step, measured)
+            on_step(step, steps, measured)
 
         validation = evenly_spaced(held_out, train.watch.rows)
         train_with_trl(rows, validation, work.model, out, train, note, packing=work.packing, cpu=work.device == "cpu")
@@ -162,16 +158,12 @@ def _copy_data_card(work: FineTuning) -> None:
         shutil.copyfile(work.dataset / name, work.out / f"data_{name}")
 
 
-def _train(
-    work: FineTuning, student: Student, card: Checkpoint, group: ProcessGroup, on_step: StepListener
-) -> Checkpoint:
-    run = _Run(work, student, card, group)
-    run.run(on_step)
-    return run.card
+def _open_log(work: FineTuning, group: ProcessGroup, begun: int) -> TrainLog:
+    return TrainLog(work.out if group.leads else None, begun, tensorboard=work.tensorboard, wandb=work.wandb)
 
 
 class _Run:
-    """The loop, with what it carries from step to step."""
+    """The loop of our own trainer and its state."""
 
     def __init__(self, work: FineTuning, student: Student, card: Checkpoint, group: ProcessGroup) -> None:
         train = work.config.train
@@ -179,7 +171,7 @@ class _Run:
         self.rows = RowFile(work.dataset / TRAIN)
         held_out = RowFile(work.dataset / HELD_OUT)
         self.order = list(shuffled_steps(len(self.rows), train.batch_rows, train.epochs, train.seed))
-        self.watch = HeldOutValidation(student, held_out, work.config, work.device, group.leads)
+        self.validation = HeldOutValidation(student, held_out, work.config, work.device, group.leads)
         model = load_trainable(work.model, train, work.device, work.config.machine.model.threads)
         self.trainer = Trainer(model, make_algorithm("nll"), train, len(self.order), group)
         self.best = Best(train.watch.metric)
@@ -188,10 +180,10 @@ class _Run:
             self.best = Best(**state["best"])
             self.card = msgspec.convert(state["card"], Checkpoint)
 
-    def run(self, on_step: StepListener) -> None:
+    def run(self, on_step: StepListener) -> Checkpoint:
         steps, begun = len(self.order), self.trainer.step_count
         on_step(begun, steps, {})
-        with self._log(begun) as log:
+        with _open_log(self.work, self.group, begun) as log:
             if not begun:
                 self._validate(log, on_step)
             for places in () if self._stops() else islice(self.order, begun, None):
@@ -211,38 +203,32 @@ class _Run:
                     break
         if not (self.work.out / CHECKPOINT).is_file():
             self._write({})
-
-    def _log(self, begun: int) -> TrainLog:
-        work = self.work
-        out = work.out if self.group.leads else None
-        return TrainLog(out, begun, tensorboard=work.tensorboard, wandb=work.wandb)
+        return self.card
 
     def _validate(self, log: TrainLog, on_step: StepListener) -> None:
-        """Watch, and write a checkpoint if there was none better."""
-        found = self.group.told(self.watch.validate(self.trainer))
-        if not found:
+        """Validate, and write a checkpoint if it is the best so far."""
+        metrics = self.group.broadcast(self.validation.validate(self.trainer))
+        if not metrics:
             return
-        named = {f"{VALIDATION_PREFIX}{name}": value for name, value in found.items()}
+        named = {f"{VALIDATION_PREFIX}{name}": value for name, value in metrics.items()}
         log.write(self.trainer.step_count, named)
         on_step(self.trainer.step_count, len(self.order), named)
-        # What was there before the first step is written down, and is no checkpoint.
-        if self.trainer.step_count and self.best.take(found):
-            self._write(found)
+        # The untrained model is logged, but is not a checkpoint.
+        if self.trainer.step_count and self.best.take(metrics):
+            self._write(metrics)
 
     def _stops(self) -> bool:
         return 0 < self.train.watch.patience <= self.best.stale
 
     def _write(self, metrics: dict[str, float]) -> None:
         self.card = msgspec.structs.replace(self.card, step=self.trainer.step_count, metrics=metrics)
-        if not self.group.leads:
-            return
-        write_model(self.work.out, self.trainer.model, self.work.model, self.card)
-        _copy_data_card(self.work)
+        if self.group.leads:
+            write_model(self.work.out, self.trainer.model, self.work.model, self.card)
+            _copy_data_card(self.work)
 
     def _save(self) -> None:
         if self.group.leads:
-            card: dict[str, Any] = msgspec.to_builtins(self.card)
-            write_state(
-                self.work.out / STATE, {"trainer": self.trainer.state(), "best": asdict(self.best), "card": card}
-            )
+            card = msgspec.to_builtins(self.card)
+            state = {"trainer": self.trainer.state(), "best": asdict(self.best), "card": card}
+            write_state(self.work.out / STATE, state)
         self.group.wait()

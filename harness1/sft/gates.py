@@ -1,4 +1,4 @@
-"""Which of a teacher's episodes are learned from: gates in a fixed order, each counted in and out."""
+"""The gates that choose a teacher's episodes for training, in a fixed order, with counts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from harness1.reward.outcome import outcome
 from harness1.tools.end_search import END_SEARCH
 
 SHOWN = 5
-"""Dropped episodes that a report names."""
+"""Number of dropped episodes that a report names."""
 
 
 class TeacherEpisode(Record):
-    """What the gates know of an episode."""
+    """An episode as the gates see it."""
 
     place: tuple[int, int]
-    """Which run, and which line of it."""
+    """The numbers of its run and of its line."""
     episode_id: str
     task_id: str
     dataset: str
@@ -31,46 +31,42 @@ class TeacherEpisode(Record):
     status: Status
     format_errors: int
     documents: int
-    """Curated ones; none where the episode ended in a policy error."""
+    """Curated documents; 0 if the episode ended in a policy error."""
     recall: float
     trajectory_recall: float
     turns: int
     calls: dict[str, int]
-    """Turns of each tool that succeeded, `end_search` among them."""
+    """Successful turns of each tool, including `end_search`."""
     actions: str
-    """A digest of everything that was done."""
+    """Digest of all actions."""
 
     @property
     def task(self) -> tuple[str, str]:
-        """What was asked: two datasets may use one id."""
+        """Dataset and id, because two datasets may use one id."""
         return self.dataset, self.task_id
 
     @property
     def tools(self) -> int:
-        """Distinct tools used with success; to stop is none."""
+        """Number of tools used successfully, without `end_search`."""
         return len(self.calls.keys() - {END_SEARCH})
 
 
 class GateCounts(Record):
-    """How many episodes came to a gate and passed it."""
+    """The number of episodes that reached a gate and that passed it."""
 
     name: str
     entered: int = msgspec.field(name="in")
     passed: int = msgspec.field(name="out")
     dropped: tuple[str, ...] = ()
-    """The first few that did not, each with the reason."""
+    """The first dropped episodes, with the reasons."""
 
 
 Reason = Callable[[TeacherEpisode], str | None]
-"""Why a candidate does not pass; None if it does."""
+"""Gives the reason to drop an episode, or None if it passes."""
 
 
 def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[int, int]) -> TeacherEpisode:
-    """What the gates need of an episode.
-
-    Raises:
-        UsageError: the gold of the task is missing or names nothing to find.
-    """
+    """Return an episode as the gates see it; raise UsageError if the task has no gold, or nothing to find."""
     scored = outcome(episode, gold)
     acted = [turn for turn in episode.turns if turn.action is not None]
     ended = sum(turn.action is not None and turn.action.name == END_SEARCH for turn in acted)
@@ -94,12 +90,8 @@ def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[in
 def gated(
     candidates: Sequence[TeacherEpisode], gates: Gates, evaluation: KnownQueries, seed: int
 ) -> tuple[tuple[TeacherEpisode, ...], tuple[GateCounts, ...]]:
-    """The candidates that pass all gates, in the order given, and what each gate let through.
-
-    Args:
-        evaluation: the queries that nothing may be learned of.
-        seed: decides which episodes fill a quota.
-    """
+    """Return the candidates that pass all gates, in the order given, and the counts of each gate. Queries of
+    `evaluation` must not be trained on; the seed chooses the episodes that fill a quota."""
     makers: dict[str, Callable[[Sequence[TeacherEpisode]], Reason]] = {
         "fault": lambda _: _fault,
         "format": lambda _: _format,
@@ -118,28 +110,19 @@ def gated(
 
 
 def check_any_left(kept: Sequence[TeacherEpisode], reports: Sequence[GateCounts]) -> None:
-    """
-    Raises:
-        UsageError: nothing passed the gates; the message says which took how many.
-    """
+    """Check that at least one episode is left. Raise UsageError if nothing passed the gates; the message says how many
+    each dropped."""
     if not kept:
-        took = [f"{each.name} took {each.entered - each.passed}" for each in reports if each.dropped]
+        counts = [f"{each.name} dropped {each.entered - each.passed}" for each in reports if each.dropped]
         last = next(each.dropped[0] for each in reversed(reports) if each.dropped)
         raise UsageError(
-            f"nothing is left of {reports[0].entered} episodes: {', '.join(took)}; such as {last}. Collect others, or"
-            " loosen sft.gates"
+            f"none of {reports[0].entered} episodes is left: {', '.join(counts)}; for example {last}. Collect others,"
+            " or loosen sft.gates"
         )
 
 
 def check_tool_mix(kept: Iterable[TeacherEpisode], gates: Gates, offered: Iterable[str]) -> None:
-    """The floor of the tool mix.
-
-    Args:
-        offered: the tools of the environment: one that was never used has no share at all.
-
-    Raises:
-        UsageError: a tool has less than its share of the successful turns; the message names all such tools.
-    """
+    """Raise UsageError if a tool of those offered has less than `sft.gates.tool_share` of the successful turns."""
     turns = Counter(dict.fromkeys(offered, 0))
     for each in kept:
         turns.update(each.calls)
@@ -147,14 +130,14 @@ def check_tool_mix(kept: Iterable[TeacherEpisode], gates: Gates, offered: Iterab
     rare = [f"{name} {count / total:.3f}" for name, count in sorted(turns.items()) if count / total < gates.tool_share]
     if rare:
         raise UsageError(
-            f"tools under the floor sft.gates.tool_share={gates.tool_share:g} of the turns: {', '.join(rare)}: collect"
-            " episodes that use them, or lower the floor"
+            f"tools below sft.gates.tool_share={gates.tool_share:g} of the turns: {', '.join(rare)}: collect episodes"
+            " that use them, or lower the share"
         )
 
 
 def held_out_tasks(kept: Iterable[TeacherEpisode], share: float, seed: int) -> frozenset[tuple[str, str]]:
-    """The tasks, as (dataset, id), that are never trained on: of each dataset a share, but at least one where the share
-    is above 0 and there are two, and never all."""
+    """Return the tasks, as (dataset, id), that are never trained on: a share of each dataset, but at least one if the
+    share is above 0 and there are two tasks, and never all."""
     tasks: dict[str, set[str]] = {}
     for each in kept:
         tasks.setdefault(each.dataset, set()).add(each.task_id)
@@ -205,8 +188,8 @@ def _leak(evaluation: KnownQueries) -> Reason:
 
 
 def _duplicate(candidates: Sequence[TeacherEpisode], near: float) -> Reason:
-    """Of episodes that ask the same, the one with the best recall stays, then the one with fewest turns. Samples of one
-    task are duplicates only if they did the same."""
+    """Keep the best of the episodes with the same question: highest recall, then fewest turns. Samples of one task are
+    duplicates only if their actions are equal."""
     asked = KnownQueries(near)
     tasks: set[tuple[str, str]] = set()
     done: set[tuple[tuple[str, str], str]] = set()
@@ -233,5 +216,5 @@ def _quota(candidates: Sequence[TeacherEpisode], quotas: dict[str, int], seed: i
 
 
 def _drawn(seed: int, *names: str) -> str:
-    """A key that puts names into an order which only the seed decides."""
+    """Return a sort key that shuffles names by the seed."""
     return digest([seed, *names])

@@ -1,4 +1,4 @@
-"""Recorded episodes rendered again for a student: the same decisions and answers, in its tokens and by its counts."""
+"""Rendering recorded episodes again for another student, with its tokens and token counts."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from harness1.records import Episode, ModelCall, Task, ToolCall
 
 
 def rerendered(episode: Episode, env: Env, chat: ChatFormat) -> Episode:
-    """The episode as a `StudentFormatPolicy` of its policy would have recorded it, if it had decided the same.
+    """Return an episode as a `StudentFormatPolicy` of its policy would have recorded it, given the same decisions.
 
-    That it would have is assumed: where the student's context is the smaller one, a decision may rest on a piece that
-    it does not show. What the student has no room for is cut off (`StopReason.CONTEXT_LIMIT`), and with it the reward.
-    Actions that were not carried out are gone, and so is what the policy was told about them.
+    With a smaller context than the teacher's, a decision may depend on a piece that the student does not see. An
+    episode that does not fit is cut (`StopReason.CONTEXT_LIMIT`) and loses its reward. Ignored actions and the notes
+    about them are left out.
 
     Args:
-        env: the configuration of the environment that it was recorded in.
+        env: the configuration of the recorded environment.
 
     Raises:
-        ConfigError: it was recorded under another one.
-        SchemaError: it cannot be played again, or its memory comes out as another one.
+        ConfigError: the episode was recorded under another configuration.
+        SchemaError: the episode cannot be replayed, or its memory differs.
     """
     twin = _Recorded(episode, env, chat)
     if twin.hash != episode.hashes.env:
@@ -48,16 +48,16 @@ def rerendered(episode: Episode, env: Env, chat: ChatFormat) -> Episode:
             )
         )
     except (ValueError, TypeError, LookupError) as error:
-        raise SchemaError(f"episode {episode.episode_id} cannot be played again: {error!r}") from error
+        raise SchemaError(f"episode {episode.episode_id} cannot be replayed: {error!r}") from error
     for before, after in zip(episode.turns, again.turns, strict=False):
         if before.memory_hash != after.memory_hash:
-            raise SchemaError(f"episode {episode.episode_id} comes out differently at turn {before.index}")
+            raise SchemaError(f"episode {episode.episode_id} differs in its memory at turn {before.index}")
     again = msgspec.structs.replace(again, stage_ms=episode.stage_ms)
     return again if len(again.turns) < len(episode.turns) else _ended_as(episode, again)
 
 
 def _ended_as(episode: Episode, again: Episode) -> Episode:
-    """A whole replay, with what the end of an episode says beside its turns."""
+    """Return a complete replay with the recorded end and reward."""
     hashes = msgspec.structs.replace(again.hashes, reward=episode.hashes.reward)
     return msgspec.structs.replace(
         again,
@@ -70,7 +70,7 @@ def _ended_as(episode: Episode, again: Episode) -> Episode:
 
 
 class _Recorded(SearchEnv):
-    """An environment in which what happens is what was recorded."""
+    """An environment that replays the recorded turns."""
 
     def __init__(self, episode: Episode, env: Env, chat: ChatFormat) -> None:
         super().__init__(env, Nowhere(episode.hashes.index, episode.unit), counter=chat)
@@ -82,7 +82,7 @@ class _Recorded(SearchEnv):
 
 
 class _Again:
-    """The recorded policy: it decides again what it decided. It is its own session, for the context says the turn."""
+    """A policy that repeats the recorded decisions. It is its own session: the context has the number of the turn."""
 
     def __init__(self, episode: Episode) -> None:
         self._episode = episode

@@ -1,4 +1,4 @@
-"""From a kept episode to training rows: every action is trained on the very context that it answered."""
+"""Training rows of kept episodes: every action is trained on the context in which it was taken."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from harness1.rows.merging import prefix_merging
 from harness1.rows.row import TrainRow, per_request
 
 REPEATED = 3
-"""A turn is repetitive if its tool is that of so many turns in a row, itself the last."""
+"""Length of a run of turns with one tool, from which on a turn is repetitive."""
 
 
 class Origin(Record):
-    """Where an episode comes from, as its rows say it."""
+    """The origin of an episode, for the metadata of its rows."""
 
     dataset: str
     split: str
@@ -25,24 +25,25 @@ class Origin(Record):
 
 
 class EpisodeRows(Record):
-    """The rows of one episode, and the turns that are in none."""
+    """The rows of one episode, and counts of the turns without a row."""
 
     rows: tuple[TrainRow, ...]
     too_long: int = 0
     """Turns in rows of more than `sft.max_tokens`."""
     unfinished: int = 0
-    """Turns in rows with an output that was cut."""
+    """Turns in rows with a truncated output."""
     unplaced: int = 0
-    """Turns whose place in a chain is not known."""
+    """Turns whose place in a chain is unknown."""
 
 
 def sft_rows(episode: Episode, sft: Sft, origin: Origin) -> EpisodeRows:
-    """One row for each turn, or for each chain of turns whose prompts are prefixes of each other (`sft.rows`), in the
-    order of turns. The whole output is trained, reasoning and call; log probabilities are left out. A row with an
-    output that was cut teaches not to stop: it is dropped whole.
+    """Return a row for each turn, or for each chain of turns whose prompts are prefixes of each other (`sft.rows`).
+
+    Rows are in the order of turns and have no log probabilities. The whole output is trained, reasoning and call. Rows
+    with a truncated output would teach the model not to stop, so they are dropped.
 
     Raises:
-        SchemaError: the episode does not hold a stretch of a prompt.
+        SchemaError: a segment of a prompt is missing in the episode.
     """
     calls = {call.call_id: call for call in captured_calls(episode)}
     turns = {f"{episode.episode_id}/{call.call_id}": turn for turn in episode.turns for call in turn.calls}
@@ -63,7 +64,7 @@ def sft_rows(episode: Episode, sft: Sft, origin: Origin) -> EpisodeRows:
 
 
 def has_token_ids(episode: Episode) -> bool:
-    """Whether every turn with an action says which tokens were read and written."""
+    """Return True if every turn with an action has its prompt and output tokens."""
     return all(
         turn.calls and turn.calls[-1].prompt and turn.calls[-1].output_ids
         for turn in episode.turns
@@ -72,7 +73,7 @@ def has_token_ids(episode: Episode) -> bool:
 
 
 def row_tokens(episode: Episode, sft: Sft) -> int:
-    """About how many tokens the rows of an episode have; those of a chain of turns hold everything at least once."""
+    """Return the approximate number of tokens in an episode's rows; chains count every segment once."""
     lengths = {f"call/{call.call_id}": len(call.output_ids) for call in calls_of(episode)}
     lengths |= {key: len(ids) for key, ids in episode.segments.items()}
     if sft.rows == "epoch":
@@ -108,7 +109,7 @@ def _sft_row(
 
 
 def _weights(turns: Sequence[Turn], repeated: float) -> dict[int, float]:
-    """The weight of each turn with an action, by its number."""
+    """Return the weight of each turn with an action, by its number."""
     acted = [(turn.index, turn.action.name) for turn in turns if turn.action is not None]
     weights = dict.fromkeys((index for index, _ in acted), 1.0)
     for place in range(REPEATED - 1, len(acted)):
@@ -118,8 +119,8 @@ def _weights(turns: Sequence[Turn], repeated: float) -> dict[int, float]:
 
 
 def _cut_calls(episode: Episode) -> list[str]:
-    """The calls whose output does not end as its model ends one. Where the record says which tokens stop, the last one
-    must be among them; in every case the sampler must say that it was stopped, and not that it ran out of room."""
+    """Return the calls with a truncated output: the sampler reports another reason than a stop, or the last token is
+    not one of the recorded stop tokens, if there are any."""
     return [
         call.call_id
         for call in trained_calls(episode)

@@ -1,4 +1,4 @@
-"""The student of a dataset: its model's format, its environment, and what of the dataset it is watched on."""
+"""The student of a dataset: its format, environment and validation tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from harness1.sft.data_card import CollectionRun, DataCard
 
 @dataclass(frozen=True)
 class Student:
-    """A model's folder beside the dataset it will learn from."""
+    """A model and the dataset that it will learn from."""
 
     folder: Path
     card: DataCard
@@ -34,41 +34,35 @@ class Student:
 
     @classmethod
     def of(cls, folder: Path, card: DataCard) -> Student:
-        """
+        """Return the student of a model's folder.
+
         Raises:
-            UsageError: the model's tokenizer is not the one that the rows were made with, or lacks the control tokens
-                of their format.
-            SchemaError: the card's environment is none of this version.
+            UsageError: the model's tokenizer differs from that of the rows, or lacks control tokens of their format.
+            SchemaError: this version cannot read the card's environment.
         """
         chat = open_format(card.format, open_tokenizer(folder))
         if chat.hash != card.format_hash:
             raise UsageError(
-                f"the rows were made with the tokenizer of {card.tokenizer} in the format {card.format}, and {folder} "
+                f"the rows were made with the tokenizer of {card.tokenizer} in the format {card.format}, but {folder} "
                 "has another: build them again with --rerender --tokenizer"
             )
         try:
             return cls(folder, card, chat, msgspec.convert(card.env, Env))
         except msgspec.ValidationError as error:
-            raise SchemaError(f"the data card's environment is not readable: {error}") from error
+            raise SchemaError(f"the data card's environment cannot be read: {error}") from error
 
     def check_length(self, rows: RowFile) -> None:
-        """
-        Raises:
-            UsageError: a row is longer than what the model can read.
-        """
+        """Refuse rows that are longer than the model's context window, with a UsageError."""
         window = context_window(self.folder)
         longest = int(rows.lengths.max(initial=0))
         if window is not None and longest > window:
             raise UsageError(
-                f"a row has {longest} tokens, and {self.folder.name} reads {window}: build with sft.max_tokens={window}"
+                f"a row has {longest} tokens, but {self.folder.name} reads {window}: build with sft.max_tokens={window}"
             )
 
     def held_out_tasks(self, limit: int) -> list[tuple[CollectionRun, Task]]:
-        """The first held-out tasks of each dataset in turn, with the run whose index they are searched in.
-
-        Raises:
-            UsageError: a dataset is not where it was.
-        """
+        """Return held-out tasks of each dataset in turn, with a run that has the index to search; raise UsageError if a
+        dataset is missing."""
         found: list[list[tuple[CollectionRun, Task]]] = []
         for run in {run.name: run for run in self.card.runs}.values():
             wanted = set(self.card.held_out_tasks.get(run.name, ()))
@@ -78,11 +72,8 @@ class Student:
         return [tasks[at] for at in range(longest) for tasks in found if at < len(tasks)][:limit]
 
     def environments(self, run: CollectionRun, config: Config) -> Callable[[], SearchEnv]:
-        """A maker of environments like the teacher's, all over the index of one of its runs.
-
-        Raises:
-            UsageError: the index is not where it was.
-        """
+        """Return a factory of environments like the teacher's, over the index of one of its runs; raise UsageError if
+        the index is missing."""
         retriever = open_retriever(run.index, msgspec.structs.replace(config, env=self.env))
         verifier = open_verifier(self.env, config.machine)
         return lambda: SearchEnv(self.env, retriever, verifier, self.chat, config.machine)

@@ -1,4 +1,4 @@
-"""Run folders as what a dataset is made of: opened, and kept apart where they do not go together."""
+"""Run folders as inputs of a dataset: opened and checked for consistency."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_IDS = (
 
 @dataclass(frozen=True)
 class TeacherRun:
-    """An opened run folder: its card, and the tasks that its episodes are about."""
+    """An opened run folder: its card and its tasks."""
 
     folder: Path
     stage: Stage
@@ -39,7 +39,7 @@ class TeacherRun:
     index: str
     source: Source
     tasks: dict[str, Task]
-    """All of its split, by their ids."""
+    """All tasks of its split, by id."""
 
     @property
     def golds(self) -> dict[str, Gold | None]:
@@ -51,20 +51,17 @@ class TeacherRun:
 
     @property
     def dataset(self) -> str:
-        """Where its tasks lie, or what generates them; can be opened from anywhere."""
+        """Absolute path or generator of its tasks."""
         return str(self.source.root or self.stage.inputs["dataset"])
 
     @property
     def chat(self) -> dict[str, str]:
-        """The format of its episodes and where their tokenizer lies; empty where a run has none."""
+        """Format and tokenizer of its episodes; each is "" if the run has none."""
         return {name: str(self.stage.outputs.get(name, "")) for name in ("format", "tokenizer")}
 
     def refuse_stray(self, episode: Episode, *, needs_ids: bool) -> None:
-        """
-        Raises:
-            UsageError: an episode was not made as its run says, asks what the dataset does not, or lacks the tokens
-                that its rows are made of.
-        """
+        """Refuse an episode that does not belong to the run; raise UsageError if the episode has another configuration,
+        asks another question than the dataset, or lacks token ids."""
         hashes = self.stage.hashes
         if (episode.hashes.env, episode.hashes.counter) != (hashes["env"], hashes["counter"]):
             raise UsageError(f"{self.folder}: episode {episode.episode_id} was collected under another configuration")
@@ -78,19 +75,16 @@ class TeacherRun:
             raise UsageError(f"{self.folder} (episode {episode.episode_id}) {_NO_IDS}")
 
     def check_round_trip(self, tokenizer: Tokenizer) -> None:
-        """
-        Raises:
-            UsageError: a tokenizer loses something of what the prompts will hold.
-        """
+        """Check the tokenizer on the texts of the run's prompts, as `check_round_trip` of `collect` does."""
         check_round_trip(tokenizer, sample_texts(self.source, list(self.tasks.values()), self.config))
 
     def missing(self, met: Iterable[str]) -> int:
-        """How many of its tasks lack an episode, given the task of each that is there."""
+        """Return the number of tasks that lack an episode, given the task of each existing one."""
         found, samples = Counter(met), self.stage.inputs.get("samples", 1)
         return sum(found[task] < samples for task in self.stage.inputs.get("tasks", ()))
 
     def described(self, met: Sequence[str]) -> CollectionRun:
-        """The run as a data card tells of it, given the task of each of its episodes that was looked at."""
+        """Return the run's entry in a data card, given the task of each of its episodes."""
         return CollectionRun(
             folder=str(self.folder.resolve()),
             dataset=self.dataset,
@@ -106,15 +100,14 @@ class TeacherRun:
 
 
 def open_runs(folders: Sequence[Path], *, rerendered: bool, partial: bool = False) -> list[TeacherRun]:
-    """The runs, which were made in one environment.
+    """Open runs of one environment.
 
     Args:
-        rerendered: their contexts will be rendered again, so that it does not matter for which student.
-        partial: take what there is of a collection that is not finished.
+        rerendered: contexts will be rendered again, so the runs' students may differ.
+        partial: accept unfinished collections.
 
     Raises:
-        UsageError: there is none, one is not finished or over the split that is tested on, or they differ in what
-            decides a prompt.
+        UsageError: there are no runs, one is unfinished or over the test split, or their prompts differ.
         SchemaError: a card is damaged.
     """
     if not folders:
@@ -135,42 +128,36 @@ def _open_run(folder: Path, *, partial: bool) -> TeacherRun:
     stage = read_stage(folder)
     assert stage is not None, "run_config has read it"
     if not {"dataset", "split"} <= stage.inputs.keys():
-        raise UsageError(f"{folder} is no collection over the tasks of a dataset: make one with `harness1 sft collect`")
+        raise UsageError(f"{folder} is not a collection over a dataset's tasks: make one with `harness1 sft collect`")
     split = stage.inputs["split"]
     check_taught_split(split, str(folder))
     if stage.status != "finished" and not partial:
         raise UsageError(
-            f"{folder} is not finished: run the same `harness1 sft collect` again, or take what there is by --partial"
+            f"{folder} is not finished: run the same `harness1 sft collect` again, or use it as it is with --partial"
         )
     source = open_source(stage.outputs.get("source", stage.inputs["dataset"]))
     return TeacherRun(folder, stage, config, index, source, {task.task_id: task for task in source.tasks(split)})
 
 
 def _refuse_namesakes(runs: Sequence[TeacherRun]) -> None:
-    """
-    Raises:
-        UsageError: two datasets have one name, by which rows and held-out tasks tell them apart.
-    """
+    """Refuse two datasets with one name, because rows and held-out tasks are identified by it."""
     places: dict[str, str] = {}
     for run in runs:
         if places.setdefault(run.source.name, run.dataset) != run.dataset:
             raise UsageError(
-                f"{run.folder} is over another dataset of the name {run.source.name}: rename one, or build two datasets"
+                f"{run.folder} is over another dataset named {run.source.name}: rename one, or build two datasets"
             )
 
 
 def _refuse_mixture(first: TeacherRun, other: TeacherRun, *, rerendered: bool) -> None:
-    """
-    Raises:
-        UsageError: two runs were made in different environments, or for different students.
-    """
+    """Refuse two runs of different environments or for different students."""
     names = ("env",) if rerendered else ("env", "counter")
     if all(first.stage.hashes[name] == other.stage.hashes[name] for name in names):
         return
     one, another = ({"env": msgspec.to_builtins(run.config.env)} | run.chat for run in (first, other))
     what = (
         "; ".join(f"{name}: {a} != {b}" for name, a, b in differences(one, another))
-        or "prompts or tokenizers of different editions"
+        or "different versions of prompts or tokenizers"
     )
     raise UsageError(
         f"{other.folder} was collected under another configuration than {first.folder}: {what}. Build a dataset of each"

@@ -1,9 +1,9 @@
-"""The held-out watch of supervised fine-tuning: loss on held-out rows, turns beside the teacher's, and episodes."""
+"""Validation during fine-tuning: loss on held-out rows, turns beside the teacher's, and episodes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from harness1.config import ChatPolicy, Config
 from harness1.env.environment import SearchEnv
@@ -11,24 +11,19 @@ from harness1.models.transformers.backend import TransformersBackend, open_trans
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Task
 from harness1.rows.file import RowFile
-from harness1.rows.row import TrainRow
 from harness1.sft.student import Student
 from harness1.tools.registry import Toolbox
 from harness1.train.lora import merged_state
 from harness1.train.trainer import Trainer
-from harness1.train.validation import episode_results, held_out_turns, means, turn_metrics
+from harness1.train.validation import episode_results, evenly_spaced, held_out_turns, means, turn_metrics
 
 
 class HeldOutValidation:
-    """Looks at a student between steps. It samples by a model of its own, to which the trained weights are copied: the
-    one that a user will sample by.
-
-    Args:
-        rows: the held-out rows; those that are looked at are spread evenly over them.
-        device: where to sample.
+    """Validates a student between steps, on an evenly spaced part of the held-out rows. It samples from a separate
+    model that gets copies of the trained weights, as users will sample from them.
 
     Raises:
-        UsageError: what is to be watched is not there, or the model cannot be sampled from here.
+        UsageError: a dataset or an index is missing, or the model cannot be sampled from.
     """
 
     def __init__(self, student: Student, rows: RowFile, config: Config, device: str, leads: bool = True) -> None:
@@ -55,29 +50,20 @@ class HeldOutValidation:
             )
 
     def validate(self, trainer: Trainer) -> dict[str, float]:
-        """The metrics of the present weights; of processes that train together, all take part and the first knows all.
-
-        Raises:
-            InfrastructureFault: the model failed to sample.
-        """
-        found = {"nll": trainer.loss(self._rows)} if self._rows else {}
+        """Return the metrics of the present weights. All processes must call this; only the first samples. Raise
+        InfrastructureFault if the model failed to sample."""
+        metrics = {"nll": trainer.loss(self._rows)} if self._rows else {}
         if self._backend is not None:
-            found |= asyncio.run(self._sampled(self._backend, trainer))
-        return found
+            metrics |= asyncio.run(self._sampled(self._backend, trainer))
+        return metrics
 
     async def _sampled(self, backend: TransformersBackend, trainer: Trainer) -> dict[str, float]:
         env, chat = self._student.env, self._student.chat
         await backend.load_state(merged_state(trainer.model), trainer.step_count)
-        found = await turn_metrics(backend, chat, Toolbox.of(env), self._turns, env.generation_reserve)
+        metrics = await turn_metrics(backend, chat, Toolbox.of(env), self._turns, env.generation_reserve)
         greedy = ChatPolicy(temperature=0.0, format_retries=0)
         policy = LanguageModelPolicy(backend, chat, env.generation_reserve, greedy)
         episodes: list[dict[str, float]] = []
         for name, tasks in self._tasks.items():
             episodes += await episode_results(policy, self._environments[name], tasks, self._config.machine.concurrency)
-        return found | means(episodes)
-
-
-def evenly_spaced(rows: Sequence[TrainRow], limit: int) -> list[TrainRow]:
-    """At most so many rows, evenly over all."""
-    count = min(limit, len(rows))
-    return [rows[at * len(rows) // count] for at in range(count)]
+        return metrics | means(episodes)

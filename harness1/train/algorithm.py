@@ -1,4 +1,4 @@
-"""What a trainer minimises: an algorithm is two hooks, and is chosen by name."""
+"""The losses that a trainer minimises, chosen by name."""
 
 from __future__ import annotations
 
@@ -22,34 +22,33 @@ if TYPE_CHECKING:
 class Algorithm(Protocol):
     """A loss over trained tokens.
 
-    The loss of an optimizer step is the sum of `token_losses` over all of its tokens, divided by the `normaliser` of
-    all of its rows. The second is known before the first is computed, so that how rows are cut into micro-batches, or
-    over processes, changes nothing.
+    The loss of an optimizer step is the sum of `token_losses` over its tokens, divided by the `normaliser` of its rows.
+    The normaliser is known first, so the division into micro-batches and processes does not change the loss.
     """
 
     @property
     def ratio_min(self) -> float:
-        """Below this ratio of probabilities, now and when it was sampled, a token counts as clipped."""
+        """Ratio of probabilities (present to sampled) below which a token counts as clipped."""
         ...
 
     @property
     def ratio_max(self) -> float:
-        """Above this one too."""
+        """Ratio above which a token counts as clipped."""
         ...
 
     def normaliser(self, rows: Sequence[TrainRow]) -> float:
-        """What the summed loss of these rows is divided by; it adds up over rows."""
+        """Return the divisor of the summed loss; it is additive over rows."""
         ...
 
     def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
-        """[trained]: the loss of each trained token, of its log probability under the present weights."""
+        """Return the loss of each trained token, [trained], from its log probability under the present weights."""
         ...
 
 
 @dataclass(frozen=True)
 class NegativeLogLikelihood:
-    """`-w log p`, over the sum of the weights w: the mean of supervised fine-tuning. A row's advantages are its
-    weights; without them all are 1."""
+    """`-w log p` over the sum of the weights w, as in supervised fine-tuning. A row's advantages are its weights; the
+    default is 1."""
 
     ratio_min: ClassVar[float] = 0.0
     ratio_max: ClassVar[float] = inf
@@ -74,17 +73,11 @@ ALGORITHMS: Mapping[str, Callable[[Rl], Algorithm]] = MappingProxyType(
         "reinforce": lambda _: Reinforce(),
     }
 )
-"""By name. Adding one is a class, a line here and, for reinforcement learning, its name in `Rl.algorithm`."""
+"""Losses by name. Those of reinforcement learning are also listed in `Rl.algorithm`."""
 
 
 def make_algorithm(name: str, rl: Rl | None = None) -> Algorithm:
-    """
-    Args:
-        rl: where those of reinforcement learning have their bounds from; its defaults by default.
-
-    Raises:
-        UsageError: there is none of this name.
-    """
+    """Return the loss with a name; `rl` holds the bounds of the ratio. Raise UsageError if the name is unknown."""
     if name not in ALGORITHMS:
         raise UsageError(f"there is no loss {name!r}; choose one of {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name](rl or Rl())

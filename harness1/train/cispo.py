@@ -1,9 +1,9 @@
-"""Policy gradients that are corrected for the weights having moved on since the tokens were sampled.
+"""Policy gradients, corrected for the change of the weights since the tokens were sampled.
 
-With r = pi / pi_rollout of a token and its advantage A, the gradient of each is that of sg(w(r)) A log pi, where sg
-stops gradients. They differ in w: CISPO cuts it to bounds (MiniMax-M1, arXiv 2506.13585), so that no token is ever
-silent; double-sided masking drops what is beyond them (GLM-5, arXiv 2602.15763, after IcePop); REINFORCE has w = 1.
-Bounds are of r itself, not offsets from 1.
+With r = pi / pi_rollout of a token and its advantage A, the gradient is that of sg(w(r)) A log pi, where sg stops
+gradients. CISPO clips r to bounds to get w (MiniMax-M1, arXiv 2506.13585), so every token keeps a gradient;
+double-sided masking drops tokens beyond the bounds (GLM-5, arXiv 2602.15763, after IcePop); REINFORCE has w = 1. Bounds
+apply to r itself; they are not offsets from 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness1.train.micro_batch import MicroBatch
 
 LOG_RATIO_LIMIT = 20.0
-"""Log ratios are cut to this size on both sides before they are exponentiated."""
+"""Log ratios are clipped to this magnitude before they are exponentiated."""
 
 
 class PolicyGradient(ABC):
@@ -37,16 +37,13 @@ class PolicyGradient(ABC):
 
     @abstractmethod
     def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
-        """w, [trained], without a gradient.
-
-        Raises:
-            UsageError: it needs log probabilities of the rollout, and the rows have none.
-        """
+        """Return w, [trained], without a gradient; raise UsageError if w needs log probabilities of the rollout, and
+        the rows have none."""
 
 
 @dataclass(frozen=True)
 class Cispo(PolicyGradient):
-    """w is r, cut to the bounds."""
+    """w is r, clipped to the bounds."""
 
     ratio_min: float = 0.0
     ratio_max: float = 5.0
@@ -57,7 +54,7 @@ class Cispo(PolicyGradient):
 
 @dataclass(frozen=True)
 class DoubleSided(PolicyGradient):
-    """w is r between the bounds, and 0 on and beyond them."""
+    """w is r between the bounds, and 0 at and beyond them."""
 
     ratio_min: float = 0.0
     ratio_max: float = 5.0
@@ -69,7 +66,7 @@ class DoubleSided(PolicyGradient):
 
 @dataclass(frozen=True)
 class Reinforce(PolicyGradient):
-    """w is 1, whoever sampled (Williams 1992)."""
+    """w is 1, whichever policy sampled the token (Williams 1992)."""
 
     ratio_min: float = 0.0
     ratio_max: float = inf
@@ -79,11 +76,8 @@ class Reinforce(PolicyGradient):
 
 
 def log_ratios(logprobs: Tensor, batch: MicroBatch) -> Tensor:
-    """log pi - log pi_rollout of the trained tokens, [trained], cut to `LOG_RATIO_LIMIT`, without a gradient.
-
-    Raises:
-        UsageError: the rows have no log probabilities of the rollout.
-    """
+    """Return log pi - log pi_rollout of trained tokens, [trained], clipped to `LOG_RATIO_LIMIT`, without a gradient;
+    raise UsageError if the rows have no log probabilities of the rollout."""
     if batch.rollout_logprobs is None:
-        raise UsageError("rows without rollout_logprobs cannot be weighted by how far the policy has moved since")
+        raise UsageError("rows without rollout_logprobs cannot be weighted by the ratio of probabilities")
     return (logprobs.detach() - batch.rollout_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

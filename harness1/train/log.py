@@ -1,11 +1,11 @@
-"""What training writes down as it goes: lines of JSON, and if asked for TensorBoard and Weights & Biases."""
+"""The log of a training run: lines of JSON, and on request TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -16,22 +16,20 @@ from harness1.runs.files import write_atomically
 
 LOG = "log.jsonl"
 VALIDATION_PREFIX = "held_out/"
-"""What the names of what a look at held-out rows or tasks measures begin with, in a log and before a listener."""
+"""Prefix of the names of validation metrics, in a log and in the values given to a `StepListener`."""
 StepListener = Callable[[int, int, Mapping[str, float]], None]
-"""Called with the step, how many there are, and what was measured; first with the one that training begins behind."""
+"""Called with the step, the number of steps and the measured values; first with the last completed step, or 0."""
 
 
-class TrainLog:
-    """Appends to `log.jsonl`. A resumed run writes its first lines again: those behind `after` are taken out.
+class TrainLog(AbstractContextManager["TrainLog"]):
+    """Appends to `log.jsonl`. A resumed run repeats the steps after `after`, so their old lines are removed.
 
     Args:
-        folder: None of a process that is not to write.
-        after: the step that training goes on from.
-        tensorboard: also write event files into `tensorboard/`.
-        wandb: the project of Weights & Biases; empty: none.
+        folder: None for a process that must not write.
+        wandb: a project of Weights & Biases; empty for none.
 
     Raises:
-        MissingExtra: what was asked for is not installed.
+        MissingExtra: TensorBoard or wandb is not installed.
     """
 
     def __init__(self, folder: Path | None, after: int = 0, *, tensorboard: bool = False, wandb: str = "") -> None:
@@ -49,7 +47,7 @@ class TrainLog:
         self._file = io.FileIO(path, "ab")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One line: the step and some numbers."""
+        """Write a line with the step and its values."""
         if self._file is None:
             return
         self._file.write(msgspec.json.encode({"step": step, **values}) + b"\n")
@@ -59,7 +57,7 @@ class TrainLog:
         if self._project is not None:
             self._project.log(dict(values), step=step)
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
         if self._events is not None:
@@ -67,26 +65,15 @@ class TrainLog:
         if self._project is not None:
             self._project.finish()
 
-    def __enter__(self) -> TrainLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def validation_values(values: Mapping[str, float]) -> dict[str, float]:
-    """What a look at held-out rows or tasks measured; empty where the values are of a step."""
-    return {
-        name.removeprefix(VALIDATION_PREFIX): value
-        for name, value in values.items()
-        if name.startswith(VALIDATION_PREFIX)
-    }
+    """Return the validation metrics among some values, without their prefix."""
+    prefix = VALIDATION_PREFIX
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a training run, oldest first; a torn last one is left out."""
+    """Return the lines of a training run, oldest first, without a torn last one."""
     return [msgspec.json.decode(line) for line in _lines(folder / LOG)]
 
 
@@ -112,5 +99,5 @@ def _open_wandb(folder: Path, project: str) -> Any:
         import wandb
     except ModuleNotFoundError as error:
         raise MissingExtra("wandb", "logs") from error
-    # One folder is one run, also when it is resumed.
+    # A resumed folder continues its run.
     return wandb.init(project=project, dir=folder, id=text_digest(str(folder.resolve())), resume="allow")

@@ -14,16 +14,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DOWN, UP, BASE = "lora_A", "lora_B", "base"
-"""Names of the parts of an adapted layer; those of A and B are peft's."""
+"""Names of the parts of an adapted layer; A and B are named as in peft."""
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
-    """Freeze a model and put an adapter beside each of its linear layers but the output head. B begins as zeros, so
-    that the model computes what it did.
-
-    Raises:
-        UsageError: the model has no linear layer.
-    """
+    """Freeze a model and add an adapter to each linear layer except the output head. B starts at zero, which leaves the
+    model's outputs unchanged. Raise UsageError if the model has no linear layer."""
     import torch
 
     model.requires_grad_(False)
@@ -42,8 +38,8 @@ def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
 
 
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The state dictionary of the plain model: adapters are added into what they stand beside. Without adapters, it is
-    the model's own; nothing of it follows later steps but what has no adapter."""
+    """Return the state dictionary of the plain model, with adapters merged. Only tensors without an adapter are shared
+    with the model and follow its later steps."""
     import torch
 
     merged: dict[str, Tensor] = dict(model.state_dict())
@@ -70,7 +66,7 @@ def _adapted(layer: nn.Linear, rank: int, scale: float, generator: Any) -> nn.Mo
     import torch
 
     class AdaptedLinear(torch.nn.Module):
-        """A frozen linear layer and its adapter, which is kept in float32."""
+        """A frozen linear layer with an adapter in float32."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Rows as tensors: which rows share a forward pass, and what of them is trained."""
+"""Micro-batches: the division of rows into forward passes, and their tensors."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward pass takes: rows padded on the right, and the trained tokens of all of them in one line."""
+    """The input of one forward pass: rows padded on the right, and their trained tokens as flat tensors."""
 
     ids: Tensor
     """[rows, longest]."""
     attention: Tensor | None
-    """[rows, longest], 1 where a token stands; None where nothing is padded."""
+    """[rows, longest], 1 for a token, 0 for padding; None without padding."""
     kept: Tensor
     """[kept], ascending: the columns whose logits predict a trained token of some row."""
     row: Tensor
     """[trained]: the row of each trained token."""
     column: Tensor
-    """[trained]: the place among `kept` that predicts it."""
+    """[trained]: the index in `kept` of the column that predicts the token."""
     targets: Tensor
     """[trained]: its id."""
     weights: Tensor
-    """[trained], float32: its advantage, 1 where the row has none."""
+    """[trained], float32: its advantage, or 1."""
     token_weights: Tensor
-    """[trained], float32: what it counts in the mean over tokens."""
+    """[trained], float32: its weight in the mean over tokens."""
     rollout_logprobs: Tensor | None
-    """[trained], float32, as recorded; None where some row has none."""
+    """[trained], float32, as recorded; None if a row has none."""
 
 
 def shuffled_steps(rows: int, batch_rows: int, epochs: int, seed: int) -> Iterator[list[int]]:
-    """The rows of every optimizer step: each epoch in an order of its own, its last step with what is left. The order
-    depends on the arguments alone, so that a resumed run finds its place by counting."""
+    """Yield the rows of every optimizer step. Each epoch has its own order, and its last step may be smaller.
+
+    The order depends only on the arguments, so a resumed run finds its position by counting."""
     for epoch in range(epochs):
         order = list(range(rows))
         Random(f"{seed}/{epoch}").shuffle(order)
@@ -52,8 +53,8 @@ def shuffled_steps(rows: int, batch_rows: int, epochs: int, seed: int) -> Iterat
 
 
 def by_token_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Places of rows in groups for one forward pass each: the longest first, as many as the budget holds with padding;
-    a row that is longer than the budget is a group of its own."""
+    """Return the indices of the rows of each forward pass: longest rows first, as many as fit the budget with padding.
+    A row longer than the budget is a group of its own."""
     groups: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lambda at: (-lengths[at], at)):
         if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= budget:
@@ -64,11 +65,8 @@ def by_token_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def collate(rows: Sequence[TrainRow], device: str | torch.device = "cpu") -> MicroBatch:
-    """Rows as one micro-batch.
-
-    Raises:
-        ValueError: no row has a trained token, or a row trains its first one, which nothing predicts.
-    """
+    """Return rows as one micro-batch; raise ValueError if no row has a trained token, or a row trains its first token,
+    which nothing predicts."""
     import torch
 
     longest = max(len(row.token_ids) for row in rows)
@@ -83,7 +81,10 @@ def collate(rows: Sequence[TrainRow], device: str | torch.device = "cpu") -> Mic
         raise ValueError("a micro-batch needs trained tokens, none of them the first of its row")
     row_of, place_of = torch.tensor(trained).T
     kept, column = torch.unique(place_of - 1, return_inverse=True)
-    known = all(row.rollout_logprobs is not None for row in rows)
+    logprobs = None
+    if all(row.rollout_logprobs is not None for row in rows):
+        recorded = [(rows[at].rollout_logprobs or ())[place] for at, place in trained]
+        logprobs = torch.tensor(recorded, device=device)
     return MicroBatch(
         ids=ids.to(device),
         attention=None if bool(attention.all()) else attention.to(device),
@@ -93,24 +94,21 @@ def collate(rows: Sequence[TrainRow], device: str | torch.device = "cpu") -> Mic
         targets=ids[row_of, place_of].to(device),
         weights=torch.tensor([_weight(rows[at], place) for at, place in trained], device=device),
         token_weights=torch.tensor([rows[at].token_weight for at, _ in trained], device=device),
-        rollout_logprobs=torch.tensor(
-            [(rows[at].rollout_logprobs or ())[place] for at, place in trained], device=device
-        )
-        if known
-        else None,
+        rollout_logprobs=logprobs,
     )
 
 
 def precision(model: PreTrainedModel, dtype: Dtype) -> AbstractContextManager[Any]:
-    """What forward passes of training run in: in bfloat16, matrices alone are multiplied in it."""
+    """Return the context of forward passes. With bfloat16, only matrix products use it."""
     import torch
 
     return nullcontext() if dtype == "float32" else torch.autocast(model.device.type, torch.bfloat16)
 
 
 def trained_distributions(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """Log probabilities of all that could stand where a trained token does, [trained, vocabulary] in float32. Logits
-    are computed for no other place: of a long context they would cost more than the layers."""
+    """Return the log probabilities of the vocabulary at each trained token, [trained, vocabulary] in float32.
+
+    Logits are computed nowhere else: for a long context they would cost more than the layers."""
     import torch
 
     logits = model(
@@ -120,17 +118,17 @@ def trained_distributions(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 
 
 def of_targets(distributions: Tensor, batch: MicroBatch) -> Tensor:
-    """The log probabilities of the trained tokens themselves, [trained]."""
+    """Return the log probabilities of the trained tokens, [trained]."""
     return distributions.gather(-1, batch.targets[:, None])[:, 0]
 
 
 def trained_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """Log probabilities of the trained tokens under the model, [trained] in float32."""
+    """Return the log probabilities of the trained tokens under the model, [trained] in float32."""
     return of_targets(trained_distributions(model, batch), batch)
 
 
 def trained_tokens(row: TrainRow) -> int:
-    """How many tokens of a row are trained."""
+    """Return the number of trained tokens of a row."""
     return sum(row.loss_mask)
 
 

@@ -1,4 +1,4 @@
-"""How far a policy has moved from the one that sampled its rows: what to watch on every step of a policy gradient."""
+"""Metrics of the distance between a policy and the one that sampled its rows, for each policy gradient step."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ if TYPE_CHECKING:
     from harness1.train.micro_batch import MicroBatch
 
 MEANS = ("entropy", "k3", "log_ratio_mean", "ratio_above_2", "ratio_below_half", "clipped")
-"""Of trained tokens, with r = pi / pi_rollout: the entropy of pi in nats; r - 1 - log r, which estimates the divergence
-of pi_rollout from pi (Schulman, "Approximating KL divergence", 2020); |log r|; and the shares of those with r > 2, with
+"""Means over trained tokens, with r = pi / pi_rollout: the entropy of pi in nats; r - 1 - log r, which estimates
+KL(pi_rollout || pi) (Schulman, "Approximating KL divergence", 2020); |log r|; and the shares of tokens with r > 2, with
 r < 1/2, and with r beyond the bounds of the algorithm."""
 MAXIMUM = "log_ratio_max"
-"""The greatest |log r|, as far as log ratios go before they are cut."""
+"""The greatest |log r|, after clipping."""
 PIECE = 256
-"""Tokens whose entropy is taken at once: the distributions of all of them are large."""
+"""Tokens whose entropy is computed at once, to save memory."""
 
 
 class OffPolicyMetrics:
-    """Adds up over the forward passes of a step, in all processes.
-
-    Args:
-        algorithm: whose bounds tell what is clipped.
-    """
+    """Sums over the forward passes of a step, in all processes. The algorithm's bounds define clipped tokens."""
 
     def __init__(self, algorithm: Algorithm, device: torch.device) -> None:
         import torch
@@ -39,10 +35,11 @@ class OffPolicyMetrics:
         self._largest = torch.zeros((), device=device)
 
     def add(self, distributions: Tensor, logprobs: Tensor, batch: MicroBatch) -> None:
-        """
+        """Add a forward pass.
+
         Args:
             distributions: [trained, vocabulary], log probabilities under the present weights.
-            logprobs: [trained], those of the tokens themselves.
+            logprobs: [trained], those of the trained tokens.
 
         Raises:
             UsageError: the rows have no log probabilities of the rollout.
@@ -64,7 +61,7 @@ class OffPolicyMetrics:
         self._largest = torch.maximum(self._largest, logs.abs().max())
 
     def values(self, group: ProcessGroup) -> dict[str, float]:
-        """The means, and the maximum, over all tokens of all processes."""
+        """Return the means and the maximum over all tokens of all processes."""
         of_processes = self._sums.new_zeros(group.size)
         of_processes[group.rank] = self._largest
         group.add_up(self._sums)
@@ -75,7 +72,7 @@ class OffPolicyMetrics:
 
 
 def entropies(distributions: Tensor) -> Tensor:
-    """In nats, [tokens], of log probabilities [tokens, vocabulary]; without a gradient."""
+    """Return entropies in nats, [tokens], of log probabilities [tokens, vocabulary], without a gradient."""
     import torch
 
     pieces = torch.split(distributions.detach(), PIECE)

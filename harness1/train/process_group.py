@@ -1,4 +1,4 @@
-"""Several processes that train one model: each takes its share of a step's passes, and gradients are added up."""
+"""Data-parallel training: each process takes a share of a step's passes, and gradients are summed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-LONGEST_LOOK_H = 6
-"""Hours that processes wait for the one that looks at held-out episodes."""
+LONGEST_VALIDATION_H = 6
+"""Hours that processes wait for the one that plays validation episodes."""
 
 
 class ProcessGroup(NamedTuple):
-    """The place of this process among those that train together; alone by default."""
+    """The rank of this process among those that train together; a single process by default."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def leads(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+        """True in the process that writes files and reports progress."""
         return self.rank == 0
 
     def add_up(self, values: Tensor) -> None:
@@ -33,18 +33,18 @@ class ProcessGroup(NamedTuple):
 
             torch.distributed.all_reduce(values)
 
-    def told(self, values: dict[str, float]) -> dict[str, float]:
-        """What the leading process has, in all of them."""
+    def broadcast(self, values: dict[str, float]) -> dict[str, float]:
+        """Return the values of the leading process in all processes."""
         if self.size <= 1:
             return values
         import torch.distributed
 
-        told = [values]
-        torch.distributed.broadcast_object_list(told, src=0)
-        return told[0]
+        shared = [values]
+        torch.distributed.broadcast_object_list(shared, src=0)
+        return shared[0]
 
     def wait(self) -> None:
-        """Go on when all processes have come here."""
+        """Wait until all processes have called this."""
         if self.size > 1:
             import torch.distributed
 
@@ -56,23 +56,20 @@ ALONE = ProcessGroup()
 
 @contextmanager
 def joined_group(size: int, device: str, alone: ProcessGroup = ALONE) -> Iterator[ProcessGroup]:
-    """The group that a launcher (`accelerate launch`, `torchrun`) started; it told torch where its members meet.
-
-    Args:
-        size: how many processes are to be joined; with 1 nothing is opened, and `alone` is the group.
-    """
+    """Join the group of `size` processes that a launcher (`accelerate launch`, `torchrun`) started; for one process,
+    yield `alone`."""
     if size <= 1:
         yield alone
         return
     import torch.distributed
 
-    place = torch.device(device)
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
+    own = torch.device(device)
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
     torch.distributed.init_process_group(
-        "nccl" if place.type == "cuda" else "gloo",
-        timeout=timedelta(hours=LONGEST_LOOK_H),
-        device_id=place if place.type == "cuda" else None,
+        "nccl" if own.type == "cuda" else "gloo",
+        timeout=timedelta(hours=LONGEST_VALIDATION_H),
+        device_id=own if own.type == "cuda" else None,
     )
     try:
         yield ProcessGroup(torch.distributed.get_rank(), torch.distributed.get_world_size())

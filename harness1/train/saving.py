@@ -1,4 +1,4 @@
-"""Writing a trained model: a plain folder that everything which loads models can load."""
+"""Trained models as plain folders, and the state of a training run."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from harness1.runs.files import write_json
 from harness1.train.lora import merged_state
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
 WEIGHTS = (".safetensors", ".bin", ".index.json", ".gguf", ".pt", ".pth")
-"""Endings of what is not copied from the model that training began with."""
+"""Endings of files that are not copied from the base model."""
+NOT_OF_A_MODEL = frozenset({CHECKPOINT, "README.md", "stage.json", "data_card.json", "data_README.md", "log.jsonl"})
+"""Our own files, which describe the base and not the new model."""
 
 
 def write_model(out: Path, model: PreTrainedModel, base: Path, card: Checkpoint) -> None:
-    """Write weights (adapters merged), and beside them the tokenizer and templates of the base model, and the card.
+    """Write weights (adapters merged), the tokenizer and templates of the base model, and the card.
 
-    A reader finds the old model or the new one: weights come last but for the card, which vouches for them.
+    A reader finds the old model or the new one: the card is written last, right after the weights.
 
     Raises:
-        UsageError: there is no room, or the folder cannot be written.
+        UsageError: the disk is full, or the folder cannot be written.
     """
     from safetensors import SafetensorError
 
@@ -41,7 +42,9 @@ def write_model(out: Path, model: PreTrainedModel, base: Path, card: Checkpoint)
     try:
         copy_beside_weights(base, fresh)
         with no_progress_bars():
-            model.save_pretrained(fresh, state_dict=dict(_stored(merged_state(model))))
+            # A tensor with several names, such as a tied head, keeps them all: the writer resolves them.
+            state = {name: value.detach() for name, value in merged_state(model).items()}
+            model.save_pretrained(fresh, state_dict=state)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(fresh, ignore_errors=True)
         raise UsageError(f"cannot write the model to {out}: {first_line(error)}") from error
@@ -53,11 +56,8 @@ def write_model(out: Path, model: PreTrainedModel, base: Path, card: Checkpoint)
 
 
 def copy_beside_weights(base: Path, out: Path) -> None:
-    """Copy what a model's folder holds beside its weights (tokenizer, templates, licence), but for files of ours.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Copy the files of a model's folder other than weights (tokenizer, templates, licence), without our own; raise
+    OSError if the folder cannot be written."""
     out.mkdir(parents=True, exist_ok=True)
     for path in base.iterdir():
         if path.is_file() and not path.name.endswith(WEIGHTS) and path.name not in NOT_OF_A_MODEL:
@@ -65,20 +65,13 @@ def copy_beside_weights(base: Path, out: Path) -> None:
 
 
 def write_card(out: Path, card: Checkpoint) -> None:
-    """Write `checkpoint.json`: from here on the folder is a checkpoint."""
+    """Write `checkpoint.json`, which makes the folder a checkpoint."""
     write_json(out / CHECKPOINT, card)
 
 
-NOT_OF_A_MODEL = frozenset({CHECKPOINT, "README.md", "stage.json", "data_card.json", "data_README.md", "log.jsonl"})
-"""Files of ours, which speak of the base and not of what was made of it."""
-
-
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write what training goes on from, in one atomic step.
-
-    Raises:
-        UsageError: there is no room, or the folder cannot be written.
-    """
+    """Write the state to resume training from, atomically; raise UsageError if the disk is full, or the folder cannot
+    be written."""
     import torch
 
     fresh = path.with_name(f".{path.name}")
@@ -89,17 +82,13 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
-    except (OSError, RuntimeError) as error:  # torch's writer says RuntimeError of a full disk
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError if the disk is full
         fresh.unlink(missing_ok=True)
         raise UsageError(f"cannot write the state of training to {path}: {first_line(error)}") from error
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
-    """What `write_state` wrote; None if it never did.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
+    """Return the state that `write_state` wrote, or None if there is none; raise UsageError if the file is damaged."""
     import pickle
 
     import torch
@@ -107,18 +96,15 @@ def read_state(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.UnpicklingError) as error:
         raise UsageError(f"{path} is damaged: begin again with --force") from error
-    return found
+    return state
 
 
 def parameters_of(folder: Path) -> int:
-    """How many numbers the safetensors of a model hold, by the headers of the files.
-
-    Raises:
-        UsageError: a file is damaged.
-    """
+    """Return the number of parameters in the safetensors of a model, from the headers of the files; raise UsageError if
+    a file is damaged."""
     total = 0
     for path in folder.glob("*.safetensors"):
         try:
@@ -128,8 +114,3 @@ def parameters_of(folder: Path) -> int:
         except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError, MemoryError) as error:
             raise UsageError(f"{path} is damaged: {first_line(error)}") from error
     return total
-
-
-def _stored(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Detached values; of names that share one, such as a tied head, all are kept: the writer knows them."""
-    return {name: value.detach() for name, value in state.items()}

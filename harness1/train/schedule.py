@@ -1,4 +1,4 @@
-"""The learning rate of every step."""
+"""The learning rate schedule."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from harness1.config import Train
 
 
 def rate_at(step: int, steps: int, train: Train) -> float:
-    """The rate of step `step` (from 0) of `steps`: a linear rise to `train.rate` over the warm-up, then constant, or
-    linearly or along a cosine towards 0, which the step after the last would have."""
+    """Return the rate of step `step` (from 0) of `steps`: a linear rise to `train.rate` over the warm-up, then the same
+    rate, or a linear or cosine decay that would reach 0 at the step after the last."""
     rising = round(train.warmup * steps)
     if step < rising:
         return train.rate * (step + 1) / rising
@@ -22,5 +22,5 @@ def rate_at(step: int, steps: int, train: Train) -> float:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether what is done every so many steps is done after this one; `every` 0: never."""
+    """Return True after each `every`-th step; `every` 0 means never."""
     return every > 0 and step % every == 0

@@ -1,4 +1,4 @@
-"""A model as the trainer takes it."""
+"""Loading a model for training."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) -> PreTrainedModel:
-    """Load a causal language model for training, without dropout: what is trained is what will be sampled.
+    """Load a causal language model for training, without dropout, so that it computes what it will when sampled.
 
-    Weights that are trained are float32, and bfloat16 is what they are multiplied in; frozen ones beside adapters are
-    kept in bfloat16 as a whole. Logits are float32 in every case.
+    Trained weights are kept in float32 and multiplied in `train.dtype`; frozen weights are kept in `train.dtype`.
+    Logits are always float32.
 
     Args:
-        threads: of torch, in the whole process; 0 leaves them as they are.
+        threads: threads of torch in this process; 0 leaves them unchanged.
 
     Raises:
-        UsageError: the folder holds no such model, or torch has no such device.
+        UsageError: the folder does not hold such a model, or torch does not know the device.
         MissingExtra: torch or transformers is not installed.
     """
     frozen = train.lora.rank > 0

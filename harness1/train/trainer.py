@@ -1,4 +1,4 @@
-"""One optimizer step on rows: micro-batches by token budget, forward, loss, backward, clip, step."""
+"""Optimizer steps on rows: micro-batches by token budget, forward, loss, backward, clip, step."""
 
 from __future__ import annotations
 
@@ -31,18 +31,12 @@ if TYPE_CHECKING:
 
 
 class Diverged(UsageError):
-    """A loss or a gradient is no number: nothing was changed by this step. The user's, for the rate is."""
+    """The loss or the gradient is not finite; the step changed nothing. Users set the rate, so it is their error."""
 
 
 class Trainer:
-    """Changes the weights of a model; it knows rows and an algorithm, and nothing of episodes.
-
-    Args:
-        model: as `load_trainable` gives it; it is changed in place.
-        algorithm: what is minimised.
-        steps: how many will be taken; the schedule of the rate ends there.
-        group: the processes that train together. All must be given the same rows.
-    """
+    """Trains a model of `load_trainable` in place on rows; it knows nothing of episodes. The schedule of the rate ends
+    after `steps`. All processes of the group must get the same rows."""
 
     def __init__(
         self, model: PreTrainedModel, algorithm: Algorithm, train: Train, steps: int, group: ProcessGroup = ALONE
@@ -67,18 +61,17 @@ class Trainer:
     def step(self, rows: Sequence[TrainRow]) -> dict[str, float]:
         """Take one optimizer step and return its loss, gradient norm (before clipping), rate and trained tokens.
 
-        Rows that all have log probabilities of the rollout add `OffPolicyMetrics`: how far the weights before the step
-        are from those that sampled the rows.
+        If all rows have log probabilities of the rollout, add `OffPolicyMetrics` of the weights before the step.
         """
         import torch
 
-        normaliser = self.algorithm.normaliser(rows) or 1.0  # where no token has any weight, every loss is 0
+        normaliser = self.algorithm.normaliser(rows) or 1.0  # 0 if no token has a weight; then every loss is 0
         total = torch.zeros((), device=self.model.device)
         known = all(row.rollout_logprobs is not None for row in rows)
-        drift = OffPolicyMetrics(self.algorithm, self.model.device) if known else None
+        off_policy = OffPolicyMetrics(self.algorithm, self.model.device) if known else None
         for batch in self._passes(rows):
             with _within_memory(self.train.micro_tokens):
-                loss = self._loss(batch, drift) / normaliser
+                loss = self._loss(batch, off_policy) / normaliser
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self.group.add_up(total)
@@ -101,10 +94,10 @@ class Trainer:
         self.step_count += 1
         trained = float(sum(map(trained_tokens, rows)))
         taken = {"loss": float(total), "gradient": float(norm), "rate": rate, "trained_tokens": trained}
-        return taken if drift is None else taken | drift.values(self.group)
+        return taken if off_policy is None else taken | off_policy.values(self.group)
 
     def loss(self, rows: Sequence[TrainRow]) -> float:
-        """The loss of rows under the present weights, which it does not change."""
+        """Return the loss of rows under the present weights."""
         import torch
 
         total = torch.zeros((), device=self.model.device)
@@ -115,12 +108,12 @@ class Trainer:
         return float(total) / (self.algorithm.normaliser(rows) or 1.0)
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on: trained weights, optimizer, step."""
+        """Return everything that the next step depends on: trained weights, optimizer, step."""
         weights = [parameter.detach() for parameter in self.parameters]
         return {"step": self.step_count, "weights": weights, "optimizer": self.optimizer.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Continue from a value of `state`."""
         import torch
 
         with torch.no_grad():
@@ -130,18 +123,18 @@ class Trainer:
         self.step_count = state["step"]
 
     def _passes(self, rows: Sequence[TrainRow]) -> Iterator[MicroBatch]:
-        """This process's share of the forward passes over rows."""
+        """Yield this process's share of the forward passes over rows."""
         groups = by_token_budget([len(row.token_ids) for row in rows], self.train.micro_tokens)
         for places in groups[self.group.rank :: self.group.size]:
             yield collate([rows[place] for place in places], self.model.device)
 
-    def _loss(self, batch: MicroBatch, drift: OffPolicyMetrics | None = None) -> Tensor:
-        """The summed loss of a micro-batch."""
+    def _loss(self, batch: MicroBatch, off_policy: OffPolicyMetrics | None = None) -> Tensor:
+        """Return the summed loss of a micro-batch."""
         with precision(self.model, self.train.dtype):
             distributions = trained_distributions(self.model, batch)
         logprobs = of_targets(distributions, batch)
-        if drift is not None:
-            drift.add(distributions, logprobs, batch)
+        if off_policy is not None:
+            off_policy.add(distributions, logprobs, batch)
         summed: Tensor = self.algorithm.token_losses(logprobs, batch).sum()
         return summed
 
@@ -154,14 +147,14 @@ def _within_memory(micro_tokens: int) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise UsageError(
-            f"the GPU has no room for {micro_tokens} tokens at once: lower train.micro_tokens, or turn on"
+            f"{micro_tokens} tokens do not fit into GPU memory at once: lower train.micro_tokens, or turn on"
             " train.checkpointing"
         ) from error
 
 
 def _forget_activations(model: PreTrainedModel) -> None:
-    """Gradient checkpointing. transformers does it in layers that are in training mode; as every other mode here would
-    bring dropout, the layers alone are said to be, and none of their parts."""
+    """Turn on gradient checkpointing. transformers requires training mode for it; only the layers themselves are set to
+    it, not their parts, which would bring dropout."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

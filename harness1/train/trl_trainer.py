@@ -1,10 +1,9 @@
-"""The other way to train on rows: TRL's `SFTTrainer`, with packing, and over several GPUs by `accelerate launch`."""
+"""Training on rows with TRL's `SFTTrainer`: packing, and several GPUs with `accelerate launch`."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,17 +22,16 @@ if TYPE_CHECKING:
     from trl.trainer.sft_config import SFTConfig
 
 STATES = "states"
-"""Folder within a checkpoint where the states to resume from are kept until training ends."""
-
+"""Folder within a checkpoint that holds the states to resume from until training ends."""
 NO_LOSS = -100
-"""The label of a token that is not trained."""
+"""Label of a token that is not trained."""
 
 
 class Passes(NamedTuple):
-    """How an optimizer step is made of forward passes."""
+    """The forward passes of an optimizer step."""
 
     rows: int
-    """Of one pass of one process."""
+    """Rows of one pass of one process."""
     accumulated: int
     """Passes of each process in one step."""
 
@@ -49,39 +47,39 @@ def train_with_trl(
     packing: bool = False,
     cpu: bool = False,
 ) -> Path:
-    """Train a model on rows; its weights, adapters merged into them, and its tokenizer are written to a folder.
+    """Train a model on rows, and write the weights of the last step (adapters merged) and the tokenizer to a folder.
 
     The loss of a step is `-sum(log p) / count` over all trained tokens of its rows, on all processes, as with our
-    trainer. Nothing is tokenised, cut off or fetched, and nothing is reported to anyone but `on_log`. If `out` holds a
-    state of an earlier call that did not end, training goes on from it. What is written are the weights of the last
-    step.
+    trainer. Nothing is tokenised, truncated or downloaded, and only `on_log` gets reports. Training resumes from the
+    state of an unfinished call in `out`.
 
-    Under `accelerate launch`, every process calls this with equal arguments; the first one logs and writes. Where the
-    last step of an epoch has not the same number of rows for each process, accelerate repeats some.
+    Under `accelerate launch`, every process calls this with equal arguments; the first one logs and writes. If the
+    last step of an epoch cannot be shared equally, accelerate repeats some rows.
 
     Args:
-        rows: what is trained. With packing, a step has `batch_rows` of them in the mean.
-        held_out: the first `watch.rows` of them are looked at; `eval_loss` is the mean of their mean losses per token.
-        out: of the checkpoint; made if absent.
-        on_log: is given the numbers of each step and look, each with its `step`.
+        rows: training rows. With packing, a step has `batch_rows` of them on average.
+        held_out: the first `watch.rows` are evaluated; `eval_loss` is the mean of their mean losses per token.
+        out: folder of the checkpoint; made if absent.
+        on_log: called with the values of each step and evaluation, which include `step`.
         packing: put several short rows into one sequence of at most `micro_tokens` (best fit decreasing). They do not
-            see each other: their positions begin anew, and transformers masks attention where positions do.
-        cpu: leave GPUs alone.
+            attend to each other: positions restart with each row, and transformers masks attention there.
+        cpu: do not use GPUs.
 
     Raises:
-        UsageError: there are no rows, rows have weights, or something is asked for that TRL's trainer does not do.
-        MissingExtra: trl, datasets, accelerate, peft or what they stand on is not installed.
+        UsageError: there are no rows, rows have weights, or TRL's trainer lacks a requested feature.
+        MissingExtra: trl, datasets, accelerate, peft or one of their dependencies is not installed.
     """
     _import_extra()
     _refuse(rows, settings)
-    watched = held_out[: settings.watch.rows]
-    config = _config(settings, out / STATES, watched=bool(watched), packing=packing, cpu=cpu)
+    validation = held_out[: settings.watch.rows]
+    config = _config(settings, out / STATES, validated=bool(validation), packing=packing, cpu=cpu)
     _refuse_launch(config)
     data, passes = _steps(rows, settings, config.world_size, packing)
     config.per_device_train_batch_size, config.gradient_accumulation_steps = passes
     model = load_trainable(model_folder, settings, "cpu")
     described = deepcopy((model.config, model.generation_config))  # TRL writes the tokenizer's special tokens there
-    trainer = _trainer(model, model_folder, config, settings, data, _dataset(watched) if watched else None, on_log)
+    evaluated = _dataset(validation) if validation else None
+    trainer = _trainer(model, model_folder, config, settings, data, evaluated, on_log)
     with no_progress_bars():
         _run(trainer)
         merged = trainer.model.merge_and_unload() if settings.lora.rank else trainer.model
@@ -90,26 +88,20 @@ def train_with_trl(
         if trainer.is_world_process_zero():
             copy_beside_weights(model_folder, out)
             merged.save_pretrained(out)
-            shutil.rmtree(out / STATES, ignore_errors=True)  # its files would count as the model's
+            shutil.rmtree(out / STATES, ignore_errors=True)  # its files would count as part of the model
         trainer.accelerator.wait_for_everyone()
     return out
 
 
 def saved_step(out: Path) -> int:
-    """The step that a call with this folder would go on from; 0 for the beginning."""
+    """Return the step from which a call with this folder would resume; 0 for the beginning."""
     steps = [path.name.rpartition("-")[2] for path in (out / STATES).glob("checkpoint-*")]
     return max((int(step) for step in steps if step.isdecimal()), default=0)
 
 
 def passes_of(batch_rows: int, longest: int, micro_tokens: int, processes: int) -> Passes:
-    """The largest passes of equal size, within the budget of tokens, that make a step of exactly `batch_rows`.
-
-    Args:
-        longest: tokens of the longest row; a pass is taken to hold only such.
-
-    Raises:
-        UsageError: the rows of a step cannot be shared out equally.
-    """
+    """Return the largest equal passes within the budget of tokens that make a step of exactly `batch_rows`, assuming
+    that all rows are as long as the longest; raise UsageError if the processes cannot share the rows equally."""
     share, rest = divmod(batch_rows, processes)
     if rest:
         raise UsageError(f"train.batch_rows={batch_rows} cannot be shared equally by {processes} processes")
@@ -132,7 +124,7 @@ def _refuse(rows: Sequence[TrainRow], settings: Train) -> None:
     if not rows:
         raise UsageError("there are no rows to train on")
     if any(row.advantages is not None for row in rows):
-        raise UsageError("some rows have token weights, which TRL has not: use our own trainer, without --trainer trl")
+        raise UsageError("some rows have token weights, which TRL lacks: use our own trainer, without --trainer trl")
     watch = settings.watch
     if watch.metric != "nll" or watch.patience:
         raise UsageError(
@@ -147,10 +139,10 @@ def _refuse_launch(config: SFTConfig) -> None:
     if config.n_gpu > 1:
         raise UsageError("several GPUs are visible: start it with `accelerate launch`, or set CUDA_VISIBLE_DEVICES")
     if config.distributed_state.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-        raise UsageError("checkpoints are written of whole models: launch without FSDP and DeepSpeed")
+        raise UsageError("only unsharded models can be saved: launch without FSDP and DeepSpeed")
 
 
-def _config(settings: Train, states: Path, *, watched: bool, packing: bool, cpu: bool) -> SFTConfig:
+def _config(settings: Train, states: Path, *, validated: bool, packing: bool, cpu: bool) -> SFTConfig:
     from torch.cuda import is_available
     from trl.trainer.sft_config import SFTConfig
 
@@ -176,7 +168,7 @@ def _config(settings: Train, states: Path, *, watched: bool, packing: bool, cpu:
         save_strategy="steps" if settings.save_every else "no",
         save_steps=settings.save_every or 1,
         save_total_limit=1,
-        eval_strategy="steps" if watched and watch.every else "no",
+        eval_strategy="steps" if validated and watch.every else "no",
         eval_steps=watch.every or None,
         per_device_eval_batch_size=1,
         prediction_loss_only=True,
@@ -199,7 +191,7 @@ def _steps(rows: Sequence[TrainRow], settings: Train, processes: int, packing: b
 def _dataset(rows: Sequence[TrainRow]) -> Dataset:
     from datasets import Dataset
 
-    # Labels are TRL's own last form of a mask: neither packing nor its collator change them.
+    # Labels are the final form of a mask in TRL: neither packing nor its collator changes them.
     labels = [
         [token if mask else NO_LOSS for token, mask in zip(row.token_ids, row.loss_mask, strict=True)] for row in rows
     ]
@@ -207,20 +199,13 @@ def _dataset(rows: Sequence[TrainRow]) -> Dataset:
 
 
 def _packed(data: Dataset, tokens: int) -> Dataset:
-    from trl.data_utils import pack_dataset
-
-    with _no_bars_of_datasets():
-        return pack_dataset(data, tokens, "bfd")
-
-
-@contextmanager
-def _no_bars_of_datasets() -> Iterator[None]:
     from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from trl.data_utils import pack_dataset
 
     hidden = are_progress_bars_disabled()
     disable_progress_bars()
     try:
-        yield
+        return pack_dataset(data, tokens, "bfd")
     finally:
         if not hidden:
             enable_progress_bars()
@@ -232,16 +217,15 @@ def _trainer(
     config: SFTConfig,
     settings: Train,
     data: Dataset,
-    watched: Dataset | None,
+    evaluated: Dataset | None,
     on_log: Callable[[dict[str, float]], None],
 ) -> Any:
-    """TRL's trainer, ready to run."""
     from peft import LoraConfig
     from transformers import AutoTokenizer, PrinterCallback
     from trl.trainer.utils import add_fused_lm_head
 
     tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
-    if tokenizer.pad_token is None:  # what stands where attention is masked; TRL wants some
+    if tokenizer.pad_token is None:  # TRL needs a token to pad with
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     adapter: Any = LoraConfig
     lora = adapter(
@@ -251,14 +235,14 @@ def _trainer(
         model,
         config,
         train_dataset=data,
-        eval_dataset=watched,
+        eval_dataset=evaluated,
         processing_class=tokenizer,
         peft_config=lora if settings.lora.rank else None,
         callbacks=[_log_callback(on_log)],
     )
     trainer.remove_callback(PrinterCallback)
     plain = trainer.model.get_base_model() if settings.lora.rank else trainer.model
-    # TRL multiplies the head in bfloat16 too, and a rounded logit costs more than all the layers below.
+    # TRL also multiplies the head in bfloat16; rounding logits loses more precision than all other layers do.
     add_fused_lm_head(plain, cast_lm_head_to_fp32=True, outputs=("log_probs", "entropy", "is_top1"))
     return trainer
 
@@ -268,7 +252,7 @@ def _trainer_class(settings: Train) -> Any:
     from trl.trainer.sft_trainer import SFTTrainer
 
     class OurScheduleTrainer(SFTTrainer):
-        """TRL's trainer with the rates and the weight decay of ours, and without its message to the hub."""
+        """TRL's trainer with our schedule and weight decay, and without telemetry."""
 
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
             def share(step: int) -> float:
@@ -291,22 +275,18 @@ def _log_callback(on_log: Callable[[dict[str, float]], None]) -> Any:
     from transformers import TrainerCallback
 
     class LogCallback(TrainerCallback):
-        """Passes numbers on, from the first process."""
+        """Passes numbers from the first process to `on_log`."""
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if state.is_world_process_zero:
-                numbers = {name: float(value) for name, value in (logs or {}).items() if _is_number(value)}
+                numbers = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, int | float)}
                 on_log({**numbers, "step": float(state.global_step)})
 
     return LogCallback()
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
-
-
 def _run(trainer: Any) -> None:
-    """Train, from the last state if there is one; a trainer that looks at intervals looks in the end too."""
+    """Train from the last state, if there is one; evaluate at the end unless the trainer did so at intervals."""
     from transformers import trainer_utils
 
     library: Any = trainer_utils

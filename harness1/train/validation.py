@@ -1,4 +1,4 @@
-"""Looking at a policy while it is trained: its loss on held-out rows, its turns, and whole episodes."""
+"""Validation of a policy during training: single turns beside a teacher's, and whole episodes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
 from statistics import fmean
+from typing import TypeVar
 
 import msgspec
 
@@ -21,22 +22,27 @@ from harness1.rows.row import TrainRow
 from harness1.tools.registry import Toolbox
 
 HIGHER = {"nll": False, "valid": True, "tool_agreement": True, "curated_recall": True, "reward": True}
-"""The metrics by which a checkpoint can be the best, and whether more of each is better."""
+"""The metrics that can choose the best checkpoint; True if higher values are better."""
+
+Item = TypeVar("Item")
 
 
 class HeldOutTurn(Record):
-    """A turn that a teacher took and the policy is asked to take: the prompt, and what the teacher said there."""
+    """A turn of a teacher that the policy is asked to take: the prompt and the teacher's output."""
 
     prompt_ids: tuple[int, ...]
     target_ids: tuple[int, ...]
 
 
+def evenly_spaced(items: Sequence[Item], limit: int) -> list[Item]:
+    """Return at most `limit` items, spread evenly over all."""
+    count = min(limit, len(items))
+    return [items[at * len(items) // count] for at in range(count)]
+
+
 def held_out_turns(rows: Sequence[TrainRow], limit: int) -> list[HeldOutTurn]:
-    """The trained stretches of rows as turns: `limit` of them at most, spread evenly over all."""
-    found = [turn for row in rows for turn in _turns(row)]
-    if limit >= len(found):
-        return found
-    return [found[at * len(found) // limit] for at in range(limit)]
+    """Return at most `limit` trained stretches of rows as turns, spread evenly over all."""
+    return evenly_spaced([turn for row in rows for turn in _turns(row)], limit)
 
 
 def _turns(row: TrainRow) -> Iterator[HeldOutTurn]:
@@ -50,7 +56,7 @@ def _turns(row: TrainRow) -> Iterator[HeldOutTurn]:
 
 
 def is_valid(call: ToolCall, toolbox: Toolbox) -> bool:
-    """Whether an environment would carry out a call: there is the tool, and the arguments are of its schema."""
+    """Return True if an environment would execute a call: the tool exists, and the arguments match its schema."""
     tool = toolbox.tools.get(call.name)
     if tool is None:
         return False
@@ -64,25 +70,25 @@ def is_valid(call: ToolCall, toolbox: Toolbox) -> bool:
 async def turn_results(
     backend: Backend, chat: ChatFormat, toolbox: Toolbox, turns: Sequence[HeldOutTurn], reserve: int
 ) -> list[dict[str, float]]:
-    """The policy's most likely output at each turn, beside the teacher's.
+    """Compare the policy's greedy output at each turn with the teacher's.
 
     Args:
-        reserve: tokens that an output may have.
+        reserve: maximum tokens of an output.
 
     Returns:
-        For each turn, 1.0 or 0.0: `valid`, the output holds an action that an environment would carry out;
-        `tool_agreement`, the action calls the teacher's tool; `action_agreement`, with the same arguments, too.
+        For each turn, 1.0 or 0.0: `valid`, the output contains an action that an environment would execute;
+        `tool_agreement`, the action calls the teacher's tool; `action_agreement`, with the same arguments.
     """
     sampling = Sampling(temperature=0.0, max_tokens=reserve, stop_ids=chat.stop_ids)
 
     async def one(turn: HeldOutTurn) -> dict[str, float]:
         output = await backend.generate(turn.prompt_ids, sampling)
-        said = _action(chat, output.output_ids, toolbox)
-        meant = _action(chat, turn.target_ids, toolbox)
+        action = _action(chat, output.output_ids, toolbox)
+        target = _action(chat, turn.target_ids, toolbox)
         return {
-            "valid": float(said is not None and is_valid(said, toolbox)),
-            "tool_agreement": float(said is not None and meant is not None and said.name == meant.name),
-            "action_agreement": float(said is not None and said == meant),
+            "valid": float(action is not None and is_valid(action, toolbox)),
+            "tool_agreement": float(action is not None and target is not None and action.name == target.name),
+            "action_agreement": float(action is not None and action == target),
         }
 
     return list(await asyncio.gather(*(one(turn) for turn in turns)))
@@ -91,12 +97,12 @@ async def turn_results(
 async def turn_metrics(
     backend: Backend, chat: ChatFormat, toolbox: Toolbox, turns: Sequence[HeldOutTurn], reserve: int
 ) -> dict[str, float]:
-    """The means of `turn_results`."""
+    """Return the means of `turn_results`."""
     return means(await turn_results(backend, chat, toolbox, turns, reserve))
 
 
 def means(results: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each value; empty without results."""
+    """Return the mean of each value; empty without results."""
     return {name: fmean(each[name] for each in results) for name in results[0]} if results else {}
 
 
@@ -108,11 +114,11 @@ def _action(chat: ChatFormat, ids: Sequence[int], toolbox: Toolbox) -> ToolCall 
 async def episode_results(
     policy: Policy, environment: Callable[[], SearchEnv], tasks: Sequence[Task], concurrency: int, seed: int = 0
 ) -> list[dict[str, float]]:
-    """Whole episodes on tasks with gold. One that the infrastructure broke is left out.
+    """Play whole episodes on tasks with gold, and leave out those with an infrastructure fault.
 
     Returns:
-        For each episode `curated_recall`, `set_size`, `turns`, and `format_failures`: 1.0 if it ended without an
-        action.
+        For each episode `curated_recall`, `set_size`, `turns`, and `format_failures`: 1.0 if it ended in a policy
+        error.
     """
     places = asyncio.Semaphore(concurrency)
 
@@ -132,26 +138,19 @@ async def episode_results(
     return [each for each in await asyncio.gather(*(one(task) for task in tasks)) if each is not None]
 
 
-async def episode_metrics(
-    policy: Policy, environment: Callable[[], SearchEnv], tasks: Sequence[Task], concurrency: int, seed: int = 0
-) -> dict[str, float]:
-    """The means of `episode_results`."""
-    return means(await episode_results(policy, environment, tasks, concurrency, seed))
-
-
 @dataclass
 class Best:
-    """The best value of a metric so far, and for how many looks there was no better one."""
+    """The best value of a metric so far, and the number of validations since then (`stale`)."""
 
     metric: str
     value: float | None = None
     stale: int = 0
 
     def take(self, metrics: dict[str, float]) -> bool:
-        """Take in a look; returns whether it is the best so far. Without the metric it is not."""
-        found = metrics.get(self.metric)
-        better = (found is not None and not isnan(found)) and (
-            self.value is None or (found > self.value if HIGHER[self.metric] else found < self.value)
+        """Take in a validation; return True if it is the best so far. Without the metric it is not."""
+        value = metrics.get(self.metric)
+        better = (value is not None and not isnan(value)) and (
+            self.value is None or (value > self.value if HIGHER[self.metric] else value < self.value)
         )
-        self.value, self.stale = (found, 0) if better else (self.value, self.stale + 1)
+        self.value, self.stale = (value, 0) if better else (self.value, self.stale + 1)
         return better

@@ -1,1 +1,1 @@
-"""All HTML: the viewer file of runs and trainings, and the report of a run. Both open without a server or a network."""
+"""All HTML: the viewer file of runs and trainings, and the report of a run. Both work without a server or a network."""

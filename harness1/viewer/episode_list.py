@@ -1,4 +1,4 @@
-"""Make the list of episodes of a page: its rows, their order, and which of them there is room for."""
+"""The list of episodes of a page: its rows, their order, and the choice of episodes within a size limit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from harness1.reward.outcome import Outcome, outcome
 from harness1.viewer.failure import failure_class
 
 QUERY_CHARACTERS = 300
-"""The most of a query that its row holds; the episode has it whole."""
+"""Limit of the query in a row; the episode has all of it."""
 
 
 class EpisodeRow(msgspec.Struct, frozen=True, array_like=True):
-    """What the list shows of an episode and filters by. Undefined numbers are null."""
+    """An episode in the list, with the values to filter by. Undefined numbers are null."""
 
     run: int
     episode: str
@@ -40,20 +40,20 @@ class EpisodeRow(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     """The sum over all contexts of the episode."""
     held: bool = False
-    """The file holds the episode itself."""
+    """True if the file contains the episode itself."""
     problem: str | None = None
     """The reason why it cannot be replayed exactly."""
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """The outcome and the reward of an episode, as far as its gold is known."""
+    """The outcome and the reward of an episode, if its gold is known."""
 
     outcome: Outcome | None
     reward: RewardRecord | None
 
 
 def scored(episode: Episode, gold: Gold | None, config: Config) -> Scored:
-    """Return the outcome of an episode, and its reward as recorded, else as the run's configuration gives it."""
+    """Return the outcome of an episode, and its recorded reward, or else that of the run's configuration."""
     if gold is None or episode.status is Status.INFRA_ERROR:
         return Scored(None, episode.reward)
     try:
@@ -64,12 +64,7 @@ def scored(episode: Episode, gold: Gold | None, config: Config) -> Scored:
 
 
 def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem: str | None) -> EpisodeRow:
-    """Return the row of an episode.
-
-    Args:
-        tools: the names that the bits of `EpisodeRow.tools` stand for.
-        problem: the reason why it cannot be replayed exactly.
-    """
+    """Return the row of an episode; `tools` are the names for the bits of `EpisodeRow.tools`."""
     called = {turn.action.name for turn in episode.turns if turn.action is not None}
     found, reward = result.outcome, result.reward
     return EpisodeRow(
@@ -94,9 +89,9 @@ def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem
 
 
 def in_order(rows: Sequence[EpisodeRow]) -> list[int]:
-    """Return the places of rows, the most telling first: tasks of the lowest and of the highest recall take turns.
+    """Return the indices of rows in order of interest: tasks with the lowest and with the highest recall alternate.
 
-    The episodes of a task stay together, so that runs can be compared. An unscored episode counts as recall 0.
+    The episodes of a task stay together for comparison. An unscored episode counts as recall 0.
     """
     tasks: dict[str, list[int]] = {}
     for place, row in enumerate(rows):
@@ -109,7 +104,7 @@ def in_order(rows: Sequence[EpisodeRow]) -> list[int]:
 
 
 def with_room(order: Sequence[int], sizes: Sequence[int], room: int) -> set[int]:
-    """Return the places, taken in order, whose sizes fit into the room. One that does not fit is passed over."""
+    """Return the places whose sizes fit into the room, taken in order; those that do not fit are skipped."""
     held: set[int] = set()
     for place in order:
         if sizes[place] <= room:

@@ -1,4 +1,4 @@
-"""Show an episode: replayed from its record, with the exact context of every turn."""
+"""The view of an episode, replayed from its record, with the exact context of every turn."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Viewed = dict[str, Any]
 
 
 class EpisodeView:
-    """The plain data of one episode.
+    """The JSON data of one episode.
 
     Args:
-        env: the configuration that it was recorded with.
-        gold: what it should have found, where that is known.
-        tokenizer: of its model, where it can be loaded.
+        env: the configuration of the recorded environment.
+        gold: the gold of its task, if known.
+        tokenizer: the tokenizer of its model, if it can be loaded.
 
     Attributes:
-        tables: filled as turns are made.
-        problem: why it cannot be replayed exactly, in one line. Its turns are then shown from the record alone.
+        tables: filled while turns are made.
+        problem: the reason in one line why it cannot be replayed exactly; then turns are shown from the record only.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class EpisodeView:
             self._twin, self.problem = None, str(error)
 
     def as_json(self, reward: RewardRecord | None) -> Viewed:
-        """Return everything about the episode but what its run shares."""
+        """Return everything about the episode except for data shared by its run."""
         episode = self.episode
         turns = list(self._turns())
         graph: list[Any] = []
@@ -87,13 +87,13 @@ class EpisodeView:
             yield shown
 
     def _replayed(self, turn: Turn, twin: SearchEnv) -> bool:
-        """Carry out a turn again; return whether its memory can be shown."""
+        """Replay a turn; return True if its memory can be shown."""
         if turn.action is None or turn.observation is None:
             return True
         try:
             again = twin.replay(turn).turn
         except (ValueError, TypeError, LookupError) as error:
-            self.problem, self._twin = self.problem or f"turn {turn.index}: it cannot be played again ({error!r})", None
+            self.problem, self._twin = self.problem or f"turn {turn.index}: it cannot be replayed ({error!r})", None
             return False
         self.problem = self.problem or difference_between(turn, again, contexts=True)
         return True
@@ -169,7 +169,7 @@ class EpisodeView:
         return UnitId(hit.doc_id if self.episode.unit == "document" else hit.chunk_id)
 
     def _gold(self) -> Viewed | None:
-        """Return what there was to find, each target as the units that satisfy it, or None where nothing is known."""
+        """Return the targets, each as the units that satisfy it, or None if the gold is unknown."""
         try:
             wanted = targets(self.episode.task.task_id, self.gold, self.episode.unit)
         except UsageError:
@@ -177,10 +177,7 @@ class EpisodeView:
         answers = set(wanted.answer)
         return {
             "targets": [
-                {
-                    "units": [self.tables.unit(each) for each in sorted(target)],
-                    "answer": target in answers,
-                }
+                {"units": [self.tables.unit(each) for each in sorted(target)], "answer": target in answers}
                 for target in wanted.relevant
             ],
             "answers": list(self.gold.answers) if self.gold is not None else [],
@@ -188,7 +185,7 @@ class EpisodeView:
 
 
 def _words(note: Note) -> list[str]:
-    """Return the code of a note, and its sentence where this version knows the code."""
+    """Return the code of a note and its sentence, or its data if this version does not know the code."""
     try:
         return [note.code, sentence(note)]
     except LookupError:

@@ -1,4 +1,4 @@
-"""Say in one word why an episode fell short, so that lists can be filtered by it."""
+"""The reason in one word why an episode fell short, to filter lists by."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness1.reward.outcome import Outcome
 
 
 class FailureClass(StrEnum):
-    """Reasons in order of precedence: every episode has the first that applies."""
+    """Reasons in order of precedence; the first that applies counts."""
 
     FAULT = "fault"
     FORMAT = "format"
@@ -39,7 +39,7 @@ _BY_STATUS = {
 
 
 def failure_class(status: Status, outcome: Outcome | None) -> FailureClass:
-    """Return the class of an episode by how it ended and what it found; without an outcome it is unscored."""
+    """Return the class of an episode by its status and outcome; without an outcome it is unscored."""
     if status in _BY_STATUS:
         return _BY_STATUS[status]
     if outcome is None:

@@ -1,4 +1,4 @@
-"""The one place where HTML is made: Jinja templates in which nothing from outside can become markup."""
+"""The Jinja environment that makes all HTML and escapes every value."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 THREE_DECIMALS = re.compile(r"recall|precision|_f[12]|@\d|^AP$|^RR$|selection_loss|reward|merge_ratio")
-"""The metrics that are written with three decimals."""
+"""Metrics that are written with three decimals."""
 
 
 def render(name: str, /, **values: Any) -> Iterator[str]:
-    """Yield a page of `templates/` piece by piece, so that a large one need not be held in memory.
-
-    Args:
-        values: what the template shows. Every text among them is made printable and escaped.
+    """Yield a page of `templates/` in pieces, because memory may not hold a large one. All texts are escaped.
 
     Raises:
         jinja2.UndefinedError: the template needs a value that was not given.
@@ -36,9 +33,9 @@ def asset(name: str) -> str:
 
 
 def printable(value: Any) -> Any:
-    """Replace the control characters of a text, among them those that turn the direction of writing, by spaces.
+    """Replace the control characters of a text, including those for the direction of writing, by spaces.
 
-    Markup and values that are no text are returned as they are.
+    Markup and values that are not texts are returned unchanged.
     """
     if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
         return value
@@ -73,7 +70,7 @@ def amount(value: float | None, metric: str) -> str:
 
 @cache
 def environment() -> Environment:
-    """Return the environment of all templates. Jinja is loaded by the first page that is made."""
+    """Return the environment of all templates. Jinja is imported for the first page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(

@@ -1,4 +1,4 @@
-"""Show what one turn changed in the working memory, as the difference between its states before and after."""
+"""The change of the working memory in one turn, as the difference between its states before and after."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from harness1.records import TAGS, Delta, Tag, UnitId
 from harness1.viewer.tables import Tables
 
 MOST_BRIDGES = 60
-"""The most entities in the graph of an episode; those in the most documents are kept."""
+"""Limit of entities in the graph of an episode; those in most documents are kept."""
 LISTED_BRIDGES = 40
-"""The most new bridges of one turn that are named; the others are counted."""
+"""Limit of new bridges of a turn that are listed; the others are counted."""
 
 
 @dataclass(frozen=True)
 class StateView:
-    """A memory at one moment, as far as it is compared."""
+    """The compared parts of a memory at one moment."""
 
     curated: Mapping[UnitId, Tag]
     pool: frozenset[UnitId]
@@ -29,7 +29,7 @@ class StateView:
 
     @classmethod
     def at(cls, memory: WorkingMemory) -> StateView:
-        """Copy a memory, so that later turns do not change the copy."""
+        """Return a copy that later turns do not change."""
         evidence = memory.evidence
         return cls(
             dict(memory.curated.tags),
@@ -41,27 +41,21 @@ class StateView:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return how many of each there are."""
-        return {
-            "curated": len(self.curated),
-            "pool": len(self.pool),
-            "aliases": len(self.aliases),
-            "verdicts": len(self.verdicts),
-            "bridges": len(self.bridges),
-        }
+        """Return the size of each part."""
+        return {name: len(getattr(self, name)) for name in ("curated", "pool", "aliases", "verdicts", "bridges")}
 
 
 def tag_number(tag: Tag) -> int:
-    """Return the place of a tag in `TAGS`."""
+    """Return the index of a tag in `TAGS`."""
     return TAGS.index(tag)
 
 
 def change(before: StateView, now: StateView, memory: WorkingMemory, delta: Delta, tables: Tables) -> dict[str, Any]:
-    """Return the difference between two states of a memory, with units as numbers. Empty parts are left out.
+    """Return the difference between two states of a memory, with units as numbers and without empty parts.
 
     Args:
-        memory: in the later state.
-        delta: of the action between them, which tells an eviction from a removal.
+        memory: the memory in the later state.
+        delta: the delta of the action, which distinguishes evictions from removals.
     """
     gone = [unit for unit in before.curated if unit not in now.curated]
     evicted = set(delta.evicted)
@@ -89,7 +83,7 @@ def change(before: StateView, now: StateView, memory: WorkingMemory, delta: Delt
 
 
 def _bridges(before: StateView, now: StateView, memory: WorkingMemory, tables: Tables) -> dict[str, Any]:
-    """Return the entities that came to link documents in this turn, with these documents; those of the most first."""
+    """Return the entities that first link documents in this turn, with the documents; most documents first."""
     names = memory.evidence.names
     new = [key for key in now.bridges if key not in before.bridges]
     new.sort(key=lambda key: (-now.bridges[key], names[key]))
@@ -100,13 +94,13 @@ def _bridges(before: StateView, now: StateView, memory: WorkingMemory, tables: T
 
 
 class EvidenceGrowth:
-    """The turns of an episode in which each entity came to link each document."""
+    """The turns of an episode in which entities were linked to documents."""
 
     def __init__(self) -> None:
         self._links: dict[str, list[tuple[UnitId, int]]] = {}
 
     def note(self, before: StateView, memory: WorkingMemory, turn: int) -> None:
-        """Add what a turn linked."""
+        """Add the links of a turn."""
         for size, keys in memory.evidence.levels.items():
             for key in keys:
                 if (known := before.bridges.get(key, 0)) < size:

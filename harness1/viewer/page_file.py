@@ -1,4 +1,4 @@
-"""Put the scripts and styles of `page/` into one document, with its data in tags that nothing executes."""
+"""One document with the scripts and styles of `page/`, and its data in tags that are not executed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SCRIPTS = (
     "keys.js",
     "main.js",
 )
-"""Each file after those that it imports from."""
+"""Scripts in the order of their imports."""
 _IMPORT = re.compile(r"^import [^;]*;\n", re.M)
 _EXPORT = re.compile(r"^export ", re.M)
 
@@ -51,12 +51,11 @@ def inflated(text: str) -> Any:
 
 
 def script() -> str:
-    """Return all modules as one script. A file without a server cannot import, so imports are taken out; names are
-    unique across modules."""
+    """Return all modules as one script without imports, which need a server; names are unique across modules."""
     bodies = (_EXPORT.sub("", _IMPORT.sub("", asset(name))) for name in SCRIPTS)
     return '"use strict";\n(() => {\n' + "\n".join(bodies) + "})();\n"
 
 
 def page(title: str, index: Any, tags: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
-    """Yield the document in pieces, with the name and the content of each tag of data."""
+    """Yield the document in pieces; `tags` are the names and contents of its data."""
     return render("page.html", title=title, styles=STYLES, index=index, script=script(), tags=tags)

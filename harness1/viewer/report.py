@@ -1,7 +1,7 @@
-"""`report.html`: one page about a run, for people.
+"""`report.html`, a page about a run.
 
-The page has no script and loads nothing. What depends on the clock and the machine stands in its section `machine`; the
-rest is the same for every run of the same episodes.
+The page has no script and loads nothing. Everything that depends on the clock or the machine is in the section
+`machine`; the rest is the same for every run of the same episodes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from harness1.viewer.html import render, shown
 
 ABLATIONS = "ablations.json"
 SHOWN = 8
-"""The most tasks among the worst, and among the best."""
+"""Limit of the worst tasks, and of the best."""
 BINS = 10
 CLOCKED = (*SESSION, "earlier")
-"""Parts of the provenance that belong to a process or a machine, not to the run."""
+"""Provenance of a process or a machine, not of the run."""
 PLACES = ("index", "source", "sources", "tokenizer")
 """Outputs of the card that are paths."""
 TOOK = {
@@ -43,18 +43,15 @@ TOOK = {
     "episode_seconds": "seconds of all episodes together",
     "cost": "dollars",
 }
-"""Parts of the resources that have another name on the page."""
+"""Resources with another name on the page."""
 WORK = "machine."
-"""Settings that decide how work is carried out, and change no episode."""
+"""Prefix of settings that do not affect episodes."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """The number of tasks in ten bins of equal width from 0; the last bin holds its upper border.
-
-    Attributes:
-        places: decimals of the labels.
-    """
+    """The number of tasks in ten bins of equal width from 0; the last bin includes its upper end. Labels have `places`
+    decimals."""
 
     title: str
     values: Sequence[float]
@@ -81,12 +78,12 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Report:
-    """What the page tells of a run.
+    """The contents of the page.
 
     Attributes:
-        metrics, provenance, resources: the content of these files; empty where the folder lacks one.
-        ablations: the table beside the run folder, where there is one.
-        run: None where the episodes or their dataset cannot be read any more.
+        metrics, provenance, resources: the content of these files; empty if a file is missing.
+        ablations: the table beside the run folder, if any.
+        run: None if the episodes or their dataset can no longer be read.
     """
 
     stage: Stage
@@ -104,17 +101,17 @@ class Report:
         return f"{policy} on {Path(str(inputs.get('dataset', '?'))).name}/{inputs.get('split', '?')}"
 
     def intervals(self, names: Iterable[str]) -> list[tuple[str, Interval]]:
-        """Return the metrics of these names that have an interval. None has one where no task was scored."""
-        found = ((name, self.metrics.get(name)) for name in names)
+        """Return the named metrics that have an interval; without scored tasks, there are none."""
+        values = ((name, self.metrics.get(name)) for name in names)
         return [
             (name, Interval(each["mean"], each["low"], each["high"]))
-            for name, each in found
+            for name, each in values
             if isinstance(each, dict) and each.keys() >= {"mean", "low", "high"} and each["mean"] is not None
         ]
 
     @property
     def ablation_rows(self) -> list[tuple[str, ...]]:
-        """Return the headings and the lines of the table of ablations; nothing where there is none."""
+        """Return the headings and lines of the table of ablations, if there is one."""
         return [COLUMNS, *cells(self.ablations)] if self.ablations else []
 
     @property
@@ -129,7 +126,7 @@ class Report:
 
     @cached_property
     def worst_and_best(self) -> tuple[list[str], list[str]]:
-        """Return the ids of the tasks of lowest and of highest curated recall; ties go by trajectory recall."""
+        """Return the ids of the tasks with the lowest and the highest curated recall, then trajectory recall."""
         rows = self.run.per_task if self.run else {}
 
         def key(task: str) -> tuple[float, float]:
@@ -140,29 +137,26 @@ class Report:
         return ranked[:half], sorted(ranked[half:], key=key, reverse=True)[:SHOWN]
 
     def changed(self, *, work: bool) -> list[tuple[str, Any, Any]]:
-        """Return the settings that are not the default, each with its value and the default.
-
-        Args:
-            work: return those that decide how work is carried out, or all others.
-        """
+        """Return the changed settings, each with its value and the default: those of the machine if `work`, else the
+        others."""
         pairs = sorted(differences(shown_config(self.config), shown_config(Config())))
         return [pair for pair in pairs if pair[0].startswith(WORK) == work]
 
     @property
     def hashes(self) -> list[tuple[str, str]]:
-        """Return the hashes of all that decided the episodes."""
+        """Return the hashes of everything that determined the episodes."""
         known = {**self.stage.hashes, **(self.provenance.get("hashes") or {})}
         return [(f"{name} hash", str(value)) for name, value in sorted(known.items())]
 
     @property
     def origin(self) -> list[tuple[str, Any]]:
-        """Return what else the provenance says of the run, whoever ran it."""
+        """Return the rest of the provenance that does not depend on the machine."""
         left_out = {*CLOCKED, "hashes", "dataset"}
         return [(name, value) for name, value in self.provenance.items() if name not in left_out]
 
     @property
     def machine(self) -> list[tuple[str, Any]]:
-        """Return everything that depends on the clock, the machine, or where things lie."""
+        """Return everything that depends on the clock, the machine, or paths."""
         outputs = self.stage.outputs
         rows = [("dataset", self.stage.inputs.get("dataset"))]
         rows += [(name, outputs[name]) for name in PLACES if outputs.get(name)]
@@ -171,9 +165,9 @@ class Report:
 
 
 def ensure_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
-    """Write the report of a run folder as `write_report` does, unless it is there.
+    """Write the report of a run folder as `write_report` does, unless it exists.
 
-    A report that is there is up to date: what changes the other files of a run removes it.
+    An existing report is up to date, because commands that change the other files of a run remove it.
     """
     if not (folder / REPORT).is_file():
         write_report(folder, tasks)
@@ -183,7 +177,7 @@ def write_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
     """Write the report of a run folder into it.
 
     Args:
-        tasks: those of the run, with gold; None: read them from the dataset that its card names.
+        tasks: the tasks of the run, with gold; None reads them from the dataset that its card names.
 
     Raises:
         UsageError: the folder is not a run folder, or has no metrics yet.
@@ -195,7 +189,7 @@ def write_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
 
 
 def read_report(folder: Path, tasks: Iterable[Task] | None = None) -> Report:
-    """Read what the report of a run tells. Arguments and errors are those of `write_report`."""
+    """Read the contents of the report; arguments and errors are those of `write_report`."""
     config, _ = run_config(folder)
     stage = read_stage(folder)
     assert stage is not None
@@ -216,12 +210,12 @@ def _run(folder: Path, tasks: Iterable[Task] | None) -> RunView | None:
 
 
 def _took(resources: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what a run took, under names that tell the time on the clock from the sum over episodes side by side."""
+    """Yield the resources of a run, with names that distinguish wall-clock time from the sum over episodes."""
     for name, value in resources.items():
         if name == "per_episode":
-            for unit, found in value.items():
-                if found["mean"] is not None:
-                    mean, low, high = (shown(found[each]) for each in ("mean", "low", "high"))
+            for unit, interval in value.items():
+                if interval["mean"] is not None:
+                    mean, low, high = (shown(interval[each]) for each in ("mean", "low", "high"))
                     yield f"{TOOK.get(unit, unit)} for each episode", f"{mean} ({low} to {high})"
         elif name in TOOK:
             yield TOOK[name], value
@@ -230,7 +224,7 @@ def _took(resources: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested groups by their dotted names; empty lists and unknown values are left out."""
+    """Yield the leaves of nested groups by their dotted names, without empty lists and unknown values."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and prefix.count(".") < 2 and name != "libraries":
             yield from _flat(value, f"{prefix}{name}.")
@@ -239,7 +233,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return the content of a file of JSON, which is empty where there is none."""
+    """Return the content of a JSON file, or {} without the file."""
     if not path.is_file():
         return {}
     try:
@@ -249,7 +243,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _ablations(path: Path) -> AblationTable | None:
-    """Read the table of the ablations that a run is part of. Another file of that name is ignored."""
+    """Read the table of the ablations that a run is part of, ignoring other files of that name."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=AblationTable)
     except (OSError, msgspec.MsgspecError):

@@ -1,4 +1,4 @@
-"""Open a run folder for viewing: its configuration, its gold and its tokenizer, as far as these can be found."""
+"""A run folder for viewing: its configuration, gold and tokenizer, if they can be found."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from harness1.tools.registry import Toolbox
 
 @dataclass
 class RunSource:
-    """What is needed to view the episodes of one run. It can be sent to a worker process.
+    """The data to view the episodes of one run. It can be sent to a worker process.
 
     Attributes:
-        golds: by task id; empty where the dataset cannot be opened.
-        notes: what could not be found and what that means for the reader, one line each.
+        golds: by task id; empty if the dataset cannot be opened.
+        notes: one line for everything that is missing, with the consequences for the reader.
     """
 
     folder: Path
@@ -68,7 +68,7 @@ class RunSource:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """Return the very tokenizer that the episodes were recorded with, or None where it is not on this machine."""
+        """The tokenizer with which the episodes were recorded, or None if it is not on this machine."""
         place = self._tokenizer_place
         if place is None:
             return None
@@ -80,12 +80,12 @@ class RunSource:
 
     @property
     def tools(self) -> list[str]:
-        """Return the names of the tools that its policy had, in order."""
+        """The names of the policy's tools, in order."""
         return [spec.name for spec in Toolbox.of(self.config.env).specs]
 
     @property
     def card(self) -> dict[str, Any]:
-        """Return what the page says of the run itself."""
+        """The page's description of the run."""
         inputs, outputs = self.stage.inputs, self.stage.outputs
         metrics = self._metrics()
         return {
@@ -102,13 +102,10 @@ class RunSource:
         }
 
     def shared(self, texts: Mapping[str, str]) -> dict[str, Any]:
-        """Return what all its episodes share: texts by the key of their segment, and the tools."""
+        """Return the data that its episodes share: texts by the key of their segment, and the tools."""
         toolbox = Toolbox.of(self.config.env)
         static = static_piece(self.config.env, toolbox)
-        return {
-            "texts": {static.key: static.text, **texts},
-            "specs": msgspec.to_builtins(toolbox.specs),
-        }
+        return {"texts": {static.key: static.text, **texts}, "specs": msgspec.to_builtins(toolbox.specs)}
 
     @property
     def _has_tokens(self) -> bool:
@@ -136,7 +133,7 @@ class RunSource:
 
 
 def _golds(stage: Stage, notes: list[str]) -> dict[str, Gold]:
-    """Return the gold of the tasks of a run, out of the dataset that its card names, or nothing and a note why."""
+    """Return the gold of a run's tasks from the dataset that its card names, or {} and a note with the reason."""
     spec = stage.outputs.get("source") or stage.inputs.get("dataset")
     split = stage.inputs.get("split")
     if not spec or not split:

@@ -1,4 +1,4 @@
-"""Decode the prompts of a language model, exactly as they were sent, from the token ids of the record."""
+"""The prompts of a language model exactly as sent, decoded from the recorded token ids."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from harness1.viewer.tables import Tables
 
 
 class SentPrompts:
-    """The model calls of one episode as plain data. Every segment is decoded once.
-
-    Args:
-        tokenizer: the one that made the ids; without it, segments have names and no texts.
-    """
+    """The model calls of one episode as JSON data. Every segment is decoded once; without a tokenizer, segments have
+    names but no texts."""
 
     def __init__(self, episode: Episode, tables: Tables, tokenizer: Tokenizer | None) -> None:
         self._episode, self._tables, self._tokenizer = episode, tables, tokenizer
@@ -26,11 +23,8 @@ class SentPrompts:
         self._numbers: dict[str, int] = {}
 
     def attempt(self, call: ModelCall) -> dict[str, Any]:
-        """Return one call: its prompt as numbers of segments, its output, and how it was sampled.
-
-        Raises:
-            SchemaError: the episode lacks a segment that the call names.
-        """
+        """Return a call: its prompt as numbers of segments, its output and its sampling parameters. Raise SchemaError
+        if a segment of the prompt is missing in the episode."""
         sampling = msgspec.to_builtins(call.sampling)
         sampling.pop("stop_ids", None)
         logprobs = call.output_logprobs

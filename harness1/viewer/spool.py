@@ -1,4 +1,4 @@
-"""Keep replayed episodes on disk until it is known which of them have room in a file."""
+"""Replayed episodes on disk, from which those that fit into a file are chosen."""
 
 from __future__ import annotations
 
@@ -15,32 +15,29 @@ from harness1.errors import InfrastructureFault
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 AHEAD = 2
-"""Items under way for each worker: enough to keep it busy, and a bound on memory."""
+"""Items in progress per worker: enough to keep it busy, and a bound on memory."""
 
 
 class Spool:
-    """Texts in a file that is both written and read."""
+    """Texts in a temporary file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
 
     def put(self, text: str) -> tuple[int, int]:
-        """Keep an ASCII text; return its place and its size in bytes."""
+        """Store an ASCII text; return its offset and size in bytes."""
         place = self._file.seek(0, os.SEEK_END)
         return place, self._file.write(text.encode("ascii"))
 
     def get(self, place: int, size: int) -> str:
-        """Return a text that was kept."""
+        """Return a stored text."""
         self._file.seek(place)
         return self._file.read(size).decode("ascii")
 
 
 def mapped(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """Yield the results of pure work in the order of the items, with a bounded number of them under way.
-
-    Raises:
-        InfrastructureFault: a worker process died.
-    """
+    """Yield the results of a pure function in the order of the items, with a bounded number in progress; raise
+    InfrastructureFault if a worker process died."""
     if workers <= 1:
         yield from map(work, items)
         return

@@ -1,4 +1,4 @@
-"""Hold what an episode names over and over, each thing once: other parts refer to it by number."""
+"""Tables of everything that an episode repeats; other parts refer to the entries by number."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ from harness1.records import Hit, UnitId
 
 
 def is_shared(key: str) -> bool:
-    """Return whether a segment is the same in all episodes of a run, whose data then holds its text once: the static
-    prompt, and what a chat format itself writes (`=...`)."""
+    """Return True if a segment is the same in all episodes of a run, which then stores its text once: the static
+    prompt, and text of the chat format itself (`=...`)."""
     return key.startswith(("static#", "="))
 
 
 class Tables:
-    """Texts, segments of contexts and prompts, units and chunks of one episode.
-
-    Attributes:
-        shared: texts by key, which belong to the run.
-    """
+    """Texts, segments of contexts and prompts, units and chunks of one episode; `shared` has the run's texts by key."""
 
     def __init__(self) -> None:
         self.shared: dict[str, str] = {}
@@ -33,11 +29,7 @@ class Tables:
         self._chunks: dict[str, tuple[int, int]] = {}
 
     def text(self, text: str, about: UnitId | None = None) -> int:
-        """Return the number of a text.
-
-        Args:
-            about: the unit that the text tells of.
-        """
+        """Return the number of a text, which may be about a unit."""
         if text not in self._texts:
             self._texts[text] = len(self._texts)
             self._about.append(-1 if about is None else self.unit(about))
@@ -50,7 +42,7 @@ class Tables:
         return self._numbered(self._segments, piece.key, piece.text, piece.role, tokens, about)
 
     def sent(self, key: str, text: str | None, tokens: int) -> int:
-        """Return the number of a segment of a prompt as it was sent. The text is None where it cannot be decoded."""
+        """Return the number of a segment of a prompt as sent. The text is None if it cannot be decoded."""
         return self._numbered(self._sent, key, text, "", tokens)
 
     def unit(self, unit_id: UnitId) -> int:
@@ -61,26 +53,25 @@ class Tables:
         return number
 
     def chunk(self, hit: Hit, unit_id: UnitId) -> int:
-        """Return the number of a chunk that was shown. Its unit gets the chunk's title."""
+        """Return the number of a shown chunk, and give its title to its unit."""
         unit = self.unit(unit_id)
         self._units[unit_id][3] = self._units[unit_id][3] or hit.title
         return self._chunks.setdefault(hit.chunk_id, (len(self._chunks), unit))[0]
 
     def known_chunk(self, chunk_id: str) -> int | str:
-        """Return the number of a chunk that was shown, or the id of one that had no room."""
+        """Return the number of a shown chunk, or the id of one that was not shown."""
         return self._chunks[chunk_id][0] if chunk_id in self._chunks else chunk_id
 
     def name_handles(self, pool: Pool) -> None:
-        """Give pooled units their handles."""
+        """Add the handles and titles of pooled units."""
         for unit_id, entry in pool.entries.items():
             self.unit(unit_id)
             self._units[unit_id][2:] = [entry.handle, entry.title]
 
     def as_json(self) -> dict[str, Any]:
-        """Return all tables as plain data, in the order of their numbers.
+        """Return all tables in the order of their numbers, except for texts, whose numbers are in `order`.
 
-        Only texts are in another order, which `order` gives by number: those about one unit stand together, so that
-        deflate, which looks back 32 KiB, finds what they share.
+        Texts about one unit are adjacent, because deflate finds repetitions only within 32 KiB.
         """
         texts = list(self._texts)
         order = sorted(range(len(texts)), key=self._about.__getitem__)
@@ -117,5 +108,5 @@ class Tables:
 
 
 def _kind(key: str) -> str:
-    """Return a key as it is shown: without its digest, which does not compress, unless a text is found by it."""
+    """Return a key without its digest, which does not compress, unless a shared text is found by it."""
     return key if is_shared(key) else key.partition("#")[0]

@@ -1,4 +1,4 @@
-"""Read the log of a training as curves."""
+"""The log of a training as curves."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ from harness1.train.log import LOG, VALIDATION_PREFIX, read_log
 
 
 def is_training(folder: Path) -> bool:
-    """Return whether a training wrote its log into a folder."""
+    """Return True if a folder has the log of a training."""
     return (folder / LOG).is_file()
 
 
 def training_card(folder: Path) -> dict[str, Any]:
-    """Return a training as plain data: the steps and the values of every metric, in `curves` for those of training and
-    in `validation` for those of held-out tasks.
-
-    Raises:
-        SchemaError: the log is damaged.
-    """
+    """Return a training as JSON data: steps and values of the training metrics in `curves`, and of the validation
+    metrics in `validation`. Raise SchemaError if the log is damaged."""
     curves: dict[str, list[list[float]]] = {}
     validation: dict[str, list[list[float]]] = {}
     try:

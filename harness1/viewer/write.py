@@ -1,4 +1,4 @@
-"""Write a viewer file: replay every episode once, and put those that have room into one page."""
+"""Writing a viewer file: every episode is replayed once, and those that fit are put into one page."""
 
 from __future__ import annotations
 
@@ -25,29 +25,25 @@ from harness1.viewer.spool import Spool, mapped
 from harness1.viewer.training import is_training, training_card
 
 TAG_BYTES = 80
-"""The most that a script tag takes beside its content."""
+"""Upper limit of a script tag without its content."""
 BATCH = 16
 """Episodes that are sent to a worker process at a time, along with their run."""
 WORTH_A_POOL = 4_000_000
-"""Bytes of episodes from which worker processes are worth their start."""
+"""Bytes of episodes from which starting worker processes pays."""
 Listener = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user wants to see.
-
-    Attributes:
-        episodes, tasks: ids; where either is given, the file holds these episodes alone, and rows of all.
-        max_bytes: size limit of the file.
-        workers: number of processes; 0: one for each core.
-    """
+    """The options of a viewer file. If ids of episodes or tasks are given, the file holds only these episodes, but the
+    rows of all."""
 
     folders: Sequence[Path]
     episodes: Collection[str] = ()
     tasks: Collection[str] = ()
     max_bytes: int = 60_000_000
     workers: int = 0
+    """Number of processes; 0 for one per core."""
 
     def wants(self, episode: Episode) -> bool:
         if not self.episodes and not self.tasks:
@@ -57,7 +53,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Written:
-    """What a viewer file holds. `left_out` counts the episodes that stand in its list alone, `size` its bytes."""
+    """The contents of a viewer file, its size in bytes, and the number of episodes that are only in its list."""
 
     path: Path
     size: int
@@ -68,7 +64,7 @@ class Written:
 
 @dataclass
 class _Gathered:
-    """The rows of all runs, and where their episodes lie in the spool; None for those that were not asked for."""
+    """The rows of all runs, and the places of their episodes in the spool (None if not requested)."""
 
     spool: Spool
     rows: list[EpisodeRow] = field(default_factory=list)
@@ -77,7 +73,7 @@ class _Gathered:
 
 
 class _Made(msgspec.Struct):
-    """What a worker makes of one episode."""
+    """An episode processed by a worker."""
 
     key: EpisodeKey
     row: EpisodeRow
@@ -86,7 +82,7 @@ class _Made(msgspec.Struct):
 
 
 def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -> Written:
-    """Write one file with the runs and trainings of some folders. An earlier file is replaced in one step.
+    """Write one file with the runs and trainings of some folders, replacing an earlier file atomically.
 
     Args:
         on_episode: called with the number of episodes replayed so far.
@@ -122,13 +118,13 @@ def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -
 
 
 def _held(found: _Gathered, room: int) -> set[int]:
-    """Return the places of the episodes that fit into so many bytes."""
+    """Return the places of the episodes that fit into a number of bytes."""
     asked = [place for place in in_order(found.rows) if found.places[place] is not None]
     return with_room(asked, [place[1] + TAG_BYTES if place else 0 for place in found.places], room)
 
 
 def _gather(run: RunSource, number: int, asked: Asked, found: _Gathered, on_episode: Listener) -> None:
-    """Replay the episodes of one run; the last of one key counts."""
+    """Replay the episodes of one run; the last episode of a key counts."""
     latest: dict[EpisodeKey, int] = {}
     shared: dict[str, str] = {}
     items = ((episode, asked.wants(episode)) for episode in read_episodes(run.folder))
@@ -151,7 +147,7 @@ def _batch(run: RunSource, number: int, items: Sequence[tuple[Episode, bool]]) -
 
 
 def _made(run: RunSource, number: int, item: tuple[Episode, bool]) -> _Made:
-    """Score one episode, and replay and compress it if it is asked for."""
+    """Score an episode, and replay and compress it if requested."""
     episode, wanted = item
     gold = run.golds.get(episode.task.task_id)
     result = scored(episode, gold, run.config)
@@ -163,7 +159,7 @@ def _made(run: RunSource, number: int, item: tuple[Episode, bool]) -> _Made:
         data = view.as_json(result.reward)
     except SchemaError as error:
         return _Made(episode.key, row(str(error)))
-    # Records from before tokens were counted get the counts of the replay.
+    # Old records lack token counts and get those of the replay.
     tokens = sum(turn["tokens"] for turn in data["turns"])
     counted = msgspec.structs.replace(row(view.problem), tokens=tokens)
     return _Made(episode.key, counted, deflated(data), view.tables.shared)
@@ -179,7 +175,7 @@ def _workers(asked: Asked, run: RunSource) -> int:
 def _refuse_unknown(asked: Asked, rows: Sequence[EpisodeRow]) -> None:
     unknown = [*(set(asked.episodes) - {row.episode for row in rows}), *(set(asked.tasks) - {row.task for row in rows})]
     if unknown:
-        raise UsageError(f"no run has {', '.join(map(repr, sorted(unknown)[:5]))}: give ids that the list shows")
+        raise UsageError(f"no run has {', '.join(map(repr, sorted(unknown)[:5]))}: give ids from the list")
 
 
 def _tags(found: _Gathered, held: Collection[int], trainings: Sequence[str]) -> Iterator[tuple[str, str]]:

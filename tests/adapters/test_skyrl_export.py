@@ -129,8 +129,8 @@ def reordered(output: GeneratorOutput, order: Sequence[int]) -> GeneratorOutput:
     ("broken", "says"),
     [
         (lambda made: reordered(made, []), "there is no step"),
-        (lambda made: replace(made, stop_reasons=made.stop_reasons[1:]), "stop_reasons has not one entry"),
-        (lambda made: replace(made, prompt_token_ids=()), "prompt_token_ids has not one entry"),
+        (lambda made: replace(made, stop_reasons=made.stop_reasons[1:]), "stop_reasons does not have one entry"),
+        (lambda made: replace(made, prompt_token_ids=()), "prompt_token_ids does not have one entry"),
         (lambda made: changed(made, "prompt_token_ids", 2, ()), "step 2 has no prompt"),
         (lambda made: changed(made, "loss_masks", 1, (1, 1, 1)), "loss_masks of step 1"),
         (lambda made: changed(made, "rewards", 1, (1.0,)), "rewards of step 1"),
@@ -144,8 +144,8 @@ def reordered(output: GeneratorOutput, order: Sequence[int]) -> GeneratorOutput:
         (lambda made: changed(made, "is_last_step", -1, False), "is_last_step does not mark"),
         (lambda made: changed(made, "rewards", 0, (0.0, 0.0, 0.0, 1.0)), "step 0 has a reward before the end"),
         (lambda made: changed(made, "rewards", 1, (1.0, 0.0, 0.0, 0.0)), "step 1 has a reward before the end"),
-        (lambda made: reordered(made, [0, 2, 1, 3]), "the steps of a trajectory stand apart"),
-        (lambda made: reordered(made, [0, 1, 4, 5, 2, 3, 6, 7]), "the trajectories of an instance stand apart"),
+        (lambda made: reordered(made, [0, 2, 1, 3]), "the steps of a trajectory are not adjacent"),
+        (lambda made: reordered(made, [0, 1, 4, 5, 2, 3, 6, 7]), "the trajectories of an instance are not adjacent"),
         (lambda made: reordered(made, [0, 1, 2, 3, 4, 5]), "instance b has one trajectory"),
     ],
 )
@@ -279,7 +279,7 @@ def test_what_is_no_run_or_holds_nothing_to_train_on_is_refused(tmp_path: Path) 
     with pytest.raises(UsageError, match=r"alike has no group of episodes to train on\. Left out: 1 groups equal"):
         export(alike, out)
     few = save_run(tmp_path / "few", pair("g", 1.0, 0.0))
-    with pytest.raises(UsageError, match="has 1 groups to train on, and a file is to have 3"):
+    with pytest.raises(UsageError, match="has 1 groups to train on, fewer than the 3 of a file"):
         export(few, out, 3)
     assert not out.exists()
     with pytest.raises(UsageError, match="holds nothing of `harness1 rl export`"):

@@ -85,66 +85,62 @@ def test_a_running_mean_stays_exact_over_many_samples() -> None:
 
 def test_episodes_are_counted_with_what_failed_in_them() -> None:
     progress = EpisodeProgress()
-    begun = progress.numbers()
-    assert (begun.recall, begun.failures, begun.stops) == (None, {}, {})
+    assert (progress.recall.interval(), progress.failures, progress.stops) == (None, {}, {})
     good = (turn(1, prompt=100, output=5), turn(2, error=True, prompt=300, output=7))
     progress.add(episode("a", "ab", turns=good), GOLD)
     progress.add(episode("b", "a", StopReason.TURN_LIMIT, (turn(1),)), GOLD)
     progress.add(episode("c", "ab", StopReason.FORMAT_LIMIT, (turn(1, action=False),)), GOLD)
     progress.add(episode("d", "ab", StopReason.FAULT), GOLD)
-    now = progress.numbers()
-    assert (now.tasks, now.recall and now.recall[0]) == (3, 0.5)  # 1, 0.5, and 0 for the policy's error
-    assert now.failures == {"policy_error": 1, "infra_error": 1, "format errors": 1, "tool errors": 1}
-    assert now.stops == {"end_search": 1, "turn_limit": 1, "format_limit": 1, "fault": 1}
-    assert (now.turns, now.prompt_tokens, now.output_tokens) == (1.0, 400 / 3, 4.0)
+    recall = progress.recall.interval()
+    assert (progress.recall.tasks, recall and recall[0]) == (3, 0.5)  # 1, 0.5, and 0 for the policy's error
+    assert progress.failures == {"policy_error": 1, "infra_error": 1, "format errors": 1, "tool errors": 1}
+    assert progress.stops == {"end_search": 1, "turn_limit": 1, "format_limit": 1, "fault": 1}
+    assert progress.means() == (1.0, 400 / 3, 4.0)
 
 
 def test_an_episode_without_gold_is_counted_and_not_scored() -> None:
     progress = EpisodeProgress()
     progress.add(episode(), None)
-    now = progress.numbers()
-    assert (now.stops, now.recall, now.tasks) == ({"end_search": 1}, None, 0)
+    assert (progress.stops, progress.recall.interval(), progress.recall.tasks) == ({"end_search": 1}, None, 0)
 
 
 def test_what_the_infrastructure_broke_is_no_recall() -> None:
     progress = EpisodeProgress()
     broken = msgspec.structs.replace(episode("a", ""), status=Status.INFRA_ERROR, stop_reason=StopReason.FAULT)
     progress.add(broken, GOLD)
-    assert progress.numbers().recall is None
+    assert progress.recall.interval() is None
     progress.add(episode("a"), GOLD)
-    assert progress.numbers().recall == (1.0, 1.0, 1.0)
+    assert progress.recall.interval() == (1.0, 1.0, 1.0)
 
 
 def test_steps_have_trends_and_speed() -> None:
     progress = StepProgress()
     progress.add(2, {})
-    assert progress.numbers().values == {}
+    assert progress.values == {}
     for step in range(3, 13):
         progress.add(step, {"reward": 0.1 * step, "tokens": 500.0, "seconds": 0.5})
-    now = progress.numbers()
-    assert now.tokens_per_second == pytest.approx(1000.0)
-    assert now.trends["reward"] == pytest.approx(0.5)
-    assert now.values == {"reward": pytest.approx(1.2), "tokens": 500.0, "seconds": 0.5}
+    assert progress.tokens_per_second() == pytest.approx(1000.0)
+    assert progress.trend("reward") == pytest.approx(0.5)
+    assert progress.values == {"reward": pytest.approx(1.2), "tokens": 500.0, "seconds": 0.5}
 
 
 def test_a_trend_needs_twice_as_many_steps_as_it_compares() -> None:
     progress = StepProgress()
     for step in range(1, 10):
         progress.add(step, {"loss": 1.0})
-    assert progress.numbers().trends == {}
-    assert progress.numbers().tokens_per_second is None
+    assert progress.trend("loss") is None
+    assert progress.tokens_per_second() is None
 
 
 def test_a_validation_is_kept_apart() -> None:
     progress = StepProgress()
     progress.add(0, {})
     progress.add(0, {"held_out/nll": 3.5})
-    assert progress.numbers().validation == {"nll": 3.5}
+    assert progress.validation == {"nll": 3.5}
     progress.add(1, {"loss": 2.0})
     progress.add(1, {"held_out/nll": 1.5})
     progress.add(2, {"loss": 1.0})
-    now = progress.numbers()
-    assert (now.validation, now.validation_step, now.values) == ({"nll": 1.5}, 1, {"loss": 1.0})
+    assert (progress.validation, progress.validation_step, progress.values) == ({"nll": 1.5}, 1, {"loss": 1.0})
 
 
 def test_lines_come_each_ten_seconds_or_tenth_of_the_work_and_not_twice_a_second() -> None:

@@ -145,7 +145,7 @@ def test_force_clears_nothing_for_a_training_that_cannot_be(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["sft", "train", "nowhere", "--model", "model", "--out", "wrong"], "nowhere is no finished dataset"),
+        (["sft", "train", "nowhere", "--model", "model", "--out", "wrong"], "nowhere is not a finished dataset"),
         (["sft", "train", "rows", "--model", "no/model", "--out", "wrong"], "no model 'no/model'"),
         (["sft", "train", "rows", "--model", "taught", "--out", "wrong"], "taught has no tokenizer.json"),
         (["sft", "train", "rows", "--model", "model", "--out", "wrong", "--packing"], "--packing needs --trainer trl"),
@@ -155,8 +155,8 @@ def test_force_clears_nothing_for_a_training_that_cannot_be(
         (train("begun", "--set", "machine.model.device=tpu9"), "tpu9"),
         (train("taught"), "taught is not empty and holds"),
         (build("wrong", "--tokenizer", "model"), "give --rerender, too"),
-        (build("wrong", "--set", "sft.gates.tools=9"), "nothing is left of 4 episodes"),
-        (collect("wrong", "--split", "test"), "tested on"),
+        (build("wrong", "--set", "sft.gates.tools=9"), "none of 4 episodes is left"),
+        (collect("wrong", "--split", "test"), "is for testing"),
     ],
 )
 def test_what_is_wrong_with_a_command_is_one_line(

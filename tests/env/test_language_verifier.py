@@ -260,7 +260,7 @@ def test_a_verifier_without_an_address_or_a_name_is_refused_where_it_is_opened()
         open_verifier(configured().env, Machine())
     with pytest.raises(ConfigError, match=r"env\.verification\.model$"):
         open_verifier(configured(model="").env, configured("http://host/v1").machine)
-    with pytest.raises(ConfigError, match="no address"):
+    with pytest.raises(ConfigError, match="not the address"):
         open_verifier(configured().env, configured("host").machine)
     env = SearchEnv(configured().env, WordRetriever(CORPUS), machine=configured().machine)
     with pytest.raises(InfrastructureFault, match="judge=language_model needs a verifier from open_verifier"):

@@ -70,7 +70,7 @@ def test_a_fault_is_tried_again_and_then_one_of_the_infrastructure() -> None:
     assert len(run(DocumentReader(WordRetriever(CORPUS, faults=2), QUICK).single_shot("Ada", 2))) == 2
     with pytest.raises(InfrastructureFault, match="down"):
         run(DocumentReader(WordRetriever(CORPUS, faults=3), QUICK).sources([UnitId("ada")]))
-    with pytest.raises(InfrastructureFault, match="lost 'nobody'"):
+    with pytest.raises(InfrastructureFault, match="no longer has 'nobody'"):
         run(DocumentReader(WordRetriever(CORPUS), QUICK).sources([UnitId("nobody")]))
 
 

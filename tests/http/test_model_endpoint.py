@@ -120,7 +120,7 @@ def test_a_route_that_is_not_found_says_how_far_the_address_must_reach() -> None
 
 @pytest.mark.service
 @pytest.mark.parametrize(
-    ("status", "body", "says"), [(503, b'{"message": "full"}', "503 full"), (200, b"[]", "not the answer")]
+    ("status", "body", "says"), [(503, b'{"message": "full"}', "503 full"), (200, b"[]", "unexpected answer")]
 )
 def test_after_the_last_attempt_it_is_a_fault_without_secrets(status: int, body: bytes, says: str) -> None:
     script = Script([(status, {}, body)])
@@ -223,7 +223,7 @@ def test_waiting_for_another_try_leaves_the_place_to_others() -> None:
     "url", ["", "localhost:8000", "ftp://host/v1", "http://", "http://host:99999/v1", "http://[::1/v1"]
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="no address of a model"):
+    with pytest.raises(ConfigError, match="not the address of a model"):
         ModelEndpoint(url)
 
 

@@ -433,9 +433,9 @@ def test_a_search_by_a_hosted_model_is_recorded(
     [
         (401, b'{"error": {"message": "wrong key sk-secret"}}', 2, "401 wrong key ***"),
         (404, b"<html>no such page</html>", 2, "404 <html>no such page"),
-        (200, b"<html>welcome</html>", 3, "not the answer expected"),
-        (200, b'{"error": {"message": "overloaded"}}', 3, "not the answer expected"),
-        (200, b'{"choices": [{"message": null}]}', 3, "not the answer expected"),
+        (200, b"<html>welcome</html>", 3, "unexpected answer"),
+        (200, b'{"error": {"message": "overloaded"}}', 3, "unexpected answer"),
+        (200, b'{"choices": [{"message": null}]}', 3, "unexpected answer"),
         (500, b"\xff\x00", 3, "500"),
     ],
 )

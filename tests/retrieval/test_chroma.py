@@ -112,7 +112,7 @@ def test_an_index_that_lost_chunks_or_is_none_is_not_opened(server) -> None:
     with pytest.raises(CorpusError, match="59 chunks instead of 60"):
         open_chroma(url, Config())
     client.create_collection("foreign", embedding_function=None)
-    with pytest.raises(CorpusError, match="no index of harness1"):
+    with pytest.raises(CorpusError, match="not an index of harness1"):
         open_chroma(f"{server.url}#foreign", Config())
     with pytest.raises(CorpusError, match="name another #COLLECTION"):
         build_chroma(DOCUMENTS, f"{server.url}#foreign", HASHED, Machine())

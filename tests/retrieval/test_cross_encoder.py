@@ -158,7 +158,7 @@ def test_text_that_is_empty_or_no_unicode_has_a_score(folder: Path) -> None:
 
 def test_an_output_that_is_no_number_is_an_error(tmp_path: Path) -> None:
     path = save_pair_model(tmp_path, scale=float("nan"))
-    with pytest.raises(ValueError, match="no numbers"):
+    with pytest.raises(ValueError, match="not numbers"):
         opened(path).score([("castle", "king")])
 
 

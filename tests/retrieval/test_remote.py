@@ -217,7 +217,7 @@ def test_opening_where_nobody_answers_is_a_fault_of_the_infrastructure_with_a_cl
         pytest.raises(InfrastructureFault, match="502 bad gateway"),
     ):
         open_retriever(url, QUICK)
-    with imitating(lambda *_: (200, b'{"a":1}')) as url, pytest.raises(InfrastructureFault, match="does not tell"):
+    with imitating(lambda *_: (200, b'{"a":1}')) as url, pytest.raises(InfrastructureFault, match="does not describe"):
         open_retriever(url, QUICK)
     for odd in (f"http://{HOST}:notaport", "http:", "http://a b/"):
         with pytest.raises((ConfigError, InfrastructureFault)):

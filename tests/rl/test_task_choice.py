@@ -51,5 +51,5 @@ def test_tasks_that_were_not_admitted_are_not_sampled() -> None:
 
 
 def test_the_split_that_is_tested_on_is_refused() -> None:
-    with pytest.raises(UsageError, match="tested on"):
+    with pytest.raises(UsageError, match="is for testing"):
         choose_tasks([open_source("world:60")], "test", [None], CONFIG)

@@ -430,7 +430,7 @@ def test_the_command_refuses_in_one_line_what_it_cannot_do(tmp_path: Path) -> No
     nameless = complaint("--upstream", "gpt", "--record", str(tmp_path / "b"))
     assert "names no model" in nameless
     assert "http://HOST:PORT/v1" in nameless
-    assert "is no address" in complaint("--upstream", "http://", "--record", str(tmp_path / "c"))
+    assert "is not the address" in complaint("--upstream", "http://", "--record", str(tmp_path / "c"))
     assert "is not empty" in complaint(*http, "--record", str(tmp_path / "full"))
     assert "cannot write" in complaint(*http, "--record", str(tmp_path / "file" / "run"))
 

@@ -159,7 +159,7 @@ def test_worker_processes_speak_like_one_process(index: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--split", "test"], "tested on"),
+        (["--split", "test"], "is for testing"),
         (["--split", "dev", "--data", "world:19"], "20"),
         (["--split", "validation"], "no split 'validation'"),
         (["--teacher", "teacher"], "no policy 'teacher'"),

@@ -26,11 +26,11 @@ from harness1.runs.stage import STAGE, clear, read_stage
 from harness1.sft.build import Build, build
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.fine_tuning import STATE, VERB, FineTuning, fine_tune
-from harness1.sft.validation import evenly_spaced
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.log import LOG, read_log
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Diverged, Trainer
+from harness1.train.validation import evenly_spaced
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import tokenizer, vocabulary
 
@@ -346,7 +346,7 @@ def test_what_training_reads_is_never_written_over(place: Place, trained: Path) 
     """Not even if its stage were of this very work."""
     files = {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
     for work in (tuning(place, trained, model=trained), tuning(place, place.rows), tuning(place, place.rows.parent)):
-        with pytest.raises(UsageError, match="is read, and lies in --out: choose another --out"):
+        with pytest.raises(UsageError, match="is an input, and is inside --out: choose another --out"):
             fine_tune(work, silent)
     assert files == {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
 

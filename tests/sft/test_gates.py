@@ -154,7 +154,9 @@ def test_a_tool_that_was_never_used_is_under_any_floor() -> None:
 def test_an_empty_result_says_which_gate_took_how_many() -> None:
     candidates = (one(0, status=Status.INFRA_ERROR), one(1, recall=0.0), one(2, recall=0.0))
     kept, reports = gated(candidates, Gates(), KnownQueries(1.0), 0)
-    with pytest.raises(UsageError, match="nothing is left of 3 episodes: fault took 1, recall took 2; such as d/t1"):
+    with pytest.raises(
+        UsageError, match="none of 3 episodes is left: fault dropped 1, recall dropped 2; for example d/t1"
+    ):
         check_any_left(kept, reports)
 
 

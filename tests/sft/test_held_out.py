@@ -20,11 +20,11 @@ from harness1.rows.row import TrainRow
 from harness1.sft import validation as held_out
 from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
 from harness1.sft.student import Student
-from harness1.sft.validation import HeldOutValidation, evenly_spaced
+from harness1.sft.validation import HeldOutValidation
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
-from harness1.train.validation import HeldOutTurn, held_out_turns
+from harness1.train.validation import HeldOutTurn, evenly_spaced, held_out_turns
 from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student
 
 

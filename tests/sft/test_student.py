@@ -66,7 +66,7 @@ def test_rows_may_be_as_long_as_the_model_reads_and_no_longer(place: Place, tmp_
         if fits:
             student.check_length(rows)
         else:
-            with pytest.raises(UsageError, match=f"a row has {longest} tokens, and {window} reads {window}: build"):
+            with pytest.raises(UsageError, match=f"a row has {longest} tokens, but {window} reads {window}: build"):
                 student.check_length(rows)
 
 
@@ -193,13 +193,13 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("break_it", "error", "says"),
     [
-        (shutil.rmtree, UsageError, "rows is no finished dataset: run harness1 sft build"),
-        (unfinished, UsageError, "rows is no finished dataset"),
+        (shutil.rmtree, UsageError, "rows is not a finished dataset: run harness1 sft build"),
+        (unfinished, UsageError, "rows is not a finished dataset"),
         (without_rows, UsageError, "rows has no rows to train on"),
         (without_row_file, UsageError, "there is no train.jsonl in .*rows"),
         (without_card, UsageError, "it has no card.json"),
         (with_another_card, SchemaError, "card.json is not a data card"),
-        (of_another_environment, SchemaError, "environment is not readable: Expected `int`"),
+        (of_another_environment, SchemaError, "environment cannot be read: Expected `int`"),
         (damaged, SchemaError, r"train\.jsonl:2: not a training row"),
         (torn, SchemaError, r"train\.jsonl:\d: the line is torn"),
     ],
@@ -216,7 +216,7 @@ def test_a_dataset_that_is_none_is_refused_before_a_model_is_loaded(
 
 @pytest.mark.usefixtures("unloaded")
 def test_a_run_folder_is_no_dataset(place: Place, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="taught is no finished dataset"):
+    with pytest.raises(UsageError, match="taught is not a finished dataset"):
         fine_tune(tuning(place, tmp_path / "out", dataset=place.rows.parent / "taught"), silent)
 
 
@@ -224,12 +224,12 @@ def test_a_run_folder_is_no_dataset(place: Place, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "says"),
     [
-        ("qwen", {}, "made with the tokenizer of .*model in the format compact, and .* has another"),
+        ("qwen", {}, "made with the tokenizer of .*model in the format compact, but .* has another"),
         ("harmony", {}, r"compact format needs a tokenizer with <\|im_start\|>"),
         (
             "chatml",
             {"max_position_embeddings": 400},
-            r"a row has \d{3,4} tokens, and other reads 400: .*max_tokens=400",
+            r"a row has \d{3,4} tokens, but other reads 400: .*max_tokens=400",
         ),
     ],
 )

@@ -50,8 +50,8 @@ def member(rank: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     with joined_group(2, "cpu") as group:
         found = train_in(group, folder)
-        told = group.told({"seen": float(group.rank), f"only_{group.rank}": 1.0})
-        torch.save({**found, "group": tuple(group), "leads": group.leads, "told": told}, folder / f"{rank}.pt")
+        shared = group.broadcast({"seen": float(group.rank), f"only_{group.rank}": 1.0})
+        torch.save({**found, "group": tuple(group), "leads": group.leads, "told": shared}, folder / f"{rank}.pt")
         group.wait()
         assert (folder / "0.pt").exists()
         assert (folder / "1.pt").exists()

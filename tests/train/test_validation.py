@@ -22,7 +22,16 @@ from harness1.records import Sampling, Task, ToolCall
 from harness1.reward.outcome import outcome
 from harness1.rows.row import TrainRow
 from harness1.tools.registry import Toolbox
-from harness1.train.validation import HIGHER, Best, HeldOutTurn, episode_metrics, held_out_turns, is_valid, turn_metrics
+from harness1.train.validation import (
+    HIGHER,
+    Best,
+    HeldOutTurn,
+    episode_results,
+    held_out_turns,
+    is_valid,
+    means,
+    turn_metrics,
+)
 from tests.support import END, Script, WordRetriever, call, chunk, curate, make_env, play, run, search
 from tests.vocabularies import chat_format
 
@@ -31,6 +40,10 @@ TOOLBOX = Toolbox.of(Env())
 SOURCE = world_source(20, seed=3)
 CHUNKS = [chunk(made.doc_id, made.text, made.title) for made in SOURCE.documents()]
 TASKS = SOURCE.tasks("train")[:4]
+
+
+async def episode_metrics(*args: Any, **settings: Any) -> dict[str, float]:
+    return means(await episode_results(*args, **settings))
 
 
 def test_every_trained_stretch_is_a_turn_behind_all_that_stands_before_it() -> None:

@@ -1,1 +1,1 @@
-"""Episodes as SkyRL's trainer takes them."""
+"""Export of episodes to SkyRL's trainer."""

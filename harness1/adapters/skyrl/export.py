@@ -1,4 +1,4 @@
-"""From a run folder to a folder that SkyRL trains on: whole groups of episodes, a fixed number of them in each file."""
+"""Export of a run folder to SkyRL: complete groups of episodes, with a fixed number of groups in each file."""
 
 from __future__ import annotations
 
@@ -25,33 +25,34 @@ from harness1.runs.store import EPISODES, read_episodes
 VERB = "rl export"
 README, PROMPTS, BATCHES = "README.md", "prompts.jsonl", "batch-*.json"
 PROMPT_BYTES, RESPONSE_BYTES = 6, 36
-"""Of a token on disk, about: its id; and with its mask, its reward and its log probability."""
+"""Approximate disk space of a token: its id, and for a response also its mask, reward and log probability."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and of how much, 0 where that is not known."""
+"""Called with an activity, the amount done, and the total (0 if unknown)."""
 
 
 class Export(Record, kw_only=True):
-    """What an export holds, and what was left out of it and why."""
+    """The contents of an export, and counts of what was left out, by reason."""
 
     files: int
     groups_per_file: int
     samples: int
-    """Episodes that were played of each group; those of them that broke are missing."""
+    """Episodes played of each group; unfit ones are left out."""
     episodes: int
     steps: int
     tokens: int
     versions: tuple[int, int]
-    """The smallest and the largest version of the weights that sampled."""
+    """The lowest and the highest version of the weights that sampled."""
     left_out_episodes: dict[str, int]
     left_out_groups: dict[str, int]
 
 
 class _Found(NamedTuple):
-    """What must be known of an episode to choose; `fault` says why it is left out."""
+    """The facts by which an episode is chosen."""
 
     line: int
     fault: str = ""
+    """The reason why it is left out."""
     reward: float = 0.0
     versions: tuple[int, int] = (0, 0)
     steps: int = 0
@@ -71,16 +72,16 @@ def export(
     on_torn: Callable[[int], None] = lambda _: None,
     on_progress: Progress = lambda what, done, of: None,
 ) -> Export:
-    """Write the groups of a run that a policy gradient can be made of; done already, do nothing.
+    """Write the groups of a run that have a policy gradient, unless the folder already holds this export.
 
     Args:
-        run: a run folder whose episodes hold model calls, of `rl train` or of `eval --samples N`.
-        groups_per_file: what SkyRL is told as `train_batch_size`; 0: as many as the run's configuration has in a
-            batch, or all there are.
+        run: a run folder of `rl train` or `eval --samples N`, whose episodes have model calls.
+        groups_per_file: SkyRL's `train_batch_size`; 0 takes it from the run's configuration, or all groups if there
+            are fewer.
         on_torn: called with the size in bytes of a torn last line.
 
     Raises:
-        UsageError: there is no run or nothing in it to train on, the folder holds something else, or the disk is full.
+        UsageError: there is no run or nothing to train on, the folder holds something else, or the disk is full.
         SchemaError: the run is damaged.
     """
     config, _ = run_config(run)
@@ -94,8 +95,8 @@ def export(
             return there
         refuse_other(stage, out, "export")
     made, chosen = _planned(run, config, card, groups_per_file, on_torn, on_progress)
-    places = [each for group in chosen.values() for each in group]
-    size = sum(PROMPT_BYTES * each.prompt_tokens + RESPONSE_BYTES * each.response_tokens for each in places)
+    episodes = [each for group in chosen.values() for each in group]
+    size = sum(PROMPT_BYTES * each.prompt_tokens + RESPONSE_BYTES * each.response_tokens for each in episodes)
     refuse_full_disk(out, size)
     with under_way(stage, out):
         _write(run, out, made, chosen, on_progress)
@@ -105,7 +106,7 @@ def export(
 
 
 def unfit(episode: Episode) -> str:
-    """Why no policy gradient is made of an episode, in a word; empty where one is."""
+    """Return in a word why an episode has no policy gradient, or "" if it has one."""
     calls = list(trained_calls(episode))
     if episode.status is Status.INFRA_ERROR:
         return "broken"
@@ -119,13 +120,13 @@ def unfit(episode: Episode) -> str:
 
 
 def _plainly_sampled(call: ModelCall) -> bool:
-    """Whether the recorded probabilities are the model's own, which are what a trainer computes."""
+    """Return True if the recorded probabilities are the model's own, which a trainer computes."""
     sampling = call.sampling
     return (sampling.temperature, sampling.top_p, sampling.top_k, sampling.grammar) == (1.0, 1.0, 0, None)
 
 
 def _there(stage: Stage, out: Path) -> Export | None:
-    """This very export, if the folder holds it whole."""
+    """Return this export if the folder holds all of it."""
     found = read_stage(out)
     if found is None or not stage.is_done(out):
         return None
@@ -141,11 +142,8 @@ def _planned(
     on_torn: Callable[[int], None],
     on_progress: Progress,
 ) -> tuple[Export, Groups]:
-    """What is going to be written: the groups in the order in which they were finished.
-
-    Raises:
-        UsageError: nothing can be trained on, or not as many groups as a file is to have.
-    """
+    """Return the description of the export and its groups, in the order in which they were finished; raise UsageError
+    if there are no groups to train on, or too few for a file."""
     samples = int(card.inputs.get("samples", config.rl.samples))
     groups, groups_out = _whole_groups(found := _latest(run, on_torn, on_progress), samples)
     faults = [each.fault for group in found.values() for each in group if each.fault]
@@ -173,11 +171,11 @@ def _planned(
 
 
 def _latest(run: Path, on_torn: Callable[[int], None], on_progress: Progress) -> Groups:
-    """The episodes of each group; of one that was played again, the last."""
+    """Return the episodes of each group; of an episode that was played again, the last."""
     found: dict[tuple[str, int], _Found] = {}
     for line, episode in enumerate(read_episodes(run, on_torn)):
         try:
-            found[instance_of(episode), episode.sample_idx] = _look(episode, line)
+            found[instance_of(episode), episode.sample_idx] = _facts(episode, line)
         except ValueError as error:
             raise SchemaError(f"{run} is damaged: episode {episode.episode_id}: {error}") from error
         on_progress(f"reading {run}", line + 1, 0)
@@ -187,7 +185,7 @@ def _latest(run: Path, on_torn: Callable[[int], None], on_progress: Progress) ->
     return groups
 
 
-def _look(episode: Episode, line: int) -> _Found:
+def _facts(episode: Episode, line: int) -> _Found:
     if fault := unfit(episode):
         return _Found(line, fault)
     calls = list(captured_calls(episode))
@@ -202,8 +200,8 @@ def _look(episode: Episode, line: int) -> _Found:
 
 
 def _whole_groups(found: Groups, samples: int) -> tuple[Groups, dict[str, int]]:
-    """The groups that something can be learned from, without their unfit episodes, in the order in which they were
-    finished; and how many others there are of each kind."""
+    """Return the groups to train on, without unfit episodes, in the order in which they were finished, and the number
+    of other groups by reason."""
     kept: Groups = {}
     left_out: dict[str, int] = {}
     for name, group in found.items():
@@ -228,7 +226,7 @@ def _too_few(
     if episodes_out.get("no_calls", 0) == episodes:
         return f"{run} holds no model calls: export a run of `rl train`, or of `eval --samples 8 --policy hf:MODEL`"
     if groups:
-        why = f"{run} has {groups} groups to train on, and a file is to have {size}: give a lower --groups-per-file"
+        why = f"{run} has {groups} groups to train on, fewer than the {size} of a file: lower --groups-per-file"
     else:
         why = f"{run} has no group of episodes to train on"
     reasons = [f"{count} episodes {name}" for name, count in episodes_out.items()]
@@ -237,7 +235,7 @@ def _too_few(
 
 
 def _write(run: Path, out: Path, made: Export, chosen: Groups, on_progress: Progress) -> None:
-    """The files of batches, and the questions that they are about."""
+    """Write the files of batches, and their questions."""
     for old in out.glob(BATCHES):
         old.unlink()
     groups, asked = _groups(run, chosen), []
@@ -254,7 +252,7 @@ def _write(run: Path, out: Path, made: Export, chosen: Groups, on_progress: Prog
 
 
 def _groups(run: Path, chosen: Mapping[str, Sequence[_Found]]) -> Iterator[list[Episode]]:
-    """The chosen groups as they are finished, read again: all of them may not fit into memory."""
+    """Yield the chosen groups in the order in which they were finished, read again because memory may not hold all."""
     places = {each.line: name for name, group in chosen.items() for each in group}
     waiting: dict[str, list[Episode]] = {}
     for line, episode in enumerate(read_episodes(run)):
@@ -267,5 +265,5 @@ def _groups(run: Path, chosen: Mapping[str, Sequence[_Found]]) -> Iterator[list[
 
 
 def _prompt(episode: Episode) -> dict[str, Any]:
-    """A line of the dataset that SkyRL counts its steps by; what it trains on stands in the batches alone."""
+    """Return a line of the dataset by which SkyRL counts its steps; it trains only on the batches."""
     return {"prompt": [{"role": "user", "content": episode.task.query}], "task_id": episode.task.task_id}

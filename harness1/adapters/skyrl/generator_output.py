@@ -1,8 +1,7 @@
-"""Groups of episodes in the shape that SkyRL's trainer takes of a generator when it trains step by step: one entry for
-each model call, with its exact tokens.
+"""Groups of episodes as the `GeneratorOutput` of SkyRL's step-wise training: an entry for each model call.
 
-The fields are those of `GeneratorOutput` in `skyrl/train/generators/base.py`, and what must hold is what SkyRL's
-`validate_generator_output` and its mini-batches demand (SkyRL 0.4.0), with what its advantages assume beyond that.
+The fields are those of `skyrl/train/generators/base.py`. The checks are those of SkyRL's `validate_generator_output`
+and mini-batches (SkyRL 0.4.0), and the further assumptions of its advantages.
 """
 
 from __future__ import annotations
@@ -22,47 +21,47 @@ Numbers = tuple[float, ...]
 
 
 class TrajectoryId(Record):
-    """The name of an episode, as SkyRL's `TrajectoryID`: those of one instance are compared with each other."""
+    """The name of an episode (SkyRL's `TrajectoryID`). Episodes of one instance form a group."""
 
     instance_id: str
     repetition_id: int
 
 
 class GeneratorOutput(Record):
-    """A batch. Every tuple has one entry for each step, which is one model call; those of an episode stand together in
-    the order made, and so do the episodes of a group.
+    """A batch. Every tuple has one entry for each step, which is one model call. The steps of an episode are adjacent
+    and in order, and so are the episodes of a group.
 
     Raises:
-        ValueError: what the trainer would refuse, or take for something else than it is.
+        ValueError: the trainer would refuse the batch, or misinterpret it.
     """
 
     prompt_token_ids: tuple[Ids, ...]
     response_ids: tuple[Ids, ...]
-    """What was sampled, and nothing else."""
+    """The sampled tokens only."""
     rewards: tuple[Numbers, ...]
-    """One for each token of the response: that of the episode on its very last token, 0 on all others."""
+    """One for each token of the response: the episode's reward on its last token, 0 on all others."""
     loss_masks: tuple[Ids, ...]
     stop_reasons: tuple[str, ...]
     rollout_metrics: dict[str, float]
-    """Of the batch; the trainer writes them into its log."""
+    """Metrics of the batch for the trainer's log."""
     rollout_logprobs: tuple[Numbers, ...]
     """Natural logarithms as recorded when sampling, one for each token of the response."""
     trajectory_ids: tuple[TrajectoryId, ...]
     is_last_step: tuple[bool, ...]
 
     def __post_init__(self) -> None:
-        check_lengths(self)
-        check_numbers(self)
-        check_steps(self)
-        check_groups(self)
+        _check_lengths(self)
+        _check_numbers(self)
+        _check_steps(self)
+        _check_groups(self)
 
 
 def generator_output(groups: Iterable[Sequence[Episode]]) -> GeneratorOutput:
-    """The steps of some groups, all of whose episodes have a reward and log probabilities.
+    """Return the steps of some groups, all of whose episodes have a reward and log probabilities.
 
     Raises:
-        ValueError: it would not be a batch that SkyRL trains as it is meant.
-        SchemaError: an episode does not hold a stretch of a prompt.
+        ValueError: as `GeneratorOutput`.
+        SchemaError: a segment of a prompt is missing in its episode.
     """
     batch = [list(group) for group in groups]
     episodes = [episode for group in batch for episode in group]
@@ -82,7 +81,7 @@ def generator_output(groups: Iterable[Sequence[Episode]]) -> GeneratorOutput:
 
 
 def instance_of(episode: Episode) -> str:
-    """What an episode is grouped by: its group, or its task where it was not played in groups."""
+    """Return the group of an episode, or its task if it was not played in groups."""
     return episode.task.task_id if episode.group_id is None else episode.group_id
 
 
@@ -115,61 +114,44 @@ def _steps(episode: Episode) -> Iterator[_Step]:
         )
 
 
-def check_lengths(output: GeneratorOutput) -> None:
-    """
-    Raises:
-        ValueError: there is no step, steps lack an entry of a field, prompts or responses are empty, or tokens lack a
-            number.
-    """
+def _check_lengths(output: GeneratorOutput) -> None:
     steps = len(output.response_ids)
     _demand(steps > 0, "there is no step")
     for name in _Step._fields:
-        _demand(len(getattr(output, name)) == steps, f"{name} has not one entry for each of {steps} steps")
+        _demand(len(getattr(output, name)) == steps, f"{name} does not have one entry for each of {steps} steps")
     for at, response in enumerate(output.response_ids):
         _demand(len(output.prompt_token_ids[at]) > 0 and len(response) > 0, f"step {at} has no prompt or no response")
         for name in ("rewards", "loss_masks", "rollout_logprobs"):
             numbers = getattr(output, name)[at]
-            _demand(len(numbers) == len(response), f"{name} of step {at} has not one number for each token")
+            _demand(len(numbers) == len(response), f"{name} of step {at} does not have one number for each token")
 
 
-def check_numbers(output: GeneratorOutput) -> None:
-    """
-    Raises:
-        ValueError: a number is not finite, or a sampled token is not trained.
-    """
+def _check_numbers(output: GeneratorOutput) -> None:
     for at, mask in enumerate(output.loss_masks):
         _demand(all(one == 1 for one in mask), f"step {at} has a token that is not trained")
         _demand(all(map(isfinite, output.rollout_logprobs[at])), f"step {at} has a log probability that is not finite")
         _demand(all(map(isfinite, output.rewards[at])), f"step {at} has a reward that is not finite")
 
 
-def check_steps(output: GeneratorOutput) -> None:
-    """
-    Raises:
-        ValueError: steps of a trajectory stand apart, another than its last is marked as that, or a reward stands
-            elsewhere than on the last token of its last step, where alone the trainer looks for it.
-    """
+def _check_steps(output: GeneratorOutput) -> None:
     names = output.trajectory_ids
-    _demand(_stand_together(names), "the steps of a trajectory stand apart")
+    _demand(_adjacent(names), "the steps of a trajectory are not adjacent")
     ends = [one != other for one, other in pairwise(names)] + [True]
     _demand(list(output.is_last_step) == ends, "is_last_step does not mark the last step of each trajectory")
+    # The trainer reads the reward only from the last token of the last step.
     for at, rewards in enumerate(output.rewards):
         _demand(not any(rewards[:-1] if ends[at] else rewards), f"step {at} has a reward before the end")
 
 
-def check_groups(output: GeneratorOutput) -> None:
-    """
-    Raises:
-        ValueError: trajectories of an instance stand apart, or one is the only one of its instance: the trainer would
-            take its reward for an advantage.
-    """
+def _check_groups(output: GeneratorOutput) -> None:
     ends = [name.instance_id for name, last in zip(output.trajectory_ids, output.is_last_step, strict=True) if last]
-    _demand(_stand_together(ends), "the trajectories of an instance stand apart")
+    _demand(_adjacent(ends), "the trajectories of an instance are not adjacent")
+    # The trainer would use the reward of a single trajectory as its advantage.
     for instance, group in groupby(ends):
-        _demand(len(list(group)) > 1, f"instance {instance} has one trajectory, which is compared with nothing")
+        _demand(len(list(group)) > 1, f"instance {instance} has only one trajectory")
 
 
-def _stand_together(names: Sequence[object]) -> bool:
+def _adjacent(names: Sequence[object]) -> bool:
     runs = [name for name, _ in groupby(names)]
     return len(runs) == len(set(runs))
 

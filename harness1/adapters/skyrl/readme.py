@@ -1,4 +1,4 @@
-"""How to feed an export to SkyRL, in words: the `README.md` of its folder."""
+"""The `README.md` of an export, with instructions for SkyRL."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _TEXT = """# Episodes for SkyRL
 
 {files} batches of {groups} groups, each one JSON object `batch-NNNNN.json` in the shape of SkyRL's `GeneratorOutput`
 for step-wise training: one entry for each model call, with the exact tokens of its prompt and output and the log
-probabilities that were recorded when it was sampled. The reward stands on the last token of the last step. Groups in
-which all rewards are equal are not here, and neither is what the infrastructure broke; `stage.json` counts both.
+probabilities that were recorded when it was sampled. The reward is on the last token of the last step. Groups with
+equal rewards and episodes with infrastructure faults are left out; `stage.json` counts both.
 
 Written for SkyRL 0.4.0. Policy: `{policy}`, sampled at temperature 1; tokenizer hash `{tokenizer}`.
 
@@ -54,7 +54,7 @@ if __name__ == "__main__":
     ray.get(run.remote(cfg))
 ```
 
-## What the trainer must be told
+## Settings of the trainer
 
 | setting | value | reason |
 |---|---|---|
@@ -66,7 +66,7 @@ if __name__ == "__main__":
 | `generator.n_samples_per_prompt` | {samples} | episodes of a group |
 | `generator.step_wise_trajectories` | true | |
 | `trainer.eval_interval` | -1 | there is nothing to generate with |
-| `trainer.algorithm.advantage_estimator` | grpo | or rloo, maxrl: no other one goes with steps |
+| `trainer.algorithm.advantage_estimator` | grpo | or rloo, maxrl: no other supports steps |
 | `trainer.algorithm.grpo_norm_by_std` | false | as in `rl.advantages = "center"` |
 | `trainer.algorithm.policy_loss_type` | cispo | |
 | `trainer.algorithm.cispo.cispo_anchor` | rollout | ratios to the recorded log probabilities |
@@ -75,19 +75,14 @@ if __name__ == "__main__":
 | `trainer.algorithm.loss_reduction` | token_mean | |
 | `trainer.algorithm.use_kl_loss` | false | as with `rl.kl = 0` |
 
-`generator.merge_stepwise_output=true` joins steps whose prompts continue each other, without a change of the gradient.
+`generator.merge_stepwise_output=true` joins steps whose prompts continue each other, without changing the gradient.
 
-Only the first step is on policy: the weights move on, and the recorded episodes do not follow. Versions of the weights
+Only the first step is on policy, because the weights change and the recorded episodes do not. Versions of the weights
 that sampled a batch are in its `rollout_metrics`.
 """
 
 
 def readme(files: int, groups: int, samples: int, run: Stage) -> str:
-    """The text for an export.
-
-    Args:
-        files: batches, each of so many `groups` of so many `samples`.
-        run: the card of the run that the episodes are of.
-    """
+    """Return the text for an export of `files` batches of `groups` groups of `samples` episodes, from a run."""
     policy, tokenizer = run.outputs.get("policy", ""), run.hashes.get("tokenizer", "unknown")
     return _TEXT.format(files=files, groups=groups, samples=samples, policy=policy, tokenizer=tokenizer)

@@ -1,1 +1,1 @@
-"""Who judges claims."""
+"""Verifiers, which judge claims against documents."""

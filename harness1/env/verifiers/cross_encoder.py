@@ -12,24 +12,25 @@ from harness1.retrieval.batching import Batcher
 from harness1.retrieval.dense.cross_encoder import Pair, StanceScorer
 
 SENTENCES = 4
-"""Of a document, so many sentences with the most terms of the claim are read, alone and with their neighbours."""
+"""Number of sentences, those with most terms of the claim, that are read alone and with their neighbours."""
 BEFORE_AND_AFTER = ((0, 1), (0, 2), (-1, 1), (-1, 2))
-"""Where passages begin and end, seen from such a sentence: one to three sentences."""
+"""Begin and end of the passages around such a sentence, of one to three sentences."""
 ENGINE_ERRORS = (RuntimeError, ValueError, OSError)
-"""What a model may raise: no memory, a device that is gone, an output that is no number."""
+"""Errors of a model: no memory, a lost device, an output that is not a number."""
 
 
 class CrossEncoderVerifier:
-    """Judges the passages of a document by a model, in a thread, together with what other episodes ask.
+    """Judges the passages of a document by a model in a thread, in batches over all episodes.
 
-    `yes` where a passage supports the claim, no less than any contradicts it; `no` where one contradicts it, which only
-    models with such a label say; else `unclear`. It rests on the passage with the highest probability of that.
+    The verdict is `yes` if the best supporting passage is at least as probable as the best contradicting one, `no` if
+    one contradicts (only for models with such a label), else `unclear`.
 
     Args:
-        characters: how much of a document is read.
-        window_s, size: how long a claim waits for others to share a batch with, and the pairs of a full one.
-        support: the probability at which a passage supports.
-        conflict: that at which it contradicts; higher, for models of entailment contradict what is merely unrelated.
+        characters: how much of each document is read, from its beginning.
+        window_s, size: the wait for a shared batch in seconds, and the pairs of a full one.
+        support: the probability from which a passage supports.
+        conflict: the probability from which a passage contradicts; higher, because entailment models also contradict
+            unrelated texts.
     """
 
     def __init__(
@@ -46,20 +47,20 @@ class CrossEncoderVerifier:
         self._batcher: Batcher[Pair, tuple[float, float]] = Batcher(self._stances, window_s, size)
 
     async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
-        """Judge each document; where the model fails, all of them are faults."""
+        """Judge each document; if the model fails, return a fault for each."""
         passages = [_passages(claim, text[: self.characters]) for _, text in documents]
-        pairs = [(claim, read) for found in passages for read in found]
+        pairs = [(claim, text) for texts in passages for text in texts]
         try:
             stances = iter(await self._batcher.submit(pairs))
         except ENGINE_ERRORS as error:
             return [VerifierFault(f"cross-encoder: {type(error).__name__}: {error}") for _ in documents]
-        return [self._judge([(*next(stances), shown) for shown in found.values()]) for found in passages]
+        return [self._judge([(*next(stances), shown) for shown in texts.values()]) for texts in passages]
 
     def _stances(self, pairs: list[Pair]) -> list[tuple[float, float]]:
         return [(yes, no) for yes, no in self._scorer.stances(pairs).tolist()]
 
     def _judge(self, judged: Sequence[tuple[float, float, str]]) -> Judgement:
-        """One document, from how its passages support and contradict; of equals the shortest counts."""
+        """Judge a document by the probabilities of its passages (support, contradiction); ties go to the shortest."""
         if not judged:
             return Judgement("unclear")
         yes, _, supporting = max(judged, key=lambda each: (each[0], -len(each[2])))
@@ -70,8 +71,8 @@ class CrossEncoderVerifier:
 
 
 def _passages(claim: str, text: str) -> dict[str, str]:
-    """What the model reads, with the passage that is in it: the first sentence (which says what a document is about)
-    stands before every later passage, for a name that stands there is a pronoun later."""
+    """Return the texts that the model reads, each with its passage. The first sentence, which names the subject, is put
+    before later passages, because they refer to it by pronouns."""
     sentences = split(text)
     terms = Analyser().terms
     wanted = frozenset(terms(claim))

@@ -1,4 +1,4 @@
-"""Verification by a language model behind an endpoint with OpenAI's route for chat completions."""
+"""Verification by a language model through OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -28,25 +28,19 @@ Answer with one JSON object and nothing else, without a code fence:
 {"verdict": "yes", "no" or "unclear", "quote": "one sentence of the document, word for word, on which the verdict \
 rests, or nothing"}"""
 MOST_TOKENS = 1024
-"""Of an answer: a verdict and one sentence, and what a model thinks before it."""
+"""Limit of an answer: reasoning, a verdict and one sentence."""
 CACHED = 8192
-"""Verdicts that are kept, those used last."""
+"""Number of verdicts in the cache; the least recently used are dropped."""
 EXCERPT = 120
-"""Characters of an answer that no verdict can be read from."""
+"""Characters of an unreadable answer that a fault repeats."""
 
 
 class LanguageModelVerifier:
-    """Judges by a language model, one request for each document, at temperature 0.
+    """Judges by a language model, with one request for each document, at temperature 0.
 
-    A verdict is kept by model, claim and text, and equal questions at one time are asked once. A caller that is
-    cancelled leaves its questions in flight: their verdicts are there when it asks again. Whatever is no verdict is a
-    fault, and not kept.
-
-    Args:
-        endpoint: bounds how many requests are in flight, and repeats those that failed.
-        model: the name under which the endpoint knows the model.
-        characters: how much of a document is read.
-    """
+    Verdicts are cached by model, claim and text, and simultaneous equal questions are asked once. The questions of a
+    cancelled caller go on, and their verdicts are cached. An answer without a verdict is a fault and is not cached. Of
+    each document, the first `characters` are read."""
 
     def __init__(self, endpoint: Endpoint, model: str, characters: int = 6000, cached: int = CACHED) -> None:
         self._model, self.characters, self._cached = Completer(endpoint, model, MOST_TOKENS), characters, cached
@@ -54,7 +48,7 @@ class LanguageModelVerifier:
         self._flights: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Task[Judgement | VerifierFault]] = {}
 
     async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
-        """Judge all documents at once; one that fails leaves the others their judgements."""
+        """Judge all documents concurrently; a fault on one does not affect the others."""
         texts = [text[: self.characters] for _, text in documents]
         return list(await asyncio.gather(*(self._judgement(claim, text) for text in texts)))
 
@@ -84,7 +78,7 @@ class LanguageModelVerifier:
 
 
 def messages(claim: str, document: str) -> Messages:
-    """The conversation that asks for a verdict. Claim and document cannot end the tags that they stand between."""
+    """Return the conversation that asks for a verdict. Claim and document cannot close the tags around them."""
     asked = f"<claim>\n{inert(claim)}\n</claim>\n<document>\n{inert(document)}\n</document>"
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
 
@@ -98,30 +92,30 @@ _BRIEF = re.compile(r"(\w+)\s*[.!,;:]?\s*(?:[\"“](.*)[\"”]\s*[.!]?)?", re.DO
 
 
 def parse_judgement(answer: str, document: str) -> Judgement | VerifierFault:
-    """Read an answer strictly: an object with `verdict` and perhaps `quote`, or one word, perhaps with a quoted
-    sentence behind it; thoughts may stand before it, and a code fence around it. The verdict is yes, no or unclear in
-    any case, with or without a final `.` or `!`. Anything else is a fault. A quote that does not stand in the document,
-    white space aside, is left out."""
-    said = bare(answer)
+    """Read an answer strictly: an object with `verdict` and optionally `quote`, or one word, optionally followed by a
+    quoted sentence. Reasoning may come before it, and a code fence around it. The verdict is yes, no or unclear in any
+    case, with or without a final `.` or `!`. Anything else is a fault. A quote that is not in the document, apart from
+    white space, is left out."""
+    text = bare(answer)
     try:
-        found = msgspec.json.decode(said, type=_Verdict)
+        parsed = msgspec.json.decode(text, type=_Verdict)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        brief = _BRIEF.fullmatch(said)
-        found = _Verdict(brief[1], brief[2]) if brief else _Verdict("")
-    verdict = found.verdict.strip().rstrip(".!").casefold()
+        brief = _BRIEF.fullmatch(text)
+        parsed = _Verdict(brief[1], brief[2]) if brief else _Verdict("")
+    verdict = parsed.verdict.strip().rstrip(".!").casefold()
     for label in get_args(Label):
         if verdict == label:
-            return Judgement(label, _standing(found.quote or "", document))
+            return Judgement(label, _quoted(parsed.quote or "", document))
     return VerifierFault(f"language model: no verdict can be read from {answer[:EXCERPT]!r}")
 
 
-def _standing(quote: str, document: str) -> str:
-    """The stretch of a document that a quote repeats, with single spaces; empty where there is none."""
+def _quoted(quote: str, document: str) -> str:
+    """Return the text of the document that a quote repeats, with single spaces, or ""."""
     text, sought = (" ".join(each.split()) for each in (document, quote))
     begin = opened(text).find(opened(sought))
     return text[begin : begin + len(sought)] if begin >= 0 else ""
 
 
 def _normal(claim: str) -> str:
-    """Claims that differ in case, white space or final punctuation are the same."""
+    """Return a claim without differences in case, white space and final punctuation."""
     return utf8_safe(" ".join(claim.casefold().split()).rstrip(" .!?;:"))

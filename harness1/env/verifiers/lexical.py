@@ -1,4 +1,4 @@
-"""A verifier without a model: shared words, names, numbers and negations within a few sentences."""
+"""A verifier without a model, by shared words, names, numbers and negations within a few sentences."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from harness1.records import UnitId
 
 
 class _Passage(msgspec.Struct, frozen=True):
-    """What a stretch of text says, as far as words tell."""
+    """The words, numbers and polarity of a stretch of text."""
 
     text: str
     terms: frozenset[str]
-    """Stems of the content words, numbers left out."""
+    """Stems of the content words, without numbers."""
     numbers: frozenset[tuple[str, str]]
-    """(kind, value); the kinds are percent, money, year, month and count."""
+    """(kind, value), where kind is percent, money, year, month or count."""
     negated: bool
 
 
 class LexicalVerifier:
-    """Judges by shared words: a cheap, local and repeatable verifier that knows nothing of meaning.
+    """A cheap, local and repeatable verifier that compares words and ignores their meaning.
 
     Args:
-        characters: how much of a document is read.
-        support: share of the claim's terms that a supporting passage must hold.
-        conflict: share of them at which a passage with another number or the opposite polarity contradicts.
+        characters: how much of each document is read, from its beginning.
+        support: share of the claim's terms that a supporting passage must contain.
+        conflict: share of them from which a passage with another number or the opposite polarity contradicts.
     """
 
     def __init__(self, characters: int = 6000, support: float = 0.7, conflict: float = 0.8) -> None:
         self.characters, self.support, self.conflict = characters, support, conflict
 
     async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
-        """Judge each document: see `_label` for the rule."""
+        """Judge each document by the rule of `_label`."""
         stemmer = Stemmer.Stemmer("english")
         read = _read(claim, stemmer)
         names = _stems(" ".join(extract(claim, self.characters)), stemmer)
         return [self._judge(read, names & read.terms, text[: self.characters], stemmer) for _, text in documents]
 
     def _judge(self, claim: _Passage, names: frozenset[str], text: str, stemmer: Stemmer.Stemmer) -> Judgement:
-        """The judgement of the best passage of one to three consecutive sentences.
+        """Judge by the best passage of one to three consecutive sentences.
 
-        The first sentence (often the title) says what a document is about: its terms count as present in every passage,
-        for a name that stands there is a pronoun later.
+        Names in the first sentence, often the title, count as present in every passage, because later sentences refer
+        to them by pronouns.
         """
         sentences = [_read(sentence, stemmer) for sentence in split(text)]
         if not sentences or not (claim.terms or claim.numbers):
@@ -59,14 +59,14 @@ class LexicalVerifier:
         return Judgement(self._label(claim, names, lead, best), best.text)
 
     def _rank(self, claim: _Passage, lead: frozenset[str], window: _Passage) -> tuple[float, int]:
-        """Coverage of terms and numbers together, then brevity."""
+        """Return the rank of a passage: coverage of terms and numbers together, then brevity."""
         found = len(claim.terms & (window.terms | lead)) + len(claim.numbers & window.numbers)
         return found / (len(claim.terms) + len(claim.numbers)), -len(window.text)
 
     def _label(self, claim: _Passage, names: frozenset[str], lead: frozenset[str], window: _Passage) -> Label:
-        """`yes`: all names and numbers and most terms, polarity as in the claim. `no`: all names, and either a number
-        of the kind that is missing or the opposite polarity (one negation, or one word such as "higher" replaced by
-        its opposite), with high overlap. Else `unclear`."""
+        """Return `yes` for all names and numbers, most terms and the same polarity; `no` for all names and a high
+        overlap with either another number of the same kind or the opposite polarity (a negation, or a word such as
+        "higher" replaced by its opposite); else `unclear`."""
         present = window.terms | lead
         coverage = len(claim.terms & present) / len(claim.terms) if claim.terms else 1.0
         if not names <= present:
@@ -86,12 +86,10 @@ _TOKEN = re.compile(r"[^\W\d_]\w*")
 _NUMBER = re.compile(r"([$€£¥]?)(?<![\w.,])(\d[\d,]*+(?:\.\d+)?)(\s?%|\s?per\s?cent\b)?")
 _NUMERALS = "zero one two three four five six seven eight nine ten eleven twelve"
 _NUMBER_WORDS = {word: str(value) for value, word in enumerate(_NUMERALS.split())}
-
-
 _RISING = vocabulary("increas higher high rise enhanc larger gain promot activ improv")
 _FALLING = vocabulary("decreas reduc lower low fall diminish smaller loss inhibit suppress impair worsen prevent")
 _OPPOSITES = dict.fromkeys(_RISING, _FALLING) | dict.fromkeys(_FALLING, _RISING)
-"""Stem -> the stems that say the contrary of it."""
+"""Stems of opposite meaning, by stem."""
 
 
 def _read(text: str, stemmer: Stemmer.Stemmer) -> _Passage:
@@ -119,9 +117,8 @@ def _stems(text: str, stemmer: Stemmer.Stemmer) -> frozenset[str]:
 
 
 def _windows(sentences: Sequence[_Passage]) -> Iterable[_Passage]:
-    """Every run of one to three consecutive sentences."""
-    for start in range(len(sentences)):
-        window = sentences[start]
+    """Yield every run of one to three consecutive sentences."""
+    for start, window in enumerate(sentences):
         yield window
         for following in sentences[start + 1 : start + 3]:
             window = _Passage(

@@ -1,4 +1,4 @@
-"""The choice among all verifiers."""
+"""Opening the configured verifier."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from harness1.retrieval.dense.cross_encoder import open_cross_encoder
 
 
 def open_verifier(env: Env, machine: Machine) -> Verifier:
-    """The verifier that `env.verification.judge` names.
+    """Open the verifier that `env.verification.judge` names.
 
     Raises:
-        ConfigError, MissingExtra, UsageError: as `open_cross_encoder`, where it is the cross-encoder.
-        ConfigError: the language model has no name or no address.
-        MissingExtra: it is the language model, and httpx is not installed.
+        ConfigError: a setting is missing or wrong; for the language model, its name or address.
+        UsageError: the cross-encoder cannot be loaded.
+        MissingExtra: a library of the verifier is not installed.
     """
     verification = env.verification
     if verification.judge == "lexical" or not verification.on:
@@ -33,7 +33,7 @@ def open_verifier(env: Env, machine: Machine) -> Verifier:
 
 
 def unopened_verifier(env: Env) -> Verifier:
-    """What an environment has that was given no verifier: the lexical one, if it is the configured one."""
+    """Return the default verifier: the lexical one if it is configured, else one that always fails."""
     judge, characters = env.verification.judge, env.verification.characters
     return LexicalVerifier(characters) if judge == "lexical" else NoVerifier(judge)
 
@@ -43,13 +43,13 @@ def _language_verifier(env: Env, machine: Machine) -> LanguageModelVerifier:
     if missing := [name for name, value in needed.items() if not value]:
         raise ConfigError(f"env.verification.judge=language_model needs {' and '.join(missing)}")
     verifier = machine.verifier
-    # One try each: the environment itself tries again.
+    # One attempt each, because the environment repeats failed calls.
     endpoint = ModelEndpoint(verifier.url, verifier.key, verifier.timeout_s, 1, concurrency=verifier.concurrency)
     return LanguageModelVerifier(endpoint, env.verification.model, env.verification.characters)
 
 
 class NoVerifier:
-    """Stands where a verifier was configured that nobody opened: judging is a fault, never a guess by other means."""
+    """A placeholder for a configured verifier that was not opened. It always returns faults, never a substitute."""
 
     def __init__(self, judge: str) -> None:
         self._fault = VerifierFault(f"env.verification.judge={judge} needs a verifier from open_verifier")

@@ -1,4 +1,4 @@
-"""Verification: does a document support a claim? What every verifier answers."""
+"""The protocol of verifiers, which judge whether documents support a claim."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ Label: TypeAlias = Literal["yes", "no", "unclear"]
 
 
 class Judgement(Record, frozen=True):
-    """Whether a document supports a claim, and the passage of the document on which that rests."""
+    """A verdict on one document, with the passage that supports it."""
 
     label: Label
     sentence: str = ""
 
 
 class VerifierFault(Record, frozen=True):
-    """The verifier failed on one document. It is a value, so that the others keep their judgements."""
+    """A failure on one document, as a value: the other documents keep their judgements."""
 
     message: str
 
 
 class Verifier(Protocol):
-    """Judges claims. Implementations are safe to share between concurrent episodes."""
+    """Judges claims; concurrent episodes may share it."""
 
     async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
-        """Judge a claim against each document by its text alone, in order."""
+        """Judge a claim against the text of each document, in order."""
         ...

@@ -1,1 +1,1 @@
-"""Language models that are asked by token ids over HTTP, or in an engine's processes."""
+"""Inference engines that take token ids, over HTTP or in subprocesses."""

@@ -1,9 +1,9 @@
-"""An SGLang server by its native `/generate`.
+"""SGLang servers, through the native `/generate` route.
 
     python -m sglang.launch_server --model-path MODEL
 
-Its log probabilities are those after temperature and grammar, but before `top_p` and `top_k`, which are therefore
-refused. Weights are loaded by `/update_weights_from_disk` (SGLang docs, "SGLang for RL Systems").
+Log probabilities are taken after temperature and grammar but before `top_p` and `top_k`, so those are refused. Weights
+are loaded through `/update_weights_from_disk` (SGLang docs, "SGLang for RL Systems").
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class _Updated(msgspec.Struct):
 
 
 class SglangServer(TokenServer):
-    """An SGLang server. It heeds seeds if it was started with `--enable-deterministic-inference`."""
+    """An SGLang server. It respects seeds if it was started with `--enable-deterministic-inference`."""
 
     raw_advice = "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
 
     def _check(self, sampling: Sampling) -> None:
         if sampling.temperature and (sampling.top_p < 1.0 or sampling.top_k > 0):
-            raise UsageError("SGLang gives no log probabilities after top_p and top_k: set top_p to 1 and top_k to 0")
+            raise UsageError("SGLang has no log probabilities after top_p and top_k: set top_p to 1 and top_k to 0")
 
     async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None) -> EngineOutput:
         params: dict[str, Any] = {
@@ -68,7 +68,7 @@ class SglangServer(TokenServer):
         meta = await self._ask(prompt_ids, params)
         if meta.prompt_tokens != len(prompt_ids):
             raise InfrastructureFault(
-                f"{self._endpoint.url} read {meta.prompt_tokens} prompt tokens where it was sent {len(prompt_ids)}"
+                f"{self._endpoint.url} read {meta.prompt_tokens} prompt tokens instead of {len(prompt_ids)}"
             )
         drawn, finish = meta.output_token_logprobs or [], meta.finish_reason or _Finish("")
         ids, logprobs = [token for _, token, _ in drawn], [logprob for logprob, _, _ in drawn]
@@ -79,11 +79,11 @@ class SglangServer(TokenServer):
         params = {"temperature": temperature, "max_new_tokens": 1}
         top = (await self._ask(prompt_ids, params, top_logprobs_num=1)).output_top_logprobs
         if not top or not top[0] or top[0][0][0] is None:
-            raise InfrastructureFault(f"{self._endpoint.url} gave no log probabilities")
+            raise InfrastructureFault(f"{self._endpoint.url} returned no log probabilities")
         return top[0][0][0]
 
     async def _load(self, folder: Path, version: int) -> None:
-        """Where it cannot load them, SGLang goes back to the weights that it had and answers 400."""
+        # If loading fails, SGLang keeps the old weights and answers 400.
         body = {"model_path": str(folder), "weight_version": str(version)}
         updated = await self._endpoint.post("/update_weights_from_disk", body, _Updated)
         if not updated.success:

@@ -1,4 +1,4 @@
-"""Any server that takes token ids and gives the sampled ids with their log probabilities: what all of them share."""
+"""The common part of servers that take token ids and return sampled ids with log probabilities."""
 
 from __future__ import annotations
 
@@ -19,20 +19,14 @@ from harness1.records import Sampling
 PROBE_TEMPERATURES = (0.5, 2.0)
 PROBE_TOKENS = 8
 PROBE_DIFFERENCE = 0.1
-"""Nats. Rounding and batching move a log probability less, and the two temperatures move one much more."""
+"""In nats: more than rounding and batching change a log probability, and much less than the two temperatures do."""
 
 
 class TokenServer(ABC):
-    """A `Backend` over a server of its own kind.
-
-    Args:
-        endpoint: the root of the server, which its paths are appended to.
-        model: what requests ask for.
-        weights: what names the weights at the start: their digest, or a name.
-    """
+    """A `Backend` over the server at an endpoint; `weights` is the digest or name of its initial weights."""
 
     raw_advice: ClassVar[str]
-    """How to start a server whose log probabilities are those of the distribution that is sampled from."""
+    """Advice on starting a server whose log probabilities belong to the distribution that it samples from."""
 
     def __init__(self, endpoint: ModelEndpoint, model: str, weights: str) -> None:
         self.model = model
@@ -47,20 +41,20 @@ class TokenServer(ABC):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
     ) -> SampledOutput:
-        """As `Backend.generate`. The first call that needs them finds out whether log probabilities are processed."""
+        """Do as `Backend.generate`. The first call that needs to know tests if log probabilities are processed."""
         self._check(sampling)
         async with self._gate.call():
             if sampling.temperature and _is_changed(sampling) and not await self._is_processed(prompt_ids):
                 raise UsageError(
-                    f"{self._endpoint.url} gives log probabilities of another distribution than it samples from; "
+                    f"{self._endpoint.url} returns log probabilities of another distribution than it samples from; "
                     f"{self.raw_advice}, or sample at temperature 1 with top_p 1 and top_k 0"
                 )
             sampled = await self._sample(prompt_ids, sampling, grammar)
             return checked(sampled, sampling, self._gate.version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """As `Backend.load_weights`. The server reads the folder itself: its path must be the same there. One that
-        refuses it keeps the old weights."""
+        """Do as `Backend.load_weights`. The server reads the folder under the same path; if it refuses, it keeps the
+        old weights."""
         folder = folder.resolve()
         weight_shapes(folder)
         async with self._gate.change(version):
@@ -70,10 +64,10 @@ class TokenServer(ABC):
                 raise UsageError(str(error)) from error
 
     async def _is_processed(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether the log probability of the likeliest token follows the temperature; asked once.
+        """Return True if the log probability of the likeliest token depends on the temperature; tested once.
 
-        The prompt reads backwards: behind what is no text, no model is certain. First calls at the same time may each
-        ask; that costs two tokens.
+        The prompt is reversed, because no model is certain after meaningless text. Simultaneous first calls may each
+        test it, which costs two tokens.
         """
         if self._follows_temperature is None:
             prompt = tuple(reversed(prompt_ids))[:PROBE_TOKENS]
@@ -83,26 +77,26 @@ class TokenServer(ABC):
 
     @abstractmethod
     def _check(self, sampling: Sampling) -> None:
-        """Raises UsageError where the server cannot sample in this way."""
+        """Raise UsageError if the server cannot sample in this way."""
 
     @abstractmethod
     async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None) -> EngineOutput:
-        """One output, unchecked."""
+        """Return one output, unchecked."""
 
     @abstractmethod
     async def _best_logprob(self, prompt_ids: Sequence[int], temperature: float) -> float:
-        """The log probability that the server gives the likeliest next token."""
+        """Return the server's log probability of the likeliest next token."""
 
     @abstractmethod
     async def _load(self, folder: Path, version: int) -> None:
-        """Have the server load weights while no call is in flight."""
+        """Make the server load weights; no call is in flight."""
 
 
 def server_root(url: str) -> str:
-    """The address of a server without the `/v1` of its OpenAI-compatible paths."""
+    """Return the address of a server without the `/v1` of its OpenAI-compatible paths."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 def _is_changed(sampling: Sampling) -> bool:
-    """Whether what is sampled from differs from the distribution of the model."""
+    """Return True if the sampling distribution differs from the model's."""
     return sampling.temperature != 1.0 or sampling.top_p < 1.0 or sampling.top_k > 0

@@ -1,5 +1,4 @@
-"""vLLM: behind a server that is asked by token ids, and as an engine in this process' keeping, which has processes
-of its own and batches concurrent calls by itself."""
+"""vLLM: servers that take token ids, and the engine, which has its own subprocesses and batches concurrent calls."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 COLDEST = 0.01
-"""vLLM samples at this temperature whatever lower one above 0 it is asked for."""
+"""Lowest temperature above 0; vLLM silently raises lower ones to it."""
 
 
 class _Logprobs(msgspec.Struct):
@@ -52,7 +51,7 @@ class _Completion(msgspec.Struct):
 
 
 class VllmServer(TokenServer):
-    """A vLLM server. A grammar masks what it samples from and the log probabilities alike."""
+    """A vLLM server. A grammar masks both sampling and log probabilities."""
 
     raw_advice = "start vLLM with --logprobs-mode processed_logprobs"
 
@@ -73,7 +72,7 @@ class VllmServer(TokenServer):
             body["structured_outputs"] = {"grammar": grammar.ebnf}
         choice = await self._ask(body)
         if choice.prompt_token_ids != list(prompt_ids):
-            raise InfrastructureFault(f"{self._endpoint.url} gave no prompt ids, or others than it was sent")
+            raise InfrastructureFault(f"{self._endpoint.url} returned no prompt ids, or other ones than it was sent")
         logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
         return EngineOutput(choice.token_ids, logprobs, choice.finish_reason, choice.stop_reason)
 
@@ -81,12 +80,12 @@ class VllmServer(TokenServer):
         choice = await self._ask(self._body(prompt_ids, temperature) | {"max_tokens": 1, "logprobs": 1})
         top = choice.logprobs.top_logprobs if choice.logprobs else None
         if not top or not top[0]:
-            raise InfrastructureFault(f"{self._endpoint.url} gave no log probabilities")
+            raise InfrastructureFault(f"{self._endpoint.url} returned no log probabilities")
         return max(top[0].values())
 
     async def _load(self, folder: Path, version: int) -> None:
-        """Calls of other clients end first, too; the cache of prefixes goes with the old weights. A pause that was not
-        answered may have begun, and is ended all the same."""
+        """Load weights after all clients' calls; the prefix cache is dropped with the old ones. A pause that was not
+        answered may have begun, so it is always ended."""
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         try:
             try:
@@ -98,8 +97,8 @@ class VllmServer(TokenServer):
             raise UsageError(f"{error}; to load weights, start vLLM with VLLM_SERVER_DEV_MODE=1") from error
 
     def _body(self, prompt_ids: Sequence[int], temperature: float) -> dict[str, Any]:
-        """What every request says. The penalties are named because a model's own defaults would hold otherwise;
-        `ignore_eos`, because only the stop tokens that are asked for shall end an output."""
+        """Return the fields of every request: penalties override the model's own defaults, and with `ignore_eos` only
+        the given stop tokens end an output."""
         return {
             "model": self.model,
             "prompt": tuple(prompt_ids),
@@ -114,18 +113,14 @@ class VllmServer(TokenServer):
     async def _ask(self, body: dict[str, Any]) -> _Choice:
         choices = (await self._endpoint.post("/v1/completions", body, _Completion)).choices
         if len(choices) != 1:
-            raise InfrastructureFault(f"{self._endpoint.url} gave {len(choices)} outputs where one was asked for")
+            raise InfrastructureFault(f"{self._endpoint.url} returned {len(choices)} outputs instead of one")
         return choices[0]
 
 
 def check_temperature(sampling: Sampling) -> None:
-    """Refuse a temperature that vLLM would replace.
-
-    Raises:
-        UsageError: it lies between 0 and 0.01.
-    """
+    """Raise UsageError for a temperature that vLLM would replace: one between 0 and 0.01."""
     if 0.0 < sampling.temperature < COLDEST:
-        raise UsageError(f"vLLM does not sample at temperature {sampling.temperature}: 0, or at least {COLDEST}")
+        raise UsageError(f"vLLM cannot sample at temperature {sampling.temperature}: use 0, or at least {COLDEST}")
 
 
 Result = TypeVar("Result")
@@ -143,15 +138,15 @@ def open_vllm(
     """Start vLLM on a model.
 
     Args:
-        folder: of the model, as `save_pretrained` of transformers writes it.
-        dtype: that it computes in; the output head is float32 always.
-        seed: of calls without one.
-        max_model_len: tokens of prompt and output together; None: as many as the model was made for.
-        memory_share: of a GPU, for weights and cache.
-        options: further fields of `vllm.AsyncEngineArgs`, as `enforce_eager` or `kv_cache_memory_bytes`.
+        folder: model folder as transformers' `save_pretrained` writes it.
+        dtype: type of computation, except for the output head, which is always float32.
+        seed: seed of calls without their own.
+        max_model_len: tokens of prompt and output together; None for the model's maximum.
+        memory_share: share of a GPU for weights and cache.
+        options: further fields of `vllm.AsyncEngineArgs`, such as `enforce_eager` or `kv_cache_memory_bytes`.
 
     Raises:
-        UsageError: the folder holds no such model, or vLLM does not take an option, or does not start with them.
+        UsageError: the folder does not hold such a model, or vLLM does not start with the options.
         MissingExtra: vLLM is not installed.
     """
     shapes = weight_shapes(folder)
@@ -176,8 +171,8 @@ def open_vllm(
 
 
 async def _start(fields: Mapping[str, Any]) -> AsyncLLM:
-    """The engine. It is imported here, in the thread of its loop: vLLM keeps an error that it meets while it is
-    imported, that error keeps the stack that it was met on, and a frame that knew the engine would keep it for ever."""
+    """Start the engine. vLLM is imported in the thread of its loop, because it keeps an error from its import; the
+    error keeps the stack, and a frame that refers to the engine would keep it for ever."""
     try:
         from vllm import AsyncEngineArgs
         from vllm.exceptions import VLLMError
@@ -191,7 +186,7 @@ async def _start(fields: Mapping[str, Any]) -> AsyncLLM:
 
 
 class VllmBackend:
-    """A `Backend` over vLLM's engine; `open_vllm` makes it. `close` ends the engine's processes."""
+    """A `Backend` over vLLM's engine, made by `open_vllm`. `close` ends the engine's processes."""
 
     def __init__(self, engine: AsyncLLM, loop: _LoopThread, shapes: Shapes, name: str) -> None:
         self.hash = name
@@ -207,24 +202,24 @@ class VllmBackend:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
     ) -> SampledOutput:
-        """As `Backend.generate`, from any event loop."""
+        """Do as `Backend.generate`, from any event loop."""
         check_temperature(sampling)
         if (tokens := len(prompt_ids) + sampling.max_tokens) > self._window:
-            raise UsageError(f"{tokens} tokens of prompt and output do not fit the {self._window} of the model")
+            raise UsageError(f"{tokens} tokens of prompt and output exceed the model's {self._window}")
         return await self._loop.run(self._generate(tuple(prompt_ids), sampling, grammar))
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """As `Backend.load_weights`, from any event loop. The cache of prefixes goes with the old weights."""
+        """Do as `Backend.load_weights`, from any event loop. The prefix cache is dropped with the old weights."""
         check_same_shapes(self._shapes, folder)
         await self._loop.run(self._load(folder, version))
 
     def close(self) -> None:
-        """End the engine. Calls in flight, and calls that come later, are faults."""
+        """End the engine. Present and later calls raise InfrastructureFault."""
         atexit.unregister(self.close)
         if self._loop.stop():
             self._engine.shutdown()
             del self._engine
-            gc.collect()  # what the engine does when it is collected fails while the interpreter ends
+            gc.collect()  # the engine's finaliser would fail at interpreter exit
 
     async def _generate(
         self, prompt_ids: tuple[int, ...], sampling: Sampling, grammar: Grammar | None
@@ -238,7 +233,7 @@ class VllmBackend:
                 steps = self._engine.generate(tokens_input(list(prompt_ids)), params, str(next(self._numbers)))
                 output = [step async for step in steps][-1].outputs[0]
             except (VLLMClientError, ValueError) as error:
-                raise UsageError(f"vLLM does not sample in this way: {error}") from error
+                raise UsageError(f"vLLM cannot sample in this way: {error}") from error
             except (VLLMError, IndexError) as error:
                 raise InfrastructureFault(f"vLLM failed: {error}") from error
             ids, chosen = output.token_ids, output.logprobs or []
@@ -258,7 +253,7 @@ class VllmBackend:
 
 
 def _params(sampling: Sampling, grammar: Grammar | None) -> SamplingParams:
-    """Only the stop tokens that are asked for end an output, and text is not made of it."""
+    """Return vLLM's parameters: only the given stop tokens end an output, and it is not decoded."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -278,7 +273,7 @@ def _params(sampling: Sampling, grammar: Grammar | None) -> SamplingParams:
 
 
 class _LoopThread:
-    """An event loop in a thread of its own."""
+    """An event loop in its own thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -287,15 +282,11 @@ class _LoopThread:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Do the work there and wait for it here, where no loop runs."""
+        """Run a coroutine on the loop and block until it is done."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Do the work there; cancelling it here cancels it there.
-
-        Raises:
-            InfrastructureFault: the thread was stopped.
-        """
+        """Run a coroutine on the loop and await it, with cancellation; raise InfrastructureFault if it was stopped."""
         if self._stopped:
             work.close()
             raise InfrastructureFault("vLLM was closed")
@@ -308,7 +299,7 @@ class _LoopThread:
             raise
 
     def stop(self) -> bool:
-        """Cancel what is at work there, and end the thread; False if that was done before."""
+        """Cancel all work and end the thread; return False if it was already stopped."""
         if self._stopped:
             return False
         self._stopped = True

@@ -1,1 +1,1 @@
-"""Retrievers beyond this machine's index: Milvus, Chroma, the web, and other servers."""
+"""Retrievers other than the embedded index: Milvus, Chroma, the web, and remote servers."""

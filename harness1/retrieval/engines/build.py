@@ -1,4 +1,4 @@
-"""Building an index in an engine beyond this package, by what a user typed. Adding one is a line here."""
+"""Building an index in another engine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ BUILDERS = {"milvus": build_milvus, "chroma": build_chroma}
 def build_engine(
     spec: str, documents: Iterable[Document], settings: config.Index, machine: config.Machine
 ) -> IndexInfo:
-    """Put a corpus into the engine at `ENGINE:ADDRESS`.
+    """Build an index of a corpus in the engine at `ENGINE:ADDRESS`.
 
     Raises:
-        UsageError: no such engine, or what the engine cannot do; see `build_milvus` and `build_chroma`.
+        UsageError: there is no such engine; see also `build_milvus` and `build_chroma`.
     """
     name, colon, address = spec.partition(":")
     if not colon or name not in BUILDERS:

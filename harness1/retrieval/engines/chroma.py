@@ -1,4 +1,4 @@
-"""An index in a Chroma server: built there, and searched by embeddings, since the server has no BM25."""
+"""An index in a Chroma server, searched by embeddings because Chroma has no BM25."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness1.errors import ConfigError, CorpusError, InfrastructureFault, Missi
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.redaction import without_password
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.dense.embedder import CachedQueries, Embedder, open_embedder
+from harness1.retrieval.dense.embedder import Embedder, open_embedder
 from harness1.retrieval.engines.chunk_stream import ChunkStream, EngineIndex
 from harness1.retrieval.engines.engine import EngineRetriever, Found
 from harness1.retrieval.protocol import IndexInfo, Retriever
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_COLLECTION = "harness1"
 INDEX = "harness1.index"
-"""The metadatum of a finished collection: `EngineIndex` as JSON."""
+"""Metadata key of a finished collection: `EngineIndex` as JSON."""
 NOT_FOUND = 404
 
 
@@ -43,30 +43,22 @@ class Address(NamedTuple):
 
     @property
     def building(self) -> str:
-        """The collection that becomes the index when it is finished."""
+        """Name of the collection until it is finished."""
         return f"{self.collection}-building"
 
 
 def parse_address(spec: str) -> Address:
-    """Read `http://HOST:PORT`, with or without `#COLLECTION`.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    """Parse `http://HOST:PORT`, with or without `#COLLECTION`; raise UsageError for anything else."""
     url, _, collection = spec.partition("#")
     if not re.fullmatch(r"https?://[^/@?\s]+/?", url):
         raise UsageError(f"chroma:{without_password(spec)}: give the address of a server, http://HOST:8000")
     if collection and not re.fullmatch(r"[A-Za-z0-9][\w.-]{1,200}[A-Za-z0-9]", collection, re.ASCII):
-        raise UsageError(f"{collection!r} is no name for a collection: use 3 or more letters, digits and ._-")
+        raise UsageError(f"{collection!r} cannot name a collection: use 3 or more letters, digits and ._-")
     return Address(url.rstrip("/"), collection or DEFAULT_COLLECTION)
 
 
 def chroma_errors() -> tuple[type[Exception], ...]:
-    """What calls of chromadb raise when they fail, on a client made by `connect`.
-
-    Raises:
-        MissingExtra: chromadb is not installed.
-    """
+    """Return the errors of chromadb, on a client made by `connect`; raise MissingExtra without chromadb."""
     try:
         import httpx
         from chromadb.errors import ChromaError
@@ -77,7 +69,7 @@ def chroma_errors() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def reporting(where: Address) -> Iterator[None]:
-    """Turn failures of Chroma into InfrastructureFault, for steps that a user waits for."""
+    """Turn failures of Chroma into InfrastructureFault, while an index is opened or built."""
     try:
         yield
     except chroma_errors() as error:
@@ -85,7 +77,7 @@ def reporting(where: Address) -> Iterator[None]:
 
 
 def connect(where: Address, timeout: float) -> ClientAPI:
-    """A client whose calls wait at most `timeout` seconds for a part of an answer; safe between threads.
+    """Return a thread-safe client whose calls wait at most `timeout` seconds for each part of an answer.
 
     Raises:
         MissingExtra: chromadb is not installed.
@@ -96,7 +88,7 @@ def connect(where: Address, timeout: float) -> ClientAPI:
         import httpx
         from chromadb.config import Settings
 
-        # The constructor asks the server and has no time limit, so it comes after a call that has one.
+        # The constructor calls the server without a time limit, so a call with one goes first.
         httpx.get(f"{where.url}/api/v2/heartbeat", timeout=timeout).raise_for_status()
         parts = urlsplit(where.url)
         secure = parts.scheme == "https"
@@ -106,7 +98,7 @@ def connect(where: Address, timeout: float) -> ClientAPI:
             ssl=secure,
             settings=Settings(anonymized_telemetry=False),
         )
-        # Neither time limits nor errors with a type for every status can be had in public.
+        # The public interface has neither time limits nor an error type for every status.
         session = client._server._session
         session.timeout = httpx.Timeout(timeout)
         session.event_hooks = {"response": [_raise_for_status]}
@@ -123,9 +115,8 @@ def _raise_for_status(response: Any) -> None:
 
 
 def find_index(client: ClientAPI, where: Address) -> Collection | None:
-    """The collection that answers: the one of the name, else a finished one that did not get the name yet."""
-    named = _find(client, where.collection)
-    if named is not None:
+    """Return the collection with the name, or else a finished one that was not renamed yet."""
+    if (named := _find(client, where.collection)) is not None:
         return named
     left = _find(client, where.building)
     return left if left is not None and INDEX in (left.metadata or {}) else None
@@ -141,14 +132,14 @@ def _find(client: ClientAPI, name: str) -> Collection | None:
 
 
 def is_not_found(error: Exception) -> bool:
-    """Whether the server says that there is no such collection."""
+    """Return True if the error says that a collection does not exist."""
     return getattr(getattr(error, "response", None), "status_code", None) == NOT_FOUND
 
 
 def stored(chunk: Chunk, position: int) -> tuple[str, dict[str, str | int]]:
-    """A chunk as a document of Chroma, title, line break and text, and its metadata.
+    """Return a chunk as a document of Chroma (title, line break, text) and its metadata.
 
-    The full text filter stops at U+0000; a text with it is stored once more as it is.
+    Chroma's full text filter stops at U+0000, so such a text is also stored unchanged in the metadata.
     """
     content = f"{chunk.title}\n{chunk.text}"
     document = content.replace("\0", " ")
@@ -163,7 +154,7 @@ def stored(chunk: Chunk, position: int) -> tuple[str, dict[str, str | int]]:
 
 
 def chunk_of(document: str, metadata: Mapping[str, Any]) -> Chunk:
-    """What was `stored`."""
+    """Return the chunk that was `stored`."""
     content, border = metadata.get("content", document), int(metadata["title_length"])
     return Chunk(
         chunk_id=ChunkId(metadata["chunk_id"]),
@@ -178,50 +169,32 @@ def open_chroma(url: str, config: config.Config) -> Retriever:
     """Open the index at `http://HOST:PORT`, with or without `#COLLECTION`.
 
     Raises:
-        ConfigError: `env.retrieval` asks for a ranking that Chroma does not have.
-        CorpusError: there is no finished index under this name, or not all of its chunks are there.
+        ConfigError: Chroma lacks the ranking of `env.retrieval`.
+        CorpusError: there is no finished index with this name, or it lacks chunks.
         SchemaError: it was built by a newer version of the package.
         InfrastructureFault: the server failed or cannot be reached.
         MissingExtra: a package is not installed.
     """
-    where = parse_address(url)
-    _check_ranking(config.env.retrieval)
+    where, retrieval = parse_address(url), config.env.retrieval
+    if retrieval.mode in ("bm25", "hybrid"):
+        raise ConfigError(f"chroma has no BM25: set env.retrieval.mode to auto or dense, not {retrieval.mode}")
+    if retrieval.rerank.on:
+        raise ConfigError("env.retrieval.rerank is not available over chroma: set env.retrieval.rerank.on=false")
     client = connect(where, config.machine.call_deadline_s)
     with reporting(where):
         collection = find_index(client, where)
         if collection is None:
             raise CorpusError(f"{where}: there is no finished index of this name: build it with --engine")
-        index = _finished_index(collection, where)
-        held = collection.count()
-    if held != index.info.chunks:
-        raise CorpusError(f"{where} holds {held} chunks instead of {index.info.chunks}: build it again")
-    embedder = open_embedder(index.settings.dense, config.machine)
-    if embedder.hash != index.embedder:
-        raise CorpusError(f"{where} was built with another embedding model: set machine.embedder, or build it again")
-    queries = CachedQueries(embedder, config.machine.cached_searches)
+        index = EngineIndex.read((collection.metadata or {}).get(INDEX), str(where))
+        index.check_count(str(where), collection.count())
+    queries = index.open_queries(str(where), config.machine)
     return EngineRetriever(ChromaEngine(collection, index, queries), config.machine)
 
 
-def _check_ranking(retrieval: config.Retrieval) -> None:
-    if retrieval.mode in ("bm25", "hybrid"):
-        raise ConfigError(f"chroma has no BM25: set env.retrieval.mode to auto or dense, not {retrieval.mode}")
-    if retrieval.rerank.on:
-        raise ConfigError("env.retrieval.rerank is not available over chroma: set env.retrieval.rerank.on=false")
-
-
-def _finished_index(collection: Collection, where: Address) -> EngineIndex:
-    try:
-        index = msgspec.json.decode(str((collection.metadata or {})[INDEX]), type=EngineIndex)
-    except (KeyError, msgspec.MsgspecError) as error:
-        raise CorpusError(f"{where} is no index of harness1: choose another name") from error
-    index.check_format(str(where))
-    return index
-
-
 class ChromaEngine:
-    """`Engine` over one collection of Chroma; it is named by an id of its own, so that none can take its place.
+    """An `Engine` over one collection, which Chroma identifies by a unique id.
 
-    The limit of a call is that of the connection (`connect`): what comes later is given up by the caller.
+    Calls have the time limit of the connection (`connect`); the caller gives up on later answers.
     """
 
     name = "chroma"
@@ -231,7 +204,7 @@ class ChromaEngine:
         self._collection, self._embedder = collection, embedder
 
     def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Found]:
-        """By cosine."""
+        """Rank by cosine similarity."""
         end = time.monotonic() + timeout
         vectors = self._embedder.embed_queries(queries)
         if time.monotonic() > end:
@@ -243,14 +216,13 @@ class ChromaEngine:
             where=others,
             include=["documents", "metadatas", "distances"],
         )
+        lists = zip(found["documents"] or [], found["metadatas"] or [], found["distances"] or [], strict=True)
         return [
             [
                 (chunk_of(document, metadata), 1.0 - distance)
                 for document, metadata, distance in zip(*columns, strict=True)
             ]
-            for columns in zip(
-                found["documents"] or [], found["metadatas"] or [], found["distances"] or [], strict=True
-            )
+            for columns in lists
         ]
 
     def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
@@ -265,28 +237,28 @@ class ChromaEngine:
         return [chunk_of(*row) for row in self._rows(ids=list(chunk_ids))]
 
     def _rows(self, **which: Any) -> list[tuple[str, Any]]:
-        """Documents with their metadata."""
+        """Return documents with their metadata."""
         found = self._collection.get(**which, include=["documents", "metadatas"])
         return list(zip(found["documents"] or [], found["metadatas"] or [], strict=True))
 
 
 BATCH = 256
-"""Chunks in one insertion; servers refuse more than some thousands."""
+"""Chunks in one insertion; servers refuse more than a few thousand."""
 
 
 def build_chroma(documents: Iterable[Document], url: str, settings: config.Index, machine: config.Machine) -> IndexInfo:
-    """Cut and embed a corpus and put it into a Chroma server, in the place of the index of that name, if there is one.
+    """Build an index of a corpus in a Chroma server, replacing an earlier index of that name.
 
-    Until the end the earlier index answers; then readers that are still open get faults. What an interrupted build
-    left behind has another name. The next build removes it, unless it is finished and took the place of the earlier
-    index.
+    The earlier index answers until the end; after that, its open readers get faults. An interrupted build leaves a
+    collection with another name. The next build removes it, or keeps it as the index if it is finished and the earlier
+    one is gone.
 
     Args:
         url: `http://HOST:PORT`, with or without `#COLLECTION`.
 
     Raises:
-        ConfigError: the settings name no embedding model, or ask for something else than HNSW.
-        CorpusError: there are no documents, ids are not unique, or somebody else's collection has the name.
+        ConfigError: the settings name no embedding model, or another search than HNSW.
+        CorpusError: there are no documents, ids are not unique, or a foreign collection has the name.
         InfrastructureFault: the server failed or cannot be reached.
         MissingExtra: a package is not installed.
     """
@@ -310,7 +282,7 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
                 embeddings=embedder.embed_documents([f"{piece.title}\n{piece.text}" for _, piece in batch]),
             )
         index = stream.finish("chroma", embedder.hash)
-        # From here on it is an index, whichever of the next steps is the last.
+        # From here on it is an index, even if a later step fails.
         collection.modify(metadata={INDEX: msgspec.json.encode(index).decode()})
         _drop(client, where.collection)
         collection.modify(name=where.collection)
@@ -318,10 +290,10 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
 
 
 def _clear(client: ClientAPI, where: Address) -> None:
-    """Free the name that a collection has while it is built."""
+    """Free the name of the collection to build."""
     index = find_index(client, where)
     if index is not None and INDEX not in (index.metadata or {}):
-        raise CorpusError(f"{where.collection!r} is there and no index of harness1; name another #COLLECTION")
+        raise CorpusError(f"{where.collection!r} exists and is not an index of harness1; name another #COLLECTION")
     if index is not None and index.name == where.building:
         index.modify(name=where.collection)
     else:

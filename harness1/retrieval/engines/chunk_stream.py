@@ -1,4 +1,4 @@
-"""The chunks of a corpus as an engine takes them in: in order, in batches, with what its index is named by."""
+"""The chunks of a corpus in batches for an engine, and the description of the index that they make."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
+import msgspec
+
 from harness1 import config
 from harness1.errors import CorpusError, SchemaError
 from harness1.hashing import canonical, digest
 from harness1.records import Chunk, Record
 from harness1.retrieval.chunking import chunk
 from harness1.retrieval.corpus import Document
+from harness1.retrieval.dense.embedder import CachedQueries, open_embedder
 from harness1.retrieval.index.index import index_hash
 from harness1.retrieval.protocol import IndexInfo
 
@@ -20,7 +23,7 @@ FORMAT = 1
 
 
 class EngineIndex(Record):
-    """What an engine keeps beside the chunks, once all of them are in: without it, an index is not finished."""
+    """The description of an index, which an engine stores when all chunks are in. An index without it is unfinished."""
 
     format: int
     info: IndexInfo
@@ -28,12 +31,39 @@ class EngineIndex(Record):
     embedder: str = ""
     """Hash of the embedder; empty without embeddings."""
 
+    @classmethod
+    def read(cls, text: object, name: str) -> EngineIndex:
+        """Read the description that an engine stored as JSON.
+
+        Raises:
+            CorpusError: it is not such a description, or one of an older format.
+            SchemaError: it has a newer format.
+        """
+        try:
+            index = msgspec.json.decode(str(text), type=cls)
+        except msgspec.MsgspecError as error:
+            raise CorpusError(f"{name} is not an index of harness1: choose another name") from error
+        index.check_format(name)
+        return index
+
     def check_format(self, name: str) -> None:
-        """Raise SchemaError if a newer version of the package laid the index out, CorpusError if an older one did."""
+        """Raise SchemaError for a newer format, and CorpusError for an older one."""
         if self.format > FORMAT:
             raise SchemaError(f"{name} has format {self.format}; this harness1 reads up to {FORMAT}: upgrade it")
         if self.format < FORMAT:
             raise CorpusError(f"{name} has the earlier format {self.format}: build it again with harness1 index")
+
+    def check_count(self, name: str, held: int) -> None:
+        """Raise CorpusError if an engine does not hold all chunks."""
+        if held != self.info.chunks:
+            raise CorpusError(f"{name} holds {held} chunks instead of {self.info.chunks}: build it again")
+
+    def open_queries(self, name: str, machine: config.Machine) -> CachedQueries:
+        """Open the embedder of the index; raise CorpusError if the configured model is another one."""
+        embedder = open_embedder(self.settings.dense, machine)
+        if embedder.hash != self.embedder:
+            raise CorpusError(f"{name} was built with another embedding model: set machine.embedder, or build it again")
+        return CachedQueries(embedder, machine.cached_searches)
 
 
 class Placed(NamedTuple):
@@ -44,7 +74,7 @@ class Placed(NamedTuple):
 
 
 class ChunkStream:
-    """Cuts documents into chunks as they are asked for; when all have passed, `finish` says what they were."""
+    """Splits documents into chunks on demand; after the last one, `finish` describes the index."""
 
     def __init__(self, documents: Iterable[Document], settings: config.Index) -> None:
         self._documents, self._settings = documents, settings
@@ -52,21 +82,15 @@ class ChunkStream:
         self._read, self._chunks, self._content_sum = 0, 0, 0
 
     def batches(self, size: int) -> Iterator[list[Placed]]:
-        """Chunks in corpus order, `size` at a time.
-
-        Raises:
-            CorpusError: two documents share an id, or the id of a chunk is also that of another document.
-        """
+        """Yield the chunks in corpus order, `size` at a time; raise CorpusError if two documents share an id, or a
+        chunk has the id of another document."""
         placed = self._placed()
         while batch := list(islice(placed, size)):
             yield batch
 
     def finish(self, engine: str, embedder: str) -> EngineIndex:
-        """What the index is, after the last batch. The hash is the same for equal documents in any order.
-
-        Raises:
-            CorpusError: there were no documents.
-        """
+        """Return the description of the index, after the last batch. The order of documents does not affect its hash.
+        Raise CorpusError if there were no documents."""
         if not self._read:
             raise CorpusError("the corpus holds no documents")
         name = digest([engine, index_hash(self._content_sum, self._settings, embedder)])
@@ -78,7 +102,7 @@ class ChunkStream:
             pieces = chunk(document, self._settings.chunk_tokens)
             for name in dict.fromkeys((document.doc_id, *(piece.chunk_id for piece in pieces))):
                 if name in self._ids:
-                    raise CorpusError(f"two documents, or a document and a chunk of another one, have the id {name!r}")
+                    raise CorpusError(f"two documents, or a document and a chunk of another, have the id {name!r}")
                 self._ids.add(name)
             self._content_sum += int.from_bytes(hashlib.sha256(canonical(document)).digest(), "big")
             self._read += 1

@@ -1,5 +1,4 @@
-"""A retriever over an engine that is asked by blocking calls over a network: `Engine` is what an engine must answer,
-`EngineRetriever` makes a `Retriever` of it: threads, deadlines, faults, grep, and the order of hits."""
+"""A retriever over an engine with blocking calls: it adds threads, deadlines, faults, grep, and the order of hits."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ from harness1.retrieval.ordering import total_order
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
 
 TIES = 10
-"""Hits asked for beyond k, so that ids and not the engine decide among equal scores at the cut."""
+"""Hits requested beyond k, so that ids, not the engine, break ties at the cut."""
 FIRST_STRETCH, LONGEST_STRETCH = 256, 8192
-"""Positions that grep asks an engine for at a time: twice as many after each stretch."""
+"""Positions that grep requests at a time, doubled after each stretch."""
 MODEL_ERRORS = (RuntimeError, ValueError, OSError)
-"""What a search raises beside the errors of its engine when the model that embeds queries fails."""
+"""Errors of the model that embeds queries."""
 LONGEST_MESSAGE = 300
 """Characters of an engine's error that a fault repeats."""
 
@@ -33,9 +32,9 @@ Found = list[tuple[Chunk, float]]
 
 
 class Engine(Protocol):
-    """Blocking calls that take at most `timeout` seconds and raise one of `errors`, or TimeoutError, when they fail.
+    """Blocking calls that take at most `timeout` seconds and fail with one of `errors` or TimeoutError.
 
-    All text that comes in is valid Unicode.
+    All texts that they get are valid Unicode.
     """
 
     name: str
@@ -43,28 +42,28 @@ class Engine(Protocol):
     errors: tuple[type[Exception], ...]
 
     def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Found]:
-        """The best `k` chunks for each query, or less where there are not as many, without those in `exclude`."""
+        """Return up to `k` best chunks for each query, without those in `exclude`."""
         ...
 
     def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
-        """The chunks at positions from `start` to before `stop`, in this order, at least those of them that hold
-        `literal` in title or text."""
+        """Return the chunks at positions `start` to before `stop`, in order; those without `literal` in title or text
+        may be left out."""
         ...
 
     def document(self, doc_id: str, timeout: float) -> list[Chunk]:
-        """All chunks of a document, in any order."""
+        """Return all chunks of a document, in any order."""
         ...
 
     def chunks(self, chunk_ids: Sequence[str], timeout: float) -> list[Chunk]:
-        """Those of the named chunks that exist, in any order."""
+        """Return the named chunks that exist, in any order."""
         ...
 
 
 class EngineRetriever:
-    """`Retriever` over an engine. It belongs to no event loop.
+    """A `Retriever` over an engine, usable from any event loop.
 
     Args:
-        run: `concurrency` bounds the calls in flight, `call_deadline_s` those without a deadline of their own.
+        machine: `concurrency` bounds the calls in flight; `call_deadline_s` is the default deadline.
     """
 
     def __init__(self, engine: Engine, machine: Machine) -> None:
@@ -76,19 +75,19 @@ class EngineRetriever:
         return self._engine.info
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
-        """Requests that differ in nothing but the query are one call of the engine."""
+        """Search in one call of the engine for all requests that differ only in the query."""
         groups: dict[SearchRequest, list[int]] = {}
         for place, request in enumerate(requests):
             alike = SearchRequest("", request.k, request.exclude, request.deadline)
             groups.setdefault(alike, []).append(place)
         answers: dict[int, SearchResult | RetrievalFault] = {}
-        asked = (self._search(alike, [requests[place].query for place in places]) for alike, places in groups.items())
-        for places, found in zip(groups.values(), await asyncio.gather(*asked), strict=True):
-            answers |= zip(places, found, strict=True)
+        calls = (self._search(alike, [requests[place].query for place in places]) for alike, places in groups.items())
+        for places, results in zip(groups.values(), await asyncio.gather(*calls), strict=True):
+            answers |= zip(places, results, strict=True)
         return [answers[place] for place in range(len(requests))]
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
-        """The engine sends what may match, stretch by stretch in corpus order; RE2 decides."""
+        """Get possible matches from the engine in stretches of the corpus, and match them with RE2."""
         compiled = compile_pattern(pattern)
         if isinstance(compiled, BadPattern):
             return compiled
@@ -137,7 +136,7 @@ class EngineRetriever:
         except MODEL_ERRORS as error:
             if len(queries) == 1:
                 return [self._fault(error)]
-            # One text that the model fails on must not fail the others.
+            # A text that the model cannot embed must not fail the others.
             left = replace(alike, deadline=alike.deadline - (time.perf_counter() - begin))
             alone = await asyncio.gather(*(self._search(left, [query]) for query in queries))
             return [answer for (answer,) in alone]
@@ -147,7 +146,7 @@ class EngineRetriever:
         return [SearchResult(_best(each, alike.k), stage_ms=stages) for each in found]
 
     async def _call(self, work: Callable[[float], Answer], deadline: float) -> Answer | RetrievalFault:
-        """Run a blocking call in a thread; waiting for a free one counts."""
+        """Run a blocking call in a thread; the deadline includes the wait for a free thread."""
         end = time.monotonic() + deadline
 
         def within_deadline() -> Answer:
@@ -170,7 +169,7 @@ class EngineRetriever:
 def _matches(chunks: Sequence[Chunk], pattern: str, limit: int, deadline: float) -> list[Chunk] | RetrievalFault:
     texts = (f"{chunk.title}\n{chunk.text}".encode() for chunk in chunks)
     found = grep(texts, pattern, limit, deadline)
-    # The pattern was compiled before, so it is not a bad one.
+    # The pattern was compiled before, so it is valid.
     return [chunks[at] for at in found] if isinstance(found, list) else RetrievalFault("deadline")
 
 
@@ -181,8 +180,7 @@ def _best(found: Found, k: int) -> tuple[Scored, ...]:
 
 
 def is_unicode(name: str) -> bool:
-    """Return whether a name can be in a corpus: a lone surrogate, which a policy can emit, can be neither sent nor
-    stored."""
+    """Return True if a name is valid Unicode. Policies can emit lone surrogates, which cannot be sent or stored."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Searching an index in Milvus, on a server or in a file: BM25, embeddings, or both fused by Milvus."""
+"""An index in Milvus, on a server or in a file, searched by BM25, embeddings, or both with Milvus' fusion."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import uuid4
 
-import msgspec
-
 from harness1 import config
 from harness1.errors import ConfigError, CorpusError, InfrastructureFault, MissingExtra, UsageError
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.redaction import without_password
 from harness1.retrieval.analyser import Analyser
-from harness1.retrieval.dense.embedder import CachedQueries, Embedder, open_embedder
+from harness1.retrieval.dense.embedder import Embedder
 from harness1.retrieval.engines.chunk_stream import EngineIndex
 from harness1.retrieval.engines.engine import EngineRetriever, Found
 from harness1.retrieval.protocol import Retriever
@@ -29,12 +27,12 @@ if TYPE_CHECKING:
 
 DEFAULT_COLLECTION = "harness1"
 PROPERTY = "harness1.index"
-"""The property of a finished collection: `EngineIndex` as JSON."""
+"""Property of a finished collection: `EngineIndex` as JSON."""
 ANALYSED, SPARSE, DENSE = "terms", "bm25", "embedding"
 STORED = ["chunk_id", "doc_id", "number", "title", "text"]
-"""The fields that make up a chunk."""
+"""The fields of a chunk."""
 MOST = 16_384
-"""Milvus returns no more hits for a query, whatever is asked for."""
+"""Limit of Milvus on the hits of a query."""
 
 
 class Address(NamedTuple):
@@ -48,38 +46,29 @@ class Address(NamedTuple):
         return self.uri.endswith(".db")
 
     def __str__(self) -> str:
-        """Without a password."""
         return f"milvus:{without_password(self.uri)}#{self.collection}"
 
     def fresh(self) -> str:
-        """A name for the collection of the next build."""
+        """Return a name for the collection of the next build."""
         return f"{self.collection}__{uuid4().hex[:12]}"
 
     def is_build(self, name: str) -> bool:
-        """Whether a build for this address made the collection."""
+        """Return True if a build for this address made the collection."""
         return re.fullmatch(f"{re.escape(self.collection)}__[0-9a-f]{{12}}", name) is not None
 
 
 def parse_address(spec: str) -> Address:
-    """Read `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Parse `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`; raise UsageError for anything else."""
     uri, _, collection = spec.partition("#")
     if not (uri.endswith(".db") or re.match(r"https?://.", uri)):
         raise UsageError(f"milvus:{without_password(spec)}: give a file PATH.db, or an address http://HOST:19530")
     if collection and not re.fullmatch(r"[A-Za-z_]\w{0,199}", collection, re.ASCII):
-        raise UsageError(f"{collection!r} is no name for a collection: use letters, digits and _")
+        raise UsageError(f"{collection!r} cannot name a collection: use letters, digits and _")
     return Address(uri, collection or DEFAULT_COLLECTION)
 
 
 def milvus_errors() -> tuple[type[Exception], ...]:
-    """What calls of pymilvus raise when they fail.
-
-    Raises:
-        MissingExtra: pymilvus is not installed.
-    """
+    """Return the errors of pymilvus; raise MissingExtra without it."""
     try:
         import grpc
         from pymilvus import MilvusException
@@ -90,7 +79,7 @@ def milvus_errors() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def reporting(where: Address) -> Iterator[None]:
-    """Turn failures of Milvus into InfrastructureFault, for steps that a user waits for."""
+    """Turn failures of Milvus into InfrastructureFault, while an index is opened or built."""
     try:
         yield
     except milvus_errors() as error:
@@ -98,12 +87,12 @@ def reporting(where: Address) -> Iterator[None]:
 
 
 def connect(where: Address, timeout: float) -> MilvusClient:
-    """A client, which may be shared between threads.
+    """Return a thread-safe client.
 
     Raises:
         MissingExtra: pymilvus, or for a file milvus-lite, is not installed.
-        UsageError: the file cannot be opened: another process may have it open.
-        InfrastructureFault: nobody answers within `timeout` seconds.
+        UsageError: the file cannot be opened; another process may have it open.
+        InfrastructureFault: no server answers within `timeout` seconds.
     """
     errors = milvus_errors()
     from pymilvus import MilvusClient
@@ -114,7 +103,7 @@ def connect(where: Address, timeout: float) -> MilvusClient:
         except ImportError as error:
             raise MissingExtra("milvus-lite", "milvus") from error
         Path(where.uri).parent.mkdir(parents=True, exist_ok=True)
-    # Failures leave as errors and faults; the traceback that pymilvus logs for each would be shown besides.
+    # Failures are raised; pymilvus would also log a traceback for each.
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
     try:
         return MilvusClient(uri=where.uri, timeout=timeout)
@@ -125,33 +114,33 @@ def connect(where: Address, timeout: float) -> MilvusClient:
 
 
 def quoted(text: str) -> str:
-    """A string literal of Milvus' filter expressions."""
+    """Return a string literal for Milvus' filter expressions."""
     escapes = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
     return '"' + "".join(escapes.get(character, character) for character in text) + '"'
 
 
 def listed(texts: Sequence[str]) -> str:
-    """A list of string literals."""
+    """Return a list of string literals."""
     return f"[{', '.join(map(quoted, texts))}]"
 
 
 def chunk_of(row: dict[str, Any]) -> Chunk:
-    """A chunk from its stored fields."""
+    """Return a chunk from its stored fields."""
     return Chunk(ChunkId(row["chunk_id"]), DocId(row["doc_id"]), int(row["number"]), row["title"], row["text"])
 
 
 Mode = Literal["bm25", "dense", "hybrid"]
 
 NO_TERM = "0"
-"""Asked for where a query has no terms. A term has two letters at least, so nothing holds this one."""
+"""Search term of a query without terms. Terms have at least two characters, so it matches nothing."""
 
 
 def open_milvus(uri: str, config: config.Config) -> Retriever:
     """Open the index at `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`.
 
     Raises:
-        ConfigError: `env.retrieval` asks for a ranking that the index, or Milvus, does not have.
-        CorpusError: there is no finished index under this name, or not all of its chunks are there.
+        ConfigError: the index or Milvus lacks the ranking of `env.retrieval`.
+        CorpusError: there is no finished index with this name, or it lacks chunks.
         SchemaError: it was built by a newer version of the package.
         InfrastructureFault: Milvus failed or cannot be reached.
         UsageError: the file is open in another process.
@@ -163,17 +152,14 @@ def open_milvus(uri: str, config: config.Config) -> Retriever:
     client = connect(where, timeout)
     with reporting(where):
         collection = _collection(client, where, timeout)
-        index = _finished_index(client, where, collection, timeout)
+        described = client.describe_collection(collection, timeout=timeout)
+        index = EngineIndex.read((described.get("properties") or {}).get(PROPERTY), str(where))
         client.load_collection(collection, timeout=timeout)
-        # Strong: from here on whoever answers has seen all that was inserted.
+        # With Strong consistency, later answers include everything that was inserted.
         count = client.query(collection, output_fields=["count(*)"], consistency_level="Strong", timeout=timeout)
-    if (held := count[0]["count(*)"]) != index.info.chunks:
-        raise CorpusError(f"{where} holds {held} chunks instead of {index.info.chunks}: build it again")
+    index.check_count(str(where), count[0]["count(*)"])
     mode = _mode(config.env.retrieval, index)
-    embedder = None if mode == "bm25" else open_embedder(index.settings.dense, config.machine)
-    if embedder and embedder.hash != index.embedder:
-        raise CorpusError(f"{where} was built with another embedding model: set machine.embedder, or build it again")
-    queries = CachedQueries(embedder, config.machine.cached_searches) if embedder else None
+    queries = None if mode == "bm25" else index.open_queries(str(where), config.machine)
     return EngineRetriever(MilvusEngine(client, collection, index, mode, config.env.retrieval, queries), config.machine)
 
 
@@ -183,18 +169,8 @@ def _collection(client: MilvusClient, where: Address, timeout: float) -> str:
     return str(client.describe_alias(where.collection, timeout=timeout)["collection_name"])
 
 
-def _finished_index(client: MilvusClient, where: Address, collection: str, timeout: float) -> EngineIndex:
-    described = client.describe_collection(collection, timeout=timeout)
-    try:
-        index = msgspec.json.decode(described["properties"][PROPERTY], type=EngineIndex)
-    except (KeyError, msgspec.MsgspecError) as error:
-        raise CorpusError(f"{where} is no index of harness1: choose another name") from error
-    index.check_format(str(where))
-    return index
-
-
 def _mode(retrieval: config.Retrieval, index: EngineIndex) -> Mode:
-    """How to rank, once it is sure that Milvus can."""
+    """Return the ranking, after checking that the index and Milvus support it."""
     if retrieval.rerank.on:
         raise ConfigError("env.retrieval.rerank is not available over milvus: set env.retrieval.rerank.on=false")
     if retrieval.mode != "auto":
@@ -212,7 +188,7 @@ def _mode(retrieval: config.Retrieval, index: EngineIndex) -> Mode:
 
 
 class MilvusEngine:
-    """`Engine` over one collection of Milvus."""
+    """An `Engine` over one collection of Milvus."""
 
     name = "milvus"
 
@@ -231,7 +207,7 @@ class MilvusEngine:
         self._analyser = Analyser()
 
     def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Found]:
-        """One call for all queries; the lists of a hybrid search are fused by the server."""
+        """Search for all queries in one call; the server fuses the lists of a hybrid search."""
         end = time.monotonic() + timeout
         limit = min(k, MOST)
         lists = self._lists(queries, limit, exclude)
@@ -255,7 +231,7 @@ class MilvusEngine:
         return [_scored(hits) for hits in found]
 
     def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
-        """Milvus returns rows in no order of ours."""
+        """Return a stretch of the corpus, sorted here because Milvus returns rows in any order."""
         condition = f"position >= {start} and position < {stop}"
         if literal:
             like = quoted(f"%{literal}%")
@@ -270,7 +246,7 @@ class MilvusEngine:
         return list(map(chunk_of, self._query(f"chunk_id in {listed(chunk_ids)}", timeout)))
 
     def _lists(self, queries: Sequence[str], limit: int, exclude: Sequence[str]) -> list[AnnSearchRequest]:
-        """The searches that the mode asks for; the depths matter only where two are fused."""
+        """Return the searches of the mode; their depths matter only if two are fused."""
         from pymilvus import AnnSearchRequest
 
         condition = f"chunk_id not in {listed(exclude)}" if exclude else ""
@@ -287,8 +263,8 @@ class MilvusEngine:
         return lists
 
     def _probes(self, depth: int, excluded: int) -> dict[str, int]:
-        """How thoroughly an approximate index is searched. Excluded chunks are near the query, as a rule, and take
-        places among the candidates of HNSW."""
+        """Return the effort of an approximate search. Excluded chunks are usually near the query and use up candidates
+        of HNSW."""
         match self._dense.search:
             case "exact":
                 return {}
@@ -303,10 +279,10 @@ class MilvusEngine:
 
 
 def _scored(hits: Sequence[dict[str, Any]]) -> Found:
-    """Chunks with their closeness to the best hit, which has 1.
+    """Return chunks with scores relative to the best hit, which has 1.
 
-    Milvus' own numbers mean different things: distances or similarities, of one sign or the other for BM25. That they
-    move away from the first one as ranks fall is all that is taken from them.
+    Milvus returns distances or similarities, with either sign for BM25. Scores use only the fact that they move away
+    from the first value as ranks fall.
     """
     if not hits:
         return []

@@ -1,7 +1,7 @@
-"""Building an index in Milvus: BM25 by its full text search, embeddings beside it where a model is given.
+"""Building an index in Milvus, for BM25 by its full text search and, with a model, for embeddings.
 
-The analysed field holds the terms of a chunk as this package makes them, separated by spaces, so that an index has the
-same terms in every version of Milvus and in the embedded index. What is left to Milvus is counting and scoring.
+The analysed field holds the terms of a chunk from our own analyser, separated by spaces, so that terms are the same in
+every version of Milvus and in the embedded index. Milvus only counts and scores them.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 BATCH = 256
 """Chunks in one insertion."""
 LONGEST = 65_535
-"""Bytes of a VARCHAR field."""
+"""Limit of a VARCHAR field in bytes."""
 
 
 def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index, machine: config.Machine) -> IndexInfo:
-    """Cut a corpus and put it into Milvus, in the place of the index of that name, if there is one.
+    """Build an index of a corpus in Milvus, replacing an earlier index of that name.
 
-    Until the last step the earlier index answers; after it, readers that are still open get faults. What an
-    interrupted build left behind is never opened, and the next build removes it.
+    The earlier index answers until the last step; after that, its open readers get faults. An interrupted build is
+    never opened, and the next build removes it.
 
     Args:
         uri: `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`.
 
     Raises:
         CorpusError: there are no documents, ids are not unique, or a chunk is too long for Milvus.
-        UsageError: the name belongs to a collection that is no index, or the file cannot be opened.
+        UsageError: the name belongs to a foreign collection, or the file cannot be opened.
         InfrastructureFault: Milvus failed or cannot be reached.
         MissingExtra: a package is not installed.
     """
@@ -78,7 +78,7 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
 
 
 def _earlier(client: MilvusClient, where: Address) -> str | None:
-    """The collection that answers under the name so far; what earlier builds did not finish is dropped."""
+    """Drop the collections of unfinished builds, and return the present index, if any."""
     aliases = client.list_aliases()["aliases"]
     current = client.describe_alias(where.collection)["collection_name"] if where.collection in aliases else None
     names = client.list_collections()
@@ -153,7 +153,7 @@ def _rows(batch: Sequence[Placed], analyser: Analyser, embedder: Embedder | None
         for field, value in texts.items():
             if len(value.encode()) > LONGEST:
                 raise CorpusError(
-                    f"chunk {piece.chunk_id[:80]!r}: its {field} is longer than the {LONGEST} bytes that Milvus takes; "
+                    f"chunk {piece.chunk_id[:80]!r}: its {field} exceeds the limit of Milvus, {LONGEST} bytes; "
                     "lower index.chunk_tokens"
                 )
         rows.append({**texts, "number": piece.index, "position": position})

@@ -1,9 +1,9 @@
-"""Pages of the web: their addresses, and the disk cache of what was asked about them, which makes a run repeatable.
+"""Addresses of web pages, and the disk cache of web requests that makes runs repeatable.
 
-    CACHE/3f/3fa0...e1.json    one question and its answer, named by the digest of the question
+    CACHE/3f/3fa0...e1.json    a request and its answer, named by the digest of the request
 
-Processes may share a folder: a file is written whole under another name, then renamed into place. A file that a
-crash tore, or that somebody edited into something else, counts as absent.
+Processes may share a folder, because files are written under a temporary name and renamed. Files that cannot be read
+count as absent.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from harness1.plain import utf8_safe
 from harness1.records import Record
 
 HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f.]*:[0-9a-f:.]*")
-"""A host: a name or IPv4 address in ASCII, or an IPv6 address without its brackets."""
+"""A host: a name or IPv4 address in ASCII, or an IPv6 address without brackets."""
 MOST_RESULTS = 100
-"""What a search API gives at most for one query."""
+"""Limit of results of a search API for one query."""
 PORTS = {"http": 80, "https": 443}
-"""The schemes of the web, with the ports that go without saying."""
+"""Default ports by scheme."""
 _IN_ADDRESS = "/?%:@!$&'()*+,;=~-._[]|"
-"""What stands in an address as it is, beside letters and digits."""
+"""Characters of an address that are not escaped, besides letters and digits."""
 _LOCAL = ("localhost", "local", "internal")
 
 
 def page_url(text: str) -> str | None:
-    """The one spelling of an address under which its page is known, in ASCII; None for what is no web address.
+    """Return the normalised form of an address in ASCII, or None if it is not a web address.
 
-    Scheme and host are in lower case; the default port, the fragment and parameters `utm_*` are left out. What programs
-    read in different ways is no address: a user name, characters that no host has, dot segments.
+    Scheme and host are in lower case; the default port, the fragment and parameters `utm_*` are left out. Addresses on
+    which programs differ are refused: those with a user name, invalid hosts or dot segments.
     """
     try:
         parts = urlsplit(text.strip())
@@ -56,10 +56,10 @@ def page_url(text: str) -> str | None:
 
 
 def allowed(url: str, hosts: Sequence[str]) -> bool:
-    """Whether a normalised address may be read: its host or a parent of it is listed, or no host is.
+    """Return True if a normalised address may be read: its host or a parent domain is listed, or the list is empty.
 
-    IP addresses in any spelling, names without a dot and names of local networks must be listed themselves. Where the
-    name of a public host leads is for the reader to judge, which resolves it.
+    IP addresses in any notation, names without a dot and names of local networks must be listed themselves. The page
+    reader resolves public names, so it must judge their IP addresses.
     """
     host = urlsplit(url).hostname or ""
     listed = {name.lower() for name in hosts}
@@ -70,49 +70,49 @@ def allowed(url: str, hosts: Sequence[str]) -> bool:
 
 
 class WebRequest(Record):
-    """All that decides an answer, and no key: two equal questions have one answer.
+    """A web request without keys; equal requests have the same answer.
 
-    `search`: a query and the number of results asked for. `page`: an address and the most bytes that are read of it.
-    `snippet`: an address; the answer is how a search first showed that page.
+    `search`: a query and the number of results. `page`: an address and the maximum bytes to read. `snippet`: an
+    address; the answer is the page as a search first showed it.
     """
 
     kind: Literal["search", "page", "snippet"]
     endpoint: str
-    """Digest of the address that was asked."""
+    """Digest of the endpoint's address."""
     subject: str
     """The query, or the address of the page."""
     limit: int = 0
 
 
 def search_question(query: str, seen: int, web: Web) -> WebRequest:
-    """What a search asks for: among pages of the listed hosts, as many results more as pages were seen.
+    """Return the request of a search on the listed hosts, with extra results to replace `seen` pages.
 
-    Their number is rounded up to whole multiples of `web.results`, so that sibling episodes share more answers.
+    The number of results is a multiple of `web.results`, so that sibling episodes share more answers.
     """
     sites = " OR ".join(f"site:{host}" for host in sorted({host.lower() for host in web.hosts}))
-    asked = f"{query.strip()} ({sites})" if sites else query.strip()
+    text = f"{query.strip()} ({sites})" if sites else query.strip()
     number = min(web.results * (1 + -(-seen // web.results)), MOST_RESULTS)
-    return WebRequest(kind="search", endpoint=_endpoint(web.search_url), subject=utf8_safe(asked), limit=number)
+    return WebRequest(kind="search", endpoint=_endpoint(web.search_url), subject=utf8_safe(text), limit=number)
 
 
 def page_question(url: str, web: Web) -> WebRequest:
-    """What reading the page at a normalised address asks for."""
+    """Return the request of the page at a normalised address."""
     return WebRequest(kind="page", endpoint=_endpoint(web.read_url), subject=url, limit=web.page_bytes)
 
 
 def snippet_question(url: str, web: Web) -> WebRequest:
-    """Where the cache keeps how a search first showed the page at a normalised address."""
+    """Return the cache entry of the snippet with which a search first showed a page."""
     return WebRequest(kind="snippet", endpoint=_endpoint(web.search_url), subject=url)
 
 
 def _endpoint(url: str) -> str:
-    """Names an endpoint without its parameters and user name, which may be secrets."""
+    """Return the digest of an endpoint without its parameters and user name, which may be secrets."""
     parts = urlsplit(url)
     return text_digest(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")
 
 
 class Page(Record):
-    """A page of the web, or the snippet of one, under its normalised address."""
+    """A web page or its snippet, with its normalised address."""
 
     url: str
     title: str
@@ -125,13 +125,13 @@ class _Entry(Record):
 
 
 class PageCache:
-    """Answers on disk, each one a tuple of pages: results best first, or a page, or nothing where there is no page."""
+    """Answers on disk, as tuples of pages: results best first, one page, or () if there is no page."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def get(self, question: WebRequest) -> tuple[Page, ...] | None:
-        """The answer, or None where there is none that can be read."""
+        """Return the answer, or None without a readable one."""
         try:
             entry = msgspec.json.decode(self._path(question).read_bytes(), type=_Entry)
         except (OSError, ValueError):
@@ -139,11 +139,7 @@ class PageCache:
         return entry.pages if entry.question == question else None
 
     def put(self, question: WebRequest, pages: tuple[Page, ...]) -> None:
-        """Keep an answer in place of an earlier one.
-
-        Raises:
-            OSError: the folder cannot be written; the earlier answer stays.
-        """
+        """Store an answer, replacing an earlier one; raise OSError, and keep the earlier one, if that fails."""
         path = self._path(question)
         path.parent.mkdir(parents=True, exist_ok=True)
         work = path.with_name(f".{uuid.uuid4().hex}")

@@ -1,4 +1,4 @@
-"""The retriever of an index that another process serves (`harness1 serve retrieve`), over our native route."""
+"""Retrieval from an index that another process serves (`harness1 serve retrieve`), over our native routes."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from harness1.retrieval.wire import (
 from harness1.settings import Settings, differences
 
 GRACE_S = 2.0
-"""Beyond a deadline, which the server keeps, how long its answer may be on the way."""
+"""Extra time for an answer to arrive after a deadline, which the server enforces."""
 LATEST_S = 86_400.0
-"""The longest deadline that is sent."""
+"""Longest deadline that is sent."""
 
 Answer = TypeVar("Answer")
 
 
 class RemoteRetriever:
-    """`Retriever` over the native route of a server; `about` is what the server said of itself at opening."""
+    """A `Retriever` over the native routes of a server; `about` is the server's description."""
 
     def __init__(self, url: str, about: About, machine: Machine) -> None:
         self._client = HttpClient(url)
@@ -88,12 +88,12 @@ class RemoteRetriever:
 
 
 def open_http(url: str, config: Config) -> Retriever:
-    """The retriever at a URL: ours if it tells about itself on `/info`, else any that speaks Search-R1's `/retrieve`.
+    """Open the retriever at a URL: one of ours if it has `/info`, else one with Search-R1's `/retrieve`.
 
     Raises:
         InfrastructureFault: the server cannot be reached, or fails.
-        ConfigError: our server ranks with other settings, Search-R1's protocol lacks what the settings need, or the URL
-            holds a password.
+        ConfigError: our server ranks with other settings, Search-R1's protocol lacks a feature, or the URL contains a
+            password.
         MissingExtra: httpx is not installed.
     """
     from harness1.retrieval.engines.search_r1 import SearchR1Retriever
@@ -103,7 +103,7 @@ def open_http(url: str, config: Config) -> Retriever:
     base = url.rstrip("/").removesuffix("/retrieve").rstrip("/")
     if not is_address(base):
         raise ConfigError(f"{base} is not the address of a retriever: give http://HOST:PORT")
-    with ThreadPoolExecutor(1) as thread:  # whoever opens a retriever may be on an event loop
+    with ThreadPoolExecutor(1) as thread:  # the caller may be on an event loop
         about = thread.submit(asyncio.run, ask_about(base, config.machine)).result()
     if about is None:
         return SearchR1Retriever(base, config)
@@ -113,11 +113,8 @@ def open_http(url: str, config: Config) -> Retriever:
 
 
 async def ask_about(base: str, machine: Machine) -> About | None:
-    """Return what a server says on `/info`; None if it has no such page, or one that is no JSON.
-
-    Raises:
-        InfrastructureFault: it cannot be reached or fails, `machine.attempts` times, or says something else.
-    """
+    """Return a server's `/info`; None if it has no such page, or one that is not JSON. Raise InfrastructureFault if it
+    cannot be reached or fails, `machine.attempts` times, or describes something else."""
     client = HttpClient(base)
 
     async def once() -> msgspec.Raw | None:
@@ -132,7 +129,7 @@ async def ask_about(base: str, machine: Machine) -> About | None:
     try:
         return msgspec.json.decode(page, type=About) if page else None
     except msgspec.ValidationError as error:
-        raise InfrastructureFault(f"{base}/info does not tell about an index of ours: {error}") from error
+        raise InfrastructureFault(f"{base}/info does not describe an index of harness1: {error}") from error
 
 
 def _differences(mine: Settings, theirs: Settings) -> Iterator[str]:
@@ -143,7 +140,7 @@ def _differences(mine: Settings, theirs: Settings) -> Iterator[str]:
 
 
 def _query(request: SearchRequest) -> Query:
-    """A request for the wire: what is not Unicode is in no text, so that a mark in its place finds the same."""
+    """Return a request for the wire. Invalid Unicode is in no text, so replacing it changes no result."""
     query = request.query.encode("utf-8", "replace").decode()
     exclude = frozenset(filter(is_unicode, request.exclude))
     return Query(query, max(request.k, 0), exclude, min(request.deadline, LATEST_S))

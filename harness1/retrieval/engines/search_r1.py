@@ -1,11 +1,10 @@
-"""The retriever of any server that speaks Search-R1's `POST /retrieve`.
+"""Retrieval from any server with Search-R1's `POST /retrieve`.
 
-The protocol has queries and passages and nothing else, so that some things are unknown here:
+The protocol has only queries and passages:
 
-- a passage is a document of one chunk; its id is the server's, or a hash of its contents where the server gives none;
-- `index_hash` says only that this protocol was spoken: that two servers hold the same corpus, their users must know;
-  the counts of `IndexInfo` are 0;
-- `read` and `get` give passages that a search has found before; one that is not known (any more) is a fault;
+- a passage is a document of one chunk; its id is the server's, or else a hash of its contents;
+- `index_hash` identifies the protocol, not the corpus, and the counts of `IndexInfo` are 0;
+- `read` and `get` return passages from earlier searches; an unknown or forgotten one is a fault;
 - there is no grep.
 """
 
@@ -29,13 +28,13 @@ from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, S
 from harness1.retrieval.wire import RetrieveCall
 
 KNOWN = 50_000
-"""Passages kept for `read` and `get`, those used last: about 50 MB of the usual hundred words each."""
+"""Passages kept for `read` and `get`, least recently used dropped: about 50 MB at a hundred words each."""
 MALFORMED = (msgspec.ValidationError, TypeError, ValueError)
-"""What taking a strange answer apart may raise."""
+"""Errors from reading a malformed answer."""
 
 
 class SearchR1Retriever:
-    """`Retriever` over `/retrieve` at a base URL.
+    """A `Retriever` over `/retrieve` at a base URL.
 
     Raises:
         ConfigError: `env.grep` is on.
@@ -44,14 +43,14 @@ class SearchR1Retriever:
 
     def __init__(self, url: str, config: Config) -> None:
         if config.env.grep.on:
-            raise ConfigError(f"{url} speaks the protocol of Search-R1, which has no grep: --set env.grep.on=false")
+            raise ConfigError(f"{url} uses the protocol of Search-R1, which has no grep: --set env.grep.on=false")
         unit = config.index.unit
         self.info = IndexInfo(digest(["search-r1", unit]), unit, 0, 0)
         self._client = HttpClient(url)
         self._known: OrderedDict[ChunkId, Chunk] = OrderedDict()
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
-        """All queries in one call; as many more passages are asked for as are excluded, and those are dropped here."""
+        """Search for all queries in one call, with extra passages in place of excluded ones, which are dropped here."""
         if not requests:
             return []
         begin = time.monotonic()
@@ -111,14 +110,14 @@ class _Answer(msgspec.Struct):
 
 
 class _Document(msgspec.Struct):
-    """Servers differ in what they add; only this much is read."""
+    """The fields of a document that are read; servers add others."""
 
     contents: str
     id: str | int | None = None
 
 
 def _scored(passage: dict[str, Any], rank: int) -> Scored:
-    """One passage, with its score (higher is better) or without: then the order given stands."""
+    """Return a passage with its score (higher is better), or with one by its rank if it has none."""
     document = msgspec.convert(passage.get("document", passage), _Document)
     score = passage.get("score")
     title, line_end, text = document.contents.partition("\n")

@@ -1,12 +1,12 @@
-"""The retriever of the web: a search API finds pages, a page reader reads them, a disk cache keeps every answer.
+"""Retrieval from the web: a search API finds pages, a page reader reads them, a disk cache keeps every answer.
 
-The search API answers as Serper's does: `POST {"q", "num"}` with the key in `X-API-KEY` gives `{"organic": [{"title",
-"link", "snippet", "position"}]}`. The reader answers as Jina's does: `GET <its address><address of the page>`, with the
-key as bearer, gives the text of the page. Each is asked at its own address alone: a redirect is a fault.
+The search API works like Serper's: `POST {"q", "num"}` with the key in `X-API-KEY` returns `{"organic": [{"title",
+"link", "snippet", "position"}]}`. The reader works like Jina's: `GET <its address><address of the page>`, with the key
+as bearer token, returns the text of the page. Redirects are faults.
 
 A document is a page under its normalised address. A search finds its snippet, the chunk `ADDRESS#snippet`; reading
-gives the page itself, cut as the documents of an index are (`harness1.retrieval.chunking`). Addresses have no
-fragment, so no two chunks share an id.
+returns the page, split into chunks as in an index (`harness1.retrieval.chunking`). Normalised addresses have no
+fragment, so chunk ids are unique.
 """
 
 from __future__ import annotations
@@ -42,13 +42,12 @@ _NO_GREP = "a search API has no regular expressions: --set env.grep.on=false"
 
 
 def open_web(cache: str, config: Config) -> WebRetriever:
-    """The web behind the endpoints of `config.machine.web`, with its cache in a folder.
+    """Open the web through the endpoints of `config.machine.web`, with its cache in a folder.
 
     Raises:
-        UsageError: no folder is named.
-        ConfigError: a setting of `machine.web` is missing or unusable, or `env.grep.on` is set: no search
-            API does that.
-        CorpusError: the folder cannot be made, or is to answer offline and is not there.
+        UsageError: no folder is given.
+        ConfigError: a setting of `machine.web` is missing or unusable, or `env.grep.on` is set.
+        CorpusError: the folder cannot be made, or is missing in offline mode.
         MissingExtra: httpx is not installed.
     """
     web = config.machine.web
@@ -67,10 +66,10 @@ def open_web(cache: str, config: Config) -> WebRetriever:
 
 
 class WebRetriever:
-    """`Retriever` over a search API and a page reader. Made by `open_web`."""
+    """A `Retriever` over a search API and a page reader, made by `open_web`."""
 
     info: IndexInfo
-    """The hash names how the web is asked, not where. Nobody knows how many pages it has: both counts are 0."""
+    """The hash covers how the web is searched, not the endpoints. Both counts are 0, because they are unknown."""
 
     def __init__(self, cache: PageCache, config: Config) -> None:
         self._web, self._chunk_tokens, self._cache = config.machine.web, config.index.chunk_tokens, cache
@@ -95,7 +94,7 @@ class WebRetriever:
         return pages if isinstance(pages, RetrievalFault) else self._chunks(pages)
 
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...]:
-        """Chunks that the cache holds, a snippet as a search first showed it. Nothing is asked of the web."""
+        """Return chunks from the cache, with snippets as first shown, without any web request."""
         known: dict[WebRequest, dict[ChunkId, Chunk]] = {}
         found = []
         for chunk_id in chunk_ids:
@@ -111,7 +110,7 @@ class WebRetriever:
         return tuple(each for each in found if each is not None)
 
     async def _search(self, request: SearchRequest) -> SearchResult | RetrievalFault:
-        """The snippets of the pages found, in the order of the search API, without those that are excluded."""
+        """Return the snippets of the pages found, in the order of the search API, without excluded ones."""
         begin = time.perf_counter()
         if request.deadline <= 0:
             return RetrievalFault(message="deadline")
@@ -145,14 +144,14 @@ def _snippets(pages: Sequence[Page]) -> tuple[Chunk, ...]:
 
 
 def _check_endpoint(kind: str, url: str, key: str) -> None:
-    """Refuse an endpoint that cannot be asked, without repeating it: it may hold a key."""
+    """Refuse an unusable endpoint; the message does not repeat it, because it may contain a key."""
     if not url:
         instead = ", or env.read.on=false" if kind == "read" else ""
         raise ConfigError(f"the web retriever needs --set machine.web.{kind}_url=ADDRESS{instead}")
     if not is_address(url):
-        raise ConfigError(f"machine.web.{kind}_url is no address of the form https://HOST/...")
+        raise ConfigError(f"machine.web.{kind}_url is not an address of the form https://HOST/...")
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"machine.web.{kind}_key holds characters that a header cannot carry")
+        raise ConfigError(f"machine.web.{kind}_key has characters that a header cannot contain")
 
 
 def _check_folder(folder: Path, offline: bool) -> None:
@@ -162,4 +161,4 @@ def _check_folder(folder: Path, offline: bool) -> None:
     except OSError as error:
         raise CorpusError(f"cannot make the cache of the web at {folder}: {error.strerror}") from error
     if not folder.is_dir():
-        raise CorpusError(f"{folder} is no folder, and machine.web.offline answers from what is cached there")
+        raise CorpusError(f"{folder} is not a folder, and machine.web.offline answers only from a cache")

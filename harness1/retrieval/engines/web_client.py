@@ -1,4 +1,4 @@
-"""Asking a search API and a page reader, through a disk cache (`retrieval.engines.web` says how they answer)."""
+"""Requests to a search API and a page reader through a disk cache; `retrieval.engines.web` describes the APIs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _WARNING = re.compile(r"^Warning: Target URL returned error (\d{3})\b", re.MULTI
 
 
 class WebClient:
-    """Answers questions from the cache, else from the endpoints; equal questions at one time are asked once.
+    """Answers requests from the cache, else from the endpoints; simultaneous equal requests are sent once.
 
     Raises:
-        MissingExtra: httpx is not installed, and the cache is not all that may be asked.
+        MissingExtra: httpx is not installed, and `web.offline` is off.
     """
 
     def __init__(self, cache: PageCache, web: Web) -> None:
@@ -33,10 +33,7 @@ class WebClient:
         self._flights: dict[tuple[asyncio.AbstractEventLoop, WebRequest], asyncio.Task[Pages]] = {}
 
     async def answer(self, question: WebRequest) -> Pages:
-        """Return the pages that answer a search or page question.
-
-        A caller that is cancelled leaves the request in flight: its answer is kept for whoever asks again.
-        """
+        """Return the answer to a request, which goes on, and is cached, even if the caller is cancelled."""
         known = self._cache.get(question)
         if known is not None:
             return known
@@ -50,7 +47,7 @@ class WebClient:
         return await asyncio.shield(flight)
 
     async def _ask(self, client: HttpClient, question: WebRequest) -> Pages:
-        """Ask the endpoint and keep its answer; a fault is not kept."""
+        """Ask the endpoint, and cache its answer unless it is a fault."""
         ask = self._find if question.kind == "search" else self._fetch
         try:
             async with await client.turn(), asyncio.timeout(self._web.timeout_s):
@@ -58,7 +55,7 @@ class WebClient:
         except TimeoutError:
             return _fault(question, f"gave no answer within {self._web.timeout_s:g} s")
         except client.errors as error:
-            # The text of the error may hold the address of the endpoint, and that a key.
+            # The error may contain the endpoint's address, and this a key.
             return _fault(question, f"failed: {type(error).__name__}")
         try:
             self._keep(question, answer)
@@ -77,7 +74,7 @@ class WebClient:
         try:
             return _found(msgspec.json.decode(body, type=_Results))
         except (ValueError, RecursionError):
-            return _fault(question, "gave an answer that is not of its form")
+            return _fault(question, "gave a malformed answer")
 
     async def _fetch(self, client: HttpClient, question: WebRequest) -> Pages:
         key = {"Authorization": f"Bearer {self._web.read_key}"} if self._web.read_key else {}
@@ -85,7 +82,7 @@ class WebClient:
         status, _, body = await client.exchange(url, None, question.limit, headers)
         if status != 200:
             return () if status in _GONE else _refusal(question, status)
-        # Not final: what the cut leaves of a character is dropped.
+        # If the text was cut, the decoder is not final, so that it drops an incomplete character.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(body[: question.limit], final=len(body) <= question.limit)
         return _page(question, text)
@@ -112,7 +109,7 @@ class _Results(msgspec.Struct):
 
 
 def _found(results: _Results) -> tuple[Page, ...]:
-    """The pages of an answer of the search API by position, each where it stands first."""
+    """Return the distinct pages of a search result, by position."""
     pages: dict[str, Page] = {}
     for result in sorted(results.organic, key=lambda result: result.position or float("inf"))[:MOST_RESULTS]:
         url = page_url(result.link)
@@ -122,11 +119,8 @@ def _found(results: _Results) -> tuple[Page, ...]:
 
 
 def _page(question: WebRequest, text: str) -> Pages:
-    """The page of an answer of the reader, which may have a head: `Title: ...`, other lines, `Markdown Content:`.
-
-    A warning in the head says that what follows is the error of the site: nothing where it has no such page, else a
-    fault.
-    """
+    """Return the page from an answer of the reader, which may have a head: `Title: ...`, other lines, `Markdown
+    Content:`. A warning in the head means an error of the site: () if the page does not exist, else a fault."""
     head, mark, body = text.partition("Markdown Content:\n")
     if not mark or not head.startswith("Title:"):
         return (Page(url=question.subject, title="", text=text),)

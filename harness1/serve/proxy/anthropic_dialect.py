@@ -68,11 +68,8 @@ class _Request(Parameters, frozen=True, kw_only=True):
 
 
 def read(body: Mapping[str, Any]) -> ChatRequest:
-    """Read a request.
-
-    Raises:
-        Refused: the body is not a request, or has blocks, tools or a tool choice that a text model cannot handle.
-    """
+    """Read a request; raise Refused if the body is not a request, or has blocks, tools or a tool choice that a text
+    model cannot handle."""
     asked = converted(body, _Request)
     if not asked.messages:
         raise Refused(400, "there are no messages")

@@ -1,4 +1,4 @@
-"""Define a chat call independently of its provider: the request of an agent, and the reply it gets."""
+"""Chat requests and replies, independent of the provider."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Finish = Literal["stop", "length", "tool_calls"]
 Body = TypeVar("Body")
 
 VERBATIM = ("input", "parameters", "input_schema")
-"""Keys under which a null is a value: the arguments of a call, and schemas."""
+"""Keys whose content is kept with its nulls: the arguments of a call, and schemas."""
 
 
 class Called(Record):
@@ -36,14 +36,14 @@ class Called(Record):
     arguments: str = "{}"
 
     def meaning(self) -> dict[str, Any]:
-        """Return the arguments as values; if they are not a JSON object, their text under the name `arguments`."""
+        """Return the parsed arguments; if they are not a JSON object, their text under the key `arguments`."""
         found = read_object(self.arguments or "{}")
         values: dict[str, Any] = json_safe({"arguments": self.arguments} if found is None else found)
         return values
 
 
 class ChatMessage(Record):
-    """A message. In one of role `tool`, `answers` is the id of the call that it answers."""
+    """A message. With role `tool`, `answers` is the id of the answered call."""
 
     role: Literal["system", "user", "assistant", "tool"]
     text: str = ""
@@ -52,7 +52,7 @@ class ChatMessage(Record):
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters that requests of all providers share. The proxy's configuration decides where one is None."""
+    """The parameters of all providers. The proxy's configuration replaces those that are None."""
 
     model: str = ""
     temperature: Temperature | None = None
@@ -74,16 +74,16 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     messages: tuple[ChatMessage, ...]
     tools: tuple[ToolSpec, ...] = ()
     must_call: bool = False
-    """A request that a chat server may honour; a model that samples ids may still answer in words."""
+    """Require a call. A chat server may enforce it; a model sampled by ids may still answer in text."""
     one_call: bool = False
     stream_usage: bool = False
-    """End a stream with the usage. Anthropic's streams always do."""
+    """Report usage at the end of a stream. Anthropic's streams always do."""
     token_ids: bool = False
-    """Put the tokens into the reply."""
+    """Include the tokens in the reply."""
 
 
 class Spelled(Record):
-    """The tokens of a prompt and its output; None for log probabilities that are not known."""
+    """The tokens of a prompt and its output; log probabilities may be unknown."""
 
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
@@ -91,7 +91,7 @@ class Spelled(Record):
 
 
 class ChatReply(Record, kw_only=True):
-    """The answer of a model. `reasoning` holds only what a server returns apart from the text."""
+    """The answer of a model. `reasoning` is only set if a server returns it separately from the text."""
 
     call_id: str
     model: str = ""
@@ -109,11 +109,7 @@ class ChatReply(Record, kw_only=True):
 
 
 def decoded(body: bytes) -> dict[str, Any]:
-    """Decode a body as an object and drop its nulls.
-
-    Raises:
-        Refused: the body is not a JSON object.
-    """
+    """Decode a body as an object and drop its nulls; raise Refused if the body is not a JSON object."""
     try:
         found = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -122,11 +118,8 @@ def decoded(body: bytes) -> dict[str, Any]:
 
 
 def converted(body: Mapping[str, Any], kind: type[Body]) -> Body:
-    """Convert a body to a provider's request; a null counts as missing.
-
-    Raises:
-        Refused: the body is not such a request.
-    """
+    """Convert a body to a provider's request; a null counts as missing. Raise Refused if the body is not such a
+    request."""
     try:
         return msgspec.convert(_without_nulls(body), kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -134,14 +127,8 @@ def converted(body: Mapping[str, Any], kind: type[Body]) -> Body:
 
 
 def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse a request that would change the distribution in a way that cannot be done here.
-
-    Args:
-        neutral: for each such parameter the values that change nothing.
-
-    Raises:
-        Refused: a parameter has another value.
-    """
+    """Refuse unsupported parameters, unless they have a value in `neutral`, which changes nothing; raise Refused if a
+    parameter has another value."""
     if names := changing(body, neutral):
         raise Refused(400, f"{', '.join(names)}: not supported here with this value: leave it out")
 
@@ -152,11 +139,7 @@ def changing(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) ->
 
 
 def spec_of(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
-    """Return a declared tool.
-
-    Raises:
-        Refused: its parameters are not a JSON schema of an object.
-    """
+    """Return a declared tool; raise Refused if its parameters are not a JSON schema of an object."""
     schema = dict(parameters or {"type": "object", "properties": {}})
     properties = schema.get("properties", {})
     if not isinstance(properties, dict) or not all(isinstance(each, dict) for each in properties.values()):

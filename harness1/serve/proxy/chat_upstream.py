@@ -1,7 +1,7 @@
-"""A chat server as upstream: OpenAI's route, with token ids and log probabilities where the server gives them.
+"""A chat server as upstream: OpenAI's route, with token ids and log probabilities if the server returns them.
 
-vLLM does (`return_token_ids`). Such a server does not say which distribution its log probabilities are of: only a call
-at temperature 1 without any bounds is an example. A model that is asked by ids (`vllm:MODEL@URL`) has no such limit.
+vLLM does (`return_token_ids`). Such a server does not say which distribution its log probabilities belong to, so only
+calls at temperature 1 without bounds can be trained on. A model sampled by ids (`vllm:MODEL@URL`) has no such limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harness1.serve.proxy.rendering import Recall
 from harness1.serve.proxy.upstream import Answered, Asked
 
 FINISHES: dict[str, Finish] = {"length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
-"""Every other reason of an end counts as `stop`."""
+"""Finish reasons; all others count as `stop`."""
 OPTIONAL: dict[str, Any] = {
     "return_token_ids": True,
     "logprobs": True,
@@ -35,8 +35,8 @@ OPTIONAL: dict[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,
 }
-"""What a server that refuses it by its name is asked without. The neutral values are said, or a server of open models
-would take those that the files of the model recommend."""
+"""Parameters that are dropped if a server refuses them by name. Neutral values are sent because servers of open models
+would otherwise use the values recommended in the model's files."""
 
 
 class _Function(msgspec.Struct):
@@ -94,9 +94,10 @@ class ChatUpstream:
     """A server with OpenAI's `/chat/completions`.
 
     Args:
-        url: up to and including the `/v1`.
-        model: what is asked for whatever the client calls it; "": what the client calls it.
-        config: `policy` and `env.generation_reserve` say what a call does not; `machine` how the server is asked.
+        url: address up to and including `/v1`.
+        model: replaces the model's name in every call; "" keeps the client's.
+        config: `policy` and `env.generation_reserve` supply parameters that a call leaves out; `machine` has retries
+            and timeouts.
 
     Raises:
         ConfigError, MissingExtra: as `ModelEndpoint`.
@@ -110,22 +111,17 @@ class ChatUpstream:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        return {
-            "upstream": self._endpoint.url,
-            "model": self._model,
-            "policy": self._settings,
-            "reserve": self._reserve,
-        }
+        upstream = {"upstream": self._endpoint.url, "model": self._model}
+        return {**upstream, "policy": self._settings, "reserve": self._reserve}
 
     async def models(self) -> Sequence[str]:
-        """As `Upstream.models`."""
-        found = await self._endpoint.client.get("/models", _List, self._timeout_s)
-        if isinstance(found, HttpFault):
-            raise InfrastructureFault(found.message)
-        return [model.id for model in found.data]
+        listed = await self._endpoint.client.get("/models", _List, self._timeout_s)
+        if isinstance(listed, HttpFault):
+            raise InfrastructureFault(listed.message)
+        return [model.id for model in listed.data]
 
     def prepare(self, dialect: Dialect, body: Mapping[str, Any], request: ChatRequest, recall: Recall) -> Asked:
-        """As `Upstream.prepare`: an OpenAI client's body goes on as it is, with what is needed for a record."""
+        """Do as `Upstream.prepare`: forward an OpenAI client's body with the parameters that a record needs."""
         refuse_unsupported(body, ONE_OUTPUT if dialect is OPENAI else dialect.neutral)
         forwarded = dict(body) if dialect is OPENAI else body_of(request)
         forwarded.pop("stream_options", None)
@@ -148,12 +144,12 @@ class ChatUpstream:
         return Asked(sampling=sampling, body=made, untrainable=_unrecorded(made, sampling))
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
-        """As `Upstream.answer`."""
+        """Do as `Upstream.answer`."""
         body = asked.body or {}
         completion, sent = await self._route.post(body, _Completion)
         left_out = [name for name in OPTIONAL if name in body and name not in sent]
         if len(completion.choices) != 1:
-            raise InfrastructureFault(f"{self._endpoint.url} gave {len(completion.choices)} answers instead of one")
+            raise InfrastructureFault(f"{self._endpoint.url} returned {len(completion.choices)} answers instead of one")
         choice, usage = completion.choices[0], completion.usage or _Usage()
         message, finish = choice.message, FINISHES.get(choice.finish_reason or "", "stop")
         calls = tuple(Called(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ())
@@ -183,28 +179,28 @@ class ChatUpstream:
 
 
 def _unrecorded(body: Mapping[str, Any], sampling: Sampling) -> str | None:
-    """Why the record of a call does not say what distribution its log probabilities are of, if it does not."""
+    """Return why a record would not determine the distribution of the log probabilities, or None if it does."""
     names = changing(body, {**OPENAI.neutral, "tool_choice": ("auto", "none")})
     if names:
-        return f"{', '.join(names)}: what that makes of the distribution is in no record"
+        return f"{', '.join(names)}: the effect on the distribution is not recorded"
     if (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, 0):
         return "a chat server's log probabilities may be raw: they count only at temperature 1, top_p 1 and top_k 0"
     return None
 
 
 def _logprobs(given: _Logprobs | None) -> tuple[float, ...] | None:
-    """All of them, or None: what is missing is never replaced by a number."""
-    found = [each.logprob for each in (given.content if given else None) or ()]
-    known = tuple(min(value, 0.0) for value in found if value is not None and LEAST < value <= ROUNDING)
-    return known if found and len(known) == len(found) else None
+    """Return all log probabilities, or None if one is missing or invalid."""
+    values = [each.logprob for each in (given.content if given else None) or ()]
+    known = tuple(min(value, 0.0) for value in values if value is not None and LEAST < value <= ROUNDING)
+    return known if values and len(known) == len(values) else None
 
 
 def _missing(prompt_ids: Sequence[int], output_ids: Sequence[int], logprobs: Sequence[float] | None) -> str | None:
-    """What an example needs and the server did not give."""
+    """Return what training needs and the server did not return, or None if nothing is missing."""
     if not prompt_ids or not output_ids:
-        return "the server gives no token ids"
+        return "the server returns no token ids"
     if logprobs is None:
-        return "the server gives no log probabilities"
+        return "the server returns no log probabilities"
     if len(logprobs) != len(output_ids):
-        return f"the server gives {len(logprobs)} log probabilities for {len(output_ids)} tokens"
+        return f"the server returns {len(logprobs)} log probabilities for {len(output_ids)} tokens"
     return None

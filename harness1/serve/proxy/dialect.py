@@ -1,4 +1,4 @@
-"""Describe the API of a provider as one value: how to read a body, and how to write a reply, a stream and an error."""
+"""The API of a provider as one value, which reads a body and writes a reply, a stream and an error."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 from harness1.serve.proxy.chat import ChatReply, ChatRequest
 
 Event = tuple[str, dict[str, Any]]
-"""The name of an event of a stream, "" if it has none, and its data."""
+"""Name (or "") and data of an event of a stream."""
 
 
 class Dialect(NamedTuple):
     """The API of one provider. `neutral` lists unsupported parameters with the values that change nothing.
 
-    `read` raises `Refused`. `events` are a whole reply as a stream, and `last` is what such a stream ends with.
+    `read` raises `Refused`. `events` returns a reply as a stream, which ends with `last`.
     """
 
     name: str

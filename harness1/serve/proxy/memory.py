@@ -1,4 +1,4 @@
-"""Remember the sampled tokens of each session, so that history that comes back is never tokenised again."""
+"""Sampled tokens by session, so that messages that come back as history are not tokenised again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Past(NamedTuple):
     digest: str = ""
 
     def then(self, message: ChatMessage) -> Past:
-        """Return the past behind one more message, ignoring what clients rewrite (arguments, outer whitespace)."""
+        """Return the past after a message, ignoring what clients rewrite (arguments, outer whitespace)."""
         ids = [call.call_id for call in message.calls]
         return Past(digest([self.digest, message.role, message.text.strip(), ids, message.answers]))
 
@@ -30,13 +30,8 @@ class _Said(NamedTuple):
 
 
 class Memory:
-    """Outputs by session, in memory only; the least recently used are forgotten first.
-
-    Args:
-        sessions: that are remembered.
-        outputs: keys that are remembered of one session; an output with calls has one, one of words has two.
-        ids: tokens of all sessions together.
-    """
+    """Outputs by session, in RAM only; the least recently used are forgotten beyond the limits of sessions, of outputs
+    per session (a text counts twice), and of token ids in all."""
 
     def __init__(self, sessions: int = 2000, outputs: int = 2000, ids: int = 50_000_000) -> None:
         self._most_sessions, self._most_outputs, self._most_ids = sessions, outputs, ids
@@ -50,7 +45,7 @@ class Memory:
         return next((self._owners[key] for key in keys if key in self._owners), None)
 
     def remember(self, session: str, past: Past, reply: ChatReply, output_ids: Sequence[int]) -> None:
-        """Remember an answer by the ids of its calls, which are unique, or by its past and its words."""
+        """Remember an answer by the ids of its calls, which are unique, or by its past and text."""
         said = _Said(reply.text.strip(), _meant(reply.calls), array("i", output_ids))
         known = self._sessions.setdefault(session, OrderedDict())
         self._sessions.move_to_end(session)
@@ -66,10 +61,9 @@ class Memory:
             self._forget_session(next(iter(self._sessions)))
 
     def recall(self, session: str, past: Past, message: ChatMessage) -> Ids | None:
-        """Return the sampled ids of a message that was answered here; None if it was not, or was edited.
+        """Return the sampled ids of a message; None if it was not sampled here, or was edited.
 
-        Words are looked up behind the very past in which they were said, then anywhere in the session. A client may
-        leave out the words beside its calls.
+        A text is looked up by its past, then anywhere in the session. A client may leave out the text beside calls.
         """
         text = message.text.strip()
         if not message.calls:

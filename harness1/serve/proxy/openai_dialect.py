@@ -21,7 +21,7 @@ from harness1.serve.proxy.dialect import Dialect, Event
 from harness1.serve.service import Refused
 
 ONE_OUTPUT: dict[str, tuple[Any, ...]] = {"n": (1,)}
-"""A call has one output; more are never asked of an upstream."""
+"""A call has one output; upstreams are never asked for more."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **ONE_OUTPUT,
     "best_of": (1,),
@@ -89,11 +89,7 @@ class _Request(Parameters, frozen=True, kw_only=True):
 
 
 def read(body: Mapping[str, Any]) -> ChatRequest:
-    """Read a request.
-
-    Raises:
-        Refused: the body is not a request, or has parts other than text.
-    """
+    """Read a request; raise Refused if the body is not a request, or has parts other than text."""
     asked = converted(body, _Request)
     if not asked.messages:
         raise Refused(400, "there are no messages")

@@ -11,7 +11,7 @@ from harness1.serve.proxy.upstream import Upstream
 
 
 def open_upstream(spec: str, config: Config) -> Upstream:
-    """Open what answers the calls of a proxy.
+    """Open the upstream of a proxy.
 
     Args:
         spec: `http://HOST:PORT/v1`, `openai:MODEL@URL`, or a model whose tokens are sampled by id: `hf:PATH`,
@@ -20,7 +20,7 @@ def open_upstream(spec: str, config: Config) -> Upstream:
     Raises:
         UsageError: the model does not exist or cannot be loaded.
         ConfigError: the settings do not fit it.
-        MissingExtra: what runs it is not installed.
+        MissingExtra: a library that runs it is not installed.
     """
     if spec.startswith(("http://", "https://")):
         return ChatUpstream(spec, "", config)

@@ -1,4 +1,4 @@
-"""Keep a record of calls: `calls.jsonl`, one line each, with token ids and log probabilities in a file beside it."""
+"""The record of calls: a line each in `calls.jsonl`, with token ids and log probabilities in `tokens.bin`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLS = "calls.jsonl"
 TOKENS = "tokens.bin"
 VERB = "proxy"
 ABANDONED = 499
-"""The status that is recorded, and never sent, for a call whose client left before the answer."""
+"""Recorded status of a call whose client left before the answer; it is never sent."""
 
 
 class RecordedCall(Record, kw_only=True):
@@ -33,31 +33,31 @@ class RecordedCall(Record, kw_only=True):
     attempt: int = 0
     t_arrived: float = 0.0
     t_start: float = 0.0
-    """When the upstream was asked; 0 if it was not."""
+    """Time at which the upstream was called; 0 if it was not."""
     t_end: float = 0.0
     model: str = ""
     """The name that the client gave."""
     status: int = 0
     error: str | None = None
     untrainable: str | None = None
-    """Why an answered call cannot become a training row."""
+    """The reason why an answered call cannot be trained on."""
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
     output_logprobs: tuple[float, ...] | None = None
-    """Natural logarithms, one for each output id; None where they are not known."""
+    """Natural logarithms, one for each output id; None if unknown."""
     sampling: Sampling | None = None
     version_start: int = 0
     version_end: int = 0
     finish_reason: str = ""
     actions: tuple[ToolCall, ...] = ()
     request: dict[str, Any] | None = None
-    """The body that was forwarded, and in `reply` what came back; kept if there are no ids."""
+    """The forwarded body, with the returned message in `reply`; kept if there are no ids."""
     reply: dict[str, Any] | None = None
     tokens: TokenBlob | None = None
     """The place of ids and log probabilities on disk; None once they are read."""
 
     def captured(self) -> CapturedCall | None:
-        """Return the call as rows are built of it; None if none can be."""
+        """Return the call for training rows, or None if it cannot be trained on."""
         if self.error is not None or self.untrainable is not None or self.output_logprobs is None:
             return None
         return CapturedCall(
@@ -75,10 +75,10 @@ class RecordedCall(Record, kw_only=True):
 
 
 class Recorder(Journal):
-    """Append calls to a folder; one process at a time holds it. `count` is how many it appended.
+    """Append calls to a folder, which one process at a time may write. `count` is the number of appended calls.
 
     Raises:
-        UsageError: another process is writing to the folder, or this one cannot.
+        UsageError: another process is writing to the folder, or it is not writable.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,17 +86,9 @@ class Recorder(Journal):
         self.count = 0
 
     def append(self, call: RecordedCall) -> None:
-        """Write one call that has ended.
-
-        Raises:
-            OSError: the disk does not take it.
-        """
-        logprobs = call.output_logprobs or ()
-        arrays = (
-            np.asarray(call.prompt_ids, dtype="<i4"),
-            np.asarray(call.output_ids, dtype="<i4"),
-            np.asarray(logprobs, dtype="<f4"),
-        )
+        """Write a finished call; raise OSError if that fails."""
+        columns = ((call.prompt_ids, "<i4"), (call.output_ids, "<i4"), (call.output_logprobs or (), "<f4"))
+        arrays = tuple(np.asarray(values, dtype=kind) for values, kind in columns)
         blob, place = to_bytes(arrays, self.offset)
         known = None if call.output_logprobs is None else ()
         bare = msgspec.structs.replace(call, prompt_ids=(), output_ids=(), output_logprobs=known, tokens=place)
@@ -106,13 +98,13 @@ class Recorder(Journal):
 
 @contextmanager
 def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
-    """Open a recorder of a folder that has a card (`stage.json`), which says at the end whether it was a clean one.
+    """Open the recorder of a folder, and write at the end in its card (`stage.json`) if the end was a clean one.
 
     Args:
-        inputs: what decides the answers. A folder goes on with the same, and takes no other.
+        inputs: everything that determines the answers. A folder accepts only further calls with the same inputs.
 
     Raises:
-        UsageError: the folder holds something else, is being written, or cannot be.
+        UsageError: the folder holds something else, another process writes to it, or it is not writable.
     """
     stage = Stage(VERB, msgspec.to_builtins(inputs))
     refuse_foreign(folder, VERB, "no record of a proxy", CALLS, "--record")
@@ -128,10 +120,10 @@ def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
 
 
 def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[RecordedCall]:
-    """Yield every call of a folder in the order in which they ended, those that failed included.
+    """Yield every call of a folder, including failed ones, in the order in which they ended.
 
     Args:
-        on_torn: called with its size in bytes if the last line is torn; it is left out.
+        on_torn: called with the size in bytes of a torn last line, which is left out.
 
     Raises:
         UsageError: the folder holds no calls.
@@ -146,11 +138,7 @@ def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Ite
 
 
 def read_calls(run: Path) -> Iterator[CapturedCall]:
-    """Yield the calls of a folder that rows can be built of (`per_request`, `prefix_merging`).
-
-    Raises:
-        UsageError, SchemaError: as `read_records`.
-    """
+    """Yield the calls for training rows (`per_request`, `prefix_merging`); raise as `read_records` does."""
     captured = (call.captured() for call in read_records(run))
     return (call for call in captured if call is not None)
 

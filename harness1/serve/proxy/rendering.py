@@ -1,4 +1,4 @@
-"""Render chat messages as the token ids that a policy in this process would make of its context."""
+"""Render chat messages as token ids, in the same way as the context of a policy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Prompt(Record):
 def prompt_of(chat: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], recall: Recall) -> Prompt:
     """Render the prompt of a call.
 
-    Each message is one of the format's, but system messages: those at the beginning are one, which is there even if it
-    is empty, for it declares the tools; later ones speak as the user.
+    The leading system messages are joined into one, which exists even if empty because it declares the tools; later
+    ones become user messages.
     """
     leading = list(takewhile(lambda message: message.role == "system", messages))
     groups = [[_piece("system", "\n".join(message.text for message in leading))]]
@@ -72,15 +72,15 @@ def _pieces(
 
 
 def _piece(role: Role, text: str, shows: Record | None = None) -> Piece:
-    """Return a piece whose text ends a line, for a format may write more behind it. The key has the role, for a format
-    may write the same text differently in each."""
+    """Return a piece whose text ends with a line break, because a format may write more after it. The key includes the
+    role, because a format may write the same text differently in each."""
     closed = f"{text}\n" if text and not text.endswith("\n") and role != "user" else text
     return Piece(f"{role}#{text_digest(closed)}", role, closed, shows=shows)
 
 
 def _written(chat: ChatFormat, message: ChatMessage) -> Iterator[Ids]:
-    """Yield a message that was not sampled here as outputs of the format, one for each call: no format writes more
-    than one call in an output."""
+    """Yield a message that was not sampled here as outputs of the format, one for each call, since no format writes
+    several calls in an output."""
     text = message.text
     if not message.calls:
         final = CHANNEL in chat.tokenizer.control

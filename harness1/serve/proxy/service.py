@@ -1,4 +1,4 @@
-"""Serve the proxy without a socket: a request in, a recorded call, a reply in the provider's own form out."""
+"""The proxy as an application: it records every call and replies in the form of the provider."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
 def proxy_limits(config: Config) -> ServiceLimits:
-    """Return the limits of a proxy: as many calls at a time as its upstream takes, and each for as long."""
+    """Return the limits of a proxy: the concurrency and the timeout of its upstream."""
     model = config.machine.model
     return ServiceLimits(
         body_bytes=32 << 20,
@@ -45,9 +45,9 @@ def proxy_limits(config: Config) -> ServiceLimits:
 
 
 class ProxyService:
-    """Answer the calls of all agents, and record each one before its answer leaves.
+    """Answer the calls of all agents, and record each before its answer is sent.
 
-    A record that cannot be written ends the work: from then on every call is refused.
+    If a record cannot be written, all further calls are refused.
     """
 
     def __init__(
@@ -112,11 +112,9 @@ class ProxyService:
             except TimeoutError as error:
                 raise Refused(504, f"no answer within {self.limits.deadline_s:g} s") from error
         call.note_answer(answered)
-        tokens = (
-            Spelled(answered.prompt_ids, answered.output_ids, answered.output_logprobs) if asked.token_ids else None
-        )
-        made = {"model": asked.model, "created": int(call.record.t_arrived), "tokens": tokens}
-        reply = msgspec.structs.replace(answered.reply, **made)
+        spelled = Spelled(answered.prompt_ids, answered.output_ids, answered.output_logprobs)
+        made = {"model": asked.model, "created": int(call.record.t_arrived)}
+        reply = msgspec.structs.replace(answered.reply, **made, tokens=spelled if asked.token_ids else None)
         if ready.past is not None and answered.output_ids:
             self._memory.remember(session, ready.past, reply, answered.output_ids)
         if asked.stream:
@@ -124,10 +122,7 @@ class ProxyService:
         return Json(dialect.whole(reply))
 
     def _record(self, call: _Call) -> None:
-        """
-        Raises:
-            Refused: the disk does not take it; the answer is kept back, too.
-        """
+        """Write the record of a call; if that fails, raise Refused instead of sending the answer."""
         call.note(t_end=time.time())
         try:
             self._recorder.append(call.record)
@@ -137,7 +132,7 @@ class ProxyService:
 
 
 class _Call:
-    """A call under way: its record grows, so that a failure leaves what was known by then."""
+    """A call in progress. Its record grows, so that a failed call is recorded as far as it got."""
 
     def __init__(self, record: RecordedCall, named: bool) -> None:
         self.record, self.named = record, named
@@ -160,11 +155,11 @@ class _Call:
         )
 
     def note_failure(self, error: BaseException) -> Refused | None:
-        """Note why the call failed; return what the agent is told if the error does not say it itself."""
+        """Record why the call failed; return the answer to the agent if the error is not one itself."""
         status, why, refused = 500, f"{type(error).__name__}: {error}", None
         match error:
             case asyncio.CancelledError():
-                status, why = ABANDONED, "given up before the answer: the client left, or the proxy ended"
+                status, why = ABANDONED, "abandoned before the answer: the client left, or the proxy ended"
             case Refused():
                 status, why = error.status_code, error.detail
             case UsageError() | InfrastructureFault():
@@ -176,11 +171,11 @@ class _Call:
 
 
 def _with_valid_ids(answered: Answered) -> Answered:
-    """Return an answer without its ids if one of them is not valid: neither record nor memory could hold it."""
+    """Return an answer without its ids if one is invalid, because neither record nor memory could store it."""
     ids = answered.prompt_ids + answered.output_ids
     if not ids or (min(ids) >= 0 and max(ids) < MOST_IDS):
         return answered
-    reason = "the upstream gives invalid token ids"
+    reason = "the upstream returns invalid token ids"
     return msgspec.structs.replace(answered, prompt_ids=(), output_ids=(), output_logprobs=None, untrainable=reason)
 
 
@@ -189,10 +184,7 @@ def _failure(path: str, status: int, message: str) -> dict[str, Any]:
 
 
 def _listed(names: Sequence[str]) -> dict[str, Any]:
-    """Return a list of models that the clients of both providers read."""
-    when = {"created": 0, "created_at": "1970-01-01T00:00:00Z"}
-    data = [
-        {"id": name, "object": "model", "type": "model", "display_name": name, "owned_by": "harness1", **when}
-        for name in names
-    ]
+    """Return a list of models for the clients of both providers."""
+    common = {"owned_by": "harness1", "created": 0, "created_at": "1970-01-01T00:00:00Z"}
+    data = [{"id": name, "object": "model", "type": "model", "display_name": name, **common} for name in names]
     return {"object": "list", "data": data, "has_more": False}

@@ -28,8 +28,7 @@ _UNFIT = re.compile(r"[^\w.:@/+=-]", re.ASCII)
 def session_of(headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
     """Return the session that a request names in a header, its query or its key; None if it does not name one.
 
-    A key that is not plainly a name (`NAMES`) may be a real one, which must not stand in a record: it names a session
-    by its digest.
+    A key that is not plainly a name (`NAMES`) may be a real one, which must not be recorded, so its digest is used.
 
     Args:
         headers: by names in lower case.

@@ -1,4 +1,4 @@
-"""A model that is asked by token ids: what it samples is recorded, and shown again, as it was sampled."""
+"""A model sampled by token ids as upstream; its tokens are recorded and reused exactly as sampled."""
 
 from __future__ import annotations
 
@@ -20,13 +20,8 @@ from harness1.tools.tool import ToolSpec
 
 
 class TokenUpstream:
-    """A backend and the format of its model. That a tool must be called (`tool_choice`) is advice here: only
-    `policy.constrained` enforces a call.
-
-    Args:
-        name: what a user typed.
-        config: `policy` and `env.generation_reserve` say what a call does not.
-    """
+    """A backend and its chat format. `policy.constrained` enforces calls; `tool_choice = required` alone does not.
+    `policy` and `env.generation_reserve` supply parameters that a call leaves out."""
 
     def __init__(self, name: str, model: Backend, chat: ChatFormat, config: Config) -> None:
         self._name, self._model, self._chat = name, model, chat
@@ -41,15 +36,14 @@ class TokenUpstream:
         return (self._name,)
 
     def prepare(self, dialect: Dialect, body: Mapping[str, Any], request: ChatRequest, recall: Recall) -> Asked:
-        """As `Upstream.prepare`."""
+        """Do as `Upstream.prepare`."""
         refuse_unsupported(body, dialect.neutral)
-        grammar = self._declared(request.tools)
+        grammar, settings = self._declared(request.tools), self._settings
         prompt = prompt_of(self._chat, request.messages, request.tools, recall)
-        top_k = self._settings.top_k if request.top_k is None else max(request.top_k, 0)
         sampling = Sampling(
-            temperature=self._settings.temperature if request.temperature is None else request.temperature,
-            top_p=request.top_p or self._settings.top_p,
-            top_k=top_k,
+            temperature=settings.temperature if request.temperature is None else request.temperature,
+            top_p=request.top_p or settings.top_p,
+            top_k=settings.top_k if request.top_k is None else max(request.top_k, 0),
             max_tokens=request.max_tokens or self._reserve,
             seed=request.seed,
             stop_ids=self._chat.stop_ids,
@@ -65,7 +59,7 @@ class TokenUpstream:
         )
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
-        """As `Upstream.answer`. An output without a call is words: what they are worth, the agent decides."""
+        """Do as `Upstream.answer`. An output without a call is returned as text."""
         output = await self._model.generate(asked.prompt_ids, asked.sampling, asked.grammar)
         parsed = self._chat.parse(output.output_ids, asked.tools)
         actions = tuple(map(json_safe_call, parsed.actions if asked.tools else ()))
@@ -90,7 +84,7 @@ class TokenUpstream:
         )
 
     def _declared(self, tools: Sequence[ToolSpec]) -> Grammar | None:
-        """The grammar of the tools, where one is asked for. Schemas of anybody's may be other than a format expects."""
+        """Return the grammar of the tools if calls are enforced; refuse schemas that the format cannot express."""
         try:
             self._chat.declarations(tools)
             return self._chat.grammar(tools) if self._settings.constrained and tools else None
@@ -99,7 +93,7 @@ class TokenUpstream:
 
 
 def _calls(actions: Sequence[ToolCall], call_id: str) -> tuple[Called, ...]:
-    """Calls with ids that no other output has: by them it is known again."""
+    """Return calls with unique ids, by which their output is recalled."""
     return tuple(
         Called(f"call_{call_id}_{place}", action.name, json.dumps(action.arguments, ensure_ascii=False))
         for place, action in enumerate(actions)

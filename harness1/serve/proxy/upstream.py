@@ -1,4 +1,4 @@
-"""What answers the calls of a proxy: a model whose tokens are sampled here, or a chat server."""
+"""The protocol of upstreams, which answer the calls of a proxy: a model sampled by token ids, or a chat server."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from harness1.tools.tool import ToolSpec
 
 
 class Asked(Record, kw_only=True):
-    """A call made ready for the upstream: ids, or a body to forward."""
+    """A call prepared for the upstream: ids, or a body to forward."""
 
     sampling: Sampling
     prompt_ids: Ids = ()
     past: Past | None = None
-    """What the output will stand behind; None where no ids of it can be shown again."""
+    """The messages before the output; None if its ids cannot be reused."""
     tools: tuple[ToolSpec, ...] = ()
     grammar: Grammar | None = None
     one_call: bool = False
     body: dict[str, Any] | None = None
     untrainable: str | None = None
-    """Why its tokens are no example, where that is known before."""
+    """The reason why its tokens cannot be trained on, if known already."""
 
 
 class Answered(Record, kw_only=True):
-    """What came of it. `reply` is still without the names that the service gives it; `untrainable` says what its
-    tokens lack."""
+    """The result of a call. The service completes `reply`; `untrainable` is the reason why its tokens cannot be trained
+    on."""
 
     reply: ChatReply
     prompt_ids: Ids = ()
@@ -44,38 +44,29 @@ class Answered(Record, kw_only=True):
     actions: tuple[ToolCall, ...] = ()
     untrainable: str | None = None
     message: dict[str, Any] | None = None
-    """As a server gave it."""
+    """The message as the server returned it."""
 
 
 class Upstream(Protocol):
-    """What a proxy stands before. `inputs` go into the card of the record: what decides the answers."""
+    """Answers the calls of a proxy. `inputs`, which determine the answers, go into the card of the record."""
 
     @property
     def inputs(self) -> dict[str, Any]: ...
 
     async def models(self) -> Sequence[str]:
-        """The names of what is served.
-
-        Raises:
-            InfrastructureFault: it does not say.
-        """
+        """Return the names of the served models; raise InfrastructureFault if the upstream does not list them."""
         ...
 
     def prepare(self, dialect: Dialect, body: Mapping[str, Any], request: ChatRequest, recall: Recall) -> Asked:
-        """Make a call ready.
-
-        Raises:
-            Refused: it asks for something that this upstream cannot do.
-            UsageError: so it does, as a part of the package found.
-        """
+        """Prepare a call; raise Refused or UsageError if the upstream cannot do what the call asks for."""
         ...
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
-        """Carry it out; cancelling it ends it.
+        """Execute a call; it can be cancelled.
 
         Raises:
             InfrastructureFault: the upstream failed.
-            Refusal: it refuses this call for good.
-            UsageError: it refuses every call, or a part of the package refuses this one.
+            Refusal: it refuses this call permanently.
+            UsageError: it refuses every call, or the package refuses this one.
         """
         ...
