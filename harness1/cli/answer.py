@@ -24,21 +24,23 @@ from harness1.eval.run_view import read_run
 
 def answer(
     run: Annotated[Path, Argument(help="The folder of a finished run.", metavar="RUN")],
-    answerer: Annotated[str, Option(help="Who answers.", metavar="openai:MODEL@URL")],
+    answerer: Annotated[str, Option(help="The model that answers.", metavar="openai:MODEL@URL")],
     conditions: Annotated[
-        str, Option(help="Which documents it gets: closed, single, curated.", metavar="NAMES")
+        str, Option(help="The documents it gets, one or more of closed, single, curated.", metavar="NAMES")
     ] = ",".join(CONDITIONS),
-    judge: Annotated[str, Option(help="Who judges the answers besides.", metavar="openai:MODEL@URL")] = "",
+    judge: Annotated[str, Option(help="A model that judges the answers too.", metavar="openai:MODEL@URL")] = "",
     limit: Limit = 0,
-    single_size: Annotated[int, Option(help="Documents of the single search; 0: as many as were curated.", min=0)] = 0,
-    documents: Annotated[int, Option(help="The most in one prompt.", min=1)] = 30,
-    tokens: Annotated[int, Option(help="The most that its documents take.", min=1)] = 24000,
-    answer_tokens: Annotated[int, Option(help="The most of an answer, with the thoughts before it.", min=1)] = 1024,
-    out: Annotated[Path | None, Option(help="Default RUN/answers/MODEL.", metavar="FOLDER")] = None,
-    index: Annotated[str | None, Option(help="Where the run's index lies now.", metavar="SPEC")] = None,
-    dataset: Annotated[
-        str | None, Option(help="Where its dataset lies now, if it was moved.", metavar="DATASET")
-    ] = None,
+    single_size: Annotated[
+        int, Option(help="Number of documents from the single search; 0: as many as were curated.", min=0)
+    ] = 0,
+    documents: Annotated[int, Option(help="Maximum number of documents in one prompt.", min=1)] = 30,
+    tokens: Annotated[int, Option(help="Maximum number of tokens for these documents.", min=1)] = 24000,
+    answer_tokens: Annotated[
+        int, Option(help="Maximum number of tokens of an answer, including the reasoning before it.", min=1)
+    ] = 1024,
+    out: Annotated[Path | None, Option(help="Output folder; default RUN/answers/MODEL.", metavar="FOLDER")] = None,
+    index: Annotated[str | None, Option(help="The run's index, if it has moved.", metavar="SPEC")] = None,
+    dataset: Annotated[str | None, Option(help="The run's dataset, if it has moved.", metavar="DATASET")] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,

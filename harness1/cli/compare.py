@@ -28,12 +28,12 @@ LEAST = 16
 
 def compare(
     runs: Annotated[list[Path], Argument(help="Run folders; each is compared with the first.", metavar="RUN...")],
-    metric: Annotated[str, Option(help="By which tasks are won and lost.")] = "curated_recall",
-    top: Annotated[int, Option(help="How many of the tasks that changed most are shown.", min=0)] = 10,
+    metric: Annotated[str, Option(help="The metric by which tasks are won and lost.")] = "curated_recall",
+    top: Annotated[int, Option(help="How many of the most changed tasks to show.", min=0)] = 10,
     equal_size: Annotated[
-        bool, Option("--equal-size", help="Cut the ranked sets of both to the smaller one, task by task.")
+        bool, Option("--equal-size", help="Cut the ranked sets of both runs to the smaller size, task by task.")
     ] = False,
-    view: Annotated[Path | None, Option(help="Write links into this viewer file of the runs.", metavar="FILE")] = None,
+    view: Annotated[Path | None, Option(help="Link tasks to this viewer file of the runs.", metavar="FILE")] = None,
     dataset: MovedDataset = None,
     out: Annotated[Path | None, Option(help="Also write it as Markdown.", metavar="FILE.md")] = None,
     as_json: Json = False,

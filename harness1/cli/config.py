@@ -12,7 +12,7 @@ from harness1.runs.folder import shown_config, toml_lines
 
 
 def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Print every setting as TOML, and the hashes that name it.
+    """Print every setting as TOML, and the hashes computed from the settings.
 
     Example: harness1 config show --set env.max_turns=4
     """

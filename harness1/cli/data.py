@@ -25,8 +25,8 @@ Out = Annotated[Path, Option("--out", help="The folder to write.", metavar="FOLD
 
 
 def list_benchmarks(as_json: Json = False) -> None:
-    """Each benchmark: what it is, how large, under which licence, where it is, what a folder of it must hold, and what
-    its reader was verified against.
+    """List the benchmarks: description, size, licence, source, the files that a folder must hold, and what the reader
+    was verified against.
 
     Example: harness1 data list
     """
@@ -43,7 +43,7 @@ def list_benchmarks(as_json: Json = False) -> None:
 
 
 def get(name: Name, out: Out, force: Force = False) -> None:
-    """Download the official files from the Hugging Face hub, where that can be reached.
+    """Download the official files from the Hugging Face hub, if it can be reached.
 
     Example: harness1 data get frames --out frames
     """
@@ -57,14 +57,14 @@ def get(name: Name, out: Out, force: Force = False) -> None:
 
 def import_(
     name: Name,
-    path: Annotated[Path, Argument(help="The official files: a folder, or the one file.", metavar="PATH")],
+    path: Annotated[Path, Argument(help="The official files: a folder, or a single file.", metavar="PATH")],
     out: Out,
     leave_out: Annotated[
-        bool, Option("--leave-out", help="Leave out what is broken, and tasks whose gold is absent.")
+        bool, Option("--leave-out", help="Leave out broken records, and tasks whose gold is absent.")
     ] = False,
     force: Force = False,
 ) -> None:
-    """Convert an official download into a BEIR folder: everything is read and checked on the way.
+    """Convert an official download into a BEIR folder, and check everything on the way.
 
     Example: harness1 data import hotpotqa ~/hotpot --out hotpotqa
     """
@@ -85,11 +85,13 @@ def import_(
 
 def check(
     dataset: Annotated[str, Argument(help="A BEIR or TREC folder, a JSONL file, or NAME:PATH.")],
-    ignore: Annotated[list[str] | None, Option(help="A kind of finding to pass over.", metavar="KIND")] = None,
+    ignore: Annotated[
+        list[str] | None, Option(help="A kind of finding to ignore; may be repeated.", metavar="KIND")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Find what is wrong with a dataset: broken lines, duplicate ids and texts, empty texts, absent gold, queries
-    without gold, and questions of the training split that the test split asks as well. Exit code 1 if there is any.
+    without gold, and training questions that also appear in the test split. Exit code 1 if it finds any.
 
     Example: harness1 data check hotpotqa:hotpot
     """

@@ -21,7 +21,7 @@ from harness1.runs.folder import clear_run
 
 
 def demo(
-    out: Annotated[Path, Option(help="Where index and record go.", metavar="DIR")] = Path("runs/demo"),
+    out: Annotated[Path, Option(help="Folder for the index and the record.", metavar="DIR")] = Path("runs/demo"),
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:

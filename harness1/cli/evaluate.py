@@ -37,7 +37,7 @@ Ablations = Annotated[
     str | None,
     Option(
         "--ablations",
-        help=f"Also without one mechanism at a time, and compare: all, or some of {', '.join(ABLATIONS)}.",
+        help=f"Also run without one mechanism at a time, and compare: all, or some of {', '.join(ABLATIONS)}.",
         metavar="NAME,NAME",
     ),
 ]
@@ -46,7 +46,7 @@ Ablations = Annotated[
 def evaluate(
     dataset: Annotated[str, Argument(help="A BEIR or TREC folder, NAME:PATH (see `data list`) or world:SIZE.")],
     policy: PolicyName = "scripted",
-    split: Annotated[str, Option(help="Which tasks.")] = "test",
+    split: Annotated[str, Option(help="The split to take tasks from.")] = "test",
     limit: Limit = 0,
     samples: Samples = 1,
     seed: Seed = 0,

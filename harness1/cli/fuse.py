@@ -19,13 +19,13 @@ from harness1.viewer.report import ensure_report
 def fuse(
     runs: Annotated[list[Path], Argument(help="Run folders of the same tasks and index.", metavar="RUN...")],
     out: Annotated[Path, Option(help="The run folder to write.", metavar="RUN")],
-    k: Annotated[int, Option(help="Of the fusion: the higher, the less first ranks stand out.")] = 60,
-    cap: Annotated[int, Option(help="The most units in a fused set.")] = CAP,
+    k: Annotated[int, Option(help="Constant of the fusion: the higher, the less the first ranks stand out.")] = 60,
+    cap: Annotated[int, Option(help="Maximum number of units in a fused set.")] = CAP,
     dataset: MovedDataset = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Fuse several rollouts of each task, the samples of a run or several runs, by reciprocal rank into one run.
+    """Fuse several rollouts of each task, the samples of a run or several runs, into one run by reciprocal rank.
 
     Example: harness1 fuse runs/sampled --out runs/fused
     """

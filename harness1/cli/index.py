@@ -22,20 +22,26 @@ from harness1.retrieval.protocol import IndexInfo
 
 def index(
     source: Annotated[
-        str | None, Argument(help="A BEIR or TREC folder, NAME:PATH, a JSONL file, texts, world:SIZE or stdlib.")
+        str | None,
+        Argument(help="A BEIR or TREC folder, NAME:PATH, a JSONL file, a folder of texts, world:SIZE or stdlib."),
     ] = None,
     out: Annotated[Path | None, Option(help="Folder of the index.", metavar="DIR")] = None,
     engine: Annotated[
         str | None, Option(help="Index into milvus:FILE.db, milvus:URL or chroma:URL.", metavar="SPEC")
     ] = None,
-    add: Annotated[bool, Option("--add", help="Add to the index; an equal id replaces its document.")] = False,
-    delete: Annotated[list[str] | None, Option(help="Take a document out of the index.", metavar="ID")] = None,
+    add: Annotated[
+        bool, Option("--add", help="Add to the index; a document with an existing id replaces the old one.")
+    ] = False,
+    delete: Annotated[
+        list[str] | None, Option(help="Remove a document from the index; may be repeated.", metavar="ID")
+    ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Index a corpus: a BEIR folder (plain or .gz), a JSONL file, a folder of .md .txt .html .pdf, world:SIZE, stdlib.
+    """Index a corpus: a BEIR folder (plain or .gz), a JSONL file, a folder of .md .txt .html .pdf, world:SIZE or
+    stdlib.
 
     Example: harness1 index ~/notes --out notes.index
     """

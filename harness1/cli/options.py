@@ -9,32 +9,32 @@ from typer import Option
 
 from harness1.config import Config, load_config
 
-ConfigFile = Annotated[Path | None, Option("--config", help="A TOML file over the defaults.", metavar="FILE")]
+ConfigFile = Annotated[Path | None, Option("--config", help="A TOML file that overrides the defaults.", metavar="FILE")]
 Overrides = Annotated[
     list[str] | None, Option("--set", help="Override one setting, e.g. env.max_turns=4.", metavar="A.B=VALUE")
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON object to standard output and nothing else.")]
-Force = Annotated[bool, Option("--force", help="Do it again although it is done.")]
+Force = Annotated[bool, Option("--force", help="Redo the work even if it is already done.")]
 PolicyName = Annotated[
     str,
     Option(
         "--policy",
         help="scripted, single-shot, random, oracle, oracle-teacher, replay:RUN, hf:PATH, vllm:PATH, vllm:MODEL@URL,"
-        " sglang:MODEL@URL or openai:MODEL@URL; or one of those that `rl check` plays, such as no-op.",
+        " sglang:MODEL@URL or openai:MODEL@URL; or a policy that `rl check` plays, such as no-op.",
         metavar="NAME",
     ),
 ]
 
-Limit = Annotated[int, Option(help="The first N tasks; 0 means all.", min=0)]
+Limit = Annotated[int, Option(help="Take only the first N tasks; 0 means all.", min=0)]
 Samples = Annotated[int, Option(help="Episodes for each task.", min=1)]
-Seed = Annotated[int, Option(help="For policies that draw, and for the bootstrap.")]
+Seed = Annotated[int, Option(help="Seed of policies that sample, and of the bootstrap.")]
 IndexSpec = Annotated[
-    str | None, Option(help="An index or engine to ask, instead of indexing the dataset.", metavar="SPEC")
+    str | None, Option(help="An index or engine to search, instead of indexing the dataset.", metavar="SPEC")
 ]
-Cache = Annotated[Path | None, Option(help="Where indexes are kept; default ~/.cache/harness1.", metavar="DIR")]
-MovedDataset = Annotated[str | None, Option(help="Where their dataset lies now, if it was moved.", metavar="DATASET")]
-Tensorboard = Annotated[bool, Option("--tensorboard", help="Write event files for TensorBoard too.")]
-Wandb = Annotated[str, Option(help="A project of Weights & Biases.", metavar="PROJECT")]
+Cache = Annotated[Path | None, Option(help="Folder that keeps indexes; default ~/.cache/harness1.", metavar="DIR")]
+MovedDataset = Annotated[str | None, Option(help="The runs' dataset, if it has moved.", metavar="DATASET")]
+Tensorboard = Annotated[bool, Option("--tensorboard", help="Also write event files for TensorBoard.")]
+Wandb = Annotated[str, Option(help="Also log to this project of Weights & Biases.", metavar="PROJECT")]
 
 
 def resolve(path: Path | None, overrides: list[str] | None) -> Config:

@@ -32,12 +32,12 @@ from harness1.tools.registry import Toolbox
 
 def replay(
     run: Annotated[Path, Argument(help="A run folder.", metavar="RUN")],
-    live: Annotated[bool, Option("--live", help="Ask the index again and compare its answers too.")] = False,
-    index: Annotated[str | None, Option(help="The index to ask; default the run's own.")] = None,
+    live: Annotated[bool, Option("--live", help="Query the index again and compare its answers too.")] = False,
+    index: Annotated[str | None, Option(help="The index to query; default: the run's own.")] = None,
     model: Annotated[
         str | None,
         Option(
-            help="Also compute the log probability of every sampled token again, by one forward pass of this model.",
+            help="Also recompute the log probability of every sampled token, with one forward pass of this model.",
             metavar="PATH",
         ),
     ] = None,

@@ -26,10 +26,12 @@ from harness1.viewer.report import ensure_report
 
 def check(
     dataset: Annotated[str, Argument(help="A BEIR or TREC folder, NAME:PATH or world:SIZE.", metavar="DATASET")],
-    split: Annotated[str, Option(help="Which tasks; default train, else dev, else the only split.")] = "",
+    split: Annotated[
+        str, Option(help="The split to take tasks from; default train, else dev, else the only split.")
+    ] = "",
     tokenizer: Annotated[
         str,
-        Option(help="The student's model: contexts are counted by it, as they will be in training.", metavar="PATH"),
+        Option(help="The student's model: contexts are counted with its tokenizer, as in training.", metavar="PATH"),
     ] = "",
     limit: Limit = 0,
     seed: Seed = 0,
@@ -43,8 +45,8 @@ def check(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Play policies that should earn nothing, little or everything over a task set, and judge each task by that. A
-    stopped check is resumed by the same command.
+    """Play policies that should earn nothing, little or everything on a task set, and judge each task by the rewards.
+    The same command resumes a stopped check.
 
     Example: harness1 rl check world:1000 --limit 50 --out runs/check --config configs/rl/small.toml
     """

@@ -26,17 +26,19 @@ class TrainerName(StrEnum):
 
 
 def export(
-    run: Annotated[Path, Argument(help="A training of `rl train`, or a run of `eval --samples 8`.", metavar="RUN")],
-    out: Annotated[Path, Option(help="The folder to make.", metavar="DIR")],
-    to: Annotated[TrainerName, Option(help="Whose trainer.")] = TrainerName.SKYRL,
+    run: Annotated[
+        Path, Argument(help="An output folder of `rl train`, or a run of `eval --samples 8`.", metavar="RUN")
+    ],
+    out: Annotated[Path, Option(help="The folder to create.", metavar="DIR")],
+    to: Annotated[TrainerName, Option(help="The trainer to write for.")] = TrainerName.SKYRL,
     groups_per_file: Annotated[
-        int, Option(help="Groups of a batch; 0: rl.groups of the run, or all there are.", min=0, metavar="N")
+        int, Option(help="Groups in each file; 0: rl.groups of the run, or all groups.", min=0, metavar="N")
     ] = 0,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Write groups of episodes for SkyRL's step-wise training: the exact tokens of every model call that is trained,
-    with recorded log probabilities and the reward on the last step. A README in the folder says how to feed them.
+    """Write groups of episodes for SkyRL's step-wise training: the exact tokens of every model call to train on, with
+    recorded log probabilities and the reward on the last step. A README in the folder explains how to use them.
 
     Example: harness1 rl export better --to skyrl --out batches
     """

@@ -22,7 +22,7 @@ from harness1.sft.teacher_run import open_runs
 
 def pivots(
     run: Annotated[Path, Argument(help="A run folder of `harness1 sft collect`.", metavar="SFT_RUN")],
-    out: Annotated[Path, Option(help="The profile's folder.", metavar="PIVOTS")],
+    out: Annotated[Path, Option(help="Folder for the profile.", metavar="PIVOTS")],
     policy: Annotated[
         str,
         Option(
@@ -39,8 +39,8 @@ def pivots(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Try every turn of a teacher with a reference policy, and keep those that it gets right now and then. States are
-    rebuilt by replay; the environment is that of the run. A stopped profile is resumed by the same command.
+    """Try every turn of a teacher with a reference policy, and keep those that it sometimes gets right. States are
+    rebuilt by replay; the environment is that of the run. The same command resumes a stopped profile.
 
     Example: harness1 rl pivots runs/teacher --out pivots --policy hf:student --set rl.pivots.samples=8
     """

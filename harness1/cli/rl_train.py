@@ -31,15 +31,17 @@ SHOWN = ("reward", "loss", "curated_recall", "set_size", "turns", "entropy", "k3
 
 
 def train(
-    data: Annotated[list[str] | None, Option(help="What to learn from; may be given again.", metavar="DATASET")] = None,
+    data: Annotated[
+        list[str] | None, Option(help="A dataset to learn from; may be repeated.", metavar="DATASET")
+    ] = None,
     model: Annotated[str, Option(help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")] = "",
-    out: Annotated[Path | None, Option(help="Where the checkpoint goes.", metavar="CHECKPOINT")] = None,
-    split: Annotated[str, Option(help="Which tasks; default train.")] = "",
+    out: Annotated[Path | None, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")] = None,
+    split: Annotated[str, Option(help="The split to take tasks from; default train.")] = "",
     index: Annotated[
-        list[str] | None, Option(help="An index for each dataset, in their order.", metavar="SPEC")
+        list[str] | None, Option(help="An index for each dataset, in the same order.", metavar="SPEC")
     ] = None,
     admission: Annotated[
-        list[str] | None, Option(help="A report of `rl check` for each dataset: its admitted tasks alone.")
+        list[str] | None, Option(help="A report of `rl check` for each dataset; only its admitted tasks are used.")
     ] = None,
     pivots: Annotated[
         Path | None, Option(help="Train on the single turns of a profile instead of --data.", metavar="PIVOTS")
@@ -52,7 +54,7 @@ def train(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Let a policy learn from its own episodes; a stopped training goes on from its last saved state.
+    """Train a policy on its own episodes; a stopped training run resumes from its last saved state.
 
     Example: harness1 rl train --config configs/rl/small.toml --data world:1000 --model hf:student --out better
     """

@@ -24,13 +24,13 @@ from harness1.records import Episode, Task
 
 
 def search(
-    question: Annotated[str, Argument(help="What to find the evidence for.")],
+    question: Annotated[str, Argument(help="The question to find evidence for.")],
     index: Annotated[str, Option(help="Folder made by `harness1 index`, or the URI of an engine.", metavar="SPEC")],
     policy: PolicyName = "scripted",
     out: Annotated[
         Path | None, Option(help="Run folder for the record; default runs/search-HASH.", metavar="RUN")
     ] = None,
-    seed: Annotated[int, Option(help="For policies that draw.")] = 0,
+    seed: Annotated[int, Option(help="Seed of policies that sample.")] = 0,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: Json = False,

@@ -54,7 +54,7 @@ def proxy(
     upstream: Annotated[
         str, Option(help="A model as for --policy (hf:PATH, ...), or a chat server's http://.../v1.", metavar="SPEC")
     ],
-    record: Annotated[Path, Option(help="The folder that takes the calls.", metavar="RUN")],
+    record: Annotated[Path, Option(help="The run folder that records the calls.", metavar="RUN")],
     port: Port = 0,
     host: Host = "127.0.0.1",
     config: ConfigFile = None,
@@ -62,8 +62,8 @@ def proxy(
 ) -> None:
     """Answer POST /v1/chat/completions (OpenAI) and /v1/messages (Anthropic), recording every call. Ends on SIGTERM.
 
-    An agent names its session by the header x-session-id, or by its API key: one like episode-17 is kept as it is, any
-    other only as a digest. A tool_choice that demands a call is advice, unless policy.constrained is set.
+    An agent names its session by the header x-session-id, or by its API key: a key like episode-17 is stored as it is,
+    any other only as a digest. A tool_choice that requires a call is only advice, unless policy.constrained is set.
 
     Example: harness1 serve proxy --upstream hf:models/qwen --record runs/agent --port 8001
     """

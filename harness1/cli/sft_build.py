@@ -27,11 +27,12 @@ from harness1.sft.data_card import DataCard
 
 def build(
     runs: Annotated[list[Path], Argument(help="Run folders, all of one environment.", metavar="RUN...")],
-    out: Annotated[Path, Option(help="The dataset folder to make.", metavar="DATASET")],
+    out: Annotated[Path, Option(help="The dataset folder to create.", metavar="DATASET")],
     against: Annotated[
         list[str] | None,
         Option(
-            help="Learn nothing of these queries either; those of the runs' own datasets (dev, test) always count.",
+            help="Also leave out episodes with these queries; those of the runs' own datasets (dev, test) are left"
+            " out anyway.",
             metavar="DATASET[:SPLIT]",
         ),
     ] = None,
@@ -41,9 +42,9 @@ def build(
     chat_format: Annotated[
         str, Option("--format", help="With --rerender: auto, hermes, harmony or compact.", metavar="NAME")
     ] = "",
-    tokenizer: Annotated[str, Option(help="With --rerender: where the student's tokenizer lies.", metavar="PATH")] = "",
+    tokenizer: Annotated[str, Option(help="With --rerender: the student's tokenizer.", metavar="PATH")] = "",
     partial: Annotated[
-        bool, Option("--partial", help="Take what there is of collections that are not finished.")
+        bool, Option("--partial", help="Accept unfinished collections, with the episodes that they have.")
     ] = False,
     licence: Annotated[
         list[str] | None, Option(help="A note on the licence of a dataset, or of all.", metavar="[NAME=]TEXT")
@@ -53,7 +54,7 @@ def build(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Keep good episodes, make training rows of their turns, and write them with a data card.
+    """Keep good episodes, make training rows from their turns, and write them with a data card.
 
     Example: harness1 sft build runs/teacher --out data/teacher --config configs/sft/small.toml
     """

@@ -23,15 +23,15 @@ def collect(
     data: Annotated[str, Option(help="A BEIR or TREC folder, or world:SIZE.", metavar="DATASET")],
     out: Annotated[Path, Option(help="Run folder.", metavar="RUN")],
     teacher: Annotated[str, Option(help="oracle, openai:MODEL@URL or any other policy.", metavar="NAME")] = "oracle",
-    split: Annotated[str, Option(help="Which tasks; never test.")] = "train",
+    split: Annotated[str, Option(help="The split to take tasks from; never test.")] = "train",
     chat: Annotated[
         str | None, Option("--format", help="The student's chat format; default policy.format.", metavar="FORMAT")
     ] = None,
     tokenizer: Annotated[
         str | None,
         Option(
-            help="The student's model, or a folder with its tokenizer.json: contexts are counted by it, and token ids"
-            " recorded. Without it the counts are approximate, and sft build must be told to render again.",
+            help="The student's model, or a folder with its tokenizer.json: contexts are counted with it, and its"
+            " token ids recorded. Without it, the counts are approximate, and `sft build` needs --rerender.",
             metavar="PATH",
         ),
     ] = None,
@@ -45,7 +45,7 @@ def collect(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Record a teacher at work, to learn from. A stopped collection is resumed by the same command.
+    """Record a teacher's episodes to learn from. The same command resumes a stopped collection.
 
     Example: harness1 sft collect --data world:1000 --teacher oracle --out runs/teacher --tokenizer models/smollm2
     """

@@ -35,8 +35,10 @@ class TrainerName(StrEnum):
 def train(
     dataset: Annotated[Path, Argument(help="A folder made by `harness1 sft build`.")],
     model: Annotated[str, Option(help="A model's folder or name, e.g. smollm2-135m.", metavar="PATH")],
-    out: Annotated[Path, Option(help="Where the checkpoint goes.", metavar="CHECKPOINT")],
-    trainer: Annotated[TrainerName, Option(help="Ours, or TRL's SFTTrainer.")] = TrainerName.OWN,
+    out: Annotated[Path, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")],
+    trainer: Annotated[
+        TrainerName, Option(help="The trainer of harness1 (own), or TRL's SFTTrainer.")
+    ] = TrainerName.OWN,
     packing: Annotated[bool, Option("--packing", help="With TRL: several rows in one sequence.")] = False,
     tensorboard: Tensorboard = False,
     wandb: Wandb = "",
@@ -45,7 +47,7 @@ def train(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Train a model on a dataset's rows; a stopped training goes on from its last saved state.
+    """Train a model on a dataset's rows; a stopped training run resumes from its last saved state.
 
     On several GPUs: accelerate launch --module harness1 sft train ...
 

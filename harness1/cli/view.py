@@ -21,16 +21,20 @@ def view(
     ],
     out: Annotated[Path, Option(help="The file to write.", metavar="FILE")] = Path("view.html"),
     max_mb: Annotated[
-        float, Option(help="Most megabytes of the file; tasks of the lowest and the highest recall go first.", min=1)
+        float,
+        Option(
+            help="Maximum size of the file in megabytes; tasks with the lowest and the highest recall go in first.",
+            min=1,
+        ),
     ] = 60.0,
-    episodes: Annotated[str, Option(help="Hold these episodes alone, by id.", metavar="ID,...")] = "",
-    tasks: Annotated[str, Option(help="Hold the episodes of these tasks alone, by id.", metavar="ID,...")] = "",
-    workers: Annotated[int, Option(help="Processes; 0: one for each core.", min=0)] = 0,
+    episodes: Annotated[str, Option(help="Include only these episodes, by id.", metavar="ID,...")] = "",
+    tasks: Annotated[str, Option(help="Include only the episodes of these tasks, by id.", metavar="ID,...")] = "",
+    workers: Annotated[int, Option(help="Number of processes; 0: one for each core.", min=0)] = 0,
     open_it: Annotated[bool, Option("--open", help="Open the file in a browser.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write runs into one self-contained HTML file: no server, no network. Every episode is replayed from its record;
-    those that have no room, or were not asked for, stay in the list, with the command that shows them.
+    those that do not fit, or were not selected, stay in the list, with the command that shows them.
 
     Example: harness1 view runs/search runs/scripted --out view.html --open
     """
