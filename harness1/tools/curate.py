@@ -10,8 +10,8 @@ from harness1.config import Env
 from harness1.memory.curated import DEFAULT_TAG
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import TAGS, Delta, Note, Observation, Tag, UnitId
-from harness1.tools.documents import Handle
 from harness1.tools.handles import named, resolve_all, unknown_handles
+from harness1.tools.read_document import Handle
 from harness1.tools.tool import Needs, Traits
 
 Importance = Annotated[

@@ -10,9 +10,13 @@ from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation, ToolCall
 from harness1.tools.curate import curate
-from harness1.tools.documents import prune_chunks, read_document, review_docs
 from harness1.tools.end_search import end_search
-from harness1.tools.search import fan_out_search, grep_corpus, search_corpus
+from harness1.tools.fan_out_search import fan_out_search
+from harness1.tools.grep_corpus import grep_corpus
+from harness1.tools.prune_chunks import prune_chunks
+from harness1.tools.read_document import read_document
+from harness1.tools.review_docs import review_docs
+from harness1.tools.search_corpus import search_corpus
 from harness1.tools.tool import PLAIN, Steps, Tool, ToolFunction, ToolSpec, Traits, build_tool, short_name
 from harness1.tools.verify import verify
 

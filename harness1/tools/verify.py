@@ -10,8 +10,8 @@ from msgspec import Meta
 from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation, UnitId, Verdict
-from harness1.tools.documents import Handle
 from harness1.tools.handles import resolve_all, unknown_handles
+from harness1.tools.read_document import Handle
 from harness1.tools.requests import Judge
 from harness1.tools.tool import Steps
 

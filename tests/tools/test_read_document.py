@@ -7,7 +7,7 @@ import pytest
 from harness1.config import Env, Read
 from harness1.env.environment import SearchEnv
 from harness1.records import Note, Observation, ToolCall, Unit
-from harness1.tools.documents import first_part, within
+from harness1.tools.read_document import first_part, within
 from tests.support import WordRetriever, call, chunk, hit, make_env, play, search, text_of
 
 PARTS = [chunk("long", f"alpha{n} " + f"word{n} " * 60, "Long", n) for n in range(6)]

@@ -1,4 +1,4 @@
-"""The tools that show the text of documents, or take it out of sight: read_document, review_docs and prune_chunks."""
+"""The tool that reads one document in full."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Delta, Hit, Note, Observation
-from harness1.tools.handles import resolve_all, unknown_handles
+from harness1.tools.handles import unknown_handles
 from harness1.tools.requests import ReadDocument
 from harness1.tools.tool import Steps, Traits
 
@@ -35,43 +35,6 @@ def read_document(memory: WorkingMemory, env: Env, doc_id: Handle) -> Steps:
         notes.append(Note("continues", {"handle": f"D{number}.{hits[-1].index + 2}", "parts": left}))
     delta = Delta(new=tuple(new), aliases=aliases)
     return Observation("read_document", tuple(hits), resolved={doc_id: document}, notes=tuple(notes), delta=delta)
-
-
-def review_docs(
-    memory: WorkingMemory,
-    env: Env,
-    doc_ids: Annotated[list[Handle], Meta(description="Handles of documents that were found before.", max_length=256)],
-) -> Observation:
-    """Show documents that were found before once more, as the memory holds them; costs no search."""
-    resolved, unknown = resolve_all(memory, doc_ids)
-    if not resolved:
-        return Observation("review_docs", error=unknown_handles(unknown) if unknown else Note("no_handles"))
-    units = list(dict.fromkeys(resolved.values()))
-    notes = [unknown_handles(unknown)] if unknown else []
-    if len(units) > env.review.documents:
-        notes.append(
-            Note("documents_left_out", {"count": len(units) - env.review.documents, "limit": env.review.documents})
-        )
-    stored = [hit for unit_id in units[: env.review.documents] for hit in memory.hits_of(unit_id)]
-    hits = within(stored, env.observation_limit(env.review.tokens))
-    if len(hits) < len(stored):
-        notes.append(Note("parts_left_out", {"count": len(stored) - len(hits)}))
-    return Observation("review_docs", tuple(hits), resolved=dict(resolved), notes=tuple(notes))
-
-
-@Traits(frees=True)
-def prune_chunks(
-    memory: WorkingMemory,
-    env: Env,
-    doc_ids: Annotated[list[Handle], Meta(description="Handles of documents whose text is useless.", max_length=256)],
-) -> Observation:
-    """Remove the text of documents from the context, to make room. Curated documents stay curated."""
-    resolved, unknown = resolve_all(memory, doc_ids)
-    if not resolved:
-        return Observation("prune_chunks", error=unknown_handles(unknown) if unknown else Note("nothing_to_prune"))
-    notes = (unknown_handles(unknown),) if unknown else ()
-    delta = Delta(pruned=tuple(dict.fromkeys(resolved.values())))
-    return Observation("prune_chunks", resolved=dict(resolved), notes=notes, delta=delta)
 
 
 def first_part(handle: str) -> int:
