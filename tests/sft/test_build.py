@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +32,6 @@ from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Status, Turn
 from harness1.retrieval.index.build import build_index
 from harness1.retrieval.open import open_retriever
-from harness1.rows import file as row_file
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.rows.file import RowFile
 from harness1.runs.folder import run_stage
@@ -433,7 +433,7 @@ def test_a_disk_that_fills_up_is_a_clear_error(teacher: Path, tmp_path: Path, mo
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(row_file.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UsageError, match="no space left on its disk"):
         build(Build([teacher], SFT), tmp_path / "out")
     assert not (tmp_path / "out" / TRAIN).exists()
