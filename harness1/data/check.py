@@ -51,12 +51,12 @@ class Report(Record):
     chunks: int
     """Chunks of the dataset itself; 0 if it is cut when indexed."""
     tasks: dict[str, int]
-    """By split."""
+    """The number of tasks in each split."""
     findings: tuple[Finding, ...] = ()
 
 
 class _Findings:
-    """Findings so far. Each fault counts once, though several passes report it."""
+    """Findings so far. Each fault counts once, even if several passes report it."""
 
     def __init__(self) -> None:
         self._messages: defaultdict[str, list[str]] = defaultdict(list)
@@ -145,7 +145,7 @@ def _places(source: Source, findings: _Findings) -> dict[str, str]:
     path = jsonl.find_file(source.root, beir.QUERIES) if source.kind == "beir" and source.root else None
     places: dict[str, str] = {}
     for where, row in jsonl.rows(path, findings.fault) if path else ():
-        with suppress(CorpusError):  # told when the tasks were read
+        with suppress(CorpusError):  # reported when the tasks were read
             places.setdefault(jsonl.identifier(where, row), where)
     return places
 

@@ -16,7 +16,7 @@ class DuplicateId(CorpusError):
 
 
 class EmptyText(CorpusError):
-    """A document or a chunk of one without text."""
+    """The document, or a chunk of it, has no text."""
 
 
 class AbsentGold(CorpusError):
@@ -24,7 +24,7 @@ class AbsentGold(CorpusError):
 
 
 class NoGold(CorpusError):
-    """A query without anything to find."""
+    """The query names nothing to find."""
 
 
 Fault = Callable[[CorpusError], None]
@@ -39,7 +39,7 @@ def refuse(error: CorpusError) -> None:
 def made(
     located: Iterable[tuple[str, Given]], make: Callable[[str, Given], Made], fault: Fault
 ) -> Iterator[tuple[str, Made]]:
-    """Yield what is made of the value at each place, with the place. Values that make nothing go to `fault`."""
+    """Yield what is made from the value at each place, with the place. Values that cannot be used go to `fault`."""
     for where, value in located:
         try:
             yield where, make(where, value)

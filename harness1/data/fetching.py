@@ -17,7 +17,7 @@ VERB = "data get"
 def get_benchmark(benchmark: Benchmark, out: Path, *, force: bool = False) -> None:
     """Download the files of the hub, unchanged, into a folder that `NAME:FOLDER` opens, if that is not done yet.
 
-    A download that was interrupted is taken up.
+    An interrupted download is resumed.
 
     Raises:
         MissingExtra: the hub's client, which comes with `datasets`, is not installed.
@@ -35,7 +35,7 @@ def get_benchmark(benchmark: Benchmark, out: Path, *, force: bool = False) -> No
     revisions: dict[str, str] = {}
     for hub in benchmark.hub:
         with _told(benchmark, hub):
-            # Without the hub, a download into a folder that is there does nothing: it is asked before there is one.
+            # Offline, a download into an existing folder does nothing, so the hub is asked before the folder exists.
             revision = revisions[hub.repository] = str(HfApi().dataset_info(hub.repository).sha)
         patterns, folder = list(hub.patterns), out / hub.folder
         with under_way(stage, out), _told(benchmark, hub):

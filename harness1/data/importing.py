@@ -32,14 +32,14 @@ def import_benchmark(
 ) -> dict[str, Any]:
     """Write documents, questions and judgements of an official download as a BEIR folder, if that is not done yet.
 
-    Answers are written with the questions, but those of a benchmark that asks to keep its answers secret.
+    Answers are written with the questions, except for a benchmark that asks to keep them secret.
 
     Args:
-        fault: what is done about a line that is broken and about gold that is absent.
-        force: write over what the folder holds of another import.
+        fault: handles broken lines and absent gold.
+        force: overwrite another import in the folder.
 
     Returns:
-        How many documents, and tasks of each split, the folder holds.
+        The numbers of documents, and of tasks in each split, that the folder holds.
 
     Raises:
         CorpusError: the download is broken, or has nothing to write.

@@ -1,4 +1,4 @@
-"""The index of a source: built into a folder or a cache, or changed, with a card that says of what it was made."""
+"""The index of a source: built into a folder or a cache, or changed, with a card that says what it was made from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from harness1.runs.stage import STAGE, Stage, read_stage
 
 Reading = AbstractContextManager[tuple[Iterator[Document], Progress | None]]
 Read = Callable[[Source], Reading]
-"""Opens the documents of a source, and what is told how far their embeddings are."""
+"""Opens the documents of a source, with a callback for the progress of their embeddings, or None."""
 
 
 @contextmanager

@@ -28,12 +28,12 @@ def open_source(spec: str, fault: Fault = refuse) -> Source:
 
     Args:
         spec: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz), a folder of texts (.md .txt .html .htm .pdf),
-            `NAME:PATH` for a benchmark in the files that it is handed out in, `world:SIZE` for a synthetic world of so
-            many documents, or `stdlib` for Python's own documentation.
+            `NAME:PATH` for a benchmark in its official files, `world:SIZE` for a synthetic world of that many
+            documents, or `stdlib` for Python's own documentation.
         fault: is called with each broken line while documents and tasks are read; the default raises.
 
     Raises:
-        UsageError: nothing of that name exists, or it is of no kind that can be read.
+        UsageError: nothing of that name exists, or its kind cannot be read.
         CorpusError: it exists and is broken; for faults within documents, raised while they are read.
     """
     if spec.startswith("world:"):
@@ -54,7 +54,7 @@ def open_source(spec: str, fault: Fault = refuse) -> Source:
 
 
 def _of_files(path: Path, fault: Fault) -> Source:
-    """Open a corpus by the look of its files."""
+    """Open a corpus whose layout is told by its files."""
     if trec_folder.is_trec(path):
         tasks = partial(trec_folder.read_tasks, path, fault=fault)
         return _checked(path, "trec", lambda: trec_folder.read_corpus(path, fault), trec_folder.splits(path), tasks)

@@ -1,4 +1,4 @@
-"""Finds queries that ask the same: equal once normalised, or with nearly the same words by MinHash."""
+"""Finds queries that ask the same thing: equal once normalised, or with nearly the same words by MinHash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEST = "test"
 EVALUATION = ("dev", TEST)
 """Splits that are not learned, unless one of them was taught on purpose."""
 PERMUTATIONS = 128
-"""The estimate of a similarity of 0.8 has a standard error of 0.035."""
+"""Hashes in a signature. The estimate of a similarity of 0.8 has a standard error of 0.035."""
 _WORD = re.compile(r"\w+")
 
 
@@ -30,8 +30,8 @@ def normalised(query: str) -> str:
 class KnownQueries:
     """Named queries to compare others with.
 
-    Every query is compared with all known ones: at some ten thousand of them that takes a millisecond, and misses
-    nothing, as locality-sensitive hashing would close to the threshold.
+    Every query is compared with all known ones: with some ten thousand of them this takes a millisecond,
+    and it misses nothing, unlike locality-sensitive hashing close to the threshold.
 
     Args:
         near: two queries whose word sets have at least this Jaccard similarity, as MinHash estimates it, are the same.
@@ -47,7 +47,7 @@ class KnownQueries:
             self.add(name, query)
 
     def add(self, name: str, query: str) -> None:
-        """Add a query. Of those that are equal once normalised, the first keeps its name."""
+        """Add a query. If several are equal once normalised, the name of the first is kept."""
         words = normalised(query)
         if words in self._exact:
             return
@@ -87,10 +87,10 @@ def evaluation_queries(
     """Return the queries that must not be learned, by the set that they belong to.
 
     Args:
-        sources: datasets, of which the splits `dev` and `test` are taken.
-        taught: splits, as (name of the dataset, split), that teachers were set on purpose; of `sources` they do not
-            count, but for `test`, which always does.
-        against: further sets: `DATASET:SPLIT`, or a dataset, of which `dev` and `test` are taken, or whatever it has.
+        sources: datasets whose splits `dev` and `test` are taken.
+        taught: splits, as (name of the dataset, split), that teachers were set on purpose. They are left out of
+            `sources`, except for `test`.
+        against: further sets: `DATASET:SPLIT`, or a dataset, whose `dev` and `test` are taken, or else all its splits.
 
     Raises:
         UsageError: a set does not exist.

@@ -22,7 +22,7 @@ class Source:
     """Starts a new, lazy pass over all documents."""
     splits: tuple[str, ...]
     read_tasks: Callable[[str], list[Task]]
-    """Reads the tasks of one split, which exists."""
+    """Reads the tasks of one split, which must exist."""
     problems: list[str] = field(default_factory=list)
     """One line for each unreadable part that the last pass over the documents left out."""
     root: Path | None = None
@@ -54,7 +54,7 @@ class Source:
         """Return a value that changes when the corpus may have changed: names, sizes and times of its files, which are
         not read.
 
-        A generated corpus is decided by its name and edition.
+        For a generated corpus it is made from the name and edition.
         """
         if self.root is None:
             return digest([self.name, self.edition])

@@ -33,7 +33,7 @@ COMPILED = frozenset({
     "_struct", *sys.builtin_module_names,
 }) - {"xxsubtype", "_tkinter"}  # fmt: skip
 INTERNAL = frozenset({"posix", "nt"})
-"""Public modules whose implementation has another name, under their own: `os`."""
+"""Modules whose contents are public under another name, `os`."""
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -50,7 +50,7 @@ class Entry:
 def stdlib_source() -> Source:
     """Open the standard library's docstrings: one document for each public module, class, function and method with one.
 
-    A document's id is its dotted name; an object that is public under several names stands under the shortest. The
+    A document's id is its dotted name; an object that is public under several names appears under the shortest. The
     one split, `demo`, holds questions that need several documents; one whose evidence the running version of Python
     does not have is left out. `problems` names the sources that could not be parsed.
     """
@@ -68,8 +68,8 @@ def stdlib_source() -> Source:
 
 
 def read_documents(library: ModuleLibrary) -> dict[DocId, Document]:
-    """Return all documents by id, sorted by id. Of objects with the same own name, arguments and docstring one is
-    kept."""
+    """Return all documents by id, sorted by id. Of several objects with the same own name, arguments and docstring, one
+    is kept."""
     kept: dict[tuple[str, str, str], tuple[str, str]] = {}
     public = [name for name in library.names() if not _private(name)]
     for name, entry in (found for module in public for found in flatten(module, library.module(module))):
@@ -189,7 +189,7 @@ def _exported(tree: ast.Module) -> set[str]:
 
 
 def _definitions(body: Iterable[ast.stmt], kind: str) -> Iterator[tuple[str, Entry]]:
-    """Yield the classes and functions that a module or class defines; of two with one name the documented one
+    """Yield the classes and functions that a module or class defines; if two have the same name, the documented one
     counts."""
     found: dict[str, Entry] = {}
     for node in _statements(body):

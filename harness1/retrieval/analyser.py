@@ -27,7 +27,7 @@ class Analyser:
         self._stem = Stemmer.Stemmer("english").stemWord
 
     def words(self, text: str) -> list[str]:
-        """Return all words in lower case. Plain ASCII, which splits three times as fast, also gives single letters."""
+        """Return all words in lower case. ASCII text, which splits three times as fast, also gives single letters."""
         return text.lower().translate(_ASCII_WORDS).split() if text.isascii() else _WORD.findall(text.lower())
 
     def term(self, word: str) -> str | None:

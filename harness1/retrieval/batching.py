@@ -15,24 +15,24 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 IDLE_S = 5.0
-"""Seconds without work until the worker thread ends; the next call starts another."""
+"""Idle seconds after which the worker thread ends; the next call starts another."""
 
 CLOSING_S = 10.0
-"""Seconds that the exit of the process waits for the running batch."""
+"""Seconds that the process, when it exits, waits for the running batch."""
 
 
 class Batcher(Generic[Item, Result]):
     """Gathers the items of concurrent calls and hands them to `work` together, in one thread, a batch at a time.
 
-    The first item after a rest opens a window; the batch starts when the window closes, when it is full, or when as
-    many calls wait as the last batch had, so that a lone caller waits for nobody. What comes while a batch is at work
-    makes up the next one, which starts at once. A batcher belongs to no event loop, and its thread keeps no process
+    The first item after an idle time opens a window. The batch starts when the window closes, when it is full, or when
+    as many calls wait as the last batch had, so a lone caller does not wait. Items that arrive while a batch runs form
+    the next one, which starts at once. A batcher is not tied to an event loop, and its thread does not keep the process
     from exiting.
 
     Args:
-        work: one result for each item, in order. Whatever it raises reaches the callers of the batch, and only them.
+        work: returns one result for each item, in order. Its exceptions go to the callers of that batch only.
         window_s: seconds that the first item waits for others.
-        size: items of a full batch; a call of more is split.
+        size: most items in a batch; a larger call is split.
     """
 
     def __init__(self, work: Callable[[list[Item]], Sequence[Result]], window_s: float, size: int) -> None:
@@ -47,7 +47,7 @@ class Batcher(Generic[Item, Result]):
         """Return the results of the items, in their order. Cancelling withdraws items that no batch has taken yet.
 
         Raises:
-            whatever `work` raised on a batch with one of the items; ValueError, if it left a result out.
+            ValueError: `work` left a result out. Any exception of `work` is raised here as well.
         """
         if not items:
             return []
@@ -74,7 +74,7 @@ class Batcher(Generic[Item, Result]):
             rested = not self._waiting
 
     def _collect(self, rested: bool) -> bool:
-        """Wait until a batch should start; return False if no call came for long."""
+        """Wait until a batch should start; return False after a long idle time."""
         with self._changed:
             came = self._changed.wait_for(lambda: self._waiting or self._closed, IDLE_S)
             if not came or self._closed:
@@ -86,7 +86,7 @@ class Batcher(Generic[Item, Result]):
             return True
 
     def _close(self) -> None:
-        """At the exit of the process, let the running batch end and begin no other."""
+        """Let the running batch end when the process exits, and start no other."""
         with self._changed:
             self._closed, thread = True, self._thread
             self._changed.notify()
@@ -136,7 +136,7 @@ class _Call(Generic[Item, Result]):
 
 
 def _passed_on(error: BaseException | None, calls: Sequence[_Call[Item, Result]]) -> bool:
-    """Give an exception, if there is one, to the calls: the thread must not die while callers wait for it."""
+    """Pass an exception, if any, on to the calls, because the thread must not die while callers wait for it."""
     for call in calls if error is not None else ():
         with suppress(InvalidStateError):  # complete, or cancelled
             call.future.set_exception(error)

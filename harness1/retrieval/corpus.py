@@ -10,11 +10,11 @@ from harness1.records import Chunk, ChunkId, DocId, Record
 
 CHARACTERS_PER_TOKEN = 4
 _BORDER = re.compile(r"(?<=[.!?])\s+(?=(\w))|\n")
-"""Possible ends of sentences; the captured first letter of the next sentence decides, if there is one."""
+"""Possible ends of sentences; the captured first letter of the next sentence, if any, decides."""
 
 
 class GivenChunk(Record):
-    """A chunk that a document came with: its own id, and the characters from `start` to before `end`."""
+    """A chunk that a document came with: its own id, and the characters from `start` up to, not including, `end`."""
 
     chunk_id: ChunkId
     start: int
@@ -28,7 +28,7 @@ class Document(Record):
     title: str
     text: str
     chunks: tuple[GivenChunk, ...] = ()
-    """The chunks of a benchmark whose gold names them; if empty, indexing cuts the document."""
+    """The document's chunks, if the gold of its benchmark names chunks; if empty, indexing cuts the document."""
 
 
 def approximate_tokens(text: str) -> int:
@@ -39,10 +39,10 @@ def approximate_tokens(text: str) -> int:
 def chunk(document: Document, max_tokens: int) -> list[Chunk]:
     """Cut a document into chunks of at most `max_tokens` approximate tokens; a document that fits stays whole.
 
-    A cut lies at the last sentence border that fits (white space between `.`, `!` or `?` and an upper-case letter or a
-    digit, or a line break), else at the last white space, else where the limit is reached. White space at the cuts is
-    dropped, nothing else. The only chunk of a document has the document's id, others `doc_id#index`. A document that
-    comes with chunks keeps them as they are, of whatever size, with their ids.
+    A cut is made at the last sentence border that fits (white space between `.`, `!` or `?` and an upper-case letter or
+    a digit, or a line break), else at the last white space, else where the limit is reached. Only white space at the
+    cuts is dropped. A document's only chunk has the document's id; others have `doc_id#index`. A document that comes
+    with chunks keeps them and their ids, whatever their size.
     """
     return [
         Chunk(chunk_id=chunk_id, doc_id=document.doc_id, index=index, title=document.title, text=text)
@@ -72,7 +72,7 @@ def _cut(text: str, limit: int) -> Iterator[str]:
 
 
 def _next_cut(text: str, start: int, stop: int, limit: int, ends: list[int]) -> int:
-    """Return the end of the chunk that begins at `start`: behind it, and at most `limit` characters further."""
+    """Return the end of the chunk that begins at `start`: after it, by at most `limit` characters."""
     furthest = start + limit
     if stop <= furthest:
         return stop

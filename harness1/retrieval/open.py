@@ -1,4 +1,4 @@
-"""Opens a retriever by what a user typed. To add an engine, write one file, a prefix and a case here."""
+"""Opens a retriever from what a user typed. To add an engine, write one file, a prefix and a case here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def open_retriever(spec: str, config: Config = Config()) -> Retriever:
     Raises:
         CorpusError: the folder is not an index.
         SchemaError: the index was made by a newer version of the package.
-        ConfigError: the settings ask the engine for what it does not have.
+        ConfigError: the settings ask for a feature that the engine lacks.
         MissingExtra: a package that the engine needs is not installed.
         InfrastructureFault: the engine is a server that does not answer.
     """
@@ -37,7 +37,7 @@ def is_engine(spec: str) -> bool:
 
 
 def is_exclusive(spec: str) -> bool:
-    """Return whether only one process at a time can open it, as a file of Milvus Lite."""
+    """Return whether only one process at a time can open what a spec names, such as a Milvus Lite file."""
     prefix, rest = engine_of(spec)
     return prefix == "milvus" and not rest.startswith(("http://", "https://"))
 

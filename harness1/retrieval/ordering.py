@@ -1,7 +1,7 @@
 """The one total order of every ranking: score rounded to 1e-4 of the top score, descending, then chunk id.
 
-Sums of floating point numbers differ in their last digits between machines. Rounded scores do not, but for rare
-borders, and ids decide among equals: a ranking, and its cut at k, come out the same wherever they are computed.
+Sums of floating point numbers differ in their last digits between machines. Rounded scores do so only in rare
+borderline cases, and ids break ties, so a ranking and its cut at k are the same wherever they are computed.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def rrf(
 ) -> list[tuple[ChunkId, float]]:
     """Return every id of the rankings with the sum of `weight / (k + rank)`, best first, in the total order.
 
-    Ranks count from 1; a ranking that lacks an id gives it nothing. An id that stands twice in a ranking counts where
-    it stands first. From: Cormack, Clarke, Buettcher, "Reciprocal rank fusion outperforms Condorcet and individual
-    rank learning methods", SIGIR 2009.
+    Ranks count from 1; a ranking that lacks an id gives it nothing. An id that occurs twice in a ranking counts at its
+    first place. From: Cormack, Clarke, Buettcher, "Reciprocal rank fusion outperforms Condorcet and individual rank
+    learning methods", SIGIR 2009.
 
     Raises:
         ValueError: there are not as many weights as rankings.

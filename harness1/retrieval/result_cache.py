@@ -1,4 +1,4 @@
-"""Asks equal searches once: the members of a group begin with the same questions.
+"""Sends equal searches only once, because the episodes of a group begin with the same queries.
 
 Results are kept in memory, bounded by their number and by their hits. A search that equals one under way waits for it.
 Faults are never kept, and a caller whose search failed as part of another's asks again.
@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
 
 ORDINARY = 16
-"""Hits of an ordinary result; so many times the number of results are kept in all."""
+"""Hits of an ordinary result. The cache keeps at most `size` times as many hits."""
 LARGEST = 1024
 """Hits of the longest result that is kept: longer ones would drive out many that are asked more often."""
 
@@ -32,7 +32,7 @@ class CachingRetriever:
     Args:
         inner: answers what is not kept, and grep, read and get.
         size: how many ordinary results are kept, or fewer long ones.
-        settings: whatever else decides a result, compared by `repr`.
+        settings: everything else that decides a result, compared by `repr`.
 
     Attributes:
         hits: searches answered from memory.
@@ -74,7 +74,7 @@ class CachingRetriever:
         return answers
 
     def _key(self, request: SearchRequest) -> bytes:
-        # A digest, because the excluded ids would outweigh the results; of a `repr`, which escapes lone surrogates.
+        # A digest, because excluded ids would take more room than results; of a `repr`, which escapes lone surrogates.
         parts = repr((request.query, request.k, sorted(request.exclude), self._settings))
         return hashlib.blake2b(parts.encode(), digest_size=16).digest()
 
@@ -98,7 +98,7 @@ class CachingRetriever:
             if self._flights.get(key) is flight:
                 del self._flights[key]
         if not flight.task.cancelled():
-            flight.task.exception()  # marks it as seen, for all who waited may have been cancelled
+            flight.task.exception()  # marks it as seen: every waiting caller may have been cancelled
 
     async def _ask(self, requests: dict[bytes, SearchRequest]) -> list[Answer]:
         answers = await self._inner.search(list(requests.values()))
@@ -110,7 +110,7 @@ class CachingRetriever:
         return answers
 
     async def _landed(self, key: bytes, request: SearchRequest, end: float, flight: _Flight, own: bool) -> Answer:
-        """Return what a search brings; if it was another caller's and failed, ask again."""
+        """Return the answer to a search; if it was another caller's and failed, ask again."""
         while True:
             try:
                 with flight:
@@ -128,7 +128,7 @@ class CachingRetriever:
 
 
 class _Kept:
-    """The latest results, bounded by their number and their hits; the one unused for longest goes first."""
+    """The latest results, bounded by their number and their hits; the least recently used is dropped first."""
 
     def __init__(self, size: int) -> None:
         self.results: OrderedDict[bytes, SearchResult] = OrderedDict()

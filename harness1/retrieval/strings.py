@@ -1,4 +1,4 @@
-"""Lists of strings on disk that open at once at any size: memory-mapped, with lookup by value.
+"""Lists of strings on disk that open instantly at any size: memory-mapped, with lookup by value.
 
 A list NAME is a file of all bytes, `NAME.bin`, and the ends of its strings, `NAME.ends.npy`. `Keys` adds the CRC-32 of
 every string, sorted, in `NAME.sums.npy`, and the positions of the strings in that order, in `NAME.slots.npy`.
@@ -80,7 +80,7 @@ class Strings:
 
 
 class Keys(Strings):
-    """A list of distinct strings that finds them again."""
+    """A list of distinct strings that can be looked up by value."""
 
     def __init__(self, folder: Path, name: str) -> None:
         super().__init__(folder, name)
@@ -118,7 +118,7 @@ class Keys(Strings):
 def load_array(path: Path) -> NDArray[Any]:
     """Open an array from a `.npy` file, read-only: memory-mapped, as a plain `ndarray` (slices of a memmap are slow).
 
-    A small one is read: every mapping holds an open file, of which a process may have few.
+    A small one is read, because every mapping holds an open file, and a process may have only a few.
     """
     if path.stat().st_size > SMALL:
         return np.asarray(np.load(path, mmap_mode="r"))

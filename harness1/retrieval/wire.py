@@ -1,7 +1,7 @@
 """Messages of the retrieval wire, as typed JSON: our native route, and the route of Search-R1.
 
 Every native call may name the index and the ranking settings that the client counts on; a server that has others
-refuses it (409), so that nobody silently gets the rankings of something else.
+refuses it (409), so that no client silently gets the rankings of another index.
 """
 
 from __future__ import annotations

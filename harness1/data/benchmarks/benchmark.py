@@ -1,4 +1,4 @@
-"""Benchmarks: makes sources of their tasks and corpora, with unique ids and gold that the corpus has."""
+"""Builds sources from the tasks and corpora of benchmarks, with unique ids and gold that the corpus has."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def source_of(
     Args:
         corpus: None where the documents are elsewhere, such as on the web; gold is then taken as it is.
         splits: for each split, a pass over its tasks.
-        fault: what is done about a task that repeats an id or whose gold is absent.
+        fault: handles a task that repeats an id or whose gold is absent.
         problems: what a pass over the documents leaves out, one line each.
     """
 
@@ -66,7 +66,7 @@ def tasks_of(rows: Rows, fault: Fault, task: Callable[[str, Row, int], Task | No
     """Yield the task of each row, made of its place, the row and its number from 0.
 
     Args:
-        fault: what is done about a row that `task` refuses.
+        fault: handles a row that `task` refuses.
         task: returns None for a row that belongs elsewhere.
     """
     for number, (where, row) in enumerate(rows):
@@ -96,7 +96,7 @@ def _checked(located: list[tuple[str, Task]], corpus: Corpus | None, fault: Faul
 
 
 def gold_ids(gold: Gold | None) -> set[str]:
-    """Return every document and chunk that some gold names."""
+    """Return the ids of all documents and chunks that a gold names."""
     if gold is None:
         return set()
     return {*gold.relevant, *gold.answer_docs, *(chunk for fact in gold.facts or () for chunk in fact)}

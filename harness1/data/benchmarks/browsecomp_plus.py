@@ -6,8 +6,8 @@
     corpus/*.parquet                        `docid`, `text`, `url`
     data/browsecomp_plus_decrypted.jsonl    made by the benchmark's own script; `query_id` and `answer` are read
 
-Its authors ask that questions and answers never stand as plain text online. Answers are read into `Gold` where the
-user has decrypted them, and are written nowhere.
+Its authors ask that questions and answers never appear online as plain text. Answers are read into `Gold` if the user
+has decrypted them, and are never written.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from harness1.records import Gold, Task
 
 NAME = "browsecomp_plus"
 SEED, TRAIN_SHARE = 42, 0.8
-"""The split of the published training code: sorted ids, shuffled by Python's generator, of which the first 80 %
-train."""
+"""The split of the published training code: sorted ids, shuffled by Python's generator, with the first 80 % for
+training."""
 TOPICS = ("topics-qrels/queries.tsv", "queries.tsv")
 GOLD = ("topics-qrels/qrel_golds.txt", "qrel_golds.txt", "topics-qrels/qrel_gold.txt", "qrel_gold.txt",
         "qrels_gold.txt")  # fmt: skip
@@ -45,7 +45,7 @@ ANSWERS = ("data/browsecomp_plus_decrypted.jsonl", "browsecomp_plus_decrypted.js
 
 
 class _Answer(msgspec.Struct):
-    """The parts that are read of a decrypted line, which also holds the texts of its documents."""
+    """The fields read from a decrypted line, which also holds the texts of its documents."""
 
     query_id: str | int
     answer: str

@@ -35,9 +35,9 @@ def open_context1(name: str, read_gold: ReadGold, root: Path, fault: Fault, *, s
     """Open a benchmark in this layout.
 
     Args:
-        read_gold: what a row of questions should find.
-        shared: whether training and test questions are over one corpus. Where they are not, ids of documents count from
-            0 in each, and only the split of the corpus that is there can be asked: the test split, if both are.
+        read_gold: returns what the question in a row should find.
+        shared: whether training and test questions share a corpus. If not, document ids count from 0 in each, and only
+            the split whose corpus is present has tasks: the test split, if both are.
     """
     corpus, split = _corpus(name, root)
     found = {each: _questions(name, root, each) for each in SPLITS if shared or split in (None, each)}

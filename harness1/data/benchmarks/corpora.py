@@ -1,7 +1,7 @@
 """Corpora of benchmarks: files whose rows are documents, or chunks whose ids name their document.
 
 A row with a `chunk_id` is a chunk, its text under `document_text` or `text`; the document's id is the chunk's without
-the number behind its last underscore (`0000320193-24-000081_17`). Other rows are documents: an id (`docid`, `_id`,
+the number after its last underscore (`0000320193-24-000081_17`). Other rows are documents: an id (`docid`, `_id`,
 `id`, `doc_id` or `url`), a text (`text`, `contents`, `content`) and perhaps a `title`.
 """
 
@@ -47,15 +47,15 @@ def corpus_of(files: Sequence[Path], fault: Fault, spelling: Callable[[str], Doc
     """Open the corpus in some files.
 
     Args:
-        fault: what is done about a row that is neither a document nor a chunk, or repeats an id.
-        spelling: of the ids of whole documents, where the files may write one id in several ways.
+        fault: handles a row that is neither a document nor a chunk, or repeats an id.
+        spelling: normalises the ids of whole documents, if the files may write one id in several ways.
     """
     return Corpus(lambda: _read(files, fault, spelling), lambda: _ids(files, spelling))
 
 
 def pooled(read: Callable[[], Iterator[Placed]], problems: list[str]) -> Corpus:
-    """Open documents that may stand at several places each. The first counts; others with another content are noted in
-    `problems`.
+    """Open documents that may each occur at several places. The first counts; others with different content are noted
+    in `problems`.
 
     Args:
         read: starts a pass over all places.
@@ -169,4 +169,4 @@ def _chunk_id(where: str, row: Row) -> ChunkId:
 
 
 def _pass_over(error: CorpusError) -> None:
-    """Ignore what reading the documents reports already."""
+    """Ignore what reading the documents already reports."""

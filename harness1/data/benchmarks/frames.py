@@ -1,7 +1,7 @@
 """FRAMES (Krishna et al. 2024): questions over 2 to 15 articles of Wikipedia, without a corpus.
 
 `test.tsv` has a number, `Prompt`, `Answer`, `wikipedia_link_1` to `wikipedia_link_11+`, `reasoning_types` and
-`wiki_links`, a list written out as Python. A cell may hold several addresses, and words behind one.
+`wiki_links`, a list written as in Python. A cell may hold several addresses, and words after one.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ FILES = {
     ),
     "train": (("hotpot_train_v*.json", "distractor/train-*.parquet"),),
 }
-"""The files of each split: one of each group, if there is one. The two of `dev` ask the same with other contexts."""
+"""The files of each split: the first of each group that exists. The two of `dev` differ only in their contexts."""
 
 
 def open_hotpotqa(root: Path, fault: Fault) -> Source:

@@ -70,7 +70,7 @@ BENCHMARKS = {each.name: each for each in msgspec.toml.decode(_CARDS, type=dict[
 
 
 def benchmark_named(name: str) -> Benchmark:
-    """Return the benchmark of a name.
+    """Return the benchmark with a name.
 
     Raises:
         UsageError: there is no such benchmark.

@@ -46,10 +46,10 @@ def require_files(root: Path, what: str, *patterns: str) -> tuple[Path, ...]:
 
 
 def rows(paths: Sequence[Path], fault: Fault = refuse, columns: Sequence[str] = ()) -> Rows:
-    """Yield the rows of some files, whose format is told by their suffix.
+    """Yield the rows of some files, whose suffix tells the format.
 
     Args:
-        columns: those that are needed, where a format can leave the others unread; none: all.
+        columns: the needed ones, if the format can leave others unread; all if empty.
 
     Raises:
         CorpusError: a row is malformed, unless `fault` lets it pass; or a file is broken or of no known kind.
@@ -89,7 +89,7 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
 
 
 def _json_rows(path: Path, fault: Fault) -> Rows:
-    """Yield the objects of a JSON array, which is held whole."""
+    """Yield the objects of a JSON array, which is held in memory."""
     data = b"".join(line for _, line in jsonl.numbered_lines(path))
     try:
         items = msgspec.json.decode(data, type=list[msgspec.Raw])
@@ -112,7 +112,7 @@ def tsv_rows(path: Path, fault: Fault = refuse, names: Sequence[str] | None = No
     quote that ends elsewhere is part of the text.
 
     Args:
-        names: of the columns; None: the first row names them.
+        names: of the columns; None if the first row names them.
     """
     begun, text = 0, ""
     for number, line in jsonl.numbered_lines(path):
@@ -140,7 +140,7 @@ def text_of(where: str, row: Row, *keys: str) -> str:
     """Return the text of a row under the first of some keys that it has.
 
     Raises:
-        CorpusError: it is missing, blank or no text.
+        CorpusError: it is missing, blank or not a text.
     """
     value = next((row[key] for key in keys if row.get(key) is not None), None)
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -1,9 +1,9 @@
 """The BEIR layout: `corpus.jsonl`, `queries.jsonl`, `qrels/<split>.tsv`; the files may be gzipped.
 
-What a task's evidence is beyond graded documents stands in the `metadata` of its query: `answer` and
+The rest of a task's evidence, beyond graded documents, is in the `metadata` of its query: `answer` and
 `answer_aliases` (texts), `answer_docs` (document ids), `facts` (for each fact, the chunk ids any one of which states
 it), `answer_facts` (positions in `facts`). Reading moves these into `Gold` and leaves all other metadata as it is.
-A corpus that was cut before keeps its chunks as `harness1.data.formats.jsonl` writes them.
+A corpus that was already cut keeps its chunks as `harness1.data.formats.jsonl` writes them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
 
 def write(folder: Path, documents: Iterable[Document], tasks: Iterable[Task]) -> None:
     """Write a corpus and its tasks so that reading gives equal values. Files are plain, not gzipped. All documents are
-    taken before the first task.
+    read before the first task.
 
     Raises:
         CorpusError: the folder cannot be written, an id would break the table of judgements, or two splits ask

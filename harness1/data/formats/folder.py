@@ -25,7 +25,7 @@ def read(path: Path, problems: list[str]) -> Iterator[Document]:
     """Yield the readable files below a folder, sorted by their path within it, which is also their id.
 
     A title is the page's or the PDF's own, or the first heading of a Markdown file, else the file name without its
-    suffix. Hidden files and folders are passed over, and so are links to folders.
+    suffix. Hidden files and folders, and links to folders, are skipped.
 
     Args:
         problems: gets one line for each file that is broken, not UTF-8, or without any text; it is left out.

@@ -1,7 +1,7 @@
 """Documents as JSON Lines, plain or gzipped: BEIR's corpus file, Pyserini's collections, and similar ones.
 
-A document that was cut before says so under `_chunks`: a list of `{"chunk_id", "start", "end"}`, in characters of its
-text.
+A document that was already cut lists its chunks under `_chunks`: a list of `{"chunk_id", "start", "end"}`, in
+characters of its text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read(path: Path, fault: Fault = refuse) -> Iterator[Document]:
     `title`; the text may be empty where there is a title. Other keys are ignored.
 
     Args:
-        fault: what is done about a line that is not such an object or repeats an id (its `file:line` is named).
+        fault: handles a line that is not such an object or repeats an id (its `file:line` is named).
 
     Raises:
         CorpusError: there is such a line, unless `fault` lets it pass, or the file cannot be read.
@@ -94,7 +94,7 @@ def identifier(where: str, row: dict[str, Any], keys: tuple[str, ...] = ID_KEYS)
     """Return the id of a row: text, or a whole number.
 
     Raises:
-        CorpusError: it has none.
+        CorpusError: the row has no id.
     """
     value = next((row[key] for key in keys if key in row), None)
     if isinstance(value, int) and not isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""TREC run and relevance files in the format of `trec_eval`: columns between white space.
+"""TREC run and relevance files in the format of `trec_eval`: columns separated by white space.
 
 A run line is `task Q0 unit rank score tag`, with ranks from 1; a relevance line is `task 0 unit grade`.
 """
@@ -40,7 +40,7 @@ def read_run(path: Path) -> Run:
     """Return the rankings of a run file, each sorted by its rank column, tasks in the order of the file.
 
     Raises:
-        CorpusError: the file cannot be read, or a line has not the six columns (`file:line` is named).
+        CorpusError: the file cannot be read, or a line does not have the six columns (`file:line` is named).
     """
     rows: dict[str, list[tuple[int, UnitId, float]]] = {}
     for where, columns in _columns(path, 6):

@@ -90,7 +90,7 @@ def _tabbed(path: Path, fault: Fault) -> Iterator[Topic]:
         if len(fields) == 2 and all(field.strip() for field in fields):
             yield f"{path}:{number}", (fields[0].strip(), fields[1])
         else:
-            fault(CorpusError(f"{path}:{number}: not `number, question` between a tab"))
+            fault(CorpusError(f"{path}:{number}: not `number, question` separated by a tab"))
 
 
 def _topics(folder: Path) -> Path | None:

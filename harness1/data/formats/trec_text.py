@@ -1,7 +1,7 @@
 """Documents and topics in TREC's own markup, as `<DOC>` and `<top>` blocks; plain or gzipped.
 
-A document has a `<DOCNO>`, perhaps a title (`<TITLE>`, `<HEADLINE>`, `<HEAD>`, `<TI>`), and text: what stands in
-`<TEXT>`, or else in no field. A topic has a `<num>` and a `<title>`, with or without labels and closing tags.
+A document has a `<DOCNO>`, perhaps a title (`<TITLE>`, `<HEADLINE>`, `<HEAD>`, `<TI>`), and text: the content of
+`<TEXT>`, or else all outside fields. A topic has a `<num>` and a `<title>`, with or without labels and closing tags.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def read_documents(path: Path, fault: Fault = refuse) -> Iterator[Document]:
     """Yield the documents of a file.
 
     Raises:
-        CorpusError: a document has no number, no text, or a number that was there before, unless `fault` lets it pass.
+        CorpusError: a document has no number, no text, or a number that occurred before, unless `fault` lets it pass.
     """
     return distinct_documents(_blocks(path, "DOC", fault), _document, fault)
 

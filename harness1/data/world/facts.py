@@ -1,7 +1,7 @@
 """The fact table of a synthetic world: entities of nine kinds, linked by relations.
 
-A fact belongs to one entity, and only the document of that entity states it: this is what makes every document of a
-chain of facts necessary.
+A fact belongs to one entity, and only the document of that entity states it, which makes every document of a chain of
+facts necessary.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SHARES: dict[Kind, float] = {
 class Entity:
     """One thing of the world. `facts` maps a relation to the index of another entity, or to a plain value.
 
-    `style` seeds the wording of its document: look-alikes share it. `model` is the index of the entity of which this
-    one is a look-alike: its document is worded the same and differs in numbers, dates or a negation.
+    `style` seeds the wording of its document: look-alikes share it. `model` is the index of the entity that this one
+    resembles: its document is worded the same and differs in numbers, dates or a negation.
     """
 
     index: int

@@ -50,7 +50,7 @@ class SyntheticWorld:
             yield self.document(position)
 
     def document(self, position: int) -> Document:
-        """Return the document of an entity, or, behind the last entity, the near duplicate of one."""
+        """Return the document of an entity, or, after the last entity, the near duplicate of one."""
         copy = position - len(self.entities)
         entity = self.entities[position if copy < 0 else self.copied[copy]]
         text = compose(entity, self.entities, self._towns)
@@ -59,7 +59,7 @@ class SyntheticWorld:
         return Document(doc_id=self.doc_id(position), title=entity.title, text=text)
 
     def doc_id(self, position: int) -> DocId:
-        """Return the id of a document. Ids are dealt without order, so that they say nothing about the entity."""
+        """Return the id of a document. Ids are scattered, so that they say nothing about the entity."""
         return DocId(f"w{(position * self._step + self._shift) % self.size:07d}")
 
     @cached_property

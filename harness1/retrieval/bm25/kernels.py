@@ -1,10 +1,10 @@
 """The compiled inner loops of BM25: invert texts into postings, merge postings, and score them.
 
-A posting is a chunk and a code. A code stands for a pair (occurrences of the term, length of the chunk), of which a
-corpus has few: the share of BM25 that depends on the pair is looked up in a table that stays in the processor's cache,
-and is made anew for each generation, because it depends on the mean length of all chunks.
+A posting is a chunk and a code. A code stands for a pair (occurrences of the term, length of the chunk). A corpus has
+few pairs, so the part of BM25 that depends on them is looked up in a table that stays in the processor's cache. The
+table is made anew for each generation, because it depends on the mean length of all chunks.
 
-Compiled by numba when first called and cached beside this file, without the interpreter's lock.
+Compiled by numba on the first call and cached beside this file; they run without the interpreter lock.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 BLOCK = 1 << 15
-"""Chunks scored at a time, whose sums (128 KiB) stay in the second-level cache."""
+"""Chunks scored at a time; their sums (128 KiB) stay in the second-level cache."""
 TEETH = 64
-"""Chunks of a comb: one comparison with the border covers all of them."""
+"""Chunks in a comb, a set of evenly spaced chunks of a block: one comparison with the border covers them all."""
 
 
 @njit(cache=True, nogil=True)
@@ -70,13 +70,13 @@ def encode(
     known: int,
     slots: NDArray[np.int32],
 ) -> tuple[NDArray[np.uint32], int]:
-    """Give every (count, length) its code: its row in `pairs`, of which `known` are in use.
+    """Return the code of every (count, length): its row in `pairs`. The first `known` rows are in use.
 
     Args:
         slots: a hash table of rows, -1 where free, a power of two long; new pairs are added to both.
 
     Returns:
-        the codes and how many pairs are known now; more than half of `slots` means: too many, grow it and try again.
+        the codes, and the number of known pairs. If it exceeds half of `slots`, grow `slots` and call again.
     """
     codes = np.empty(len(counts), np.uint32)
     at = 0
@@ -168,9 +168,9 @@ def best(
 
     Args:
         spans: [terms, 2] where the postings of each term of the query begin and end.
-        weights: [terms] of the query, each times the table's share makes a score.
+        weights: [terms] of the query; a weight times a share from the table is a score.
         size: chunks in all.
-        dead, exclude: sorted chunks that take no part.
+        dead, exclude: sorted chunks to leave out.
     """
     sums = np.zeros(BLOCK, np.float32)
     bits = sums.view(np.int32)
@@ -189,7 +189,7 @@ def best(
         at_exclude = _clear(sums, exclude, at_exclude, low, high)
         _peaks(bits, peak_bits)
         if low == 0 and k < len(peaks):
-            # k combs have a chunk each that reaches this: the k-th best of all is no worse.
+            # In each of k combs a chunk reaches this, so the k-th best of all is no worse.
             border = max(border, float(np.partition(peaks, len(peaks) - k)[len(peaks) - k]) - margin)
         if count + BLOCK > len(found):
             count, border = _tighten(found, scores, count, k, margin, border)
@@ -204,9 +204,9 @@ def best(
 
 @njit(cache=True, nogil=True)
 def _peaks(sums: NDArray[np.int32], peaks: NDArray[np.int32]) -> None:
-    """Write down the highest sum of every comb, whose places are multiples of `len(peaks)` apart.
+    """Write the highest sum of every comb to `peaks`. The places in a comb are `len(peaks)` apart.
 
-    Sums are not negative, so their bits order like themselves, and whole numbers compare in vectors, comb by comb.
+    Sums are not negative, so their bits, read as integers, have the same order. Integers compare in vectors.
     """
     peaks[:] = 0
     for first in range(0, len(sums), len(peaks)):
@@ -248,7 +248,7 @@ def _collect(
     scores: NDArray[np.float32],
     count: int,
 ) -> int:
-    """Append the chunks of a block above the border. It compiles better as a function of its own."""
+    """Append the chunks of a block above the border. This compiles better as a separate function."""
     for comb in range(len(peaks)):
         if peaks[comb] > border:
             for place in range(comb, len(sums), len(peaks)):
@@ -271,7 +271,7 @@ def _clear(sums: NDArray[np.float32], chunks: NDArray[np.uint32], at: int, low: 
 def _tighten(
     found: NDArray[np.uint32], scores: NDArray[np.float32], count: int, k: int, margin: float, border: float
 ) -> tuple[int, float]:
-    """Keep what is above the k-th best score less the margin; return how many chunks that is, and the border."""
+    """Keep the chunks above the border, the k-th best score minus the margin; return their number and the border."""
     if count <= k:
         return count, border
     border = max(border, float(np.partition(scores[:count], count - k)[count - k]) - margin)

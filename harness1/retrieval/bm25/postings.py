@@ -47,7 +47,7 @@ class PostingsWriter:
             self._write_run()
 
     def finish(self) -> int:
-        """Write all files, and return the length of all chunks in sum, in terms."""
+        """Write all files, and return the total length of all chunks, in terms."""
         self._write_run()
         np.save(self._folder / "postings.lengths.npy", np.array(self._lengths, np.int32))
         np.save(self._folder / "postings.pairs.npy", self._pairs.rows)
@@ -176,7 +176,7 @@ def _new_array(path: Path, kind: Any, size: int) -> NDArray[Any]:
     """Create a one-dimensional array in a new `.npy` file, mapped for writing.
 
     Raises:
-        OSError: the disk has no room for it; with holes left in the file, a signal would kill the process later.
+        OSError: the disk is full. If the space were not reserved now, a signal would kill the process later.
     """
     if not size:  # an empty file cannot be mapped
         np.save(path, np.empty(0, kind))

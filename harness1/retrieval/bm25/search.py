@@ -6,7 +6,7 @@ The score of a chunk is the sum over the terms of the query, each as often as it
 
 with N chunks in all, n of them with the term, and f occurrences in this one: Lucene's variant, exact lengths
 (Kamphuis et al., "Which BM25 do you mean?", ECIR 2020). N, n and the mean length count all segments together and leave
-out what was deleted, so that scores are the same, to the last bit, however the corpus fell into segments.
+out deleted chunks, so scores are the same, bit for bit, however the corpus is divided into segments.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class BM25:
     """Searches all segments as one.
 
     Args:
-        segments: in corpus order; positions count through them.
-        chunks: how many chunks there are that were not deleted.
-        length: their length together, in terms.
-        ranks: for each position, the place of its id among all ids in lexicographic order; it decides among equals.
+        segments: in corpus order; positions are numbered through all of them.
+        chunks: the number of chunks that are not deleted.
+        length: their total length, in terms.
+        ranks: for each position, the place of its id among all ids in lexicographic order; it breaks ties.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class BM25:
         """Return the positions of the best `k` chunks with their scores, in the total order
         (`harness1.retrieval.ordering`).
 
-        A chunk without a term of the query is never among them. Excluded chunks (by position) take no part: the top
-        score, which the order is relative to, is that of the others.
+        Chunks without a term of the query are left out. So are excluded chunks (by position), which do not count for
+        the top score either, to which the order is relative.
         """
         return self.search_terms(self._analyser.terms(query), k, exclude)
 
@@ -105,7 +105,7 @@ def _shares(pairs: NDArray[np.int32], mean: float, k1: float, b: float) -> NDArr
 
 
 def _local(positions: NDArray[np.int64] | None, first: int, size: int) -> NDArray[np.uint32]:
-    """Return the positions that lie in a segment, as sorted chunks of it."""
+    """Return the positions within a segment, as sorted chunk numbers of it."""
     if positions is None or not len(positions):
         return NONE
     ordered = np.sort(positions)

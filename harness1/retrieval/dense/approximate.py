@@ -17,11 +17,11 @@ from harness1.retrieval.dense.search import BLOCK, Integers, Scan, used_rows
 from harness1.retrieval.ordering import STEP
 
 SPARE = 16
-"""Rows fetched beyond twice the `k` asked for, because the nearest are ordered anew in double precision."""
+"""Rows fetched beyond twice the requested `k`, because the nearest are then reordered in double precision."""
 SAMPLED = 40
-"""Rows for each list of an IVF from which its centres are trained."""
+"""Rows for each list of an IVF on which its centres are trained."""
 GROWTH = 2
-"""How many times larger an index may grow before it is rebuilt: its lists were trained on the rows of its beginning."""
+"""The factor by which an index may grow before it is rebuilt, because its lists were trained on its first rows."""
 GPU_MOST = 2048
 """The most rows that faiss returns from a GPU."""
 GPU_ROUNDING = 2.0**-9
@@ -58,7 +58,7 @@ def build_approximate(vectors: NDArray[np.float16], used: Integers, settings: co
 def extend_approximate(
     before: Path, before_used: Integers, vectors: NDArray[np.float16], used: Integers, path: Path
 ) -> bool:
-    """Write an earlier index with the rows added since, if no row was removed and they did not double.
+    """Write an earlier index with the rows added since; return False if a row was removed or rows more than doubled.
 
     Args:
         before_used: the used rows of the index at `before`.
@@ -93,7 +93,7 @@ def open_approximate(path: Path, settings: config.Dense) -> Approximate:
 
 
 class Approximate:
-    """`RowSearcher` of an HNSW or IVF index. Each query is searched by itself, so that none depends on a batch."""
+    """`RowSearcher` of an HNSW or IVF index. Queries are searched one at a time, so no result depends on the batch."""
 
     def __init__(self, faiss: Any, index: Any, settings: config.Dense) -> None:
         self._faiss, self._index, self._settings = faiss, index, settings
@@ -108,7 +108,7 @@ class Approximate:
         count = min(2 * k + SPARE, self.size)
         faiss, settings = self._faiss, self._settings
         chosen = {"sel": faiss.IDSelectorNot(faiss.IDSelectorBatch(dead.astype(np.int64)))} if len(dead) else {}
-        if settings.search == "hnsw":  # the walk passes through what is excluded, and often that is the nearest
+        if settings.search == "hnsw":  # the walk passes excluded rows, often the nearest
             walk = max(settings.hnsw_search, count) + len(dead)
             parameters = faiss.SearchParametersHNSW(efSearch=walk, **chosen)
         else:
@@ -134,7 +134,7 @@ class GpuScan:
     """`RowSearcher` of a flat index on a GPU. It is exact: a query with more near ties than a GPU returns is scanned.
 
     Args:
-        index: of faiss; it knows no exclusions, so that many more rows are fetched.
+        index: a faiss index. It cannot exclude rows, so many more are fetched.
     """
 
     def __init__(self, index: Any, scan: Scan) -> None:

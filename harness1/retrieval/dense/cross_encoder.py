@@ -1,6 +1,6 @@
 """Cross-encoders: models that read two texts together, for reranking and for verifying claims.
 
-The score of a pair is the same, bit for bit, whatever it is scored with: batching must not change an order. Products of
+The score of a pair is the same, bit for bit, in any batch, because batching must not change an order. Products of
 different shapes round differently, so a pair is scored alone, or with a fixed number of others padded to one length.
 """
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
 
 ROWS, STEP = 32, 32
-"""Away from the CPU: pairs of a pass, and the multiple of tokens to which they are padded. On the CPU, passes of
-several pairs gain nothing: 64 pairs of up to 220 words took 2.2 s alone and 1.9 to 3.8 s in fixed shapes."""
+"""On devices other than the CPU: pairs in a pass, and the multiple of tokens to which they are padded. On the CPU,
+passes of several pairs gain nothing: 64 pairs of up to 220 words took 2.2 s alone and 1.9 to 3.8 s in fixed shapes."""
 ENTAILMENT = frozenset({"entailment", "supports"})
 AFFIRMATION = frozenset({"yes", "1", "label_1"})
 CONTRADICTION = frozenset({"contradiction", "refutes"})
@@ -40,7 +40,7 @@ class PairScorer(Protocol):
 
     @property
     def hash(self) -> str:
-        """The sha256 over the files of the model, wherever they lie."""
+        """The sha256 of the model's files, whatever their folder."""
         ...
 
     def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
@@ -49,11 +49,11 @@ class PairScorer(Protocol):
 
 
 class StanceScorer(PairScorer, Protocol):
-    """Scores also how much a text contradicts a claim."""
+    """Also scores how much a text contradicts a claim."""
 
     def stances(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Return the probabilities that the text supports and that it contradicts the claim, shape [n, 2]; 0 where no
-        label says so."""
+        """Return the probabilities that the text supports and that it contradicts the claim, shape [n, 2]; 0 where the
+        model has no such label."""
         ...
 
 
@@ -61,26 +61,26 @@ def open_cross_encoder(machine: config.Machine) -> StanceScorer:
     """Open the cross-encoder at `machine.reranker` on `machine.device`. The last one stays loaded and is shared.
 
     Raises:
-        ConfigError: no setting names one.
+        ConfigError: `machine.reranker` is not set.
         MissingExtra: sentence-transformers is not installed.
-        UsageError: it is not there, does not load, or has labels that say nothing about support.
+        UsageError: the model does not exist, does not load, or has no label for support.
     """
     if not machine.reranker:
-        raise ConfigError("a cross-encoder is asked for: name it or its folder with --set machine.reranker=NAME")
+        raise ConfigError("a cross-encoder is needed: give its name or folder with --set machine.reranker=NAME")
     return _opened(machine.reranker, machine.device, machine.threads)
 
 
 class TransformerScorer:
-    """A `CrossEncoder` of sentence-transformers. Passes run one at a time, whoever asks.
+    """A `CrossEncoder` of sentence-transformers. Only one pass runs at a time, in any thread.
 
     Args:
-        model: loaded, on its device; a pair that is longer than it can read is cut in its longer text.
-        identity: names its files.
-        rows: pairs of a pass, filled up where there are fewer.
-        step: a pass is padded to a multiple of so many tokens.
+        model: loaded, on its device. If a pair is too long for it, the longer text is cut.
+        identity: names the model's files.
+        rows: pairs in a pass; smaller passes are filled up.
+        step: a pass is padded to a multiple of this many tokens.
 
     Raises:
-        UsageError: it has more than three labels, or several of which none says that a text supports.
+        UsageError: the model has more than three labels, or several and none of them means support.
     """
 
     def __init__(self, model: CrossEncoder, identity: str, rows: int, step: int) -> None:
@@ -93,11 +93,11 @@ class TransformerScorer:
         return self.stances(pairs)[:, 0]
 
     def stances(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Return two labels from a model of entailment, which reads the text first; otherwise that of relevance.
+        """Return both labels of an entailment model, which reads the text first, or else the one of relevance.
 
         Raises:
             ValueError: the model gives scores that are not numbers.
-            RuntimeError: torch failed; there was no memory, for one.
+            RuntimeError: torch failed, for example because memory ran out.
         """
         found = np.zeros((len(pairs), 2), dtype=np.float32)
         read = [self._as_read(pair) for pair in pairs]
@@ -142,7 +142,7 @@ class TransformerScorer:
         logits = np.asarray(outputs, dtype=np.float64).reshape(len(pairs), -1)
         if not np.isfinite(logits).all():
             raise ValueError("the cross-encoder gives scores that are not numbers")
-        # Of one label the sigmoid, of several the softmax, which is the sigmoid against all others.
+        # The sigmoid for one label; for several the softmax, which is the sigmoid of each against all others.
         if logits.shape[1] == 1:
             logits = np.hstack([logits, np.zeros_like(logits)])
         chances: NDArray[np.float32] = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)).astype("f4")
@@ -162,7 +162,7 @@ def _labels(model: CrossEncoder) -> tuple[int, int | None, bool]:
     supports = supports if entails is None else entails
     if count > MOST_LABELS or supports is None:
         raise UsageError(
-            "machine.reranker: a cross-encoder has one label, or two or three of which one is called entailment or "
+            "machine.reranker: a cross-encoder must have one label, or two or three with one called entailment or "
             f"yes; this one has {count}: {', '.join(names)}"
         )
     return supports, _place(names, CONTRADICTION), entails is not None

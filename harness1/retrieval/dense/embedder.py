@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 HASHED = "hash:"
 QUERY_ROWS = 4
-"""Rows of every pass over queries: 1 would cost most for a batch, 8 more for a single query, with MiniLM on one
-core."""
+"""Rows of every pass over queries: with MiniLM on one core, 1 would be slowest for a batch, and 8 slower for a single
+query."""
 SHORTEST = 16
 """Tokens to which short queries are padded; longer ones are padded to 2, 4, 8 times as many, and so on."""
 TOKENS_PER_PASS = {"cpu": 1024, "cuda": 65536}
-"""Tokens of a pass over documents; activations of more leave the caches of a core."""
+"""Tokens in a pass over documents; the activations of more would not fit in the caches of a core."""
 
 
 class Embedder(Protocol):
@@ -40,7 +40,7 @@ class Embedder(Protocol):
 
     @property
     def hash(self) -> str:
-        """Names what decides the vectors: weights, tokenizer and prefixes, wherever they lie."""
+        """Identifies what decides the vectors: weights, tokenizer and prefixes, whatever their folder."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class Embedder(Protocol):
         """Return one row for each text. Other texts of the call may change its last digits.
 
         Raises:
-            ModelError: the model gives something that is not finite.
+            ModelError: the model gives values that are not finite.
         """
         ...
 
@@ -60,10 +60,10 @@ class Embedder(Protocol):
 
 
 def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
-    """Open the embedder that `settings.model` names, at the place that `machine.embedder` gives, if it does.
+    """Open the embedder that `settings.model` names, from `machine.embedder` if that is set.
 
     Raises:
-        UsageError: it is not there or does not load, or torch has no such device.
+        UsageError: the model does not exist or does not load, or torch has no such device.
         MissingExtra: sentence-transformers is not installed.
     """
     if settings.model.startswith(HASHED):
@@ -77,8 +77,8 @@ def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
 class HashEmbedder:
     """Hashes terms, as BM25 sees them, to dimensions and signs, weighed by the square root of their counts.
 
-    From: Weinberger et al., "Feature hashing for large scale multitask learning", ICML 2009. It finds shared words
-    only; it serves tests and machines without a model.
+    From: Weinberger et al., "Feature hashing for large scale multitask learning", ICML 2009. It finds only shared
+    words; it is for tests and machines without a model.
     """
 
     def __init__(self, dimensions: int) -> None:
@@ -104,8 +104,8 @@ class EncodingEmbedder:
 
     Args:
         model: loaded, on its device.
-        name: what messages call it.
-        identity: names its files.
+        name: the model's name in messages.
+        identity: names the model's files.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class EncodingEmbedder:
 
 
 class TransformerEmbedder(EncodingEmbedder):
-    """A model whose first module is a transformer, which embeds the first `max_seq_length` tokens of a text. Passes run
-    one at a time, whoever asks."""
+    """A model whose first module is a transformer, which embeds the first `max_seq_length` tokens of a text. Only one
+    pass runs at a time, in any thread."""
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Embed texts of similar length in one pass, so that little is padded."""
@@ -201,7 +201,7 @@ class TransformerEmbedder(EncodingEmbedder):
 
 
 class CachedQueries:
-    """An embedder that remembers the vectors of its latest queries, which siblings repeat. Safe between threads."""
+    """A thread-safe embedder that remembers the vectors of its latest queries, which sibling episodes repeat."""
 
     def __init__(self, embedder: Embedder, size: int) -> None:
         self.hash, self.dimensions = embedder.hash, embedder.dimensions
@@ -248,7 +248,7 @@ def _unit(vectors: NDArray[np.float32], model: str) -> NDArray[np.float32]:
     """Scale rows to length 1, each by itself; rows of zeros stay.
 
     Raises:
-        ModelError: a row has no finite length: nothing would be near it, and a search would seem to find nothing.
+        ModelError: a row has no finite length. Nothing would be near it, so a search would seem to find nothing.
     """
     lengths = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
     if not np.isfinite(lengths).all():

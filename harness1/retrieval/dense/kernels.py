@@ -1,9 +1,9 @@
 """The compiled inner loops of exact search by embeddings, which read half precision at the speed of memory.
 
-numpy converts half precision four times slower than these loops do, which makes a copy in single precision needless:
-converting blocks that stay in the cache for a matrix product is as fast as reading the copy would be.
+These loops convert half precision four times faster than numpy, so no copy in single precision is needed: converting
+blocks that stay in the cache for a matrix product is as fast as reading the copy would be.
 
-Compiled by numba when first called and cached beside this file, without the interpreter's lock.
+Compiled by numba on the first call and cached beside this file; they run without the interpreter lock.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def widen(halves: NDArray[np.int16], out: NDArray[np.float32]) -> None:
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 def dots(halves: NDArray[np.int16], query: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Write down the products of one vector, [d], with the bits of half precision rows, [n, d].
+    """Write the products of one vector, [d], with half precision rows, given as bits, [n, d].
 
-    It is the vector that is scaled: products of unscaled halves would be too small for single precision.
+    The vector is scaled, because products of unscaled halves would be too small for single precision.
     """
     scaled = query * SCALE
     for row in range(halves.shape[0]):

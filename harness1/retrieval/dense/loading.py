@@ -1,4 +1,4 @@
-"""Loads models of sentence-transformers: quietly, on a number of threads, with failures told in one line."""
+"""Loads models of sentence-transformers quietly, on a set number of threads, and reports failures in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness1.model_folder import no_progress_bars
 
 @contextmanager
 def loading(folder: Path, kind: str, machine: Machine) -> Iterator[None]:
-    """Load a model of some kind within this context: quietly, on a number of threads; failures are told in one line.
+    """Load a model within this context quietly, on a set number of threads, and report failures in one line.
 
     Raises:
         UsageError: the folder is not such a model, or torch lacks the device.
@@ -31,6 +31,6 @@ def loading(folder: Path, kind: str, machine: Machine) -> Iterator[None]:
         raise MissingExtra("sentence-transformers", "dense") from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UsageError(f"{folder} is not a {kind} that sentence-transformers can load: {error}") from error
-    except (RuntimeError, AssertionError) as error:  # what torch raises for devices, by their kind
+    except (RuntimeError, AssertionError) as error:  # what torch raises for the different kinds of device
         device = machine.device or "that torch prefers"
         raise UsageError(f"{folder} does not load on the device {device!r}: {error}") from error

@@ -20,11 +20,11 @@ SMALLEST, LARGEST = 1e-30, 1.0 - 2.0**-24
 def rerank(
     queries: Sequence[str], rankings: Sequence[Sequence[Chunk]], scorer: PairScorer, candidates: int
 ) -> list[list[Scored]]:
-    """Return all chunks of each query's ranking, scored anew, best first, in the total order.
+    """Return all chunks of each query's ranking, rescored, best first, in the total order.
 
-    The first `candidates` of each are read, as title, line break and text: all in one call of the scorer, and equal
-    pairs once. Their scores are the log odds of the scorer's probabilities, which keep apart what is nearly certain and
-    what is nearly excluded. The others follow in their earlier order, with scores that fall by 1 from the lowest.
+    The scorer reads the first `candidates` of each as title, line break and text, all in one call, and equal pairs
+    once. Their scores are the log odds of its probabilities, which keep values near 0 and near 1 distinct. The other
+    chunks follow in their earlier order, with scores that fall by 1 each from the lowest.
 
     Args:
         rankings: for each query its chunks, best first, each once.
@@ -39,7 +39,7 @@ def rerank(
 
 
 def _reordered(chunks: Sequence[Chunk], scores: Sequence[float]) -> list[Scored]:
-    """Return the first chunks by their scores, then those without one."""
+    """Return the first chunks by their scores, then those without a score."""
     by_id = {chunk.chunk_id: chunk for chunk in chunks}
     order = total_order((chunk.chunk_id, score) for chunk, score in zip(chunks, scores, strict=False))
     lowest = min(scores, default=0.0)

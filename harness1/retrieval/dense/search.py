@@ -1,7 +1,7 @@
 """Search by embeddings: the best chunks by cosine, in the total order, independent of the batch.
 
 Candidates are found fast and roughly, by products in single precision or by an approximate index. Their cosines are
-then computed in double precision, row by row, so that neither the batch nor the machine has a say in the order.
+then computed in double precision, row by row, so that neither the batch nor the machine affects the order.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from harness1.errors import CorpusError
 from harness1.retrieval.ordering import STEP, best_first
 
 BLOCK = 4096
-"""Rows multiplied at a time: more leave the cache, fewer need more calls."""
+"""Rows multiplied at a time: more would not fit in the cache, fewer would need more calls."""
 FEW = 2
-"""Up to this number, queries are multiplied one by one, bound by memory; more share a matrix product."""
+"""Up to this many queries are multiplied one by one, at the speed of memory; more share a matrix product."""
 FILLED = 256
-"""Candidates that gather at least before the worse ones are dropped."""
+"""The least number of candidates gathered before the worse ones are dropped."""
 NO_SLOTS, NO_SCORES = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
 
 Integers = NDArray[np.integer[Any]]
@@ -39,13 +39,13 @@ class RowSearcher(Protocol):
 
         Args:
             queries: [b, d], of length 1.
-            dead: for each query, the slots that take no part, ascending.
+            dead: for each query, the slots to leave out, ascending.
         """
         ...
 
 
 def used_rows(rows: Integers) -> Integers:
-    """Return the rows that chunks have, ascending, each once; negative numbers stand for no row."""
+    """Return the distinct rows of chunks, ascending; a negative number means that a chunk has no row."""
     used = np.zeros(rows.max(initial=-1) + 1, dtype=bool)
     used[rows[rows >= 0]] = True
     return np.flatnonzero(used).astype(np.int32)
@@ -56,12 +56,12 @@ class DenseIndex:
 
     Args:
         vectors: [rows, d], half precision, of length 1 or 0.
-        rows: for each position of a chunk, its row, which it may share; negative: it is never found.
-        ranks: for each position, the place of its id among all ids in lexicographic order; it decides among equals.
-        candidates: an approximate index over `used_rows(rows)`, or a faster exact one; none: every row is multiplied.
+        rows: for each position, the row of its chunk, which others may share; negative if it is never found.
+        ranks: for each position, the place of its id among all ids in lexicographic order; it breaks ties.
+        candidates: an approximate index over `used_rows(rows)`, or a faster exact one; None to multiply every row.
 
     Raises:
-        CorpusError: the approximate index is one of other vectors.
+        CorpusError: the approximate index was built from other vectors.
     """
 
     def __init__(
@@ -92,8 +92,7 @@ class DenseIndex:
     ) -> list[list[tuple[int, float]]]:
         """Return for each query the positions of its best `k` chunks with their cosines, in the total order.
 
-        Excluded chunks (by position, each once) take no part: the top score, which the order is relative to, is that of
-        the others.
+        Excluded chunks (by position, each once) are left out, also from the top score, to which the order is relative.
 
         Args:
             queries: [b, d], of length 1.
@@ -169,7 +168,7 @@ class _Best:
             self._room = max(self._k, FILLED)
 
     def slots(self) -> Integers:
-        """Return those slots, and raise the floor for later ones."""
+        """Return the slots kept so far, and raise the floor for later ones."""
         slots, scores = np.concatenate([NO_SLOTS, *self._slots]), np.concatenate([NO_SCORES, *self._scores])
         if len(scores) >= self._k > 0:
             self._floor = float(np.partition(scores, -self._k)[-self._k]) - self._margin
@@ -188,7 +187,7 @@ def rounding(dimensions: int) -> float:
 def _products(
     halves: NDArray[np.int16], queries: NDArray[np.float32], wide: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return the products [b, n] of queries and rows; `wide` is room for the rows in single precision."""
+    """Return the products [b, n] of queries and rows; `wide` is a buffer for the rows in single precision."""
     from harness1.retrieval.dense.kernels import dots, widen
 
     if len(queries) <= FEW:

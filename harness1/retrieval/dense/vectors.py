@@ -1,8 +1,8 @@
 """A growing store of embeddings, each text embedded once: `keys.bin` and `vectors.f16`, row for row.
 
 Keys are the 16-byte blake2b digests of the embedded texts. Vectors reach the disk before their keys do, and a row
-counts as soon as it is whole in both files. So whenever a writer is killed, the rows before stay good, and the next
-writer cuts off what is torn and goes on.
+counts as soon as it is whole in both files. If a writer is killed, the earlier rows stay valid, and the next writer
+cuts off the incomplete rest and continues.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ BATCH = 256
 """New texts that are embedded, written and reported together: seconds of work for a model without a GPU."""
 
 Progress = Callable[[int, int], None]
-"""Called with the number of texts done, and of those that had to be embedded."""
+"""Called with the number of texts done, and the number of those that had to be embedded."""
 
 
 class VectorStore:
-    """The embeddings of one embedder in a folder, which is made if need be. Rows never move or change.
+    """The embeddings of one embedder in a folder, which is made if needed. Rows never move or change.
 
     Args:
         dimensions: numbers in a row, of 2 bytes each.
@@ -49,8 +49,8 @@ class VectorStore:
     def ensure(
         self, texts: Iterable[str], embedder: Embedder, progress: Progress | None = None, batch: int = BATCH
     ) -> NDArray[np.int32]:
-        """Return the row of each text, in order. Texts without one are embedded, `batch` at a time; equal texts share a
-        row. The texts are read once and not kept.
+        """Return the row of each text, in order. Texts without a row are embedded, `batch` at a time; equal texts share
+        a row. The texts are read once and not kept.
 
         Raises:
             CorpusError: the disk is full or the folder cannot be written. What was written before is kept.
@@ -78,7 +78,7 @@ class VectorStore:
 
     @contextmanager
     def _writer(self) -> Iterator[_Writer]:
-        """Both files, cut to their whole rows, locked against other writers until the context is left or dies."""
+        """Yield a writer for both files, cut to whole rows and locked against other writers until the context ends."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / KEYS).open("a+b") as keys, (self._folder / VECTORS).open("ab") as vectors:
@@ -102,7 +102,7 @@ class _Writer:
         self._unwritten = bytearray()
 
     def row(self, text: str) -> tuple[int, bool]:
-        """Return the row of a text, and whether it is new, so that its vector has to be appended."""
+        """Return the row of a text, and whether the row is new and still needs its vector."""
         key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
         row = self.rows.setdefault(key, new := len(self.rows))
         if row == new:
@@ -122,7 +122,7 @@ def open_vectors(folder: Path, dimensions: int, rows: int) -> NDArray[np.float16
     """Map the first rows of a store, read-only, as they are while more are appended.
 
     Raises:
-        CorpusError: the store has fewer.
+        CorpusError: the store has fewer rows.
     """
     if len(store := VectorStore(folder, dimensions)) < rows:
         raise CorpusError(f"{folder} holds {len(store)} embeddings of {rows}; build the index again")

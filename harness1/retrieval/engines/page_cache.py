@@ -131,7 +131,7 @@ class PageCache:
         self._folder = folder
 
     def get(self, question: WebRequest) -> tuple[Page, ...] | None:
-        """Return the answer, or None without a readable one."""
+        """Return the answer, or None if there is no readable one."""
         try:
             entry = msgspec.json.decode(self._path(question).read_bytes(), type=_Entry)
         except (OSError, ValueError):

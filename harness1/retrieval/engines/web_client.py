@@ -33,7 +33,7 @@ class WebClient:
         self._flights: dict[tuple[asyncio.AbstractEventLoop, WebRequest], asyncio.Task[Pages]] = {}
 
     async def answer(self, question: WebRequest) -> Pages:
-        """Return the answer to a request, which goes on, and is cached, even if the caller is cancelled."""
+        """Return the answer to a request. It goes on, and its answer is cached, even if the caller is cancelled."""
         known = self._cache.get(question)
         if known is not None:
             return known
@@ -55,7 +55,7 @@ class WebClient:
         except TimeoutError:
             return _fault(question, f"gave no answer within {self._web.timeout_s:g} s")
         except client.errors as error:
-            # The error may contain the endpoint's address, and this a key.
+            # The error may contain the endpoint's address, which may contain a key.
             return _fault(question, f"failed: {type(error).__name__}")
         try:
             self._keep(question, answer)

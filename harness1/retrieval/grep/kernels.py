@@ -1,6 +1,6 @@
 """The compiled inner loops of the trigram index: reading texts, writing lists of blocks, reading them back.
 
-Compiled by numba when first called and cached beside this file, without the interpreter's lock.
+Compiled by numba on the first call and cached beside this file; they run without the interpreter lock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 BUCKET_BITS = 16
-"""log2 of the number of buckets. Trigrams that share a bucket share a list; of the 30,000 trigrams of English few
+"""log2 of the number of buckets. Trigrams that share a bucket share a list; few of the 30,000 trigrams of English
 do."""
 SPREAD = 0x9E3779B1
 """The golden ratio times 2 ** 32, odd: multiplying by it moves all bits of a trigram into the highest bits (Knuth, The
@@ -35,13 +35,13 @@ def list_sizes(
     last: NDArray[np.int32],
     sizes: NDArray[np.int64],
 ) -> None:
-    """Add the bytes that the blocks from `first` to before `stop` take in the lists of their buckets.
+    """Add up the bytes that the blocks from `first` to before `stop` take in the lists of their buckets.
 
     Args:
         ends: [chunks + 1] where each chunk begins and the last one ends, in bytes.
         blocks: [blocks + 1] the same for blocks, in chunks.
-        last: for each bucket its latest block, -1 before any; brought up to date.
-        sizes: for each bucket, added to.
+        last: for each bucket its latest block, -1 before any; updated in place.
+        sizes: for each bucket, the bytes of its list; updated in place.
     """
     seen = np.full(1 << BUCKET_BITS, -1, np.int32)
     room = _longest(ends, blocks, first, stop)
@@ -68,11 +68,11 @@ def write_lists(
 ) -> None:
     """Append the blocks from `first` to before `stop` to the lists of their buckets; arguments as in `list_sizes`.
 
-    A list holds the gaps between its blocks, less one, in 7-bit groups, the lowest first, the high bit of a byte
-    saying that more follow. A dense list has one bit for each block, the lowest first.
+    A list holds the gaps between its blocks, minus one, in 7-bit groups, the lowest first; a set high bit means that
+    another group follows. A dense list has one bit for each block, the lowest first.
 
     Args:
-        places: for each bucket, where its list goes on, moved; of a dense one, where it begins.
+        places: for each bucket, where its list continues, updated in place; for a dense list, where it begins.
     """
     seen = np.full(1 << BUCKET_BITS, -1, np.int32)
     room = _longest(ends, blocks, first, stop)
@@ -109,7 +109,7 @@ def read_list(encoded: NDArray[np.uint8], bits: NDArray[np.uint8]) -> None:
 
 @njit(cache=True, nogil=True)
 def _longest(ends: NDArray[np.int64], blocks: NDArray[np.int32], first: int, stop: int) -> Any:
-    """Return room for the bytes of the largest block, and one more."""
+    """Return the number of bytes in the largest block, plus one."""
     longest = 0
     for block in range(first, stop):
         longest = max(longest, ends[blocks[block + 1]] - ends[blocks[block]])
@@ -126,10 +126,10 @@ def _distinct(
     folded: NDArray[np.uint8],
     buckets: NDArray[np.uint16],
 ) -> Any:
-    """Write down the buckets of a block's trigrams, each once, and return their number. No trigram spans two chunks.
+    """Write the buckets of a block's trigrams, each once, and return their number. No trigram spans two chunks.
 
     Args:
-        seen: for each bucket the latest block that had it, -1 before any; brought up to date.
+        seen: for each bucket the latest block that had it, -1 before any; updated in place.
         folded: scratch.
     """
     count = 0
@@ -138,7 +138,7 @@ def _distinct(
         for at in range(length - 2):
             high, middle, low = np.uint32(folded[at]), np.uint32(folded[at + 1]), np.uint32(folded[at + 2])
             bucket = bucket_of(high << np.uint32(16) | middle << np.uint32(8) | low)
-            # Without a branch: whether a trigram is new to its block cannot be predicted.
+            # No branch, because the processor cannot predict whether a trigram is new to its block.
             buckets[count] = bucket
             count += seen[bucket] != block
             seen[bucket] = block
@@ -147,7 +147,7 @@ def _distinct(
 
 @njit(cache=True, nogil=True)
 def _fold(text: NDArray[np.uint8], start: int, stop: int, folded: NDArray[np.uint8]) -> Any:
-    """Copy UTF-8 folded as in `harness1.retrieval.grep.pattern.fold`, and return the bytes written."""
+    """Copy UTF-8 folded as in `harness1.retrieval.grep.pattern.fold`, and return the number of bytes written."""
     length, at = 0, start
     while at < stop:
         byte = text[at]

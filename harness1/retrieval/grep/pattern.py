@@ -1,8 +1,8 @@
-"""Reads off an RE2 pattern what every text that it matches must hold.
+"""Derives from an RE2 pattern what every matching text must contain.
 
 A text that matches `born.{1,50}Paris` holds the trigrams `bor orn par ari ris` (Russ Cox, "Regular Expression Matching
-with a Trigram Index", 2012). What is not understood counts as "anything": an index that is asked with the answer may
-return too much, never too little.
+with a Trigram Index", 2012). A part that is not understood counts as "anything", so a lookup in the index may return
+too much but never too little.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from harness1.retrieval.grep.syntax import Concat, Either, Literal, Node, NotUnderstood, Repeat, parse
 
 SPECIAL = frozenset("\\%_\"'")
-"""Characters with a meaning in the filters of some engine; literals leave them out."""
+"""Characters with a special meaning in the filters of some engine; literals exclude them."""
 _TOKEN = re.compile(
     r"""
       (?P<refused>\(\?(?!:)|\{(?!\d+(?:,\d*)?\}))       # flags and names; what may be a repeat elsewhere
@@ -33,8 +33,8 @@ _TOKEN = re.compile(
 def required_literal(pattern: str) -> str:
     """Return the longest run of plain characters that every match of a valid RE2 pattern holds, or "".
 
-    It errs on the side of "": flags, alternatives outside groups and rare escapes give none, groups are not looked
-    into, and a run ends before a character that is repeated.
+    Flags, alternatives outside groups and rare escapes give "", groups are skipped, and a run ends before a character
+    that is repeated.
     """
     runs, run, depth = [""], "", 0
     for token in _TOKEN.finditer(pattern):
@@ -54,9 +54,9 @@ def required_literal(pattern: str) -> str:
 LARGEST_SET = 32
 """Strings that a part of a pattern may stand for before it counts as anything."""
 MOST_COPIES = 16
-"""Parts that a repeat is expanded to."""
+"""The most parts that a repeat is expanded to."""
 UNKNOWN_CHOICES = 1000
-"""Choices of a pattern that is not understood."""
+"""Choices assumed for a pattern that is not understood."""
 
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
@@ -79,13 +79,13 @@ ANYTHING = All(())
 
 
 class Analysis(NamedTuple):
-    """What is known of a pattern without running it.
+    """Facts about a pattern, found without running it.
 
     Attributes:
-        query: what a matching text holds.
+        query: what a matching text must contain.
         free: places where a match can go on in several ways (a class, a dot, an optional part, an alternation), up to
             the first literal of 3 bytes. An automaton that follows all ways at once has up to 2 ** free states.
-        held: the same after that literal, times the forms that it may take.
+        held: the number of such places after that literal, times the forms that the literal may take.
         needle: the longest literal, or a few alternatives of one, as a pattern of its own that matches wherever the
             whole one does. If it equals the whole pattern, nothing is left to check. None if no literal has 3 bytes.
     """
@@ -117,7 +117,7 @@ def fold(text: str) -> bytes:
 
 
 def trigrams(text: str) -> Query:
-    """Ask for all trigrams of a text, folded."""
+    """Return the query for all trigrams of a text, folded."""
     folded = fold(text)
     windows = (folded[at : at + 3] for at in range(len(folded) - 2))
     return _all(int.from_bytes(window, "big") for window in windows)
@@ -218,7 +218,7 @@ def _alternation(branches: Sequence[Sequence[_Part]]) -> list[_Part]:
 
 
 def _repeated(parts: Sequence[_Part], least: int, most: int) -> list[_Part]:
-    """Return parts for joined parts that occur at least and at most so many times."""
+    """Return parts for joined parts that occur at least `least` and at most `most` times."""
     if not parts or most == 0:
         return []
     choices = _choices(parts)

@@ -1,8 +1,8 @@
 """Searches all texts for regular expressions with RE2: in linear time for every pattern.
 
-Linear can still be long. What an automaton costs for each byte depends on how many of its states it visits, and on how
-much of the corpus the trigrams of the pattern rule out; a pattern that needs more work than `MOST_WORK` is refused. The
-work is estimated, not timed, so that a pattern is refused on every machine or on none.
+Linear time can still be long. It depends on how many states of the automaton each byte visits, and on how much of the
+corpus the trigrams of the pattern rule out. A pattern that needs more work than `MOST_WORK` is refused. The work is
+estimated, not timed, so that a pattern is refused on every machine or on none.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from harness1.retrieval.protocol import BadPattern, RetrievalFault
 from harness1.retrieval.strings import Strings
 
 LONGEST_PATTERN = 1000
-"""Characters."""
+"""The longest pattern, in characters."""
 MEMORY = 2 << 20
-"""Bytes that a compiled pattern may take. If matching needs more, RE2 becomes slower, not bigger."""
+"""Bytes that a compiled pattern may take. If matching needs more, RE2 gets slower instead."""
 MOST_WORK = 8 << 20
-"""Units of work of which a million take about 5 ms; a byte read by a costly automaton is one."""
+"""The most work, in units: a million take about 5 ms, and a byte read by a costly automaton is one."""
 CHUNK_WORK = 700
 """Units for moving to a chunk."""
 PLAIN_SPEED = 3
-"""Bytes read in a unit by an automaton with few states."""
+"""Bytes that an automaton with few states reads for one unit."""
 LIST_SPEED = 32
 """Bytes of a trigram's list that are read in the time of one byte of text."""
 FREE_CHOICES = 10
-"""RE2 caches the states that an automaton has visited. 2 ** 10 of them are soon made. Each further choice doubles them
-and makes them bigger, so that they are evicted sooner: measured, it costs up to four times the work, until every byte
-meets a new state of up to all instructions of the program."""
+"""RE2 caches the states that an automaton has visited. Up to 2 ** 10 are cheap. Each further choice doubles their
+number and makes them bigger, so that they are evicted sooner. In measurements this costs up to four times the work,
+until every byte makes a new state with up to all instructions of the program."""
 HELD_CHOICES = 4
 """Choices after a literal that cost as much as reading a byte, because few places in a text have the literal."""
 TURN = 0.002
@@ -47,7 +47,7 @@ BATCH = 256
 NEEDLE_SPEED = 4
 """Bytes searched for a literal, many chunks at once, in the time of matching one byte."""
 SEPARATOR = b"\xff"
-"""Stands between chunks that are searched together. UTF-8 never has it, so that no match spans two chunks."""
+"""Separates chunks that are searched together. UTF-8 never contains it, so no match spans two chunks."""
 NO_CHUNK = -1
 
 Matches = list[tuple[int, int]]
@@ -69,10 +69,10 @@ def grep_segments(
 ) -> Generator[None, None, Matches | BadPattern | RetrievalFault]:
     """Find the first `limit` chunks, in the order of the segments, that hold a match of an RE2 pattern.
 
-    The generator hands over control every 2 ms of work, and returns (segment, position in it) of each chunk found.
+    The generator yields control every 2 ms of work, and returns (segment, position in it) for each chunk found.
 
     Args:
-        deadline: seconds from the first step. Past it, what was found is not given out, as in `grep`.
+        deadline: seconds from the first step. After it, no matches are returned, as in `grep`.
     """
     end = time.monotonic() + deadline
     compiled = compile_pattern(pattern)
@@ -109,8 +109,8 @@ def grep(
 
     Args:
         texts: UTF-8. `^` and `$` stand for the ends of a whole text; `(?m)` makes them those of a line.
-        deadline: seconds from now. Past it, what was found is not given out: the texts that were not looked at would
-            pass for texts without a match.
+        deadline: seconds from now. After it, no matches are returned, because texts that were not searched would seem
+            to have none.
     """
     compiled = compile_pattern(pattern)
     if isinstance(compiled, BadPattern):
@@ -147,7 +147,7 @@ def work_per_byte(analysis: Analysis, program: int) -> int:
     """Return the largest cost of reading a byte, in multiples of the cost for a plain word.
 
     Args:
-        program: instructions of the compiled pattern. Following all of them at every byte is the worst that happens.
+        program: instructions of the compiled pattern. Following all of them at every byte is the worst case.
     """
     free: int = 4 ** max(0, min(analysis.free, 64) - FREE_CHOICES)
     return min(program, free + analysis.held // HELD_CHOICES)

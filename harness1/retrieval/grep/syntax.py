@@ -1,7 +1,7 @@
 r"""RE2 patterns as small trees (https://github.com/google/re2/wiki/Syntax).
 
-Python's own parser, `re._parser`, reads another language: it refuses `\Q..\E`, `\pL`, `\z`, `[[:alpha:]]`, `(?U)` and
-flags amid a pattern, takes `(?=...)` and `\1`, which RE2 refuses, and is private.
+Python's own parser, `re._parser`, accepts another language: it refuses `\Q..\E`, `\pL`, `\z`, `[[:alpha:]]`, `(?U)` and
+flags inside a pattern, accepts `(?=...)` and `\1`, which RE2 refuses, and is private.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from typing import NamedTuple
 
 LARGEST_CLASS = 4
-"""Members of a class that are listed."""
+"""The most members of a class that are listed."""
 DEEPEST = 50
-"""Groups inside one another that are read."""
+"""The deepest nesting of groups that is read."""
 UNBOUNDED = -1
 
 _MANY = r"\\(?:[dDsSwW]|[pP](?:\{[^}]*\}|[^{]))"
@@ -71,14 +71,14 @@ Node = Literal | Concat | Either | Repeat
 
 
 class NotUnderstood(Exception):
-    """The pattern uses what this parser does not follow."""
+    """The pattern uses syntax that this parser does not support."""
 
 
 def parse(pattern: str) -> Node:
     """Return the tree of a pattern that RE2 has accepted.
 
     Raises:
-        NotUnderstood: a rare escape, or groups that are nested too deep.
+        NotUnderstood: a rare escape, or groups that are nested too deeply.
     """
     parser = _Parser(pattern)
     tree = parser.either()
@@ -110,13 +110,13 @@ class _Parser:
             atoms = self._atoms()
             if self.kind == "repeat":
                 if not atoms:
-                    raise NotUnderstood  # what is repeated stands further back
+                    raise NotUnderstood  # the repeated node is further back
                 atoms[-1] = Repeat(atoms[-1], *_bounds(self._take()))
             nodes += atoms
         return Concat(tuple(nodes))
 
     def _atoms(self) -> list[Node]:
-        """Read what a repeat may follow: mostly one node; each character of a quotation; none for flags."""
+        """Read the nodes that a repeat may follow: mostly one; one per character of a quotation; none for flags."""
         token = self._take()
         match token.lastgroup:
             case "run":
@@ -174,7 +174,7 @@ class _Parser:
         return Literal(frozenset(strings), self._any_case)
 
     def _take(self) -> re.Match[str]:
-        """Return the next token, and go on to the one behind it."""
+        """Return the next token, and advance past it."""
         token = self._token
         if token is None:
             raise NotUnderstood
@@ -201,7 +201,7 @@ def _decoded(one: str) -> str:
 
 
 def _bounds(repeat: re.Match[str]) -> tuple[int, int]:
-    """Return how many times at least and at most."""
+    """Return the least and the largest number of repeats."""
     if repeat["least"] is None:
         return {"*": (0, UNBOUNDED), "+": (1, UNBOUNDED), "?": (0, 1)}[repeat[0][0]]
     least = int(repeat["least"])

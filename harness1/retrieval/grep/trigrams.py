@@ -8,7 +8,7 @@ and Moffat, "Inverted Files for Text Search Engines", ACM Computing Surveys 2006
     trigrams.starts.npy  [buckets + 1] where the list of each bucket begins and the last one ends, in bytes
     trigrams.lists.npy   the lists: gaps of 1 to 5 bytes, or one bit for each block where that takes no more
 
-A list of as many bytes as there are blocks, divided by 8, is one of bits.
+A list whose bytes number the blocks divided by 8, rounded up, is a list of bits.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from harness1.retrieval.grep.pattern import ANYTHING, All, Query
 from harness1.retrieval.strings import load_array
 
 BLOCK_BYTES = 1024
-"""Smaller blocks select better and take more space."""
+"""The size of a block. Smaller ones select better and take more space."""
 STRETCH = 1 << 14
 """Blocks indexed between two points at which a build can be interrupted."""
 FEW = 4
-"""Bytes, of 8 blocks each, that still have candidates: reading those costs no more than reading further lists."""
+"""Bytes, of 8 blocks each, with candidates. If no more are left, reading them costs no more than further lists."""
 
 
 def write_trigrams(folder: Path, contents: memoryview | bytes, ends: NDArray[np.int64]) -> None:
-    """Index the chunks of a segment. The index is held in memory, about a third of the size of the text.
+    """Index the chunks of a segment. The index is built in memory, in about a third of the size of the text.
 
     Args:
         contents: the UTF-8 of all chunks, one after the other.
@@ -86,7 +86,7 @@ class Trigrams:
         return bits
 
     def _common(self, query: All) -> NDArray[np.uint8]:
-        """Return the intersection, shortest lists first, as long as it narrows the candidates."""
+        """Intersect the lists, shortest first, until few candidates are left."""
         shortest, *others = sorted(query.of, key=self.cost)
         bits = self._blocks_of(shortest)
         for other in others:
@@ -96,7 +96,7 @@ class Trigrams:
         return bits
 
     def cost(self, query: Query) -> int:
-        """Return the largest number of bytes to read for a query: those of its lists in sum."""
+        """Return the largest number of bytes to read for a query: the sum over its lists."""
         if isinstance(query, int):
             start, stop = self._range(query)
             return stop - start

@@ -1,6 +1,6 @@
 """Builds the next generation of an index: build, add, delete.
 
-Documents that come together make one segment, or several of at most `LARGEST` bytes of text, so that memory stays
+Documents added together form one segment, or several of at most `LARGEST` chunks, so that memory stays
 bounded. Adding leaves the other segments as they are (their files are linked into the new generation); deleting marks
 chunks as dead. Adjacent small segments are merged, as Lucene's log-merge policy does, so that their number grows with
 the logarithm of the corpus, and a segment that is more than half dead is written anew.
@@ -41,11 +41,11 @@ from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.files import write_json
 
 MERGE = 8
-"""Adjacent segments that at least become one, if none of them is larger than the others in sum."""
+"""The least number of adjacent segments that are merged, if none is larger than the others together."""
 MOST = 16
-"""Segments that may stay though they are not full: every search visits each of them."""
+"""The most segments that may stay below full size; every search visits each of them."""
 LARGEST = 1 << 18
-"""Chunks of a full segment, which no segment exceeds."""
+"""The most chunks in a segment, which is then full."""
 
 
 def build_index(
@@ -55,7 +55,7 @@ def build_index(
     progress: Progress | None = None,
     machine: config.Machine = config.Machine(),
 ) -> IndexInfo:
-    """Build the next generation of an index folder from a corpus; the folder is made if need be.
+    """Build the next generation of an index folder from a corpus; the folder is made if needed.
 
     Embeddings from an interrupted or earlier build are used again where the text is the same.
 
@@ -83,7 +83,7 @@ def add_documents(
     progress: Progress | None = None,
     machine: config.Machine = config.Machine(),
 ) -> IndexInfo:
-    """Add documents to an index as its next generation; one whose id the index has replaces that document.
+    """Add documents to an index as its next generation; a document whose id is already there replaces the earlier one.
 
     Raises:
         CorpusError, UsageError: as `build_index`, or the folder is not an index.
@@ -155,7 +155,7 @@ class _Draft:
         return draft
 
     def append(self, documents: Iterable[Document]) -> None:
-        """Write documents as segments of their own, and delete those that they replace."""
+        """Write documents as new segments, and delete those that they replace."""
         if self._embeddings:
             self._embeddings.check()
         doc_ids: list[DocId] = []

@@ -41,13 +41,13 @@ class Embeddings:
         """Load the model, before any work is done for it.
 
         Raises:
-            UsageError: it is not there, or not the one that the index was embedded with.
+            UsageError: the model does not exist, or is not the one that the index was embedded with.
             MissingExtra: sentence-transformers is not installed.
         """
         here = self._embedder.hash
         if self._before and here != self._before.embedder:
             raise UsageError(
-                "the index was embedded by another model than the one that is here now: name the same one with "
+                "the index was embedded with another model than the one configured now: name the same one with "
                 "--set machine.embedder=PATH, or build the index again"
             )
 

@@ -2,10 +2,10 @@
 
     DIR/CURRENT          the name of the generation that readers open
     DIR/gen-000001/      one whole generation
-    DIR/.build-*/        a build at work, or what an interrupted one left
+    DIR/.build-*/        a running build, or the remains of an interrupted one
 
-A generation is written in full, then renamed into place, then CURRENT is replaced. Whoever opens the folder sees the
-earlier generation or the new one, never a part of one. A reader that has an older generation mapped keeps it, even
+A generation is written in full, then renamed into place, then CURRENT is replaced. A reader that opens the folder sees
+the earlier generation or the new one, never part of one. A reader that has an older generation mapped keeps it, even
 when a later build deletes its files.
 """
 

@@ -1,14 +1,14 @@
-"""An index on disk, opened: its segments as one, mapped and not read. `harness1.retrieval.index.build` makes it.
+"""An open index on disk: its segments as one, memory-mapped, not read. `harness1.retrieval.index.build` makes it.
 
     index.json                      what the index is, and its segments in corpus order
     segment-*/                      `harness1.retrieval.index.segment`; shared with other generations by links
     segment-*.dead.npy              chunks of a segment that were deleted, and
     segment-*.dead_counts.npy       in how many of them each of its terms occurs
     ranks.npy                       the place of every chunk's id among all ids in lexicographic order
-    dense.faiss                     where approximate search by embeddings was asked for
+    dense.faiss                     the approximate index over embeddings, if the settings ask for one
 
-The position of a chunk counts through all segments, the dead included. Embeddings stand beside the generations, in
-`vectors/`, because all of them share one store.
+Positions are numbered through the chunks of all segments, dead ones included. Embeddings are beside the generations, in
+`vectors/`, because all generations share one store.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class SegmentEntry(Record):
         return SegmentSize(size.documents - dead.documents, size.chunks - dead.chunks, size.length - dead.length)
 
     def buried(self, documents: int, chunks: int, length: int) -> SegmentEntry:
-        """Return the same segment with that much more of it dead."""
+        """Return the entry with this much more of the segment dead."""
         dead = self.dead
         grown = SegmentSize(dead.documents + documents, dead.chunks + chunks, dead.length + length)
         return SegmentEntry(self.name, self.size, grown)
 
 
 class VectorsEntry(Record):
-    """The embeddings of a generation: their embedder, and the number of rows of the store that it knows."""
+    """The embeddings of a generation: their embedder, and the number of rows of the store that it uses."""
 
     embedder: str
     dimensions: int
@@ -173,7 +173,7 @@ class EmbeddedIndex:
         """Search by embeddings, if the index has them.
 
         Raises:
-            CorpusError: the store of embeddings is cut or gone.
+            CorpusError: the store of embeddings is truncated or missing.
         """
         if self.vectors is None:
             return None
@@ -223,7 +223,7 @@ class EmbeddedIndex:
         return self.segments[at], position - self._firsts[at]
 
     def _name(self, position: int) -> ChunkId:
-        """Return the id at a position, and remember its position: what was found is soon excluded."""
+        """Return the id at a position, and remember its position, because later searches often exclude it."""
         segment, number = self._locate(position)
         chunk_id = ChunkId(segment.chunk_ids[number])
         if len(self._places) < CACHED_PLACES:

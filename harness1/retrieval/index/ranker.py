@@ -1,6 +1,6 @@
 """Ranks over an opened index: by terms, by embeddings, or by both fused, and reranked by a cross-encoder if wanted.
 
-Plain functions over batches of searches. What a search finds does not depend on the batch that it is in.
+Plain functions over batches of searches. The result of a search does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Ranker:
     """Ranks the chunks of an index.
 
     Args:
-        embedder: of queries; needed where `ranking_mode` is not `bm25`.
-        scorer: where `settings.rerank.on`.
+        embedder: embeds queries; needed unless `ranking_mode` is `bm25`.
+        scorer: reranks; needed if `settings.rerank.on`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Ranker:
         self._index, self._settings, self._embedder, self._scorer = index, settings, embedder, scorer
 
     def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
-        """Answer a batch of requests; deadlines are the caller's to watch.
+        """Answer a batch of requests; the caller watches the deadlines.
 
         `stage_ms` of each result is how long each stage took for the whole batch.
 

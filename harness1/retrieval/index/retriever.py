@@ -1,7 +1,7 @@
 """The retriever of an index folder on this machine: plain functions under one thin asynchronous adapter.
 
-A search by terms takes about a millisecond, so it runs on the event loop itself, which gets its turn between requests.
-Models run in one worker thread, on batches of what concurrent episodes ask.
+A search by terms takes about a millisecond, so it runs on the event loop itself, which runs other work between
+requests. Models run in one worker thread, on batches of requests from concurrent episodes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
     """Open an index folder, and the models that the configuration ranks with.
 
     Raises:
-        CorpusError, SchemaError: the folder is not an index, or is damaged, or one of a newer version.
+        CorpusError, SchemaError: the folder is not an index, is damaged, or was built by a newer version.
         ConfigError: embeddings are asked for and the index has none, or no reranker is named.
         UsageError: a model does not load, or is not the one that the index was built with.
         MissingExtra: the package of a model, or faiss, is not installed.
@@ -128,7 +128,7 @@ class EmbeddedRetriever:
 
 
 class _Timed(Record):
-    """A request and the time at which it is too late, on the monotonic clock."""
+    """A request and its deadline, on the monotonic clock."""
 
     request: SearchRequest
     end: float

@@ -3,10 +3,10 @@
     contents.*          title, line break and text of every chunk; title_bytes.npy says where the text begins
     chunk_ids.*         ids of the chunks, doc_ids.* of the documents
     first_chunks.npy    [documents + 1] where the chunks of each document begin
-    doc_sums.npy        [documents, 32] hash of every document, of which the hash of an index is made
+    doc_sums.npy        [documents, 32] hash of every document, from which the hash of an index is made
     terms.*, postings.* `harness1.retrieval.bm25.postings`
     trigrams.*          `harness1.retrieval.grep.trigrams`
-    rows.npy            [chunks] where the embedding of each chunk stands, if the index has embeddings
+    rows.npy            [chunks] the row of each chunk's embedding, if the index has embeddings
 
 Deleting marks chunks as dead; the marks belong to a generation of the index, not to the segment.
 """
@@ -33,7 +33,7 @@ ROWS = "rows.npy"
 
 
 class SegmentSize(Record):
-    """The size of a segment, the dead included; `length` is that of all chunks in sum, in terms."""
+    """The size of a segment, dead chunks included; `length` is the total length of all chunks, in terms."""
 
     documents: int
     chunks: int
