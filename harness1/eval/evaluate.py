@@ -32,7 +32,7 @@ from harness1.tools.registry import Toolbox
 Progress = Callable[[Episode], None]
 OnStart = Callable[[int, int], None]
 LOOKED_UP = 20
-"""Tasks whose gold is looked up in an index to check that it is of their corpus."""
+"""Number of tasks whose gold is looked up in an index, to check that the index is of their corpus."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Evaluation:
         for task in self.tasks:
             targets(task.task_id, task.gold, self.config.index.unit)
         if not is_engine(self.index) and not self._finds_gold(open_index(Path(self.index))):
-            raise UsageError(f"{self.index} is an index of another corpus: it has no gold of {self.dataset}'s tasks")
+            raise UsageError(f"{self.index} is an index of another corpus: it lacks the gold of {self.dataset}'s tasks")
 
     def _finds_gold(self, index: EmbeddedIndex) -> bool:
         """Return whether an index contains anything that one of the first tasks asks for."""
@@ -140,10 +140,10 @@ Play = Callable[[Evaluation, Path], Mapping[str, Any]]
 def ensure_run(
     evaluation: Evaluation, out: Path, play: Play | None = None, *, force: bool = False
 ) -> Mapping[str, Any]:
-    """Return the metrics of a run folder; play first what is missing of the run.
+    """Return the metrics of a run folder, after playing the episodes that are still missing.
 
     Args:
-        play: plays what is missing, and returns the metrics; None: `evaluate`, and tell nobody.
+        play: plays what is missing, and returns the metrics; None: `evaluate`, without reporting progress.
         force: begin again, whatever the folder holds of earlier runs.
 
     Raises:
@@ -170,7 +170,7 @@ def evaluate(
 
     Args:
         out: the run folder; the same call resumes an interrupted evaluation.
-        on_start: called once with the number of finished and of all episodes.
+        on_start: called once with the number of finished episodes and the number of all episodes.
         on_episode: called with each episode as it finishes.
         on_torn: called with the bytes of a torn last line, left by a crash, that was cut off.
         on_depths: as in `run_episodes`.
@@ -234,7 +234,7 @@ def finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] | None
 
 
 def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, Any]:
-    """Summarise the run folder into `metrics.json`, write all other outputs, close its card for `finished_metrics`."""
+    """Summarise the run folder into `metrics.json`, write all other outputs, close the card for `finished_metrics`."""
     tasks = {task.task_id: task for task in evaluation.tasks}
     episodes = episodes_of(stage, out)
     metrics = summarise(episodes, tasks, evaluation.config, evaluation.seed, finished=True)

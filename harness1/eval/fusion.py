@@ -57,7 +57,7 @@ class Fusion:
     stage: Stage
     episodes: tuple[Episode, ...]
     left_out: int
-    """Rollouts broken by the infrastructure, which take no part."""
+    """Rollouts broken by the infrastructure, which are left out."""
 
 
 def fuse(runs: Sequence[RunView], k: int = 60, cap: int = CAP) -> Fusion:
@@ -92,7 +92,7 @@ def _refuse_unlike(runs: Sequence[RunView]) -> None:
     first = runs[0]
     for run in runs:
         if "fused" in run.stage.inputs:
-            raise UsageError(f"{run.folder} is itself fused: name the runs that it was made of")
+            raise UsageError(f"{run.folder} is itself fused: name the runs that it was made from")
         refuse_other_dataset(first, run)
         if run.tasks.keys() != first.tasks.keys():
             raise UsageError(f"{first.folder} and {run.folder} are not runs of the same tasks: they cannot be fused")
@@ -171,7 +171,7 @@ def _spent(rollouts: Sequence[Episode]) -> dict[str, float]:
 
 
 def _stop_reason(valid: Sequence[Episode]) -> StopReason:
-    """Return how a fused episode ended: well if any rollout delivered, in a fault only if all did."""
+    """Return how a fused episode ended: well if any rollout delivered, in a fault only if all were broken."""
     if not valid:
         return StopReason.FAULT
     delivered = any(episode.status is not Status.POLICY_ERROR for episode in valid)
@@ -242,7 +242,7 @@ def _write_episodes(fusion: Fusion, first: RunView, out: Path) -> None:
 
 
 def _tell_taken(fusion: Fusion, runs: Sequence[RunView], out: Path) -> dict[str, Any]:
-    """Replace the fused episodes' own costs, which they do not have, by those of the rollouts."""
+    """Replace the fused episodes' costs, which are empty, with those of the rollouts."""
     taken: Taken = fusion.stage.outputs["taken"]
     config = runs[0].config
     metrics = msgspec.json.decode((out / METRICS).read_bytes(), type=dict[str, Any])

@@ -1,4 +1,4 @@
-"""The named metrics of a scored episode. A new one is a line in `METRICS`."""
+"""The named metrics of a scored episode. To add one, add a line to `METRICS`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def auto_populated_kept(_: Outcome, episode: Episode) -> float:
 
 
 def rerank_recall(episode: Episode, gold: Gold | None) -> float | None:
-    """Return the share of the gold in a reranker's input, over an episode, that its output keeps; None without any.
+    """Return the share of the gold in an episode's reranker inputs that its outputs keep; None without any gold.
 
     Raises:
         UsageError: the gold is missing or names nothing to find.
@@ -51,8 +51,8 @@ def shown_documents(episode: Episode) -> dict[ChunkId, DocId]:
 
 
 def _units(chunk_ids: Iterable[ChunkId], episode: Episode) -> set[UnitId]:
-    """Return the units of chunks. For a chunk that was never shown the record has no document: it counts for the
-    documents whose id is its own or, with a number appended, gives its own (see `chunking.chunk`)."""
+    """Return the units of chunks. The record has no document for a chunk that was never shown: such a chunk counts for
+    the documents with its own id and with its id up to the last `#` (see `chunking.chunk`)."""
     if episode.unit == "chunk":
         return {UnitId(name) for name in chunk_ids}
     shown = shown_documents(episode)

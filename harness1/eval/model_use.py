@@ -1,4 +1,4 @@
-"""The use that an episode made of its language model, or would have made of one."""
+"""Tokens and calls that an episode cost its language model, or would have cost one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tokens(Record):
     """Prompt tokens that a cache of the previous call (prompt and output) does not hold."""
     output: int
     exact: bool
-    """Counted from the recorded ids, rather than as the environment counts contexts."""
+    """True if no count is an estimate."""
 
 
 def tokens_of(episode: Episode) -> Tokens | None:

@@ -1,5 +1,5 @@
-"""Files made of a run's episodes for people and other programs: tables, TREC runs, a BrowseComp-Plus submission. Equal
-episodes give equal bytes, in whatever order they finished."""
+"""Files made from a run's episodes for people and other programs: tables, TREC runs, a BrowseComp-Plus submission.
+Equal episodes give equal bytes, in whatever order they finished."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Units = Callable[[Episode], Sequence[UnitId]]
 
 
 def output_names(task_ids: Sequence[str], samples: int) -> Iterator[str]:
-    """Yield the paths, within its folder, of all files made of a run's episodes except the report."""
+    """Yield the paths, within its folder, of all files made from a run's episodes except the report."""
     yield from (METRICS, RESOURCES, TASKS, CONFIG, PROVENANCE)
     for sample in range(samples):
         yield from (of_sample(CURATED, sample), of_sample(POOL, sample))
@@ -132,8 +132,8 @@ def submission_name(task_id: str) -> str:
 
 
 def _documents(episode: Episode, units: Iterable[UnitId]) -> Iterator[str]:
-    """Yield the documents of chunks, one for each; a document is its own. A chunk that was never shown belongs to the
-    document in its id, before the number (see `chunking.chunk`)."""
+    """Yield one document for each unit: a document itself, or the document of a chunk. For a chunk that was never
+    shown, the document is the part of its id before the number (see `chunking.chunk`)."""
     shown = shown_documents(episode)
     for unit in units:
         yield unit if episode.unit == "document" else shown.get(ChunkId(unit), unit.rpartition("#")[0] or unit)

@@ -17,7 +17,7 @@ class _Taken(Record):
 
     task_id: str
     whole: bool
-    """The infrastructure did not break it."""
+    """True unless the infrastructure broke the episode."""
     seconds: dict[str, float]
     tokens: Tokens | None
     dollars: float | None

@@ -38,7 +38,7 @@ class RunView:
     per_task: Mapping[str, Mapping[str, float]]
     """The mean of every metric over the samples of each scored task (see `summary.task_metrics`)."""
     secret_answers: bool = False
-    """The answers of its dataset must not be written anywhere."""
+    """True if the answers of its dataset must not be written anywhere."""
 
     @property
     def policy(self) -> str:
@@ -101,7 +101,7 @@ def refuse_other_dataset(first: RunView, second: RunView) -> None:
     """Refuse to compare runs of different tasks. A dataset may have different locations, under the same name.
 
     Raises:
-        UsageError: dataset or split differ, or a task of one id is not the same in both.
+        UsageError: the dataset or split differs, or the same id names different tasks in the two runs.
     """
     (name, split), (other_name, other_split) = ((Path(run.dataset).name, run.split) for run in (first, second))
     if (name, split) != (other_name, other_split):

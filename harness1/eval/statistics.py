@@ -134,7 +134,7 @@ def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], resamples
 
 def holm(p: Mapping[Name, float]) -> dict[Name, float]:
     """Adjust p-values of several comparisons to keep the chance of any false finding below the level (Holm 1979): in
-    ascending order, multiply each by the number of those not yet passed; never falling, at most 1."""
+    ascending order, multiply each by the number of those that remain, itself included; never falling, at most 1."""
     adjusted: dict[Name, float] = {}
     floor = 0.0
     for passed, name in enumerate(sorted(p, key=lambda name: p[name])):

@@ -35,11 +35,11 @@ def summarise(
     computed with `config`, whatever the episodes recorded. `tool_mix` is the share of each tool in all successful
     calls.
 
-    Of the `tasks`, the means are over `scored`, and `missing` have no episode at all; the others have only
-    infrastructure faults.
+    The means are over the `scored` ones of the `tasks`; the `missing` ones have no episode at all, and the others have
+    only infrastructure faults.
 
     Args:
-        finished: no episode is still to come. A task without one was dropped and is scored as an episode in which
+        finished: no more episodes will come. A task without one was dropped and is scored as an episode in which
             nothing was done, found or delivered: no run gains by leaving a hard task out.
 
     Raises:
@@ -64,8 +64,8 @@ def summarise(
 def task_metrics(
     episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, *, finished: bool = False
 ) -> dict[str, dict[str, float]]:
-    """Return, for every scored task in order of its id, the mean of each metric over its samples; runs are paired by
-    it.
+    """Return, for every scored task in order of its id, the mean of each metric over its samples. Runs are paired
+    task by task with these means.
 
     Args:
         finished: tasks without an episode count (see `summarise`).
@@ -143,7 +143,7 @@ def _measured(result: Outcome, episode: Episode, task: Task, config: Config) -> 
 
 
 def _nothing(task: Task, config: Config) -> Episode:
-    """Return the episode as which a dropped task is scored."""
+    """Return the empty episode that is scored for a dropped task."""
     stop = StopReason.CONTEXT_LIMIT
     return Episode(
         episode_id="",

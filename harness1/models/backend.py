@@ -39,7 +39,7 @@ class Backend(Protocol):
 
     @property
     def hash(self) -> str:
-        """Identifies the weights it was opened with, and everything else that decides the distribution."""
+        """A hash of the weights it was opened with and of everything else that decides the distribution."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class Backend(Protocol):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
     ) -> SampledOutput:
-        """Sample one output. Cancelling it frees its place.
+        """Sample one output. Cancelling the call frees its place.
 
         Raises:
             InfrastructureFault: the model failed, or answered without ids or log probabilities.

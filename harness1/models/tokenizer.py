@@ -72,7 +72,7 @@ class FastTokenizer:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         if self._ids.isdisjoint(ids):
             return ids
-        # The name of a control token may be a word of the vocabulary: encoded by character, it is not.
+        # A control token's name may also be a word of the vocabulary. Encoding by character avoids that id.
         return [token for character in text for token in self._plain.encode(character, add_special_tokens=False).ids]
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -19,9 +19,9 @@ from harness1.tools.end_search import END_SEARCH
 from harness1.tools.tool import ToolSpec
 
 REPEATS = 10
-"""Searches of the query repeater."""
+"""Number of searches of the query repeater."""
 ROUNDS = 2
-"""Times that the tool spammer uses each tool."""
+"""Number of times that the tool spammer uses each tool."""
 REVISION = 1
 """Increased whenever one of the rules decides differently."""
 
@@ -36,7 +36,7 @@ def no_op(turn: int, context: Context) -> ToolCall:
 
 
 def stop_at_once(turn: int, context: Context) -> ToolCall:
-    """Search for the unchanged question, and deliver whatever that populated."""
+    """Search for the unchanged question, and deliver whatever that search put in the set."""
     return search_call(context.view.query) if turn == 0 else END
 
 

@@ -1,4 +1,4 @@
-"""A hosted model as a policy, by OpenAI's chat completions. It gives no token ids: its episodes are not trainable."""
+"""A hosted model as a policy, by OpenAI's chat completions. Without token ids its episodes cannot be trained on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from harness1.records import ModelCall, Sampling, Task, ToolCall
 
 INSTRUCTION = "Answer with one call of a tool."
 LONGEST_NAME = 64
-"""Characters of the name of a function that servers take back."""
+"""Most characters of a function's name that servers accept when it is sent back."""
 _UNSENDABLE = re.compile(r"[^a-zA-Z0-9_-]")
-"""What they refuse in it."""
+"""Characters that servers refuse in a function's name."""
 
 
 class _Function(msgspec.Struct):
@@ -40,7 +40,7 @@ class _Call(msgspec.Struct):
 
 class _Message(msgspec.Struct):
     content: Any = None
-    """Text, or parts where a server divides it."""
+    """Text, or a list of its parts from servers that divide it."""
     tool_calls: list[_Call] | None = None
     reasoning: Any = None
     reasoning_content: Any = None
@@ -56,14 +56,14 @@ class _Completion(msgspec.Struct):
 
 
 Meant = tuple[_Call, tuple[ToolCall, ...]]
-"""A call as it can go back to its server, and the actions that it stands for."""
+"""A call in a form that its server takes back, and the actions that it means."""
 
 
 class ChatCompletionsPolicy:
     """A model behind any server with OpenAI's routes.
 
     Args:
-        model: its name there.
+        model: its name on the server.
         reserve: tokens that an output may have: `env.generation_reserve`.
     """
 
@@ -86,7 +86,7 @@ class ChatCompletionsPolicy:
 
 
 class ChatCompletionsSession:
-    """One episode. What was not understood is asked again, without the faulty answer, as with every other model."""
+    """One episode. After an answer that is not understood, the model is asked again without it, as every model is."""
 
     def __init__(self, policy: ChatCompletionsPolicy, seed: str, said: dict[int, Said]) -> None:
         self._policy, self._seed, self._said = policy, seed, said
@@ -96,7 +96,7 @@ class ChatCompletionsSession:
 
         Raises:
             InfrastructureFault: the server failed, or refuses this request.
-            UsageError: it would refuse every request.
+            UsageError: the server would refuse every request.
         """
         calls: list[ModelCall] = []
         messages = messages_of(context.pieces, self._said)
@@ -127,7 +127,7 @@ class ChatCompletionsSession:
             "tool_choice": "required",
             "max_tokens": policy.reserve,
         }
-        if settings.top_k:  # OpenAI's own models do not know it
+        if settings.top_k:  # OpenAI's own models do not accept it
             body["top_k"] = settings.top_k
         begun = time.time()
         completion, _ = await policy.route.post(body, _Completion)

@@ -13,7 +13,7 @@ from harness1.memory.entities import FUNCTION_WORDS, extract
 from harness1.policy.question import SCANNED_CHARACTERS, head, is_whole, normalised_name, relatedness, relation_stems
 
 SOURCE = 0.1
-"""A weaker document (below about rank 10 of the plain ranking) does not contribute names."""
+"""A document weaker than this (below about rank 10 of the plain ranking) contributes no names."""
 PROOF = 0.3
 """A link at least this strong counts as evidence beyond the plain ranking."""
 HOPS = 2
@@ -43,7 +43,7 @@ class ScoredDocument:
 
     @property
     def proven(self) -> bool:
-        """There is evidence for it beyond the plain ranking."""
+        """True if there is evidence for it beyond the plain ranking."""
         return self.match >= 0.5 or self.link >= PROOF
 
 
@@ -52,7 +52,7 @@ class EvidenceScore:
 
     Args:
         question: as the first view shows it.
-        shortest_page: fewest ranks that a page of hits for the plain question takes up, even if it has none.
+        shortest_page: fewest ranks that a page of hits for the plain question takes up, even if it has no hits.
     """
 
     def __init__(self, question: str, shortest_page: int = 0) -> None:

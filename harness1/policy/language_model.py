@@ -115,7 +115,7 @@ class LanguageModelSession:
 
 
 def call_seed(episode: str, turn: int, attempt: int) -> int:
-    """Return the seed of one call: equal episodes, turns and attempts sample the same, whatever runs beside them."""
+    """Return the seed of one call: equal episodes, turns and attempts sample equal outputs, whatever else runs."""
     return int(digest([episode, turn, attempt])[:8], 16) >> 1
 
 
@@ -128,5 +128,5 @@ def read_output(chat: ChatFormat, call: ModelCall, tools: Sequence[ToolSpec]) ->
 
 
 def retry_note(parsed: Parsed, chat: ChatFormat) -> Piece:
-    """Return the note to a policy after an output without a call. It quotes nothing of the output."""
+    """Return the note to a policy after an output without a call. It quotes nothing from the output."""
     return piece("retry", "user", f"Your last output was not valid: {parsed.error}. {chat.instruction}")

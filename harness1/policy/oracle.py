@@ -43,7 +43,7 @@ class OraclePolicy:
 
 
 def wanted(gold: Gold) -> tuple[frozenset[UnitId], ...]:
-    """Return what must be curated: for each fact or relevant document, the units that satisfy it, any one of them."""
+    """Return what must be curated: for each fact or relevant document, the units that each satisfy it."""
     if gold.facts is not None:
         return tuple(frozenset(UnitId(chunk_id) for chunk_id in fact) for fact in gold.facts)
     return tuple(frozenset({UnitId(doc_id)}) for doc_id, grade in gold.relevant.items() if grade > 0)

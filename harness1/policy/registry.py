@@ -1,4 +1,4 @@
-"""Open a policy by its name, as typed after `--policy`. A new one is one file, and a line in a table below."""
+"""Open a policy by its name, as typed after `--policy`. To add one, add a file and a line in a table below."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class MixedSession:
 
 
 class WrappedPolicy(ABC):
-    """A policy whose contexts or decisions are changed on their way.
+    """A policy whose contexts or decisions are changed on their way in and out.
 
     Attributes:
         policy: the wrapped one.
@@ -130,7 +130,7 @@ class ReasonedPolicy(WrappedPolicy):
         return dataclasses.replace(context, tools=tuple(map(asking, context.tools)))
 
     def decided(self, decision: Decision, context: Context) -> Decision:
-        """Take the reasons out of the calls, and that of the executed one as the reasoning."""
+        """Remove the reasons from the calls, and use that of the executed call as the reasoning."""
         known = {spec.name for spec in context.tools if REASONING in spec.parameters["properties"]}
         executed, _ = choose(decision.actions)
         actions = tuple(action if action.name in known else _bare(action) for action in decision.actions)
@@ -156,7 +156,7 @@ def _bare(action: ToolCall) -> ToolCall:
 
 
 class SilentPolicy(WrappedPolicy):
-    """The decisions of a policy, one without a tokenizer, without their reasoning and the calls' reason argument."""
+    """A policy without a tokenizer, whose decisions lose their reasoning and the reason arguments of their calls."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy, f"silent:{policy.name}", "silent")
@@ -205,7 +205,7 @@ class StudentFormatPolicy(WrappedPolicy):
 
 
 def in_student_format(policy: Policy, chat: ChatFormat) -> Policy:
-    """Wrap a policy to write a chat format, unless it is a model of this very format and tokenizer."""
+    """Wrap a policy to write a chat format, unless it is a model with exactly this format and tokenizer."""
     return policy if counter_of(policy).hash == chat.hash else StudentFormatPolicy(policy, chat)
 
 

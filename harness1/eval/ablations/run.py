@@ -1,7 +1,7 @@
 """Ablations: the same policy on the same tasks and seeds, with one mechanism of the environment removed at a time.
 
 A removed mechanism is in no prompt, tool schema, memory or metric. Harness-1 (arXiv 2606.02373), table 3, shows what
-the published harness lost by each.
+the published harness lost without each mechanism.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Ablation = Callable[[Env], Env]
 
 
 def _with(**groups: Any) -> Ablation:
-    """Change settings of the environment: a word for a setting, a mapping for some settings of a group."""
+    """Return an ablation that replaces settings of the environment: a word replaces one, a mapping part of a group."""
 
     def changed(env: Env) -> Env:
         values = {
@@ -75,8 +75,8 @@ ABLATIONS: Mapping[str, Ablation] = MappingProxyType({**_MECHANISMS, ALL_OFF: _a
 
 
 def ablated(config: Config, name: str) -> Config:
-    """Return the configuration without a mechanism. A model that was trained with the mechanism is accepted: its loss
-    is what an ablation measures.
+    """Return the configuration without a mechanism. A model that was trained with the mechanism is accepted:
+    how much it loses is what an ablation measures.
 
     Raises:
         UsageError: there is no such mechanism.
@@ -108,7 +108,7 @@ def ablate(
     play: Play = ensure_run,
 ) -> AblationTable:
     """Play an evaluation and its ablations into run folders below `out`, and write `ablations.json` and `ablations.md`
-    there, or return the existing table unchanged. Interrupted runs and episodes broken by faults are continued.
+    there, or return the existing table unchanged. Interrupted runs continue; episodes broken by faults are run again.
 
     Args:
         names: from `ABLATIONS`; those whose mechanism is already off are skipped, which the table notes.
@@ -138,7 +138,7 @@ def ablate(
         write_atomically(out / README, markdown(table).encode())
         write_json(out / TABLE, table)
         for name in played:
-            # The report shows the table, and was written before it.
+            # The report shows the table but was written before it.
             (out / name / REPORT).unlink(missing_ok=True)
         stage.write(out, status="finished", gates={"broken": sum(each.broken for each in table.conditions)})
     return table

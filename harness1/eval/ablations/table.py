@@ -33,7 +33,7 @@ class Condition(Record, kw_only=True):
     answer_change: Interval | None = None
     """Change of the final-answer recall."""
     p: float | None = None
-    """Probability of so large a change of the recall by chance (`randomisation_test`), Holm-corrected for all
+    """Probability that chance alone changes the recall this much (`randomisation_test`), Holm-corrected for all
     ablations."""
     paired: int = 0
     """Tasks scored in both."""

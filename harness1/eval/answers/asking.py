@@ -1,5 +1,5 @@
 """Downstream answers: a frozen model answers the tasks of a finished run without documents, from one search, and from
-what was what was delivered. Each reply is stored as it comes, as one line of JSON, so a stopped run can continue."""
+what was delivered. Each reply is stored when it arrives, as one line of JSON, so a stopped run can continue."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Reply(Record, kw_only=True):
     sample_idx: int = 0
     condition: Condition
     model: str
-    """As the user named it, with the address of its server."""
+    """The model's name as the user typed it, with the address of its server."""
     prompt: str
     """The hash of messages and settings."""
     text: str
     finish_reason: str = ""
     prompt_tokens: int | None = None
-    """As the server counts; None if it does not report them."""
+    """As counted by the server; None if it reports no counts."""
     output_tokens: int | None = None
     documents: tuple[UnitId, ...] = ()
     """The documents in the prompt, in order."""
@@ -72,10 +72,10 @@ class Reply(Record, kw_only=True):
 
 
 class ReplyStore(Journal):
-    """Append to the replies of a folder, which one process at a time can hold.
+    """The replies stored in a folder, which one process at a time can hold.
 
     Attributes:
-        kept: all replies; of a key that occurs again, the last.
+        kept: all replies by key; the last one if a key occurs again.
 
     Raises:
         UsageError: another process is writing to the folder, or it cannot be written.
@@ -91,7 +91,7 @@ class ReplyStore(Journal):
             raise
 
     def append(self, reply: Reply) -> None:
-        """Write one reply; it is on disk when this returns, as far as the operating system is concerned."""
+        """Write one reply; when this returns, the operating system has it, and it survives a crash of this process."""
         self.write(msgspec.json.encode(reply))
         self.kept[reply.key] = reply
 
@@ -124,7 +124,7 @@ class Questions(Record):
     tasks: int
     """Tasks that have a right answer."""
     without_answers: int
-    """Tasks that have none."""
+    """Tasks that have no right answer."""
     broken: int
     """Episodes broken by the infrastructure, which delivered nothing that could be judged."""
 
@@ -178,7 +178,7 @@ class Answering:
     tokens: int = 24000
 
     def jobs(self) -> Iterator[AnswerJob]:
-        """Yield every question under every condition. Closed book, equal for all samples, is asked once."""
+        """Yield every question under every condition. Closed-book questions, equal for all samples, are asked once."""
         met: set[str] = set()
         for question in self.questions:
             for condition in self.conditions:
@@ -276,7 +276,7 @@ def questions_of(run: RunView, limit: int = 0) -> Questions:
 async def answer_all(
     work: Answering, store: ReplyStore, places: int, on_answer: Callable[[Answered], None] = lambda _: None
 ) -> list[Answered]:
-    """Carry out all jobs, `places` at a time, and return the results as they finished.
+    """Carry out all jobs, `places` at a time, and return the results in the order they finished.
 
     Raises:
         UsageError: a server would refuse every request, or the store cannot be written.

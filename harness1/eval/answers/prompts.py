@@ -99,7 +99,7 @@ def _tokens(source: QuotedDocument) -> int:
 
 
 class DocumentReader:
-    """Full texts from a retriever, with `machine.attempts` attempts per request.
+    """A reader of full texts from a retriever, with `machine.attempts` attempts per request.
 
     Args:
         machine: number of attempts, and the seconds that each may take.
@@ -116,7 +116,7 @@ class DocumentReader:
         """Return the documents, or the chunks if the corpus is scored by chunks, in the order requested.
 
         Raises:
-            InfrastructureFault: the index failed, or lacks one of them.
+            InfrastructureFault: the index failed, or lacks one of the units.
         """
         return list(await asyncio.gather(*map(self._source, units)))
 

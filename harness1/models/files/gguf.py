@@ -90,7 +90,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
 
 
 def _name(tensor: str) -> str:
-    """Return a tensor's name in `LlamaForCausalLM`, for example of `blk.3.attn_q.weight` or `output_norm.weight`."""
+    """Return a tensor's name in `LlamaForCausalLM`, for example for `blk.3.attn_q.weight` or `output_norm.weight`."""
     stem, _, kind = tensor.rpartition(".")
     if kind == "weight" and stem in TOP:
         return f"{TOP[stem]}.weight"

@@ -1,5 +1,5 @@
-"""Shapes of a folder's weights, from the headers of its safetensors files. They are checked before an engine loads it,
-which may crash on unexpected weights."""
+"""Shapes of a folder's weights, from the headers of its safetensors files. They are checked before an engine loads
+the folder, because unexpected weights may crash it."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ class PromptSpan(NamedTuple):
 class ChatFormat(ABC):
     """A chat format: messages over one tokenizer. It is the `TokenCounter` of environments whose policy uses it.
 
-    A message is an opening, the ids of its pieces, and a closing. Consecutive pieces of one role are one message; every
-    output of the policy is one. Texts are encoded as texts: nothing in a document becomes a control token.
+    A message is an opening, the ids of its pieces, and a closing. Consecutive pieces of one role are one message; each
+    output of the policy is its own message. Texts are encoded as texts: nothing in a document becomes a control token.
 
     Raises:
         UsageError: the tokenizer lacks a control token of the format.
@@ -54,7 +54,7 @@ class ChatFormat(ABC):
 
     name: ClassVar[str]
     instruction: ClassVar[str]
-    """The required form of an output, for a policy whose last one had no call."""
+    """The required form of an output, shown to a policy whose last output had no call."""
     control: ClassVar[tuple[str, ...]] = ()
     """The names of the control tokens that it needs."""
 
@@ -94,7 +94,7 @@ class ChatFormat(ABC):
 
     @abstractmethod
     def declarations(self, specs: Sequence[ToolSpec]) -> Ids:
-        """Return the tools and how to call them, which the system message ends with if there are tools. The text must
+        """Return the tools and how to call them: the end of the system message if there are tools. The text must
         begin with a visible character, or its ids would not join with those of the pieces."""
 
     @abstractmethod
@@ -162,11 +162,11 @@ class ChatFormat(ABC):
         return self._structure(self.generation_prompt())
 
     def write(self, text: str) -> Ids:
-        """Return the ids of a text of the format's own, where names of control tokens are encoded as these tokens."""
+        """Return the ids of a text that the format itself writes; a control token's name is encoded as that token."""
         return self._written(text)
 
     def text(self, text: str) -> Ids:
-        """Return the ids of any other text, where nothing is encoded as a control token."""
+        """Return the ids of any other text; nothing in it is encoded as a control token."""
         return tuple(self.tokenizer.encode(text))
 
     def _encode_own(self, text: str) -> Ids:

@@ -75,7 +75,7 @@ def arguments_rules(specs: Sequence[ToolSpec]) -> str:
 
 
 class _Rules:
-    """Grammar rules for JSON schemas. Equal rules share a name, hence the text grows only with the schemas."""
+    """Grammar rules for JSON schemas. Equal rules share a name, so the text grows no faster than the schemas."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -121,7 +121,7 @@ class _Rules:
         return self._named(f'"{{" {_several(pair, 0, schema.get("maxProperties", ITEMS) if pair else 0)} "}}"')
 
     def _properties(self, schema: Mapping[str, Any], depth: int) -> str:
-        """Build the rules from the last property to the first: what may follow, after another property or first."""
+        """Return an expression for the properties; their rules are built from the last to the first."""
         required = schema.get("required", [])
         properties = {**schema["properties"], **{name: {} for name in required if name not in schema["properties"]}}
         later = first = '""'

@@ -1,6 +1,6 @@
 """Harmony, the format of gpt-oss: channels, recipients, and tools as TypeScript signatures.
 
-After https://github.com/openai/harmony; tests compare this file with `openai-harmony`. The library's parser raises on
+Source: https://github.com/openai/harmony; tests compare this file with `openai-harmony`. The library's parser raises on
 unexpected tokens; this one reads any sequence of tokens.
 """
 

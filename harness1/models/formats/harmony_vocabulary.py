@@ -15,7 +15,7 @@ class HarmonyVocabulary:
 
     Raises:
         MissingExtra: `openai-harmony` is not installed.
-        UsageError: it finds no vocabulary.
+        UsageError: the package finds no vocabulary.
     """
 
     def __init__(self) -> None:

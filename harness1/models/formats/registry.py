@@ -1,4 +1,4 @@
-"""Chat formats by name. A new one is a file and a line here."""
+"""Chat formats by name. To add one, add a file and a line here."""
 
 from __future__ import annotations
 

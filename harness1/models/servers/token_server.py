@@ -19,7 +19,7 @@ from harness1.records import Sampling
 PROBE_TEMPERATURES = (0.5, 2.0)
 PROBE_TOKENS = 8
 PROBE_DIFFERENCE = 0.1
-"""In nats: more than rounding and batching change a log probability, and much less than the two temperatures do."""
+"""In nats: above the effect of rounding and batching on a log probability, far below that of the two temperatures."""
 
 
 class TokenServer(ABC):
@@ -41,12 +41,12 @@ class TokenServer(ABC):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
     ) -> SampledOutput:
-        """Do as `Backend.generate`. The first call that needs to know tests if log probabilities are processed."""
+        """Do as `Backend.generate`. The first call that needs to know tests whether log probabilities are processed."""
         self._check(sampling)
         async with self._gate.call():
             if sampling.temperature and _is_changed(sampling) and not await self._is_processed(prompt_ids):
                 raise UsageError(
-                    f"{self._endpoint.url} returns log probabilities of another distribution than it samples from; "
+                    f"{self._endpoint.url} does not return log probabilities of the distribution that it samples from; "
                     f"{self.raw_advice}, or sample at temperature 1 with top_p 1 and top_k 0"
                 )
             sampled = await self._sample(prompt_ids, sampling, grammar)

@@ -72,7 +72,7 @@ class VllmServer(TokenServer):
             body["structured_outputs"] = {"grammar": grammar.ebnf}
         choice = await self._ask(body)
         if choice.prompt_token_ids != list(prompt_ids):
-            raise InfrastructureFault(f"{self._endpoint.url} returned no prompt ids, or other ones than it was sent")
+            raise InfrastructureFault(f"{self._endpoint.url} returned no prompt ids, or not those it was sent")
         logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
         return EngineOutput(choice.token_ids, logprobs, choice.finish_reason, choice.stop_reason)
 
@@ -84,8 +84,8 @@ class VllmServer(TokenServer):
         return max(top[0].values())
 
     async def _load(self, folder: Path, version: int) -> None:
-        """Load weights after all clients' calls; the prefix cache is dropped with the old ones. A pause that was not
-        answered may have begun, so it is always ended."""
+        """Load weights after all clients' calls; the prefix cache is dropped with the old ones. A pause request that
+        got no answer may have taken effect, so the pause is always ended."""
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         try:
             try:
@@ -172,7 +172,7 @@ def open_vllm(
 
 async def _start(fields: Mapping[str, Any]) -> AsyncLLM:
     """Start the engine. vLLM is imported in the thread of its loop, because it keeps an error from its import; the
-    error keeps the stack, and a frame that refers to the engine would keep it for ever."""
+    error keeps the stack, and a frame that refers to the engine would keep the engine forever."""
     try:
         from vllm import AsyncEngineArgs
         from vllm.exceptions import VLLMError

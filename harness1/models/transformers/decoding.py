@@ -60,7 +60,7 @@ class DecodingRow:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """The reason why it is finished; None until then."""
+        """The reason why the output ended; None until it ends."""
         if self.logprobs and self.ids[-1] in self.sampling.stop_ids:
             return "stop"
         return "length" if len(self.logprobs) >= self.sampling.max_tokens else None
@@ -123,7 +123,7 @@ class Decoder:
         self._count(prefilled_tokens=len(new), reused_tokens=reused, prefill_seconds=time.perf_counter() - begin)
 
     def step(self) -> None:
-        """Draw one more token for each running row. It raises what `admit` raises; `reset` must follow then."""
+        """Draw one more token for each running row. Raises what `admit` raises; call `reset` after that."""
         begin = time.perf_counter()
         starts = [len(row.ids) - 1 for row in self._rows]
         slot_pass = SlotPass(self._slots, 0, starts, 1, self._model.device)

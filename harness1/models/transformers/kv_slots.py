@@ -157,7 +157,7 @@ def attend(
 def _explicit(
     query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float, softcap: float | None, sinks: Any
 ) -> Tensor:
-    """Compute attention with what the fused one lacks. `sinks` [heads] are scores of a token without a value."""
+    """Compute attention with features that the fused kernel lacks. `sinks` [heads] score a token without a value."""
     import torch
 
     rows, kv_heads, queries, _ = query.shape

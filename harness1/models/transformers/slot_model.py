@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ATTENTION = "harness1_slots"
 LAYERS = {"full_attention", "sliding_attention"}
 MOVING_ROPE = {"dynamic", "longrope"}
-"""Rotary embeddings that depend on the length of the sequence: kept keys would be those of another length."""
+"""Rotary embeddings that depend on the length of the sequence: kept keys would be wrong at any other length."""
 PROBE_TOKENS, PROBE_REUSED, PROBE_SHORT = 12, 6, 9
 PROBE_BOUNDS = {"float32": 1e-3, "bfloat16": 0.3}
 """Largest distance of logits from those of the model's own attention, as a share of their norm. A layer that needs what

@@ -37,7 +37,7 @@ class SeenEvidence:
 
     @property
     def complete(self) -> bool:
-        """Something was seen for every need."""
+        """True if a unit that satisfies it was seen for every need."""
         seen = {document.unit_id for document in self.documents.values()}
         return not any(need.isdisjoint(seen) for need in self._needs)
 

@@ -1,4 +1,4 @@
-"""Queries that a policy without gold could write, too: every word is from the question or a shown document."""
+"""Queries that a policy without gold could also write: every word is from the question or a shown document."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def beside(question: str, name: str) -> str:
 
 
 def parts(question: str) -> list[str]:
-    """Return stretches of a question's own words, for a corpus that answers the whole question with something else."""
+    """Return stretches of a question's own words, for a corpus where the whole question finds something else."""
     words = content_words(question)
     if len(words) < SHORTEST:
         return [" ".join(words)] if words else []

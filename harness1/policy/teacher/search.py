@@ -38,10 +38,10 @@ class Move:
 
 
 class TeacherSearch:
-    """A chooser of queries, patterns and documents to read. It repeats none but the question, for its next page.
+    """A chooser of queries, patterns and documents to read. It repeats only the question, to get its next page.
 
     Args:
-        greps: begin with a pattern, if the first thing that is missing has a name of several words.
+        greps: begin with a pattern, if the first missing name has several words.
     """
 
     def __init__(self, greps: bool = False) -> None:

@@ -181,7 +181,7 @@ class TeacherSession:
         if not tagged and not self._reviews:
             add, remove = self._chosen, list(held)
         call = curate_call(tools, add, remove) if add else ToolCall("curate", {"remove_ids": remove})
-        # A line may only speak of removal if something is removed: otherwise use the one that does not.
+        # A line may only speak of removal if something is removed: otherwise use the line that does not.
         kind = "tag" if move.kind in ("curate", "alone", "confirmed") and not remove else move.kind
         return Move(call, kind, move.source, move.topic)
 
