@@ -1,8 +1,8 @@
-"""Generation that goes on while the trainer steps, beside taking turns: the same start, tasks and number of batches.
+"""Compare generation during training with generation in turn: the same start, tasks and number of batches.
 
-Both learn the micro setting (`benchmarks/micro.py`, `benchmarks/learn.py`). Every model call waits a simulated latency
-beside its computation, drawn log-normally, as the calls of a busy server do. Compared are the episodes that are trained
-on in a minute, and the reward of the last weights on held-out tasks, as a share of the attainable range.
+Both learn the micro setting (`benchmarks/micro.py`, `benchmarks/learn.py`). Every model call has a simulated log-normal
+latency on top of its computation, like the calls of a busy server. The script compares the episodes trained on per
+minute, and the reward of the last weights on held-out tasks, as a share of the attainable range.
 
     python benchmarks/asynchrony.py FOLDER [--staleness N] [--latency SECONDS] [--sigma S] [--batches N]
                                     [--tasks N] [--samples N] [--seed N] [--set A.B=VALUE] [--json]
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 
 class DelayedBackend:
-    """A backend whose answers are late. A call's latency depends on its seed alone: equal calls wait equally.
+    """A backend with delayed answers. A call's latency depends only on its seed, so equal calls wait equally long.
 
     Args:
-        median: of the latencies, in seconds, and
-        sigma: their spread: the standard deviation of their logarithm.
+        median: the median of the latencies, in seconds.
+        sigma: the standard deviation of the logarithm of the latencies.
     """
 
     def __init__(self, backend: Backend, median: float, sigma: float) -> None:
@@ -61,17 +61,17 @@ class DelayedBackend:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
     ) -> SampledOutput:
-        """As the backend, later."""
+        """Answer as the backend does, after a delay."""
         await asyncio.sleep(Random(f"{sampling.seed}/latency").lognormvariate(log(self._median), self._sigma))
         return await self.backend.generate(prompt_ids, sampling, grammar)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """As the backend, at once."""
+        """Answer as the backend does, without a delay."""
         await self.backend.load_weights(folder, version)
 
 
 class DelayedRollouts(LocalRollouts):
-    """Rollouts of a delayed backend; weights are not late."""
+    """Rollouts of a delayed backend; weights are not delayed."""
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
         delayed: Any = self.policy.model
@@ -99,7 +99,7 @@ def main() -> None:
     width = fmean(top["reward"]) - fmean(floor["reward"])
     found, rewards = {}, {}
     for name, staleness in (("in turns", 0), ("asynchronous", asked.staleness)):
-        # Groups that are generated during a look would be free: there is none before the last batch.
+        # Groups generated during a validation would cost no time, so there is none before the last batch.
         own = [*asked.overrides, f"rl.staleness={staleness}", f"rl.batches={asked.batches}", "train.watch.every=0"]
         start = Start(asked.folder, load_config(MICRO, own))
         players = delayed(asked.latency, asked.sigma)
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def delayed(median: float, sigma: float) -> MakeRollouts:
-    """Makes rollouts whose calls are late."""
+    """Return a function that makes rollouts with delayed calls."""
 
     def make(setups: list[EpisodeSetup], policy: LanguageModelPolicy, base: Path, versions: Path) -> DelayedRollouts:
         policy.model = DelayedBackend(policy.model, median, sigma)
@@ -125,7 +125,7 @@ def delayed(median: float, sigma: float) -> MakeRollouts:
 
 
 def speed(out: Path, episodes: int) -> dict[str, float]:
-    """Episodes trained on in a minute, over all batches; and how old they were."""
+    """Return the episodes trained on per minute, over all batches, and their staleness."""
     steps = [each for each in read_log(out) if "loss" in each]
     return {
         "episodes_per_minute": 60 * episodes * len(steps) / sum(each["seconds"] for each in steps),
@@ -135,7 +135,7 @@ def speed(out: Path, episodes: int) -> dict[str, float]:
 
 
 def named(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The report in parts, each for a line."""
+    """Return the parts of the report, one for each line."""
     rest = {name: value for name, value in report.items() if name not in ("in turns", "asynchronous")}
     return {"in turns": report["in turns"], "asynchronous": report["asynchronous"], "asynchronous against it": rest}
 

@@ -1,9 +1,9 @@
-"""A run beside a baseline at equal size: the ranked sets of both are cut, task by task, to the smaller one.
+"""Compare a run with a baseline at equal size: the ranked sets of both are cut, task by task, to the smaller size.
 
     python benchmarks/beside.py RUN BASELINE [--json]
 
 Prints the paired difference of curated recall, run minus baseline, with its 95 % bootstrap interval over tasks.
-`harness1 compare RUN BASELINE --equal-size` says more about the same, and has its differences the other way round.
+`harness1 compare RUN BASELINE --equal-size` shows more, with differences of the opposite sign.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness1.eval.run_view import read_run
 
 
 def compare(run: Path, baseline: Path) -> dict[str, float | int | str]:
-    """Mean curated recall of both at equal set size, and the paired difference."""
+    """Return the mean curated recall of both at equal set size, and the paired difference."""
     ours = read_run(run)
     (pair,) = compare_runs([ours, read_run(baseline)], equal_size=True).others
     recall = pair.metrics["curated_recall"]

@@ -1,7 +1,7 @@
-"""The BM25 table of `retrieval.py`: every engine in a process of its own, searched in turns.
+"""The BM25 table of `retrieval.py`: every engine in its own process, searched in turn.
 
 An engine builds in one process and is opened in another. The searches of all engines are interleaved, pass by pass,
-so that what else the machine does meets them alike; the median pass of each counts.
+so that other work on the machine affects them equally; the median pass of each counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 def bm25_table(seed: str, folder: Path, chunks: int, names: Sequence[str]) -> list[Row]:
-    """One row for each engine: building, opening, searching with and without exclusions."""
+    """Return a row for each engine: building, opening, searching with and without exclusions."""
     context = multiprocessing.get_context("spawn")
     rows: dict[str, Row] = {name: {"engine": name} for name in names}
     for name in names:
@@ -59,7 +59,7 @@ def bm25_table(seed: str, folder: Path, chunks: int, names: Sequence[str]) -> li
 
 
 def _exclusions(found: list[list[int]]) -> list[list[int]]:
-    """For each query 300 chunks: its own best 20, and the best of other queries."""
+    """Return 300 chunks for each query: its own best 20, and the best of other queries."""
     others = [number for ranking in found for number in ranking[:20]]
     chosen = []
     for place, ranking in enumerate(found):
@@ -69,13 +69,13 @@ def _exclusions(found: list[list[int]]) -> list[list[int]]:
 
 
 def _agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """The share of our best ten that the other engine has among its best ten."""
+    """Return the share of our best ten that the other engine has among its best ten."""
     shares = [len(set(a[:10]) & set(b[:10])) / max(1, len(a[:10])) for a, b in zip(ours, theirs, strict=False)]
     return sum(shares) / len(shares)
 
 
 def _in_process(context: Any, work: Any, *arguments: Any) -> Row:
-    """Run a function in a process of its own; it sends its result."""
+    """Run a function in a separate process and return the result that it sends."""
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
     process.start()

@@ -1,7 +1,7 @@
-"""BM25 engines behind one interface, each meant for a process of its own: ours, and the peers it is measured beside.
+"""BM25 engines behind one interface, each meant for its own process: ours, and the peers it is compared with.
 
-Every engine gets the same texts to build from and the same analysed terms to search with. Chunks, excluded and found,
-go by the names that the engine's users know: ids, or places in the corpus. Working with those is part of its time.
+Every engine gets the same texts to build from and the same analysed terms to search with. Excluded and found
+chunks have the names that the engine's users know: ids, or places in the corpus. Handling names is part of its time.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ K1, B = 1.2, 0.75
 
 
 class Engine(Protocol):
-    """What is measured."""
+    """An engine to measure."""
 
     def build(self, seed: str, chunks: int) -> None:
-        """Index the synthetic corpus on disk, from its texts on."""
+        """Index the synthetic corpus on disk, starting from its texts."""
         ...
 
     def open(self) -> None: ...
 
     def named(self, numbers: Sequence[int]) -> list[Any]:
-        """Chunks by what the engine's users know them by: ids, or places in the corpus."""
+        """Return the names of chunks that the engine's users know: ids, or places in the corpus."""
         ...
 
     def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[Any]:
-        """The best chunks, by what they are known by."""
+        """Return the names of the best chunks."""
         ...
 
 
 class Ours:
-    """The embedded index: everything that a user's index holds, texts and the index for grep included."""
+    """The embedded index with everything that a user's index holds, including texts and the index for grep."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "ours"
@@ -106,7 +106,7 @@ class BM25S:
 
 
 class BM25SMapped(BM25S):
-    """The same, its arrays memory-mapped."""
+    """bm25s with memory-mapped arrays."""
 
     mmap = True
 
@@ -118,7 +118,7 @@ class BM25SNumpy(BM25S):
 
 
 class Tantivy:
-    """tantivy-py, with its English stemmer; excluded chunks by a term-set query that must not match."""
+    """tantivy-py with its English stemmer; chunks are excluded by a term-set query that must not match."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "tantivy"
@@ -204,7 +204,7 @@ BUILT_BY = {"bm25s numba mmap": "bm25s numba", "bm25s numpy": "bm25s numba"}
 
 
 def resident_mb() -> float:
-    """Resident memory of this process now, from the system's own account."""
+    """Return the present resident memory of this process, as the system reports it."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS"):
             return int(line.split()[1]) / 1024
@@ -212,12 +212,12 @@ def resident_mb() -> float:
 
 
 def peak_mb() -> float:
-    """The most memory that this process had resident."""
+    """Return the peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def disk_mb(folder: Path) -> float:
-    """Bytes of all files below a folder, each file once."""
+    """Return the size of all files below a folder in megabytes, counting each file once."""
     files = {path.stat().st_ino: path.stat().st_size for path in _files(folder)}
     return sum(files.values()) / 1e6
 

@@ -1,8 +1,8 @@
-"""What a turn of the environment costs, beside a peer put together from the usual parts, on the same hits.
+"""Measure the cost of an environment turn, beside a peer built from the usual parts, on the same hits.
 
-Ours is the whole environment, every mechanism on, with a real tokenizer, all hashes, and the turn's line of the
+Ours is the whole environment with every mechanism on, a real tokenizer, all hashes, and the turn's line of the
 record. Times are CPU milliseconds of one process without model and engine: medians over episodes that share no text,
-and in each over the turns beside the one named that do the same.
+and within each episode over the turns near the reported one that have the same action.
 
     python benchmarks/env_turn.py [--vocab o200k_base.tiktoken] [--json]
 """
@@ -36,7 +36,7 @@ from harness1.records import Episode, Hashes, Status, StopReason, Task, Turn, en
 TURNS = 40
 REPORTED = (1, 10, 40)
 BESIDE = 2
-"""How far from a reported turn others may be that are measured with it; the first turn stands alone."""
+"""Turns up to this far from a reported turn are measured with it; the first turn is measured alone."""
 HASHES = Hashes("", "", "")
 
 
@@ -62,7 +62,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _compare(work: Sequence[Workload], turns: int, encoding: tiktoken.Encoding) -> list[dict[str, Any]]:
-    """One row for each reported turn. Ours and the peer take the episodes in turn, so that noise hits both."""
+    """Return a row for each reported turn. Ours and the peer take the episodes in turn, so that noise affects both."""
     ours, peers = [], []
     for episode in work:
         ours.append(asyncio.run(_ours(episode, encoding)))
@@ -88,7 +88,7 @@ def _compare(work: Sequence[Workload], turns: int, encoding: tiktoken.Encoding) 
 
 
 def _places(turn: int, work: Workload) -> list[int]:
-    """The turns, from 0, that stand for a reported one: it and those beside it with the same action."""
+    """Return the turns, from 0, measured for a reported turn: it and the turns near it with the same action."""
     if turn == 1:
         return [0]
     names = [move.action.name for move in work.moves]
@@ -97,7 +97,7 @@ def _places(turn: int, work: Workload) -> list[int]:
 
 
 async def _ours(work: Workload, encoding: tiktoken.Encoding) -> tuple[list[float], list[int]]:
-    """Milliseconds of each turn, and tokens of the prompt after it."""
+    """Return the milliseconds of each turn, and the tokens of the prompt after it."""
     served = Served()
     env = SearchEnv(Env(max_turns=len(work.moves) + 1), served, counter=EncodingCounter(encoding))
     await env.reset(Task("workload", work.query))
@@ -114,7 +114,7 @@ async def _ours(work: Workload, encoding: tiktoken.Encoding) -> tuple[list[float
 
 
 def _line(turn: Turn) -> bytes:
-    """The turn's share of the episode's line, with a line of its own around it."""
+    """Return the turn's share of the episode's line, as a line of its own."""
     task = Task("workload", "")
     status, stop = Status.COMPLETED, StopReason.END_SEARCH
     return encode_episode(

@@ -1,7 +1,7 @@
-"""The grep tables of `retrieval.py`: rare literals beside plain RE2 scans, and patterns made to be slow.
+"""The grep tables of `retrieval.py`: rare literals beside plain RE2 scans, and patterns designed to be slow.
 
-The scans get the same bytes, already in memory. One goes through all of a segment at once, which is the fastest way
-to read it by RE2 alone, and finds the chunk of each match afterwards; the other matches chunk by chunk.
+The scans get the same bytes, already in memory. One scans a whole segment at once, which is the fastest way with RE2
+alone, and finds the chunk of each match afterwards; the other matches chunk by chunk.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ HOSTILE = [
     r"\pL{40}\x01", r"(\pL{1,20}){1,9}\x01", "(" * 200 + "a+" + ")+" * 200, "|".join(f"w{at}" for at in range(10_000)),
     "|".join(f"{at}.{at}" for at in range(120)), r"\d{9}\d*\x01",
 ]  # fmt: skip
-"""Nested quantifiers, thousands of alternatives, huge repeats, gaps without a literal: on their own, or before a byte
-that no text has."""
+"""Nested quantifiers, thousands of alternatives, huge repeats, gaps without a literal: alone, or before a byte that no
+text has."""
 
 Row = dict[str, Any]
 Found = list[tuple[int, int]]
 
 
 def rare_table(index: EmbeddedIndex) -> list[Row]:
-    """One row for each literal, as it is and in any case: milliseconds, and the scans' as multiples of ours."""
+    """Return a row for each literal, with and without case: our milliseconds, and the scans' as multiples of ours."""
     literals = list(_rare_literals(index))
     return [_rare(index, prefix + literal) for prefix in ("", "(?i)") for literal in literals]
 
 
 def hostile_table(index: EmbeddedIndex) -> list[Row]:
-    """One row for each pattern, compiled anew: milliseconds, and what came of it."""
+    """Return a row for each pattern, compiled anew: milliseconds, and the result."""
     rows = []
     for pattern in HOSTILE:
         times = []
@@ -58,12 +58,12 @@ def hostile_table(index: EmbeddedIndex) -> list[Row]:
 
 
 def open_built(folder: Path) -> EmbeddedIndex:
-    """The index that the BM25 table built, or builds, into a folder."""
+    """Open the index that the BM25 table built in a folder, or build it there."""
     return open_index(folder / "ours")
 
 
 def _rare_literals(index: EmbeddedIndex) -> Iterator[str]:
-    """Long words out of chunks drawn at random that few chunks have."""
+    """Yield long words from randomly drawn chunks that occur in few chunks."""
     rng, given = random.Random(len(index)), 0
     for position in iter(lambda: rng.randrange(len(index)), None):
         words = [word for word in index.chunk(position).text.split() if word.isascii() and word.isalpha()]
@@ -76,7 +76,7 @@ def _rare_literals(index: EmbeddedIndex) -> Iterator[str]:
 
 
 def _rare(index: EmbeddedIndex, pattern: str) -> Row:
-    """Interleaved, so that what else the machine does meets all alike; medians."""
+    """Measure a pattern: medians of interleaved runs, so that other work on the machine affects all equally."""
     whole, single = _compiled(pattern), _compiled(pattern)
     times: dict[str, list[float]] = {"all": [], "first": [], "scan": []}
     found: Found = []
@@ -115,7 +115,7 @@ def _ours(index: EmbeddedIndex, pattern: str, limit: int) -> Any:
 
 
 def _scan(index: EmbeddedIndex, pattern: Any) -> Found:
-    """One pass over the bytes of each segment. A chunk that ends where the next begins has no match across the border:
+    """Scan the bytes of each segment in one pass. No match crosses the border between adjacent chunks:
     the literals are words, and chunks are texts."""
     found: Found = []
     for number, segment in enumerate(index.segments):

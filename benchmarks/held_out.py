@@ -1,8 +1,8 @@
-"""What fine-tuning changes on held-out turns: models beside each other, on the same prompts of a teacher's episodes.
+"""Compare models on held-out turns, on the same prompts of a teacher's episodes, to see the effect of fine-tuning.
 
-For each model the share of most likely outputs that hold a valid action, and that agree with the teacher in the tool
-and in the whole action, with 95 % bootstrap intervals over turns; and the mean negative log likelihood of the teacher's
-tokens.
+For each model, print the shares of greedy outputs that contain a valid action, that agree with the teacher in the tool,
+and that agree in the whole action, with 95 % bootstrap intervals over turns; and the mean negative log likelihood of
+the teacher's tokens.
 
     python benchmarks/held_out.py ROWS --model smollm2-135m --model CHECKPOINT [--turns N] [--json]
 """
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measured(dataset: Path, folder: Path, limit: int, threads: int) -> dict[str, Any]:
-    """One model on the held-out rows of a dataset."""
+    """Measure one model on the held-out rows of a dataset."""
     student = Student.of(folder, read_card(dataset))
     rows = RowFile(dataset / HELD_OUT)
     turns = held_out_turns(list(rows), limit or sys.maxsize)

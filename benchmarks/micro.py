@@ -1,9 +1,9 @@
-"""The start of reinforcement learning on a CPU: a small world, a small vocabulary, and a small model that has seen a
-mediocre teacher. Then what it earns, beside the bounds of what can be earned.
+"""Make the start of reinforcement learning on a CPU: a small world, a small vocabulary, and a small model that learned
+from a mediocre teacher. Then measure its reward, beside the bounds of the reward.
 
-Into the folder go `world` (a dataset in BEIR's layout: a synthetic world, with those of its questions that need few
-documents), `index`, `model` (random weights with a tokenizer trained on the episodes of the teacher), `teacher`, `rows`
-and `start`, the checkpoint to begin with. The same seed gives the same start, and what is finished is not done again.
+The folder gets `world` (a synthetic world in BEIR's layout, with only those of its questions that need few documents),
+`index`, `model` (random weights with a tokenizer trained on the episodes of the teacher), `teacher`, `rows`
+and `start`, the checkpoint to begin with. The same seed gives the same start, and finished work is not repeated.
 
     python benchmarks/micro.py FOLDER [--config configs/micro.toml] [--share S] [--tasks N] [--seed N] [--json]
     python benchmarks/micro.py FOLDER --only world      # harness1 index; then --only model: see scripts/tiny.sh
@@ -44,13 +44,13 @@ from harness1.sft.fine_tuning import FineTuning, fine_tune
 MICRO = Path(__file__).parent.parent / "configs" / "micro.toml"
 SPLITS = ("train", "dev", "test")
 HEARD = 300
-"""Episodes on whose texts the vocabulary is trained, beside the documents."""
+"""Number of episodes whose texts, with the documents, train the vocabulary."""
 WIDE = 16384
 """A context window for a vocabulary of bytes."""
 ALONE = 30
-"""How often the vocabulary hears each word of the questions by itself, as queries have it."""
+"""Number of times that the tokenizer is trained on each single word of the questions, because queries use them."""
 TOLD = 50
-"""Steps between two lines of progress."""
+"""Steps between lines of progress."""
 
 
 TAUGHT = Train(
@@ -65,12 +65,12 @@ TAUGHT = Train(
     save_every=0,
     watch=Validation(every=0, rows=64, turns=200),
 )
-"""How the start is fine-tuned."""
+"""Settings for fine-tuning the start."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """How a start is made."""
+    """The settings of a start."""
 
     folder: Path
     config: Config
@@ -78,9 +78,9 @@ class Start:
     size: int = 2000
     """Documents of the world."""
     documents: int = 2
-    """That the questions need at most."""
+    """Maximum number of documents that a question needs."""
     share: float = 0.85
-    """Of the teacher's turns that the oracle teacher takes; the others are random."""
+    """Share of the teacher's turns that the oracle teacher takes; the others are random."""
     samples: int = 4
     """Episodes of each training task."""
     words: int = 8192
@@ -98,7 +98,7 @@ class Start:
         return f"silent:mixed:{self.share:g}"
 
     def tasks(self, split: str, limit: int | None = None) -> list[Task]:
-        """The first tasks of a split."""
+        """Return the first tasks of a split."""
         return open_source(self.dataset).tasks(split)[:limit]
 
 
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def make(start: Start) -> dict[str, float]:
-    """Make what is missing of the start; returns the seconds of each part."""
+    """Make the missing parts of the start; return the seconds of each part."""
     seconds: dict[str, float] = {}
     for name, part in (
         ("world", make_world),
@@ -148,7 +148,7 @@ def make_world(start: Start) -> None:
 
 
 def write_world(start: Start) -> None:
-    """Write a synthetic world, with those of its questions that need few documents."""
+    """Write a synthetic world, with only those of its questions that need few documents."""
     folder = Path(start.dataset)
     if not beir.is_beir(folder):
         world = open_source(f"world:{start.size}")
@@ -186,7 +186,7 @@ def make_model(start: Start) -> None:
 
 
 def _texts(start: Start) -> list[str]:
-    """The documents, and episodes of the teacher, as they are heard in bytes in a wide window."""
+    """Return the documents, and the texts of the teacher's episodes, rendered in bytes in a wide window."""
     save_tokenizer(start.folder / "bytes", [], 256)
     env = msgspec.structs.replace(start.config.env, context_window=WIDE)
     config = msgspec.structs.replace(start.config, env=env)
@@ -199,7 +199,7 @@ def _texts(start: Start) -> list[str]:
 
 
 def _last_call(episode: Episode) -> list[int]:
-    """The ids of the last prompt with what was said to it; under the `epoch` order it holds those before."""
+    """Return the ids of the last prompt and its output; under the `epoch` order, the prompt contains earlier ones."""
     last = list(calls_of(episode))[-1]
     return [*prompt_ids(episode, last), *last.output_ids]
 
@@ -211,17 +211,17 @@ def _without_control(text: str) -> str:
 
 
 def teach(start: Start) -> None:
-    """Episodes of the teacher on all training tasks."""
+    """Record episodes of the teacher on all training tasks."""
     play(start, start.teacher, "teacher", start.tasks("train"), samples=start.samples, student="model")
 
 
 def make_rows(start: Start) -> None:
-    """Training rows of the teacher's episodes."""
+    """Make training rows of the teacher's episodes."""
     build(Build([start.folder / "teacher"], start.config.sft), start.folder / "rows")
 
 
 def train(start: Start) -> None:
-    """The checkpoint."""
+    """Train the checkpoint."""
     config = msgspec.structs.replace(start.config, train=start.taught)
     work = FineTuning(start.folder / "rows", start.folder / "model", start.folder / "start", config)
     if not work.is_done():
@@ -229,7 +229,7 @@ def train(start: Start) -> None:
 
 
 def told(step: int, steps: int, values: Mapping[str, float]) -> None:
-    """A line now and then while training goes on."""
+    """Print a line at intervals during training."""
     if step % TOLD == 0 or step == steps:
         shown = " ".join(f"{name}={value:.3g}" for name, value in values.items())
         print(f"step {step}/{steps} {shown}", file=sys.stderr, flush=True)
@@ -245,7 +245,7 @@ def play(
     student: str = "",
     config: Config | None = None,
 ) -> list[Episode]:
-    """Episodes in a run folder of that name, in the words of a student whose folder is named."""
+    """Play episodes into a run folder with this name, in the format of the student in a given folder."""
     spoken = str(start.folder / student) if student else ""
     config = config or start.config
     evaluation = Evaluation(
@@ -264,7 +264,7 @@ def play(
 
 
 def measured(start: Start, tasks: int) -> dict[str, dict[str, float]]:
-    """The measures of the bounds, the teacher and the start, on the first held-out tasks."""
+    """Measure the bounds, the teacher and the start on the first held-out tasks."""
     dev = start.tasks("dev", tasks)
     found: dict[str, dict[str, float]] = {}
     for policy in ("silent:random", start.teacher, "silent:oracle-teacher", "silent:oracle"):
@@ -289,8 +289,8 @@ def _timed(start: Start, policy: str, name: str, tasks: Sequence[Task], **settin
 
 
 def measures(episodes: Sequence[Episode], seconds: float, tasks: Sequence[Task]) -> dict[str, float]:
-    """Means over episodes, or over turns for `valid`; the largest prompt and call in tokens. `rows`: stretches of an
-    episode whose prompts begin with each other. Seconds are of everything, divided by the episodes."""
+    """Return means over episodes, or over turns for `valid`, and the largest prompt and call in tokens. `rows` counts
+    the chains of turns whose prompts continue each other. Seconds are the total divided by the episodes."""
     golds = {task.task_id: task.gold for task in tasks}
     calls = [(episode, call) for episode in episodes for call in calls_of(episode)]
     valid = [
@@ -320,7 +320,7 @@ def _rows(episode: Episode) -> int:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The report in lines."""
+    """Return the report as lines."""
     lines = ["seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in report["seconds"].items())]
     for policy, values in report["policies"].items():
         lines.append(f"{policy}: " + ", ".join(f"{name} {value:.3f}" for name, value in values.items()))

@@ -1,7 +1,7 @@
 """The tokenizer of the micro setting: a byte-level BPE whose tokens are phrases, names and handles.
 
-Words are not cut at spaces: a stretch of small letters is one unit before merging, as in SuperBPE (arXiv 2503.13423),
-so that a phrase of the world ("was the son of") is one token. Handles and the frame of a call are units of their own.
+Words are not cut at spaces: a stretch of lowercase letters is one unit before merging, as in SuperBPE (arXiv
+2503.13423), so that a phrase of the world ("was the son of") is one token. Handles and the frame of a call are units.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ UNITS = "|".join(
         r'"',
     )
 )
-"""In turn: a handle; the frame of arguments; a capitalised word; a number; a line's end; a phrase; a quotation mark."""
+"""Alternatives in order: handle, frame of arguments, capitalised word, number, end of line, phrase, quotation mark."""
 
 
 def save_tokenizer(folder: Path, texts: Iterable[str], size: int) -> int:
-    """Train on texts and write `tokenizer.json`; returns the number of tokens, control tokens included.
+    """Train on texts and write `tokenizer.json`; return the number of tokens, including control tokens.
 
     Args:
-        size: of the vocabulary without control tokens; 256 is bytes alone.
+        size: the size of the vocabulary without control tokens; 256 means only bytes.
     """
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.Sequence(

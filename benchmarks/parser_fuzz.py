@@ -1,8 +1,8 @@
-"""Whether a chat format can be made to raise, or to read a call that nobody wrote.
+"""Fuzz the parsers of chat formats, to find outputs that make them raise or read a call that nobody wrote.
 
-Outputs are random tokens, random bytes, valid calls, and these mutated: cut, doubled, swapped, nested, spliced with the
-syntax of every format. What is read must stand in the output: the name of the tool and every string of its arguments,
-but for the escapes of JSON. `lost` counts valid outputs that did not come back as the one call that they are.
+Outputs are random tokens, random bytes, valid calls, and mutations of these: cut, doubled, swapped, nested, or spliced
+with the syntax of every format. The name of the tool and every string of its arguments must occur in the output, apart
+from JSON escapes. `lost` counts valid outputs that were not parsed as the one call that they contain.
 
     python benchmarks/parser_fuzz.py [--outputs 200000] [--format hermes] [--seed 0] [--json]
 """
@@ -40,7 +40,7 @@ NAMES = frozenset(spec.name for spec in SPECS)
 PROGRESS = 10_000
 DEEP = 10_000
 STRANGE_SHARE = 0.002
-"""Share of outputs that are huge or deeply nested: they take long."""
+"""Share of outputs that are huge or deeply nested, which take long."""
 
 WORDS = (
     *(
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def fuzz(name: str, outputs: int, seed: int = 0, *, quiet: bool = True) -> dict[str, Any]:
-    """Parse so many outputs; what happened how often, and the first fault where there is one."""
+    """Parse a number of outputs; return the counts of what happened, and the first fault if there is one."""
     counts: Counter[str] = Counter(outputs=outputs)
     dice = random.Random(f"{seed}/{name}")
     chats = [chat_format(name, kind) for kind in KINDS[name]]
@@ -116,7 +116,7 @@ def fuzz(name: str, outputs: int, seed: int = 0, *, quiet: bool = True) -> dict[
 
 
 def random_output(chat: ChatFormat, dice: random.Random) -> tuple[Sequence[int], ToolCall | None]:
-    """One output, and the call that it means where it was left valid."""
+    """Return an output, and the call that it contains if it is still valid."""
     if dice.random() < STRANGE_SHARE:
         return _tokens(chat, dice.choice(STRANGE)(dice)), None
     kind = dice.randrange(10)
@@ -141,7 +141,7 @@ def random_output(chat: ChatFormat, dice: random.Random) -> tuple[Sequence[int],
 
 
 def random_call(dice: random.Random) -> ToolCall:
-    """A call of one of the tools, with arguments that fit its schema."""
+    """Return a call of one of the tools, with arguments that fit its schema."""
     spec = dice.choice(SPECS)
     required = spec.parameters["required"]
     chosen = {
@@ -153,11 +153,11 @@ def random_call(dice: random.Random) -> ToolCall:
 
 
 def invented(chat: ChatFormat, ids: Sequence[int], parsed: Parsed, specs: Sequence[ToolSpec] = SPECS) -> str | None:
-    """A name or a string of the calls that stands nowhere in the output; None if all do."""
+    """Return a name or a string of the calls that does not occur in the output; None if all do."""
     if not parsed.actions:
         return None
     texts = [chat.tokenizer.decode(ids)]
-    for _ in range(2):  # arguments may be JSON inside of a string of JSON
+    for _ in range(2):  # arguments may be JSON inside a JSON string
         texts.append(_unescaped(texts[-1]))
     for action in parsed.actions:
         if not action.name or (chat.name == "compact" and action.name not in {spec.name for spec in specs}):
@@ -173,7 +173,7 @@ def _outcome(chat: ChatFormat, ids: Sequence[int], meant: ToolCall | None) -> st
         parsed = chat.parse(ids, SPECS)
         if invented(chat, ids, parsed) is not None:
             return "invented"
-    except Exception:  # noqa: BLE001 - that there is none is what is measured
+    except Exception:  # noqa: BLE001 - the benchmark checks that there is none
         return "exceptions"
     if meant is not None and not _same(chat, parsed.actions, meant):
         return "lost"
@@ -181,7 +181,7 @@ def _outcome(chat: ChatFormat, ids: Sequence[int], meant: ToolCall | None) -> st
 
 
 def _same(chat: ChatFormat, actions: Sequence[ToolCall], meant: ToolCall) -> bool:
-    """Whether the one call came back, as far as the tokenizer keeps characters."""
+    """Return True if the one call was read back, as far as the tokenizer keeps characters."""
 
     def kept(text: str) -> str:
         return chat.tokenizer.decode(chat.tokenizer.encode(text))
@@ -192,7 +192,7 @@ def _same(chat: ChatFormat, actions: Sequence[ToolCall], meant: ToolCall) -> boo
 
 
 def _tokens(chat: ChatFormat, text: str) -> list[int]:
-    """A text in which names of control tokens stand for these."""
+    """Tokenize a text in which names of control tokens become those tokens."""
     parts = stretches(text, chat.tokenizer.control)
     return [token for part in parts for token in ([part] if isinstance(part, int) else chat.tokenizer.encode(part))]
 
@@ -211,7 +211,7 @@ def _value(schema: dict[str, Any], dice: random.Random) -> Any:
 
 
 def _mutated(sequence: Sequence[Any], dice: random.Random) -> list[Any]:
-    """A few deletions, doublings, swaps and cuts, and, of text, changes of case."""
+    """Apply a few deletions, doublings, swaps and cuts, and, to text, changes of case."""
     items = list(sequence)
     for _ in range(dice.randrange(1, 4)):
         at, other = sorted(dice.randrange(len(items) + 1) for _ in range(2))
@@ -231,7 +231,7 @@ def _mutated(sequence: Sequence[Any], dice: random.Random) -> list[Any]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All strings in a value, names of fields included."""
+    """Yield all strings in a value, including names of fields."""
     stack = [value]
     while stack:
         each = stack.pop()
@@ -249,7 +249,7 @@ def _unescaped(text: str) -> str:
 
 
 def _spelled(leaf: str, texts: Sequence[str]) -> bool:
-    """Whether a string stands in a text with each of its characters as itself or as an escape."""
+    """Return True if a string occurs in a text with each of its characters as itself or as an escape."""
     units = leaf.encode("utf-16-be", "surrogatepass")
     codes = [units[at : at + 2].hex() for at in range(0, len(units), 2)]
     letters = {code: re.escape(chr(int(code, 16))) for code in codes}
@@ -261,7 +261,7 @@ def _spelled(leaf: str, texts: Sequence[str]) -> bool:
 
 
 def _halves(text: str) -> str:
-    """A text whose characters beyond the first plane are written as two, as escapes write them."""
+    """Return a text with each character beyond the first plane as a surrogate pair, as escapes write it."""
     units = text.encode("utf-16-be", "surrogatepass")
     return "".join(chr(int.from_bytes(units[at : at + 2], "big")) for at in range(0, len(units), 2))
 

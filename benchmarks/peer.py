@@ -1,4 +1,4 @@
-"""The peer of `env_turn.py`: an environment turn put together from the usual parts, with nothing kept between turns.
+"""The peer of `env_turn.py`: an environment turn built from the usual parts, which keeps nothing between turns.
 
 It follows the published mechanisms (Harness-1, arXiv 2606.02373): MinHash by `datasketch`, sentence selection by
 `rank_bm25`, entities by the published expression. Each turn sorts all entities, writes the memory anew, keeps it as
@@ -74,7 +74,7 @@ class Shown(NamedTuple):
 
 
 class Peer:
-    """One episode; `step` carries a move out and returns the tokens of the next prompt."""
+    """An episode; `step` carries out a move and returns the number of tokens of the next prompt."""
 
     def __init__(self, query: str, static: Sequence[str], env: Env, encoding: tiktoken.Encoding) -> None:
         self.query, self.static, self.env, self.encoding = query, static, env, encoding
@@ -151,7 +151,7 @@ class Peer:
         return f"Curated {len(self.curated)}/{self.env.curation.cap}: {listed}. Refused: {refused[:5]}"
 
     def _memory(self) -> str:
-        """The working memory as text, all of it."""
+        """Return the whole working memory as text."""
         settings = self.env
         lines = [f"WORKING MEMORY after turn {len(self.turns)}", f"Query: {self.query}"]
         lines.append(f"CURATED {len(self.curated)}/{settings.curation.cap}")
@@ -176,7 +176,7 @@ class Peer:
         return self.store.get(doc_id, "")[: self.env.pool.snippet].replace("\n", " ")
 
     def _prompt(self) -> int:
-        """Tokens of the whole prompt; the oldest turns are left out while it is too long."""
+        """Return the number of tokens of the whole prompt; the oldest turns are left out while it is too long."""
         recent = self.turns[-self.env.rendering.recent :]
         while True:
             messages = [*self.static, self.query]

@@ -1,9 +1,9 @@
-"""Are single turns of a teacher worth training on? In the micro setting (`benchmarks/micro.py`, `benchmarks/learn.py`).
+"""Measure the value of training on single turns of a teacher, in the micro setting (`benchmarks/micro.py`, `learn.py`).
 
-The start is profiled on turns of the oracle teacher. On fresh rollouts: the share of groups whose rewards differ, at
-the turns that were kept and at as many candidates drawn at random. Then the start is trained on the turns that were
-kept, and looked at on whole held-out episodes: how many turns had to be sampled until a reward was reached, as a ratio
-to training on whole episodes.
+The start is profiled on turns of the oracle teacher. Fresh rollouts give the share of groups whose rewards differ, at
+the kept turns and at as many candidates drawn at random. Then the start is trained on the kept turns, and validated on
+whole held-out episodes. The result is the number of turns sampled to reach a reward, as a ratio to training on whole
+episodes.
 
     python benchmarks/pivots.py FOLDER [--seeds N] [--episodes N] [--fresh N] [--batches N] [--whole N]
                                 [--set A.B=VALUE] [--json]
@@ -64,12 +64,12 @@ class TurnsAndEpisodes:
     async def run(
         self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
     ) -> None:
-        """What is watched comes as a list, and what is trained on comes one by one."""
+        """Play validation jobs, which come as a list, or training jobs, which come one by one."""
         played = self._episodes if isinstance(jobs, list) else self._turns
         await played.run(jobs, on_episode)
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
-        """To the one policy of both."""
+        """Publish weights to the policy that both share."""
         await self._episodes.publish(state, version)
 
 
@@ -98,12 +98,12 @@ def main() -> None:
 
 
 def policy_of(start: Start, config: Config) -> LanguageModelPolicy:
-    """The start, to be sampled."""
+    """Open the start as a policy to sample from."""
     return open_policy_to_train(f"hf:{start.folder / 'start'}", config)
 
 
 def profiled(start: Start, episodes: int) -> dict[str, Any]:
-    """The profile of the teacher's turns; its counts."""
+    """Profile the teacher's turns and return the counts."""
     play(start, "silent:oracle-teacher", TEACHER, start.tasks("train", episodes), student="model")
     run = open_runs([start.folder / TEACHER], rerendered=True)[0]
     policy = policy_of(start, start.config)
@@ -111,7 +111,7 @@ def profiled(start: Start, episodes: int) -> dict[str, Any]:
 
 
 def opened(start: Start, policy: LanguageModelPolicy, *, every: bool = False) -> PivotTraining:
-    """What single turns are trained on."""
+    """Open the training on single turns."""
     base = start.folder / "start"
 
     async def publish(state: Mapping[str, Tensor], version: int) -> None:
@@ -121,7 +121,7 @@ def opened(start: Start, policy: LanguageModelPolicy, *, every: bool = False) ->
 
 
 def signal(start: Start, turns: int) -> dict[str, Any]:
-    """Shares of groups with signal, on fresh rollouts at kept turns and at candidates drawn at random."""
+    """Return the shares of groups with signal, on fresh rollouts at kept turns and at candidates drawn at random."""
     found: dict[str, Any] = {}
     for name, every in (("kept", False), ("random", True)):
         policy = policy_of(start, start.config)
@@ -137,7 +137,7 @@ def signal(start: Start, turns: int) -> dict[str, Any]:
 
 
 async def fresh(rollouts: PivotRollouts, tasks: Sequence[Task], config: Config) -> list[float]:
-    """For each turn, whether a new group of samples has signal. Seeds are none of those that profiled."""
+    """Return for each turn if a new group of samples has signal. The seeds differ from those of the profile."""
     stream = TaskStream([PlacedTask(task) for task in tasks], config.rl.samples, seed=config.rl.seed + 10_000)
     jobs = [job for index in range(len(tasks)) for job in stream.jobs(index)]
     groups: dict[str, list[float]] = {}
@@ -151,19 +151,19 @@ async def fresh(rollouts: PivotRollouts, tasks: Sequence[Task], config: Config) 
 
 
 def looking(start: Start, batches: int) -> Config:
-    """A short training with ten looks."""
+    """Return the settings of a short training run with ten validations."""
     rl = msgspec.structs.replace(start.config.rl, batches=batches)
     watch = msgspec.structs.replace(start.config.train.watch, every=max(1, batches // 10))
     return msgspec.structs.replace(start.config, rl=rl, train=msgspec.structs.replace(start.config.train, watch=watch))
 
 
 def whole_episodes(start: Start, seed: int, batches: int) -> Path:
-    """The start trained on whole episodes; the folder of the checkpoint."""
+    """Train the start on whole episodes and return the folder of the checkpoint."""
     return learned(replace(start, config=looking(start, batches)), seed, name=f"learned-whole-{seed}")
 
 
 def trained(start: Start, seed: int, batches: int) -> Path:
-    """The start trained on the turns that were kept; the folder of the checkpoint."""
+    """Train the start on the kept turns and return the folder of the checkpoint."""
     base, out = start.folder / "start", start.folder / f"learned-pivots-{seed}"
     config = looking(start, batches)
     config = msgspec.structs.replace(config, rl=msgspec.structs.replace(config.rl, seed=seed))
@@ -179,7 +179,7 @@ def trained(start: Start, seed: int, batches: int) -> Path:
 
 
 def curve(out: Path, samples: int) -> Curve:
-    """The turns that had been sampled, those of groups that were dropped included, and the reward on held-out tasks."""
+    """Return the turns sampled so far, including those of dropped groups, and the reward on held-out tasks."""
     points, turns, seen = [], 0.0, 0.0
     for each in read_log(out):
         if "loss" in each:
@@ -191,12 +191,12 @@ def curve(out: Path, samples: int) -> Curve:
 
 
 def cost(whole: Sequence[Curve], single: Sequence[Curve]) -> dict[str, float]:
-    """Turns sampled until a level that both ways reach: three quarters of the way from the start to the lower of the
-    two best rewards. Curves are means over seeds, made monotone; the start is one, however often it was looked at.
+    """Return the turns sampled to reach a level that both ways reach: three quarters of the way from the start to the
+    lower of the two best rewards. Curves are means over seeds, made monotone; all begin at the mean of the start.
 
     Args:
-        whole: a curve for each seed, with as many looks as the others, and
-        single: of single turns.
+        whole: a curve for each seed, all with the same number of validations.
+        single: curves of training on single turns.
     """
     begin = fmean(curve[0][1] for curve in (*whole, *single))
     curves = [rising(mean_curve(each), begin) for each in (whole, single)]
@@ -213,7 +213,7 @@ def cost(whole: Sequence[Curve], single: Sequence[Curve]) -> dict[str, float]:
 
 
 def interval(whole: Sequence[Curve], single: Sequence[Curve]) -> dict[str, float]:
-    """The ratio, and its 95 % interval over resampled seeds of both ways."""
+    """Return the ratio, and its 95 % interval over resampled seeds of both ways."""
     rng = Random(0)
     drawn = sorted(
         cost(rng.choices(whole, k=len(whole)), rng.choices(single, k=len(single)))["ratio"] for _ in range(RESAMPLES)
@@ -223,7 +223,7 @@ def interval(whole: Sequence[Curve], single: Sequence[Curve]) -> dict[str, float
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """Look by look."""
+    """Return the mean of curves at each validation."""
     return [
         (fmean(turns), fmean(values))
         for turns, values in (zip(*look, strict=True) for look in zip(*curves, strict=True))
@@ -231,7 +231,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 
 
 def rising(curve: Curve, begin: float) -> Curve:
-    """The nearest curve that never falls, from a known beginning (isotonic regression by pooling neighbours)."""
+    """Return the nearest curve that never falls, from a known beginning (isotonic regression by pooling neighbours)."""
     pools: list[list[float]] = []
     for _, value in curve[1:]:
         pools.append([max(value, begin)])
@@ -243,14 +243,14 @@ def rising(curve: Curve, begin: float) -> Curve:
 
 
 def reached(curve: Curve, level: float) -> float:
-    """The turns at which a rising curve comes to a level, on the line between two looks."""
+    """Return the turns at which a rising curve reaches a level, interpolated between two validations."""
     at = next(place for place, (_, value) in enumerate(curve) if value >= level)
     (turns, value), (before, low) = curve[at], curve[max(0, at - 1)]
     return turns if value <= low else before + (turns - before) * (level - low) / (value - low)
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """The report in lines."""
+    """Return the report as lines."""
     ends = [line("turns", report["turns"]), line("against those of whole episodes", {"ratio": report["ratio"]})]
     return "\n".join([line("profile", report["profile"]), line("signal", report["signal"]), *ends])
 

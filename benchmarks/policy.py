@@ -1,9 +1,9 @@
-"""What a language model costs as a policy, and whether what is recorded of it is true.
+"""Measure the cost of a language model as a policy, and check its recorded log probabilities.
 
-Real episodes over a dataset, in four settings: one at a time and several at once, with and without keeping the keys and
-values of prompts that begin alike. Tokens and seconds are those of the backend. Every recorded log probability is then
-computed again by one plain forward pass (`gate`). `merging` has episodes of the scripted policy, written in the model's
-format, under each rendering order.
+The script plays real episodes over a dataset in four settings: one at a time and several at once, with and without
+keeping the keys and values of shared prompt prefixes. Tokens and seconds are those of the backend. The table `gate`
+computes every recorded log probability again by one plain forward pass. The table `merging` plays the scripted policy,
+written in the model's format, under each rendering order.
 
     python benchmarks/policy.py DATASET --index DIR --model PATH [--table speed gate merging] [--json]
 """
@@ -54,7 +54,7 @@ SETTINGS = {
     "at once, nothing kept": (True, 0),
     "at once, prefixes kept": (True, 65536),
 }
-"""Whether episodes run at once, and tokens whose keys and values are kept."""
+"""For each setting, True if episodes run at once, and the number of tokens whose keys and values are kept."""
 TEMPERATURES = (0.5, 0.7, 1.0, 1.3)
 Row = dict[str, Any]
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def speed_table(options: argparse.Namespace, tasks: Sequence[Task]) -> list[Row]:
-    """One row for each setting; `decode gain` is over the first row, `prefill` the share of prompt tokens computed."""
+    """Return a row for each setting; `decode gain` is over the first row, `prefill` the share of prompt tokens run."""
     rows: list[Row] = []
     for setting, (at_once, kept) in SETTINGS.items():
         config = _config(
@@ -105,7 +105,7 @@ def speed_table(options: argparse.Namespace, tasks: Sequence[Task]) -> list[Row]
 
 
 def gate_table(options: argparse.Namespace, tasks: Sequence[Task]) -> list[Row]:
-    """Episodes at once with kept prefixes, at several temperatures, each call replayed by one forward pass."""
+    """Replay each call by one forward pass, for concurrent episodes with kept prefixes at several temperatures."""
     folder = resolve_model(options.model)
     rows: list[Row] = []
     for temperature in TEMPERATURES:
@@ -133,7 +133,7 @@ def gate_table(options: argparse.Namespace, tasks: Sequence[Task]) -> list[Row]:
 
 
 def merging_table(options: argparse.Namespace, tasks: Sequence[Task]) -> list[Row]:
-    """Calls for each training row under each order: of the scripted policy, written in the model's format."""
+    """Count calls per training row under each order, for the scripted policy, written in the model's format."""
     chat = open_format("compact", open_tokenizer(resolve_model(options.model)))
     rows: list[Row] = []
     for order in ORDERS:

@@ -1,7 +1,7 @@
-"""What each rendering order costs a server with a prefix cache, and how many training rows it gives.
+"""Measure the cost of each rendering order on a server with a prefix cache, and the number of training rows.
 
 Episodes are recorded over a synthetic world, and the same actions and answers are replayed under every order. A call's
-*prefilled* tokens are those behind the longest common prefix with the prompt before and its output, which a prefix
+*prefilled* tokens are those after the longest common prefix with the previous prompt and its output, which a prefix
 cache holds. A *row* is a chain of turns in which every prompt with its output is a token prefix of the next prompt.
 
     python benchmarks/prefix_reuse.py [--vocab o200k_base.tiktoken] [--json]
@@ -53,7 +53,7 @@ SCRIPT = (
     *("fan_out_search", "search_corpus", "curate", "review_docs", "search_corpus", "grep_corpus", "verify"),
     *("search_corpus", "curate", "read_document", "search_corpus"),
 )
-"""The tools of an episode, over and over."""
+"""The tools of an episode, in a repeating cycle."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one episode cost under one order; `prompts` are the tokens of each call."""
+    """The cost of one episode under one order; `prompts` are the tokens of each call."""
 
     prompts: tuple[int, ...]
     prefilled: int
@@ -127,7 +127,7 @@ async def record(config: Env, retriever: Retriever, task: Task, turns: int, enco
 
 
 def _action(tool: str, view: View, rng: random.Random) -> ToolCall:
-    """A call of a tool on the documents that the last turns showed."""
+    """Return a call of a tool on the documents that the last turns showed."""
     hits = [hit.document.handle for turn in sorted(view.hits) for hit in view.hits[turn]]
     known = list(dict.fromkeys(hits[-20:] or list(view.documents)))
     match tool:
@@ -151,7 +151,7 @@ def _action(tool: str, view: View, rng: random.Random) -> ToolCall:
 
 
 def _words(view: View, rng: random.Random, count: int) -> str:
-    """Words of the question and of some visible documents."""
+    """Return words of the question and of some visible documents."""
     documents = list(view.documents.values())
     texts = [view.query, *(document.text for document in rng.sample(documents, min(len(documents), 3)))]
     words = [word.strip(".,;()") for word in " ".join(texts).split()]
@@ -184,7 +184,7 @@ def replay(record: Record, config: Env, encoding: tiktoken.Encoding) -> Cost:
 
 
 class Format:
-    """A plain chat format: pieces of one role in a row are one message, which stands between marks of its own.
+    """A plain chat format: consecutive pieces of one role form a message, which is enclosed in marks.
 
     The ids of a piece are those of its text alone; marks are ids beyond the vocabulary.
     """
@@ -196,14 +196,14 @@ class Format:
         self._marks = {name: encoding.n_vocab + place for place, name in enumerate(names)}
 
     def prompt(self, context: Context) -> list[int]:
-        """The ids of a context up to where the policy's output begins."""
+        """Return the ids of a context up to the beginning of the policy's output."""
         ids = self.encoding.encode_ordinary(msgspec.json.encode(context.tools).decode())
         for role, pieces in _messages(context.pieces):
             ids += [*self._header(role), *(token for piece in pieces for token in self._ids(piece)), self._marks["end"]]
         return ids + self._header("assistant")
 
     def output(self, action: Piece) -> list[int]:
-        """What the policy emits: its action, and the end of the message."""
+        """Return the policy's output: its action, and the end of the message."""
         return [*self._ids(action), self._marks["end"]]
 
     def _header(self, role: str) -> list[int]:
@@ -218,7 +218,7 @@ class Format:
 
 
 def _messages(pieces: Sequence[Piece]) -> Iterator[tuple[str, list[Piece]]]:
-    """Consecutive pieces of one role; an output of the policy is a message of its own."""
+    """Yield consecutive pieces of one role; an output of the policy is a separate message."""
     open_message: list[Piece] = []
     for piece in pieces:
         if open_message and (piece.role != open_message[0].role or piece.turn_ref is not None):
@@ -236,7 +236,7 @@ def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 def _compare(
     records: Sequence[Record], limit: int, turns: int, encoding: tiktoken.Encoding
 ) -> dict[str, dict[str, float]]:
-    """The mean costs of each order. What the policy was answered is the same under all."""
+    """Return the mean costs of each order. The observations are the same under all orders."""
     costs = {order: [replay(each, _config(limit, order, turns), encoding) for each in records] for order in ORDERS}
     assert all(
         cost.shown == paper.shown for order in ORDERS for cost, paper in zip(costs[order], costs["paper"], strict=True)

@@ -1,7 +1,7 @@
-"""What retrieval costs and what it finds, beside its peers, table by table.
+"""Measure the cost and the recall of retrieval, beside its peers, in several tables.
 
 bm25        building, opening and searching, beside bm25s, tantivy and rank_bm25
-grep        rare literals beside plain scans by RE2, and patterns made to be slow
+grep        rare literals beside plain scans by RE2, and patterns designed to be slow
 hybrid      embeddings and terms beside terms alone, by recall on real benchmarks
 throughput  groups of concurrent episodes, alone, batched and cached
 
@@ -33,7 +33,7 @@ from benchmarks.throughput_table import throughput_table
 
 TABLES = ("bm25", "grep", "hybrid", "throughput")
 MADE_UP = "world:300"
-"""The source of texts and questions where none is named."""
+"""The default source of texts and questions."""
 Row = dict[str, Any]
 
 
@@ -92,7 +92,7 @@ def _measure(table: str, folder: Path, options: argparse.Namespace) -> dict[str,
 
 
 def _sized(folder: Path, options: argparse.Namespace) -> Path:
-    """Indexes of different sizes lie side by side."""
+    """Return the folder for indexes of this size; each size has its own."""
     sized: Path = folder / str(options.chunks)
     return sized
 

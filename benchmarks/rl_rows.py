@@ -1,4 +1,4 @@
-"""What each rendering order costs a trainer: tokens that go through the model for an episode, and how many are trained.
+"""Measure the cost of each rendering order for a trainer: tokens run through the model per episode, and trained tokens.
 
 A teacher without a model acts on the same tasks under each order, in the compact format of a tokenizer. Its episodes
 become rows as in reinforcement learning: one for each turn, or one for each chain of turns whose prompts are prefixes
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 async def played(
     order: str, tasks: Sequence[Task], retriever: Retriever, chat: ChatFormat, config_file: Path
 ) -> list[Episode]:
-    """The teacher's episodes under an order, in the words of the format."""
+    """Return the teacher's episodes under an order, in the tokenizer's format."""
     config = load_config(config_file, [f"env.rendering.order={order}"])
     teacher = OracleTeacher({task.task_id: task.gold for task in tasks if task.gold is not None})
     policy = StudentFormatPolicy(teacher, chat)
@@ -83,7 +83,7 @@ async def played(
 
 
 def measured(episodes: Sequence[Episode], kind: str) -> dict[str, float]:
-    """The means over episodes, of rows of a kind."""
+    """Return the means over episodes of rows of one kind."""
     made = [training_rows_of(episode, kind) for episode in episodes]
     return {
         "turns": fmean(len(episode.turns) for episode in episodes),
@@ -94,7 +94,7 @@ def measured(episodes: Sequence[Episode], kind: str) -> dict[str, float]:
 
 
 def training_rows_of(episode: Episode, kind: str) -> tuple[TrainRow, ...]:
-    """The rows of an episode, whatever it earned."""
+    """Return the rows of an episode, regardless of its reward."""
     calls = captured_calls(episode)
     return per_request(calls) if kind == "turn" else prefix_merging(calls).rows
 

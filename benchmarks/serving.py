@@ -1,10 +1,10 @@
-"""The load that `harness1 serve retrieve` carries: requests a second of many clients, and CPU time for each request.
+"""Measure `harness1 serve retrieve` under load: requests per second of many clients, and CPU time for each request.
 
     python benchmarks/serving.py INDEX [--clients 32] [--seconds 5] [--passes 3] [--json]
 
-The server runs as a process of its own on loopback. Each client keeps one connection open and sends its next request
+The server runs in its own process on loopback. Each client keeps one connection open and sends its next request
 when it has the answer to the last one. `cpu_us` is the CPU time that the server's event loop spends on a request, in
-microseconds; it moves less than the rate on a machine that does other work. Medians over the passes.
+microseconds; it varies less than the rate on a machine that does other work. Numbers are medians over the passes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 @contextmanager
 def serving(index: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server of an index, and its port."""
+    """Run a server of an index; yield it and its port."""
     command = [sys.executable, "-m", "harness1", "serve", "retrieve", "--index", str(index), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -59,7 +59,7 @@ def serving(index: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def measure(pid: int, port: int, path: str, clients: int, seconds: float) -> dict[str, float]:
-    """Load a server with one kind of request, for so long."""
+    """Load a server with one kind of request for a fixed time."""
     used, began = _cpu_s(pid), time.monotonic()
     answered = asyncio.run(_load(port, path, clients, began + seconds))
     spent = time.monotonic() - began
@@ -86,7 +86,7 @@ async def _client(port: int, path: str, until: float) -> int:
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU time of a process so far, in seconds."""
+    """Return the CPU time of a process so far, in seconds."""
     ran_ns = Path(f"/proc/{pid}/schedstat").read_text().split()[0]
     return int(ran_ns) / 1e9
 

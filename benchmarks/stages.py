@@ -1,11 +1,11 @@
-"""The staged pipeline beside a pool of workers that know no stages, over trajectories that only sleep.
+"""Compare the staged pipeline with a pool of workers without stages, over trajectories that only sleep.
 
     python benchmarks/stages.py [--seeds 5] [--scale 50] [--json]
 
-128 trajectories meet a model that serves 8 at a time. The pipeline has 8 slots of INIT and of POST beside the 8 of RUN;
-a worker of the pool takes a trajectory through all stages, 8 at a time. Latencies are lognormal (sigma 0.3) around
-those of a profile, the same for both, and are divided by the scale. `use` is the share of the time of the 8 RUN slots
-that was spent in RUN, `ratio` the time of the pool over the time of the pipeline.
+128 trajectories share a model that serves 8 at a time. The pipeline has 8 slots each for INIT, RUN and POST; the pool
+has 8 workers, each of which takes a trajectory through all stages. Latencies are lognormal (sigma 0.3) around those of
+a profile, the same for both, and are divided by the scale. `use` is the share of the time of the 8 RUN slots that was
+spent in RUN, `ratio` is the time of the pool over the time of the pipeline.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROFILES = {
 
 @dataclass(frozen=True)
 class Trajectory:
-    """How long each stage of it takes, in seconds."""
+    """The time of each stage of a trajectory, in seconds."""
 
     init: float
     run: float
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 async def compare(profile: str, seed: int, scale: float) -> dict[str, float]:
-    """Carry the same trajectories through both, one after the other; seconds are those of the event loop."""
+    """Run the same trajectories through both, one after the other; seconds are those of the event loop."""
     jobs = list(trajectories(profile, seed, scale))
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -84,7 +84,7 @@ def trajectories(profile: str, seed: int, scale: float) -> Iterator[Trajectory]:
 
 
 async def staged(jobs: Sequence[Trajectory]) -> float:
-    """The pipeline; the use of its RUN slots."""
+    """Run the pipeline and return the use of its RUN slots."""
 
     async def init(job: Trajectory) -> Trajectory:
         await asyncio.sleep(job.init)
@@ -105,7 +105,7 @@ async def staged(jobs: Sequence[Trajectory]) -> float:
 
 
 async def stage_blind(jobs: Sequence[Trajectory]) -> None:
-    """The pool: as many workers as RUN slots, each with one trajectory from beginning to end."""
+    """Run the pool: as many workers as RUN slots, each with one trajectory from beginning to end."""
     left = iter(jobs)
 
     async def worker() -> None:

@@ -1,8 +1,8 @@
 """A corpus of any size that looks like Wikipedia: real passages, padded, then varied word by word.
 
-The first chunks keep the passages of a real corpus, padded with sentences of others to about 165 words. Later ones are
-the same with one word in twelve replaced: by another word of the corpus (80 %), a made-up name (13 %) or a number
-(7 %). Near-copies recur more often than in real text: read ratios, not absolute times.
+The first chunks are the passages of a real corpus, padded with sentences of others to about 165 words. Later ones are
+copies with one word in twelve replaced: by another word of the corpus (80 %), a made-up name (13 %) or a number
+(7 %). Near copies are more common than in real text, so ratios are meaningful, and absolute times are not.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from harness1.retrieval.analyser import Analyser
 from harness1.retrieval.corpus import Document
 
 WORDS = 145
-"""Of a chunk at least; about 165 on average."""
+"""Minimum number of words of a chunk; the average is about 165."""
 REPLACED = 12
-"""One word in so many."""
+"""One word in this many is replaced."""
 WINDOW = 14
 QUERY_WORDS = 10
 SYLLABLES = ("ka", "lo", "mi", "ra", "ten", "vor", "shi", "bel", "qua", "dun", "ef", "os", "yr", "zan", "gu", "pri")
 
 
 def corpus(seed: str, chunks: int) -> Iterator[Document]:
-    """Documents of one chunk each, named by their number; the same for equal arguments."""
+    """Yield documents of one chunk each, named by their number; the same for equal arguments."""
     rng = random.Random(chunks)
     base = _padded(seed, rng)
     words = [word for text in base for word in text.split()]
@@ -39,17 +39,17 @@ def corpus(seed: str, chunks: int) -> Iterator[Document]:
 
 
 def chunk_name(number: int) -> DocId:
-    """The id of a document, and of its one chunk."""
+    """Return the id of a document, and of its one chunk."""
     return DocId(f"c{number:07d}")
 
 
 def chunk_number(name: str | int) -> int:
-    """The number of a chunk that is named by its id or by its number."""
+    """Return the number of a chunk, given its id or its number."""
     return name if isinstance(name, int) else int(name[1:])
 
 
 def queries(seed: str, chunks: int, count: int) -> list[list[str]]:
-    """Analysed queries: up to ten words out of a window of a chunk, without stop words."""
+    """Return analysed queries: up to ten words from a window of a chunk, without stop words."""
     rng, analyser = random.Random(count), Analyser()
     wanted = sorted(rng.sample(range(chunks), count))
     found, texts = [], enumerate(document.text for document in corpus(seed, chunks))

@@ -1,12 +1,12 @@
-"""Eight benchmarks (or any others) by every system that needs no language model, in one table.
+"""Run every system that needs no language model on eight benchmarks (or any others), and make one table.
 
     python benchmarks/systems.py $DATA/* --indexes indexes --out runs/systems [--limit N] [--json]
 
 Systems: one search of the question by terms, by embeddings, by both; the scripted policy in the whole harness, without
 each mechanism, without all of them, and over a transcript without a working memory (configs/transcript.toml). Searches
-are compared with the script at equal set size, task by task. Every number stands with its 95 % bootstrap interval over
-tasks; differences are paired, their p values are of randomisation tests and corrected for the number of systems (Holm).
-Every system's run is a folder below --out: what is there already is not run again.
+are compared with the script at equal set size, task by task. Every number has a 95 % bootstrap interval over tasks;
+differences are paired; p values come from randomisation tests and are corrected for the number of systems (Holm).
+Every system's run is a folder below --out; existing runs are not repeated.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class System:
 
 
 def systems() -> dict[str, System]:
-    """Every system by its name in the table, the base first."""
+    """Return every system by its name in the table, the base first."""
     terms = "env.retrieval.mode=bm25"
     base = load_config(None, [terms])
     single = {
@@ -68,7 +68,7 @@ def systems() -> dict[str, System]:
 
 
 def dataset_rows(dataset: str, indexes: Path, out: Path, limit: int) -> dict[str, Row]:
-    """For each system, its recall on a dataset and how it differs from the base."""
+    """Return for each system its recall on a dataset and the difference from the base."""
     source = open_source(dataset)
     index = indexes / source.name
     ensure_index(source, index, load_config(None, [f"index.dense.model={MODEL}"]))
@@ -83,7 +83,7 @@ def dataset_rows(dataset: str, indexes: Path, out: Path, limit: int) -> dict[str
 
 
 def compared(runs: Mapping[str, RunView]) -> dict[str, Row]:
-    """Every system beside the base; a single search at equal set size."""
+    """Compare every system with the base; single searches at equal set size."""
     resamples = Config().machine.bootstrap
     rows: dict[str, Row] = {}
     p: dict[str, float] = {}
@@ -108,13 +108,13 @@ def _recalls(run: RunView) -> dict[str, float]:
 
 
 def mean_rows(table: Mapping[str, Mapping[str, Row]]) -> dict[str, list[float]]:
-    """For each system, the mean difference over datasets, which count alike."""
+    """Return for each system the mean difference over datasets, which count equally."""
     names = [name for name in next(iter(table.values())) if name != BASE]
     return {name: stratified([rows[name]["differences"] for rows in table.values()]) for name in names}
 
 
 def verdict(name: str, table: Mapping[str, Mapping[str, Row]], mean: Sequence[float]) -> str:
-    """One sentence: where the base is better than a system, where worse, where there is no difference."""
+    """Return a sentence with the datasets on which the base is better than a system, worse, or not different."""
     better = [dataset for dataset, rows in table.items() if rows[name]["difference"][2] < 0]
     worse = [dataset for dataset, rows in table.items() if rows[name]["difference"][1] > 0]
     rest = [dataset for dataset in table if dataset not in (*better, *worse)]
@@ -127,7 +127,7 @@ def verdict(name: str, table: Mapping[str, Mapping[str, Row]], mean: Sequence[fl
 
 
 def markdown(table: Mapping[str, Mapping[str, Row]]) -> str:
-    """Recall of every system on every dataset, differences from the base, what they cost, and what helps where."""
+    """Format recall of every system on every dataset, differences from the base, costs, and verdicts."""
     means, names = mean_rows(table), list(next(iter(table.values())))
     others = [name for name in names if name != BASE]
     heads = [f"{dataset} ({rows[BASE]['tasks']})" for dataset, rows in table.items()]

@@ -1,9 +1,9 @@
 """The throughput table of `retrieval.py`: groups of equal episodes over a hybrid index, all at once in one process.
 
-Three settings, each with a retriever of its own: every search by itself, searches of concurrent episodes in batches,
-and batches with the cache of results, which the members of a group profit from. Embeddings of queries are cached
-nowhere but in the last. Memory is what all episodes hold at their ends, record included, divided among them; it is
-counted in a pass of its own, because counting takes time.
+There are three settings, each with its own retriever: every search by itself, searches of concurrent episodes in
+batches, and batches with the cache of results, from which the members of a group profit. Only the last caches query
+embeddings. Memory is what all episodes, including their records, hold at their ends, divided by their number; it is
+counted in a separate pass, because counting takes time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 
 def throughput_table(dataset: str, folder: Path, model: str) -> list[Row]:
-    """One row for each setting, with the gain over the one before and over the first."""
+    """Return a row for each setting, with the gain over the previous one and over the first."""
     source = open_source(dataset)
     ensure_index(source, folder / source.name, load_config(None, [f"index.dense.model={model}"]))
     tasks = source.tasks("test")[:TASKS]
@@ -58,7 +58,7 @@ def throughput_table(dataset: str, folder: Path, model: str) -> list[Row]:
 
 
 async def _held(index: Path, config: Config, tasks: Sequence[Task]) -> float:
-    """Bytes that one open episode holds at its end; what a first round left in caches is shared, and not counted."""
+    """Return the bytes that an open episode holds at its end, without the shared caches that a first round filled."""
     retriever = open_retriever(str(index), config)
     await _run(retriever, config, tasks)
     gc.collect()
@@ -71,7 +71,7 @@ async def _held(index: Path, config: Config, tasks: Sequence[Task]) -> float:
 
 
 async def _run(retriever: Retriever, config: Config, tasks: Sequence[Task]) -> list[tuple[SearchEnv, Episode]]:
-    """All groups at once, to their ends."""
+    """Run all groups at once, to their ends."""
     policy = open_policy("scripted", {})
 
     async def one(task: Task, sample: int) -> tuple[SearchEnv, Episode]:
@@ -101,7 +101,7 @@ async def _measure(index: Path, config: Config, tasks: Sequence[Task]) -> Row:
 
 
 class _Counted:
-    """A retriever that counts what it is asked."""
+    """A retriever that counts its calls."""
 
     def __init__(self, inner: Retriever) -> None:
         self._inner, self.searches = inner, 0

@@ -21,7 +21,7 @@ from harness1.tools.tool import ToolSpec
 TRAINED_SIZE = 16384
 TRAINING_BYTES = 4_000_000
 MESSAGE_TOKENS = 4
-"""What a chat format puts around a message: start, role, separator, end."""
+"""Number of tokens that a chat format puts around a message: start, role, separator, end."""
 
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -36,7 +36,7 @@ PATTERN = "|".join(
         r"\s+",
     )
 )
-"""How o200k_base cuts text into words before it merges bytes."""
+"""The pattern by which o200k_base cuts text into words before it merges bytes."""
 
 
 class EncodingCounter:
@@ -57,11 +57,11 @@ class EncodingCounter:
 
 
 def tokenizer(vocab: Path | None) -> tiktoken.Encoding:
-    """The o200k_base vocabulary of a `.tiktoken` file; without one, a vocabulary trained on this Python's library.
+    """Return the o200k_base vocabulary of a `.tiktoken` file, or else one trained on this Python's standard library.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no `.tiktoken` file.
+        ValueError: it is not a `.tiktoken` file.
     """
     return _read(vocab) if vocab is not None else _trained()
 
@@ -85,7 +85,7 @@ def _trained() -> tiktoken.Encoding:
         vocab_size=TRAINED_SIZE, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
     bare.train_from_iterator(_sources(), trainer)
-    # Ids rise in the order of the merges, which is what ranks are; tokens are written in a printable alphabet.
+    # Ids rise in the order of the merges, so they are the ranks; tokens are written in a printable alphabet.
     names: dict[str, int] = json.loads(bare.to_str())["model"]["vocab"]
     letters = _printable_bytes()
     ranks = {bytes(letters[letter] for letter in name): rank for name, rank in names.items()}
@@ -107,7 +107,7 @@ def _sources() -> Iterator[str]:
 
 
 def _printable_bytes() -> dict[str, int]:
-    """The alphabet of byte-level BPE: visible Latin-1 characters are themselves, other bytes follow from U+0100 on."""
+    """Return the alphabet of byte-level BPE: visible Latin-1 characters are themselves, others follow from U+0100."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + place): byte for place, byte in enumerate(hidden)}

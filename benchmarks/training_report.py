@@ -1,8 +1,8 @@
-"""What a training came to: the runs of `scripts/gpu_train.sh` in one table, and what the machine did.
+"""Report the results of training: the runs of `scripts/gpu_train.sh` in one table, and the use of the machine.
 
-Systems on the test splits with 95 % bootstrap intervals over tasks; and of each training the minutes, the tokens per
-second of its optimizer steps, and what share of the chip's peak that is, with 6 N floating point operations for a
-token (4 N where the N weights are frozen beside adapters); the output head counts for trained tokens alone.
+The tables show systems on the test splits with 95 % bootstrap intervals over tasks; and for each training run the
+minutes, the tokens per second of its optimizer steps, and their share of the chip's peak, at 6 N floating point
+operations per token (4 N if the N weights are frozen, with adapters); the output head counts only for trained tokens.
 
     python benchmarks/training_report.py RUNS [--peak TFLOPS] [--json]
 """
@@ -53,19 +53,19 @@ def main() -> None:
 
 
 def system(folder: Path) -> dict[str, Any]:
-    """What an evaluation measured."""
+    """Return the measurements of an evaluation."""
     metrics = msgspec.json.decode((folder / METRICS).read_bytes())
     return {name: metrics[name] for name in SHOWN if metrics.get(name, {}).get("mean") is not None}
 
 
 def head_of(folder: Path) -> int:
-    """The weights of a model's output head, which may be its embeddings."""
+    """Return the number of weights of a model's output head, which may be its embeddings."""
     shape = msgspec.json.decode((folder / "config.json").read_bytes())
     return int(shape["vocab_size"]) * int(shape["hidden_size"])
 
 
 def training(folder: Path, peak: float) -> dict[str, float]:
-    """How fast a training was, by its log."""
+    """Return the speed of a training run, from its log."""
     lines = [line for line in read_log(folder) if "loss" in line]
     stage = read_stage(folder)
     train = stage.inputs["train"] if stage is not None else {}

@@ -5,7 +5,7 @@
 Each checkout evaluates the scripted policy on the test split of every benchmark in a process of its own, with this
 interpreter. The script compares every metric and every hash of the run cards, replays the runs of the old checkout
 with the code of the new one, and compares what `prefix_reuse.py` and `env_turn.py` beside this script count. Times
-are left out. What is in the folder already is not run again. Exit code 1 if anything differs.
+are left out. Existing runs in the folder are not repeated. Exit code 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPELLING = {
        for depth in (1, 3, 5, 10, 15, 30)},
     "ndcg@10": "nDCG@10", "average_precision": "AP", "reciprocal_rank": "RR",
 }  # fmt: skip
-"""Measures by their former names."""
+"""Present names of measures by their former names."""
 CLOCK = ("ms", "seconds", "time", "per_second", "speed", "ratio")
 """Parts of the names of figures that depend on the clock."""
 
@@ -66,7 +66,7 @@ def _benchmark(checkouts: Mapping[str, Path], data: Path, out: Path) -> dict[str
 
 
 def _counts(checkouts: Mapping[str, Path], script: str, vocab: Path | None, out: Path) -> dict[str, Any]:
-    """Return how many figures of a script that no clock decides are there, and which of them differ."""
+    """Return the number of figures of a script that do not depend on the clock, and those that differ."""
     found = {}
     for side, checkout in checkouts.items():
         cached = out / side / f"{script}.json"
@@ -96,7 +96,7 @@ def _is_finished(run: Path) -> bool:
 
 
 def _hashes(run: Path) -> dict[str, str]:
-    """Return the hashes of provenance: of reward, configuration, static prompt and tasks beside those of the card."""
+    """Return the hashes of provenance: reward, configuration, static prompt and tasks, besides those of the card."""
     provenance: dict[str, Any] = json.loads((run / "provenance.json").read_text())
     return dict(provenance["hashes"])
 

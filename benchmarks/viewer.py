@@ -1,7 +1,7 @@
-"""How large a viewer file is, how long it takes to write, and how soon its list can be used in headless Chromium.
+"""Measure the size of a viewer file, the time to write it, and the time until its list works in headless Chromium.
 
 The list is usable when its rows are made and a filter answers: the time runs from the start of navigation to the first
-frame behind that. An episode is timed from the key that opens it to the frame with its turns; the network is off.
+frame after that. An episode is timed from the key that opens it to the frame with its turns; the network is off.
 
     python benchmarks/viewer.py RUN... [--max-mb MB] [--repeats N] [--chromium PATH] [--json]
 """
@@ -33,10 +33,10 @@ FRAME = "new Promise(done => requestAnimationFrame(() => setTimeout(() => done(p
 
 
 def measured(browser: Browser, path: Path) -> dict[str, float]:
-    """One opening of a file; all times in seconds.
+    """Open a file once, and return times in seconds.
 
     Returns:
-        `list`: until the list can be used; `filter`: until it is filtered; `loaded`: until all of the file is read;
+        `list`: until the list can be used; `filter`: until it is filtered; `loaded`: until the whole file is read;
         `episode`: until the first episode is shown.
     """
     context = browser.new_context(viewport={"width": 1280, "height": 900})
@@ -64,7 +64,7 @@ def measured(browser: Browser, path: Path) -> dict[str, float]:
 
 
 def measure(runs: list[Path], max_mb: float, repeats: int, chromium: str) -> dict[str, Any]:
-    """Write the file of some runs, and open it several times; medians."""
+    """Write the file of some runs, open it several times, and return medians."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "view.html"
         begun = time.perf_counter()
@@ -84,7 +84,7 @@ def measure(runs: list[Path], max_mb: float, repeats: int, chromium: str) -> dic
 
 
 def turns_of(path: Path) -> int:
-    """The turns of all episodes in a file."""
+    """Return the number of turns of all episodes in a file."""
     total = 0
     with path.open(encoding="utf-8") as lines:
         for line in lines:
@@ -94,7 +94,7 @@ def turns_of(path: Path) -> int:
 
 
 def main() -> None:
-    """Print one line for each number, or one object of JSON."""
+    """Print one line for each number, or one JSON object."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--max-mb", type=float, default=60.0)

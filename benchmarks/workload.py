@@ -1,9 +1,9 @@
 """The seeded workload of the benchmarks, and the stub that serves it in place of a search engine.
 
 Each search finds `CHUNKS` new chunks of about `WORDS` words; one in ten repeats an earlier chunk with three words
-changed. Mode `search` searches at every turn, mode `mix` searches and curates in turn. The text is the same on every
-machine, and made up so that a chunk has as many sentences, names and years as one of an encyclopaedia: nine sentences,
-thirty entities, most of which no other chunk of the episode names.
+changed. Mode `search` searches at every turn, mode `mix` alternates searches and curations. The text is the same on
+every machine, and is made up so that a chunk has as many sentences, names and years as one of an encyclopaedia: nine
+sentences and thirty entities, most of them in no other chunk of the episode.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SYLLABLES = tuple(a + b + c for b in "aeiou" for a in "bdfgklmnprstv" for c in (
 
 @dataclass(frozen=True)
 class Move:
-    """One turn: what the policy thinks and does, and what a search then finds."""
+    """A turn: the policy's reasoning and action, and the results of a search."""
 
     reasoning: str
     action: ToolCall
@@ -69,7 +69,7 @@ class Served:
 
 
 def workload(turns: int, mode: Mode, seed: int) -> Workload:
-    """An episode of the workload; no two seeds share a chunk."""
+    """Return an episode of the workload; no two seeds share a chunk."""
     rng = random.Random(f"{mode}/{seed}")
     seen: list[str] = []
     moves: list[Move] = []
@@ -94,11 +94,11 @@ def _chunk(seed: int, number: int, text: str) -> Chunk:
 
 
 def _new_text(rng: random.Random, seen: list[str]) -> str:
-    """The text of the next chunk, noted in `seen`."""
+    """Return the text of the next chunk, and add it to `seen`."""
     if seen and rng.random() < NEAR_DUPLICATES:
         words = rng.choice(seen).split()
         for _ in range(CHANGED_WORDS):
-            # Without a digit: a number that changes would make it another text, not a copy.
+            # Words with digits are not changed: a different number would make it another text, not a copy.
             words[rng.randrange(len(words))] = "x" + "".join(rng.choices(ascii_lowercase, k=3))
         seen.append(" ".join(words))
     else:
@@ -107,7 +107,7 @@ def _new_text(rng: random.Random, seen: list[str]) -> str:
 
 
 def _text(rng: random.Random) -> str:
-    """Sentences until there are about `WORDS` words."""
+    """Return sentences with about `WORDS` words in total."""
     sentences: list[str] = []
     size = 0
     while size < WORDS:
@@ -119,7 +119,7 @@ def _text(rng: random.Random) -> str:
 
 
 def _word(rng: random.Random) -> str:
-    """A common word, or a name of one to three words, or a year."""
+    """Return a common word, a name of one to three words, or a year."""
     draw = rng.random()
     if draw < YEARS:
         return str(rng.randint(1800, 2025))
@@ -129,13 +129,13 @@ def _word(rng: random.Random) -> str:
 
 
 def _name(rng: random.Random) -> str:
-    """A made-up name; those made of early syllables are common, as real names are of very unequal frequency."""
+    """Return a made-up name; names of early syllables are common, because real names differ widely in frequency."""
     places = (int(len(SYLLABLES) * rng.random() ** 2) for _ in range(rng.choice((2, 3))))
     return "".join(SYLLABLES[place] for place in places).capitalize()
 
 
 @lru_cache(maxsize=1)
 def _common_words() -> tuple[str, ...]:
-    """Lower-case words of a synthetic world, as often as they occur."""
+    """Return the lower-case words of a synthetic world, repeated as often as they occur."""
     words = (word for document in build_world(WORLD_SIZE).documents() for word in document.text.split())
     return tuple(word for word in words if word.isalpha() and word.islower())

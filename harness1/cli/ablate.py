@@ -1,4 +1,4 @@
-"""harness1 eval --ablations: what each mechanism of the environment is worth."""
+"""harness1 eval --ablations: measure the value of each mechanism of the environment."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from harness1.eval.evaluate import Evaluation, Play
 from harness1.viewer.report import ensure_report
 
 WIDEST = 1000
-"""Characters of a line that no table reaches."""
+"""A width in characters that no table reaches."""
 
 
 def ablation_names(words: str) -> tuple[str, ...]:
-    """Return the ablations that a user names, separated by commas; `all` is all of them."""
+    """Return the ablations that a user names, separated by commas; `all` means all of them."""
     named = [word.strip() for word in words.split(",")]
     return tuple(dict.fromkeys(name for word in named for name in (ABLATIONS if word == "all" else (word,))))
 
@@ -32,7 +32,7 @@ def run_ablations(evaluation: Evaluation, out: Path, words: str, *, force: bool,
     """Play an evaluation with and without mechanisms, and print the table.
 
     Args:
-        words: as of `ablation_names`.
+        words: the argument of `ablation_names`.
     """
     names = ablation_names(words)
     played = conditions(evaluation, names)
@@ -43,14 +43,14 @@ def run_ablations(evaluation: Evaluation, out: Path, words: str, *, force: bool,
 
 
 def print_ablations(table: AblationTable, out: Path) -> None:
-    """Print the table, and below it which mechanisms help."""
+    """Print the table, and below it the mechanisms that help."""
     shown = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     for column in COLUMNS:
         shown.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)
     for line in cells(table):
         shown.add_row(*line)
     console = Console(highlight=False, markup=False, emoji=False)
-    # No number is cut off: where the table is wider than the terminal, its lines wrap.
+    # Numbers are never cut off: if the table is wider than the terminal, its lines wrap.
     width = console.measure(shown, options=console.options.update(width=WIDEST)).maximum
     console.print(title(table), soft_wrap=True)
     Console(width=max(console.width, width), highlight=False, markup=False, emoji=False).print(shown)
@@ -60,7 +60,7 @@ def print_ablations(table: AblationTable, out: Path) -> None:
 
 
 def _announced(total: int) -> Play:
-    """Return a function that plays after a line on standard error, which says which condition of how many it is."""
+    """Return a function that prints the number of the condition on standard error, and then plays it."""
     numbers = count(1)
 
     def told(evaluation: Evaluation, folder: Path) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""harness1 answer: what a frozen model makes of the curated sets of a run."""
+"""harness1 answer: let a frozen model answer the questions of a run from its curated sets."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def print_answers(summary: dict[str, Any], out: Path) -> None:
 
 
 def _account(summary: dict[str, Any]) -> str:
-    """Return what is behind the numbers, in a sentence."""
+    """Return a sentence with the counts behind the numbers."""
     rows = summary["conditions"].values()
     counted = {
         "missing answers": summary["missing"],
@@ -124,6 +124,6 @@ def _carried_out(answering: AnswerRun) -> dict[str, Any]:
 
         def start(total: int) -> None:
             progress.update(bar, total=total)
-            shown.enter_context(progress)  # not before, for what is refused needs no bar
+            shown.enter_context(progress)  # not before, because refused work needs no bar
 
         return answering.carry_out(start, lambda _: progress.advance(bar), partial(say_torn, answering.out))

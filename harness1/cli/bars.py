@@ -28,14 +28,14 @@ Item = TypeVar("Item")
 
 
 def progress_of_work() -> Progress:
-    """Return a bar that stays, with what is done of how much, the time it took and the time left."""
+    """Return a bar that stays, with the amount done, the total, the elapsed time and the time left."""
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(_description(), BarColumn(), MofNCompleteColumn(), *times, console=Console(stderr=True))
 
 
 @contextmanager
 def progress_of_parts() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows a part of the work, how much of it is done, and of how much (0: not known)."""
+    """Yield a function that shows a part of the work, the amount done, and the total (0 if unknown)."""
     columns = (_description(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("", total=None)
@@ -44,7 +44,7 @@ def progress_of_parts() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def count_of_documents(what: str) -> Iterator[Callable[[], None]]:
-    """Yield a function that counts a document, where standard error is a terminal."""
+    """Yield a function that counts a document if standard error is a terminal."""
     counted = TextColumn("{task.description}: {task.completed} documents", markup=False)
     with _on_terminal(SpinnerColumn(), counted, TimeElapsedColumn()) as progress:
         bar = progress.add_task(what, total=None)
@@ -53,8 +53,8 @@ def count_of_documents(what: str) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def read_aloud(source: Source) -> Iterator[tuple[Iterator[Document], Embedded]]:
-    """Open the documents of a source, and what is told how far their embeddings are; show both as they go, and say at
-    the end what was left out."""
+    """Open the documents of a source, with a callback for the progress of their embeddings; show both, and print at the
+    end what was left out."""
     columns = (SpinnerColumn(), _description(), MofNCompleteColumn(), TimeElapsedColumn())
     with _on_terminal(*columns, TextColumn("{task.fields[rate]}")) as progress:
         reading = progress.add_task(f"indexing {source.name}", total=None, rate="")
@@ -77,7 +77,7 @@ def read_aloud(source: Source) -> Iterator[tuple[Iterator[Document], Embedded]]:
 
 
 def tracked(items: Iterable[Item], doing: str, count: int) -> Iterable[Item]:
-    """Return the items, under a bar on a terminal; elsewhere a bar would leave an empty line behind."""
+    """Return the items, with a bar on a terminal; elsewhere a bar would leave an empty line behind."""
     console = Console(stderr=True)
     return track(items, doing, total=count, console=console, transient=True, disable=not console.is_terminal)
 

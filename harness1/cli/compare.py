@@ -1,4 +1,4 @@
-"""harness1 compare: runs beside the first of them, task by task."""
+"""harness1 compare: compare runs with the first of them, task by task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness1.eval.run_view import read_run
 from harness1.runs.files import write_atomically
 
 LEAST = 16
-"""Least width of the flexible column of a table, in characters."""
+"""Minimum width of the flexible column of a table, in characters."""
 
 
 def compare(
@@ -78,7 +78,7 @@ def _print(console: Console, part: Block) -> None:
 
 
 def _table(grid: Grid, ruled: bool, width: int) -> Table:
-    """Return a grid that is at most so many characters wide, as far as its flexible column can shrink."""
+    """Return a grid of at most `width` characters, as far as its flexible column can shrink."""
     lengths = [max(map(cell_len, column)) for column in zip(grid.columns, *grid.rows, strict=True)]
     gap = 3 if ruled else 2
     others = sum(length + gap for number, length in enumerate(lengths) if number != grid.flexible)

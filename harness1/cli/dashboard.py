@@ -1,5 +1,4 @@
-"""Show an evaluation or a training while it is under way: a panel on a terminal, plain lines
-elsewhere."""
+"""Show an evaluation or a training run in progress: a panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -31,13 +30,13 @@ from harness1.viewer.report import ensure_report
 REFRESHES = 4
 """Drawings per second."""
 RATE_S = 600.0
-"""Seconds behind the speed. Steps of a training may take minutes."""
+"""Seconds over which the speed is averaged. Steps of a training run may take minutes."""
 OF = "{task.completed:,.0f} of {task.total:,.0f}"
 Clock = Callable[[], float]
 
 
 class Speed(ProgressColumn):
-    """Shows how much is done per minute; nothing while that is not known."""
+    """Shows the amount done per minute; nothing while it is unknown."""
 
     def render(self, task: Task) -> Text:
         minute = 60.0 * (task.finished_speed or task.speed or 0.0)
@@ -45,28 +44,28 @@ class Speed(ProgressColumn):
 
 
 class TimeLeft(TimeRemainingColumn):
-    """Shows the time left; nothing where there is none or it is not known."""
+    """Shows the time left; nothing if there is none or it is unknown."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{super().render(task)} left" if task.time_remaining else "")
 
 
 class View(NamedTuple):
-    """What is shown besides how much is done: rows of a label and a text, and parts of a line, all but empty ones."""
+    """The content shown besides the amount done: rows of a label and a text, and parts of a line, if not empty."""
 
     rows: Sequence[tuple[str, str]]
     line: Sequence[str]
 
 
 class Board(AbstractContextManager[Any]):
-    """Shows views until the work ends, however it ends: the cursor comes back, and the last line stays.
+    """Shows views until the work ends, even by an error: the cursor is restored, and the last line stays.
 
     Nothing is shown before `begin`, so that work that is refused shows no panel. Standard output is left alone.
 
     Args:
-        count: says how much is done, as a template of `rich.progress.TextColumn`.
-        console: where; standard error by default.
-        hidden: show nothing, as in all processes of a training but the first.
+        count: the text for the amount done, as a template of `rich.progress.TextColumn`.
+        console: the output; standard error by default.
+        hidden: show nothing, as in all processes of a training run except the first.
     """
 
     def __init__(
@@ -88,10 +87,10 @@ class Board(AbstractContextManager[Any]):
 
     @abstractmethod
     def view(self) -> View:
-        """Return what is shown now. It is called within the lock, maybe on a thread of its own."""
+        """Return the present view. It is called within the lock, possibly on another thread."""
 
     def begin(self, done: int, total: int) -> None:
-        """Show the first view, with so much done before; once."""
+        """Show the first view, with the amount done before; called once."""
         if self._bar.tasks[0].started:
             return
         self._bar.reset(self._task, completed=done, total=total)
@@ -105,7 +104,7 @@ class Board(AbstractContextManager[Any]):
             self._live.start()
 
     def advance(self, done: int | None = None) -> None:
-        """Count one more, or so much in all; a terminal shows it at its next drawing."""
+        """Count one more, or set the total done; a terminal shows it at its next drawing."""
         if done is None:
             self._bar.advance(self._task)
         else:
@@ -140,7 +139,7 @@ class Board(AbstractContextManager[Any]):
             self._say()
 
     def _say(self) -> None:
-        """Print how much is done, the view and the time left in one line, unless that was the last one."""
+        """Print the amount done, the view and the time left in one line, unless it equals the last line."""
         with self._lock:
             view = self.view()
         shown = (str(column.render(self._bar.tasks[0])) for column in self._columns)
@@ -151,7 +150,7 @@ class Board(AbstractContextManager[Any]):
 
 
 Words = Mapping[str, str]
-"""Names of values, each with the word for it in its row."""
+"""Names of values, each with its word in the row."""
 BUFFER: Words = MappingProxyType({"groups/waiting": "waiting", "staleness": "staleness", "staleness_max": "at most"})
 DROPPED: Words = MappingProxyType({"groups/filtered": "filtered", "groups/stale": "too old", "groups/faulty": "broken"})
 FAILURES: Words = MappingProxyType(
@@ -161,10 +160,10 @@ SECONDS: Words = MappingProxyType({"seconds": "in all", "wait_seconds": "waiting
 
 
 class EvaluationBoard(Board):
-    """Takes what `evaluate` tells: `begin`, `earlier`, `episode` and `queues`.
+    """Listens to `evaluate`: `begin`, `earlier`, `episode` and `queues`.
 
     Args:
-        golds: of all tasks, by their ids.
+        golds: the gold of all tasks, by their ids.
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class EvaluationBoard(Board):
         self._depths = depths
 
     def view(self) -> View:
-        """Return the recall so far, what an episode takes, and how episodes ended."""
+        """Return the recall so far, the mean cost of an episode, and the ends of episodes by kind."""
         done = self._progress
         recall = "" if (interval := done.recall.interval()) is None else _interval(interval)
         failures = _counted(dict(done.failures.most_common()))
@@ -210,11 +209,11 @@ class EvaluationBoard(Board):
 
 
 class TrainingBoard(Board):
-    """Listens to a training: `listen` is the `on_step` of a trainer.
+    """Listens to a training run: `listen` is the `on_step` of a trainer.
 
     Args:
-        unit: what the trainer counts: `step` or `batch`.
-        names: of the values that are shown, those of most interest first.
+        unit: the unit that the trainer counts: `step` or `batch`.
+        names: the names of the values to show, the most interesting first.
     """
 
     def __init__(
@@ -231,7 +230,7 @@ class TrainingBoard(Board):
         self._unit, self._names = unit, names
 
     def listen(self, step: int, steps: int, values: Mapping[str, float]) -> None:
-        """Take what a step measured; say what a validation measured in a line that stays."""
+        """Take the values of a step; print those of a validation in a line that stays."""
         with self._lock:
             self._progress.add(step, values)
         self.begin(step, steps)
@@ -240,7 +239,7 @@ class TrainingBoard(Board):
         self.advance(step)
 
     def view(self) -> View:
-        """Return what the last steps and the last validation measured."""
+        """Return the values of the last steps and of the last validation."""
         done, values, speed = self._progress, self._progress.values, self._progress.tokens_per_second()
         validation = named(done.validation, self._names)
         rows = (
@@ -256,10 +255,10 @@ class TrainingBoard(Board):
 
 
 def evaluated(evaluation: Evaluation, out: Path, force: bool = False) -> Mapping[str, Any]:
-    """Run under a dashboard what is missing in a run folder, and write its report; return its metrics.
+    """Complete a run folder under a dashboard, and write its report; return its metrics.
 
     Args:
-        force: begin again, whatever the folder holds of earlier runs.
+        force: begin again, even if the folder holds an earlier run.
     """
     metrics = ensure_run(evaluation, out, _under_dashboard, force=force)
     ensure_report(out, evaluation.tasks)
@@ -274,7 +273,7 @@ def _under_dashboard(evaluation: Evaluation, out: Path) -> Mapping[str, Any]:
 
 
 def named(values: Mapping[str, float], names: Sequence[str]) -> str:
-    """Return those of the named values that there are, with their names, in this order."""
+    """Return the named values that exist, with their names, in this order."""
     return _worded(values, {name: name for name in names}, "{:.3g}")
 
 

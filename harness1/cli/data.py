@@ -1,4 +1,4 @@
-"""harness1 data: the benchmarks of the paper: what they are, getting, converting and checking them."""
+"""harness1 data: list, download, convert and check the benchmarks of the paper."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ ONE_LINE: _OneLine = {"overflow": "ellipsis", "no_wrap": True}
 def watched(query: str, console: Console, env: SearchEnv) -> Iterator[Callable[[Step], None]]:
     """Print a question, and yield a function that prints each step of the episode that answers it."""
     console.print(f"[bold]{escape(query)}[/]\n")
-    # Off a terminal, a spinner would leave an empty line behind.
+    # Without a terminal, a spinner would leave an empty line behind.
     with console.status("the policy is at work") if console.is_terminal else nullcontext():
         yield watcher(env, console)
 

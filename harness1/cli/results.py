@@ -1,4 +1,4 @@
-"""What verbs print at their end: JSON, or the tables of evaluations and trainings."""
+"""The final output of verbs: JSON, or the tables of evaluations and training runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def headed(title: str | None, *columns: str, left: Collection[str] = (), box: Bo
 
 
 def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
-    """Print the headline metrics with their 95 % intervals, and what failed."""
+    """Print the headline metrics with their 95 % intervals, and the failures."""
     table = headed(title, "metric", "mean", "95 % interval")
     for name in HEADLINE:
         value = metrics.get(name)
@@ -46,10 +46,10 @@ def _figure(value: float) -> str:
 
 
 def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, which: str = "best") -> None:
-    """Print the checkpoint that a training ended with, and its metrics on held-out tasks beside those of the start.
+    """Print the final checkpoint of a training run, and its metrics on held-out tasks beside those of the start.
 
     Args:
-        unit: what the trainer counts: `step` or `batch`.
+        unit: the unit that the trainer counts: `step` or `batch`.
     """
     began = _at_start(out)
     if as_json:
@@ -66,5 +66,5 @@ def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, whic
 
 
 def _at_start(out: Path) -> dict[str, float]:
-    """Return what was measured on held-out tasks before the first step."""
+    """Return the metrics on held-out tasks before the first step."""
     return next((found for line in read_log(out) if line["step"] == 0 and (found := validation_values(line))), {})

@@ -1,4 +1,4 @@
-"""harness1 rl check: which tasks are worth training on under a reward."""
+"""harness1 rl check: find the tasks that are worth training on under a reward."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def default_split(source: Source) -> str:
     """Return the split that training would take its tasks from.
 
     Raises:
-        UsageError: the dataset has no tasks, or several splits none of which is to train or tune on.
+        UsageError: the dataset has no tasks, or has several splits but none to train or tune on.
     """
     for name in ("train", "dev"):
         if name in source.splits:
@@ -76,7 +76,7 @@ def default_split(source: Source) -> str:
 
 
 def print_report(report: AdmissionReport, headroom: float, out: Path) -> None:
-    """Print what the policies earned and lived on, and how many tasks are admitted."""
+    """Print the rewards of the policies with their largest terms, and the number of admitted tasks."""
     columns = ("policy", "reward", "score", "recall", "precision", "set size", "lives on")
     table = headed(f"{report.dataset}/{report.split}, reward {report.recipe}", *columns, left=("lives on",))
     for each in report.policies:

@@ -20,7 +20,7 @@ from harness1.runs.stage import read_stage
 
 
 class TrainerName(StrEnum):
-    """Whose rows are written."""
+    """The trainer to write rows for."""
 
     SKYRL = "skyrl"
 
@@ -42,7 +42,7 @@ def export(
 
     Example: harness1 rl export better --to skyrl --out batches
     """
-    inner = run / EPISODES  # of a training
+    inner = run / EPISODES  # the run folder within a training folder
     made = _made(inner if read_stage(inner) else run, out, groups_per_file, force=force)
     print_result(made, as_json, _print, out, to)
 

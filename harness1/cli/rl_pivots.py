@@ -1,4 +1,4 @@
-"""harness1 rl pivots: the turns of a teacher that a policy has something to learn from."""
+"""harness1 rl pivots: find the turns of a teacher from which a policy can learn."""
 
 from __future__ import annotations
 

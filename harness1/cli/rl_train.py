@@ -1,4 +1,4 @@
-"""harness1 rl train: a policy learns from its own episodes."""
+"""harness1 rl train: train a policy on its own episodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from harness1.rl.open import learning_on_pivots, learning_on_tasks
 from harness1.runs.stage import clear
 
 SHOWN = ("reward", "loss", "curated_recall", "set_size", "turns", "entropy", "k3")
-"""What is said of batches, and of validations."""
+"""The values shown for batches, and for validations."""
 
 
 def train(
@@ -69,14 +69,14 @@ def train(
         work, players = learning_on_pivots(settings, learn, out, policy, pivots)
     work = replace(work, tensorboard=tensorboard, wandb=wandb)
     if force:
-        work.check()  # nothing is cleared for a training that cannot be
+        work.check()  # nothing is deleted if the training run is refused
         clear(out, learning.VERB, "*")
     done = read_checkpoint(out) if work.is_done(policy.hash) else None
     print_checkpoint(done or _trained(work, players, policy), out, "batch", as_json)
 
 
 def _asked(learn: Learn, given: Mapping[str, Any], out: Path | None, pivots: Path | None) -> tuple[Learn, Path]:
-    """Return what to learn from and where to, as the command line says, else the configuration."""
+    """Return the inputs and the output folder, from the command line or else from the configuration."""
     if pivots is not None and given["data"]:
         raise UsageError("give --data or --pivots, not both")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value}

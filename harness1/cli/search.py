@@ -90,5 +90,5 @@ def as_result(env: SearchEnv, episode: Episode, out: Path) -> dict[str, Any]:
 
 
 def parse_failure(episode: Episode) -> str | None:
-    """Return why the last output of a policy held no action, where that ended the episode."""
+    """Return why the last output of a policy held no action, if that ended the episode."""
     return episode.turns[-1].parse_error if episode.turns else None

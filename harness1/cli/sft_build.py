@@ -1,4 +1,4 @@
-"""harness1 sft build: rows for fine-tuning, of the episodes of teachers."""
+"""harness1 sft build: make rows for fine-tuning from the episodes of teachers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def build(
 
 
 def print_card(card: DataCard, out: Path) -> None:
-    """Print what the gates let through, and how many rows there are."""
+    """Print the counts of each gate, and the number of rows."""
     table = headed(f"{card.format} rows of {', '.join(run.name for run in card.runs)}", "gate", "in", "out")
     for gate in card.gates:
         table.add_row(gate.name, str(gate.entered), str(gate.passed))
@@ -86,16 +86,16 @@ def print_card(card: DataCard, out: Path) -> None:
 def _student(
     config: Config, runs: Sequence[Path], chat_format: str, tokenizer: str, *, rerender: bool
 ) -> ChatFormat | None:
-    """Return the format to render again in; that of a checkpoint must be trained for the environment of the runs.
+    """Return the format for rendering again. A checkpoint must have been trained for the environment of the runs.
 
-    The rows come from that environment, whatever the configuration says of another.
+    The rows come from that environment, even if the configuration describes another.
     """
     if not rerender:
         if chat_format or tokenizer:
-            raise UsageError("--format and --tokenizer say how to render again: give --rerender, too")
+            raise UsageError("--format and --tokenizer say how to render again: give --rerender too")
         return None
     if not tokenizer:
-        raise UsageError("--rerender needs --tokenizer: where the student's tokenizer lies")
+        raise UsageError("--rerender needs --tokenizer, the path of the student's tokenizer")
     policy = msgspec.structs.replace(config.policy, format=chat_format or config.policy.format)
     env = run_config(runs[0])[0].env
     return format_at(tokenizer, msgspec.structs.replace(config, policy=policy, env=env))

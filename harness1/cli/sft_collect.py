@@ -1,4 +1,4 @@
-"""harness1 sft collect: a teacher's episodes over the tasks of a split."""
+"""harness1 sft collect: record a teacher's episodes over the tasks of a split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""harness1 sft train: rows into a checkpoint."""
+"""harness1 sft train: train a checkpoint on rows."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from harness1.train.process_group import ProcessGroup, joined_group
 
 _LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 SHOWN = ("loss", "nll", "valid", "tool_agreement", "action_agreement", "curated_recall")
-"""What is said of steps, and of validations."""
+"""The values shown for steps, and for validations."""
 
 
 class TrainerName(StrEnum):
-    """Who trains."""
+    """The trainer to use."""
 
     OWN = "own"
     TRL = "trl"
@@ -65,7 +65,7 @@ def train(
         raise UsageError(f"the processes of TRL cannot agree on --force: remove {out} first")
     with joined_group(1 if alone else launched.size, device, ProcessGroup(launched.rank)) as group:
         if force and group.leads:
-            work.student()  # nothing is cleared for a training that cannot be
+            work.student()  # nothing is deleted if the training run is refused
             clear(out, VERB, "*")
         group.wait()
         done = read_checkpoint(out) if work.is_done() else None
@@ -81,6 +81,6 @@ def _trained(work: FineTuning, group: ProcessGroup) -> Checkpoint:
 
 
 def _launched() -> tuple[ProcessGroup, int]:
-    """Return which of how many processes this is, and which on its machine, as a launcher's environment says."""
+    """Return this process's rank and the number of processes, and its rank on its machine, from the environment."""
     rank, size, local = (int(os.environ.get(name, plain)) for name, plain in _LAUNCHED.items())
     return ProcessGroup(rank, size), local

@@ -38,7 +38,7 @@ def view(
 
     Example: harness1 view runs/search runs/scripted --out view.html --open
     """
-    # Only here: the other verbs start sooner without it.
+    # Imported here, because the other verbs start sooner without it.
     from harness1.viewer.write import Asked, write_view
 
     asked = Asked(folders, _names(episodes), _names(tasks), int(max_mb * 1e6), workers)

@@ -18,9 +18,9 @@ from harness1.tools.registry import Toolbox
 Kind = Literal["center", "group_std", "batch_std", "leave_one_out"]
 
 SAME = 1e-9
-"""Rewards whose difference is no larger count as equal."""
+"""Rewards that differ by at most this count as equal."""
 STD_EPSILON = 1e-4
-"""Added to standard deviations, which divide by n - 1: both as in TRL's GRPO."""
+"""Added to standard deviations, which divide by n - 1, as in TRL's GRPO."""
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
@@ -32,10 +32,10 @@ def advantages(groups: Sequence[Sequence[float]], kind: Kind) -> list[list[float
     """Return the advantage of each episode, given the rewards of each group of a batch; a group of one has 0.
 
     - `center`: r - mean of the group (Dr. GRPO, arXiv 2503.20783).
-    - `group_std`: that, over the standard deviation of the group's rewards (GRPO, arXiv 2402.03300).
-    - `batch_std`: that, over the standard deviation of the centred rewards of all groups (REINFORCE++ with a baseline,
-      arXiv 2501.03262), so that the difficulty of tasks does not enter.
-    - `leave_one_out`: r - mean of the others of the group (RLOO, arXiv 2402.14740).
+    - `group_std`: `center`, divided by the standard deviation of the group's rewards (GRPO, arXiv 2402.03300).
+    - `batch_std`: `center`, divided by the standard deviation of the centred rewards of all groups (REINFORCE++ with a
+      baseline, arXiv 2501.03262), so that the difficulty of tasks has no effect.
+    - `leave_one_out`: r - mean of the others in the group (RLOO, arXiv 2402.14740).
     """
     centred = [_centred(rewards) for rewards in groups]
     match kind:
@@ -68,8 +68,8 @@ def anchor_advantages(rewards: Sequence[float], anchors: Sequence[Sequence[str]]
 
 
 def anchor_keys(episode: Episode, env: Env) -> tuple[str, ...]:
-    """Return the `anchor_key` of the memory that each turn began with. It is not recorded: actions and recorded answers
-    go through the pure core again, without rendering.
+    """Return the `anchor_key` of the memory that each turn began with. It is not recorded, so actions and recorded
+    answers go through the pure core again, without rendering.
 
     Raises:
         ConfigError: the episode was recorded under another environment configuration.

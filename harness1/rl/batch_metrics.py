@@ -1,4 +1,4 @@
-"""Measure the episodes of a batch, for the log of a training."""
+"""Measure the episodes of a batch, for the log of a training run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def batch_metrics(groups: Sequence[EpisodeGroup], version: int, gold_of: GoldOf)
     """Return means over the episodes of a batch, and its staleness.
 
     Args:
-        version: of the weights that are to be trained.
+        version: the version of the weights to train.
 
     Returns:
         The values of `episode_metrics`, and `reward_std` (mean deviation within a group), `staleness` (mean) and

@@ -3,10 +3,10 @@
 Groups are numbered as they are begun. One is *in flight* until it is finished or dropped, *ready* until it is taken,
 and *taken* until the trainer releases its batch; each of them holds one of `capacity = (staleness + 1) * groups` slots.
 A batch is made one group at a time, as in Forge (MiniMax, arXiv 2605.26494, section 6.2.4): with H the oldest group
-that is neither taken nor dropped, the oldest ready one among `[H, H + window - 1]` is next. A slow group may thus be
-overtaken, but by no more than `window - 1` later ones. (These are the `window` entries of torchtitan's work buffer; a
+that is neither taken nor dropped, the oldest ready one among `[H, H + window - 1]` is next. So a slow group may be
+overtaken, but by at most `window - 1` later ones. (These are the `window` entries of torchtitan's work buffer; a
 window written `[H, H + W]` has one more. A batch is taken whole or not at all, and in the order of the groups' numbers;
-torchtitan hands groups out as they come.)
+torchtitan hands out groups as they finish.)
 
 The staleness of a group is the trainer's version when it is taken, minus that of its oldest call. If each batch raises
 the version by one, and its slots are released when the new weights are published, it is at most
@@ -16,15 +16,15 @@ the version by one, and its slots are released when the new weights are publishe
 because a group is begun with at most `capacity - 1` others before it (those of a batch being trained count here), and
 at most `window - 1` after it are taken first. The bound is tight: a group that begins in the last slot, and stays in
 flight until nothing else can be taken, reaches it. So `staleness` alone is the bound (ROLL's asynchronous ratio,
-arXiv 2512.24873) when the window is 1, which is plain first-in-first-out; a wider window adds to it. Were slots
-released when taken, it would be one more. Should versions not go as they ought to, a group beyond the bound is dropped.
+arXiv 2512.24873) when the window is 1, which is plain first-in-first-out; a wider window adds to it. If slots
+were released when taken, it would be one more. If versions ever rise faster, a group beyond the bound is dropped.
 
 With `staleness = 0` training and generation take turns: a batch is the first `groups` groups that are not dropped,
-whatever finishes first, and all of it was begun at the trainer's version. For a batch takes all slots there are, so
-none is begun from the take to the release, and what is taken was begun since the last release. Let n groups have been
-begun by then: `groups` are ready and the others dropped. Group n - 1 is not dropped, or those that are ready would have
-held all slots before it could begin. So n is the least number at which enough remain. The window has no meaning here
-and is 1.
+whatever finishes first, and all of it was begun at the trainer's version. The reason: a batch takes all slots, so no
+group begins between the take and the release, and every group taken was begun since the last release. Let n groups have
+been begun by then: `groups` are ready and the others dropped. Group n - 1 is not dropped; otherwise the ready groups
+would have held all slots before it could begin. So n is the least number at which enough remain. The window has no
+effect here and is 1.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ class BufferState(Record):
     oldest: int = 0
     """The first group that is neither trained nor dropped."""
     beyond: tuple[int, ...] = ()
-    """The groups after it that are."""
+    """The later groups that are trained or dropped."""
     fates: dict[str, int] = {}
-    """How many were trained, filtered, stale and faulty."""
+    """The numbers of trained, filtered, stale and faulty groups."""
 
 
 class Buffer(Generic[Item]):
     """Keeps groups in order between the rollouts and the trainer. It belongs to one thread, and nothing in it waits.
 
     Args:
-        groups: in a batch.
-        staleness: batches that generation may be ahead of training.
-        window: as a share of the capacity, rounded down to groups, at least 1.
+        groups: the number of groups in a batch.
+        staleness: the number of batches by which generation may be ahead of training.
+        window: a share of the capacity, rounded down to whole groups, at least 1.
 
     Raises:
         ValueError: a number is out of range.
@@ -101,7 +101,7 @@ class Buffer(Generic[Item]):
         """Take a slot for the next group, and return its number, or None if there is no slot.
 
         Args:
-            version: of the weights that it is begun with.
+            version: the version of the weights that it is begun with.
         """
         if len(self._in_flight) + len(self._ready) + len(self._taken) >= self.capacity:
             return None
@@ -116,7 +116,7 @@ class Buffer(Generic[Item]):
         """Take in a group in flight that can be trained on.
 
         Args:
-            oldest_version: of its calls; None: the version that it was begun with.
+            oldest_version: the oldest version among its calls; None means the version that it was begun with.
 
         Raises:
             KeyError: it is not in flight.
@@ -140,7 +140,7 @@ class Buffer(Generic[Item]):
         dropped.
 
         Args:
-            version: of the weights that are to be trained.
+            version: the version of the weights to train.
 
         Raises:
             RuntimeError: the last batch was not released.
@@ -150,7 +150,7 @@ class Buffer(Generic[Item]):
         for index in [each for each, (_, oldest) in self._ready.items() if version - oldest > self.bound]:
             del self._ready[index]
             self._consume(index, "stale")
-        # All that is ready before the oldest group in flight can be taken, then the window begins at that one.
+        # All ready groups before the oldest group in flight can be taken; the window begins at that group.
         border = min(self._in_flight, default=self._next) + self.window
         chosen = sorted(index for index in self._ready if index < border)[: self.groups]
         if len(chosen) < self.groups:
@@ -168,7 +168,7 @@ class Buffer(Generic[Item]):
         return BufferState(oldest=self._oldest, beyond=tuple(sorted(self._beyond)), fates=dict(self._fates))
 
     def load_state(self, state: BufferState) -> None:
-        """Go on from a saved state; groups that were neither trained nor dropped are begun again.
+        """Continue from a saved state; groups that were neither trained nor dropped are begun again.
 
         Raises:
             RuntimeError: groups were begun here already.

@@ -1,4 +1,4 @@
-"""Hold a policy in training, with all that is saved between batches."""
+"""Hold a policy in training, with everything that is saved between batches."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ MakeRows = Callable[[Sequence[EpisodeGroup], Config], list[TrainRow]]
 
 
 class Learner:
-    """The weights and their optimizer, the buffer, and the best validation; it goes on from the state in `out`.
+    """The weights and their optimizer, the buffer, and the best validation; it resumes from the state in `out`.
 
     Args:
         base: the folder of the model that training begins with.
         out: the folder of the state and the checkpoint.
-        card: of the checkpoint.
+        card: the card of the checkpoint.
         make_rows: makes rows of groups.
     """
 
@@ -57,7 +57,7 @@ class Learner:
         self.version = 0
         """Batches trained, which is also the version of the weights."""
         self.validated = -1
-        """The version that was validated last; -1: none."""
+        """The version that was validated last; -1 if none was."""
         self._load()
         self.begun = self.version
         """The version that this process began with."""
@@ -115,7 +115,7 @@ class Learner:
         """Compare the recorded log probabilities with those of the model, which must still be the one that sampled.
 
         Raises:
-            UsageError: they differ by more than another order of computation explains.
+            UsageError: they differ by more than the order of computation can explain.
         """
         dtype = self._config.train.dtype
         replayed = [known for row in row_logprobs(self.trainer.model, rows, self._config.train) for known in row]
@@ -123,7 +123,7 @@ class Learner:
         report = report_of(replayed, recorded)
         if not report.passes(dtype):
             raise UsageError(
-                "the rollouts are not of the model that is trained: log probabilities differ by up to"
+                "the rollouts are not from the model in training: log probabilities differ by up to"
                 f" {report.max_difference:.2g} (mean k3 {report.mean_k3:.2g}) over {report.tokens} tokens, where"
                 f" {BOUND:g} in float32 and a mean k3 of {MEAN_K3_BOUND:g} in bfloat16 are allowed; is"
                 f" policy.dtype that of training, {dtype}?"
@@ -138,7 +138,7 @@ class Learner:
 
 
 def _over_steps(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combine the values of a batch's steps: tokens are summed, maxima stay maxima, all else is averaged."""
+    """Combine the values of a batch's steps: tokens are summed, maxima stay maxima, and the rest is averaged."""
     combined = {}
     for name in values[0]:
         each = [value[name] for value in values]

@@ -46,14 +46,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Learning:
-    """A training to be done, with the settings `config.rl` and `config.train`.
+    """A training run, with the settings `config.rl` and `config.train`.
 
     Args:
-        tasks: to learn from, with their gold.
+        tasks: tasks to learn from, with their gold.
         held_out: tasks to validate on.
         setups: indexed by `PlacedTask.setup`.
         base: the folder of the model that training begins with.
-        index_hashes: of the indexes that the setups search.
+        index_hashes: the hashes of the indexes that the setups search.
         make_rows: makes rows of groups; given in experiments.
     """
 
@@ -70,7 +70,7 @@ class Learning:
     make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl, config.env))
 
     def check(self) -> None:
-        """Check all that can be checked before a model is loaded.
+        """Check everything that can be checked before a model is loaded.
 
         Raises:
             UsageError: there are no tasks, the checkpoint would overwrite the model, the metric of validation does not
@@ -80,7 +80,7 @@ class Learning:
         if not self.tasks:
             raise UsageError("there are no tasks to learn from")
         if self.base.resolve().is_relative_to(self.out.resolve()):
-            raise UsageError(f"{self.base} is read, and lies in --out: choose another --out")
+            raise UsageError(f"{self.base} is an input, and is inside --out: choose another --out")
         if train.watch.metric not in ("reward", "curated_recall"):
             raise UsageError("rl train chooses by episodes: set train.watch.metric to reward or curated_recall")
         size = 2 * 4 + 2 * (1 if train.lora.rank else 12)
@@ -94,7 +94,7 @@ class Learning:
         """Return the card of the work; equal work has an equal card.
 
         Args:
-            policy_hash: of the policy that training begins with.
+            policy_hash: the hash of the policy that training begins with.
         """
         config = self.config
         inputs = {
@@ -114,7 +114,7 @@ class Learning:
 def learn(
     work: Learning, players: OpenRollouts, chat: ChatFormat, policy_hash: str, on_step: StepListener
 ) -> Checkpoint:
-    """Train, and write the best checkpoint by `train.watch.metric` into `work.out`; go on where an earlier run stopped.
+    """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run.
 
     Args:
         players: opens the rollouts within the event loop of the training; they begin with the weights of `work.base`.
@@ -123,8 +123,8 @@ def learn(
     Raises:
         UsageError: as `Learning.check`; the folder holds something else or cannot be written; the episodes were not
             sampled by the weights in training; or no group has anything to learn from.
-        Diverged: a loss is not finite; the best checkpoint until then is kept.
-        InfrastructureFault: only broken episodes come.
+        Diverged: a loss is not finite; the best checkpoint so far is kept.
+        InfrastructureFault: all recent episodes were broken.
     """
     work.check()
     stage = work.stage(policy_hash)
@@ -171,7 +171,7 @@ async def _train(work: Learning, learner: Learner, players: OpenRollouts, on_ste
     """Train to the end. An interrupt waits for the batch in training, and saves the state."""
     on_step(learner.version, work.config.rl.batches, {})
     async with players as rollouts:
-        # The store is locked, and so keeps a second process from the log.
+        # The store is locked, which also keeps a second process away from the log.
         with (
             EpisodeStore(work.out / EPISODES) as store,
             TrainLog(work.out, learner.version, tensorboard=work.tensorboard, wandb=work.wandb) as log,
@@ -191,7 +191,7 @@ async def _train(work: Learning, learner: Learner, players: OpenRollouts, on_ste
 
 
 class _Loop:
-    """The steps of a training: wait for a batch, train, publish, validate. Between them it can be interrupted."""
+    """The steps of a training run: wait for a batch, train, publish, validate. Between them it can be interrupted."""
 
     def __init__(
         self, work: Learning, learner: Learner, rollouts: Rollouts, log: TrainLog, on_step: StepListener
@@ -235,7 +235,7 @@ class _Loop:
             raise interrupt
 
     async def publish(self) -> None:
-        """Give the present weights to those who play."""
+        """Give the present weights to the rollouts."""
         await self._rollouts.publish(self._learner.weights(), self._learner.version)
 
     async def validate(self) -> None:
@@ -271,7 +271,7 @@ class _Loop:
 
 async def _in_thread(work: Callable[[], Result]) -> tuple[Result, asyncio.CancelledError | None]:
     """Run work in a thread to its end; return its result, and the interrupt that came meanwhile, to be raised later."""
-    # A future and not a task: what cancels all tasks, as a second Ctrl-C does, leaves it alone.
+    # A future and not a task, so that a second Ctrl-C, which cancels all tasks, leaves it alone.
     running = asyncio.get_running_loop().run_in_executor(None, work)
     interrupt = None
     while not running.done():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 KEPT = 2
-"""Versions on disk: an engine may still be reading the one before the last."""
+"""Versions kept on disk: an engine may still be reading the one before the last."""
 
 
 class LocalRollouts:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BOUND = 1e-4
-"""The bound of a difference in float32, at temperatures from 1; below, it is divided by the temperature."""
+"""The bound of a difference in float32 at temperatures of 1 or more; below 1, it is divided by the temperature."""
 MEAN_K3_BOUND = 1e-3
 TIES = {"float32": 1e-3, "bfloat16": 0.25}
-"""Logits that differ by less may change places in another order of computation."""
+"""Logits that differ by less may change places if the order of computation changes."""
 NUCLEUS_EDGE = 1e-5
 """A token whose cumulative probability is this near to `top_p` may fall on either side of it."""
 
@@ -92,11 +92,11 @@ def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of:
     """Replay each call by one plain forward pass and compare.
 
     Args:
-        model: with the weights that sampled the calls, and with its own attention.
+        model: the model with the weights that sampled the calls, and with its own attention.
         mask_of: gives the tokens that a call's grammar allowed, bool [tokens, vocabulary]; None without a grammar.
 
     Raises:
-        UsageError: a call has no output, or not one log probability for each id of it.
+        UsageError: a call has no output, or its output does not have one log probability for each id.
     """
     import torch
 
@@ -140,8 +140,8 @@ def grammar_masks(folder: Path, vocabulary: int, grammars: Sequence[Grammar]) ->
     [tokens, vocabulary], True where a token was allowed.
 
     Args:
-        folder: of the model, for its tokenizer.
-        vocabulary: the width of its logits.
+        folder: the folder of the model, for its tokenizer.
+        vocabulary: the width of the model's logits.
 
     Raises:
         MissingExtra: xgrammar is not installed.

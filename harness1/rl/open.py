@@ -1,4 +1,4 @@
-"""A training opened by what a user typed: what it learns from, and who plays."""
+"""Open a training run from the names that a user typed: its tasks and its rollouts."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 WEIGHTS = "weights"
 """The folder of versions of the weights, for servers that load them by path."""
 FindIndex = Callable[[Source, str | None], str]
-"""Gives the index of a source, maybe one that a user names (see `data.indexing.index_of`)."""
+"""Returns the index of a source, which may be one that the user names (see `data.indexing.index_of`)."""
 
 
 def learning_on_tasks(
     config: Config, learn: Learn, out: Path, policy: LanguageModelPolicy, find_index: FindIndex
 ) -> tuple[Learning, OpenRollouts]:
-    """Open a training on whole episodes on the tasks of datasets.
+    """Open a training run on whole episodes of the tasks of datasets.
 
     Raises:
-        UsageError: there is another number of indexes or reports than of datasets, a report is on another dataset,
+        UsageError: the numbers of indexes, reports and datasets differ, a report is on another dataset,
             reward or environment, the tasks do not fit (`choose_tasks`), or workers cannot have the model.
     """
     sources = [open_source(data) for data in learn.data]
@@ -62,11 +62,11 @@ def learning_on_tasks(
 def learning_on_pivots(
     config: Config, learn: Learn, out: Path, policy: LanguageModelPolicy, pivots: Path
 ) -> tuple[Learning, OpenRollouts]:
-    """Open a training on the single turns of a teacher that a profile kept.
+    """Open a training run on the single turns of a teacher that a profile kept.
 
     Raises:
         UsageError: the settings are those of whole episodes, or the profile cannot be opened.
-        ConfigError: the profile is of another policy or configuration.
+        ConfigError: the profile was made with another policy or configuration.
     """
     if config.rl.anchors or config.machine.fleet.workers or learn.admission:
         raise UsageError(
@@ -103,12 +103,12 @@ def _admitted(path: Path, source: Source, config: Config) -> frozenset[str]:
 def _players(
     setups: Sequence[EpisodeSetup], spec: str, base: Path, versions: Path, policy: LanguageModelPolicy
 ) -> OpenRollouts:
-    """Return who plays: this process, or workers on a cluster, each with a policy of its own."""
+    """Return the rollouts: in this process, or in workers on a cluster, each with its own policy."""
     fleet = setups[0].config.machine.fleet
     if fleet.workers:
         if ModelSpec.read(spec).url is not None:
-            raise UsageError("workers of a fleet each have a model of their own: hf:PATH or vllm:PATH, and no server")
-        # Workers have another current directory.
+            raise UsageError("each worker of a fleet has its own model: give hf:PATH or vllm:PATH, not a server")
+        # Workers run in a different directory.
         whole = f"{ModelSpec.read(spec).kind}:{base.resolve()}"
         found = [replace(each, retriever=absolute_index(each.retriever), policy=whole) for each in setups]
         return RayRollouts(partial(open_rollouts, found, whole, base.resolve(), versions.resolve()), fleet)

@@ -1,4 +1,4 @@
-"""Produce groups of episodes for a training, begun as the buffer has room, until the learner stops it."""
+"""Produce groups of episodes for a training run, begun as the buffer has room, until the learner stops it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness1.rl.task_stream import TaskStream
 from harness1.rl.training_rows import rewards_of, trainable
 
 BARREN = 10
-"""Batches' worth of groups without a usable one, after which training is stopped."""
+"""Training stops after this many batches' worth of groups without a usable one."""
 
 
 class RolloutProducer:
@@ -28,7 +28,7 @@ class RolloutProducer:
     Args:
         buffer: decides when a group is begun and which ones make a batch.
         keep: called with every finished episode.
-        version: of the weights that groups are begun with.
+        version: the version of the weights that groups are begun with.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RolloutProducer:
 
         Raises:
             HarnessError: an error ended the rollouts.
-            InfrastructureFault: only broken episodes come.
+            InfrastructureFault: all recent episodes were broken.
             UsageError: no group has anything to learn from.
         """
         while (groups := self._taken()) is None:
@@ -129,7 +129,7 @@ class RolloutProducer:
             self._ready.set()
 
     def _close(self, index: int, episodes: list[Episode]) -> None:
-        """Keep a whole group for training, or drop it, and then another is begun in its place."""
+        """Keep a whole group for training, or drop it, so that another begins in its place."""
         group = EpisodeGroup(index, self._begun.pop(index), tuple(episodes))
         whole = trainable(group)
         if len(whole) < 2:

@@ -1,9 +1,9 @@
-"""Play the episodes of a training on a Ray cluster: each worker is an actor with its own retrievers, environments and
-replica of the policy.
+"""Play the episodes of a training run on a Ray cluster: each worker is an actor with its own retrievers, environments
+and replica of the policy.
 
 All ordered state stays in the trainer's process: the source of jobs, the buffer (`harness1.rl.buffer`, which only the
-loop that awaits `run` touches), and the published weights. A worker that dies loses nothing: its jobs are given to
-others, a new worker begins as soon as the cluster has room, and gets the present weights before it plays. So the
+loop that awaits `run` touches), and the published weights. If a worker dies, nothing is lost: its jobs are given
+to others, and a new worker starts as soon as the cluster has room and gets the present weights before it plays. So the
 buffer's guarantees are the same as in one process.
 """
 
@@ -36,7 +36,7 @@ class RolloutActor:
         self._make = make
 
     async def open(self) -> None:
-        """Open the rollouts. Apart from the constructor, so that an error is the answer to a call."""
+        """Open the rollouts. This is not done in the constructor, so that an error is the answer to a call."""
         self._rollouts = self._make()
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
@@ -58,7 +58,7 @@ class _Worker:
     actor: Any
     playing: int = 0
     weights: tuple[Any, int] | None = None
-    """The weights that it loaded; None: it still has its first ones."""
+    """The weights that it loaded; None if it still has its first ones."""
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -110,7 +110,7 @@ class RayRollouts:
             self._ray.shutdown()
 
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
-        """As `Rollouts.run`. An episode is handed over once, however many workers were lost over it.
+        """Do as `Rollouts.run`. An episode is handed over once, however many workers died while playing it.
 
         Raises:
             InfrastructureFault: no worker was available for `fleet.patience_s` seconds.
@@ -121,13 +121,13 @@ class RayRollouts:
         await Pipeline[EpisodeJob, EpisodeJob, Episode, Episode](limits, *stages).process(jobs)
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
-        """As `Rollouts.publish`: the weights are put into the cluster's store once, and all workers load them."""
+        """Do as `Rollouts.publish`: the weights are put into the cluster's store once, and all workers load them."""
         plain = {name: tensor.detach().cpu() for name, tensor in state.items()}
         self._weights = await asyncio.to_thread(self._ray.put, plain), version
         await asyncio.gather(*(self._reach(worker) for worker in self._workers))
 
     async def _keep_one(self) -> None:
-        """Start one worker after another, for ever."""
+        """Start one worker after another, forever."""
         needs = {"num_cpus": self._fleet.cpus, "num_gpus": self._fleet.gpus}
         actor_class: Any = self._ray.remote(RolloutActor)
         actor_class = actor_class.options(max_concurrency=self._fleet.places + 3, scheduling_strategy="SPREAD", **needs)
@@ -158,7 +158,7 @@ class RayRollouts:
             self._dismiss(worker)
 
     async def _update(self, worker: _Worker) -> None:
-        """Give a worker the present weights, if it has others. Updates take turns, so that the last weights stay."""
+        """Give a worker the present weights, if it has others. Updates run one at a time, so that the last stays."""
         async with worker.loading:
             weights = self._weights
             if weights is not None and worker.weights is not weights:
@@ -167,7 +167,7 @@ class RayRollouts:
                 self._changed.set()
 
     async def _play(self, job: EpisodeJob, keep: Callable[[Episode], None]) -> Episode:
-        """Have a job played, by another worker if one dies over it."""
+        """Have a job played, by another worker if one dies while playing it."""
         error = ""
         for _ in range(self._fleet.attempts):
             worker = await self._free_worker()
@@ -184,7 +184,7 @@ class RayRollouts:
         return job.broken(nobody_knows, f"{self._fleet.attempts} workers were lost over it; the last: {error}")
 
     async def _episode(self, call: Any) -> Episode:
-        """Await an episode. If cancelled, wait until the worker has ended it, and its place is free."""
+        """Await an episode. If cancelled, wait until the worker has ended it and its place is free."""
         answer: asyncio.Task[Episode] = asyncio.create_task(self._answer(call))
         try:
             return await asyncio.shield(answer)

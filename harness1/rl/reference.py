@@ -23,7 +23,7 @@ def row_logprobs(model: PreTrainedModel, rows: Sequence[TrainRow], train: Train)
 
     Args:
         model: from `load_trainable`.
-        train: gives the tokens of a forward pass and the type of its numbers.
+        train: sets the tokens of a forward pass and its data type.
     """
     import torch
 
@@ -42,12 +42,12 @@ def with_kl(
 ) -> tuple[list[TrainRow], float]:
     """Add `-weight (d - mean d)` to the advantages, with d = rollout - reference log probability of each trained token,
     and the mean over all trained tokens. Return the rows and the mean, which estimates the divergence of the rollouts'
-    policy from the reference. A centred penalty moves no baseline; `incorporate_kl_penalty` of the tinker cookbook,
-    which Harness-1 was trained with, does the same without a discount.
+    policy from the reference. A centred penalty does not move a baseline; `incorporate_kl_penalty` of the tinker
+    cookbook, which Harness-1 was trained with, does the same without a discount.
 
     Args:
-        rows: of the whole batch.
-        reference: for each row the log probabilities of its trained tokens (`row_logprobs`).
+        rows: the rows of the whole batch.
+        reference: for each row, the log probabilities of its trained tokens (`row_logprobs`).
 
     Raises:
         UsageError: a row has no log probabilities of the rollout.

@@ -16,14 +16,14 @@ class EpisodeGroup(Record):
     """The finished episodes of one task, ordered by `sample_idx`; their rewards are compared only with each other."""
 
     index: int
-    """Counts groups in the order that they are begun, from 0."""
+    """The number of the group, from 0, in the order in which groups are begun."""
     version: int
     """The version of the weights when the group was begun."""
     episodes: tuple[Episode, ...]
 
 
 class Rollouts(Protocol):
-    """Plays episodes with the weights published last. Several calls of `run` may be under way at a time."""
+    """Plays episodes with the weights published last. Several calls of `run` may be in progress at once."""
 
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
         """Play all jobs. `on_episode` is called in the event loop, with episodes that are scored or that the

@@ -1,4 +1,4 @@
-"""Choose the tasks of a training and of its validation, and assign them to groups."""
+"""Choose the tasks of a training run and of its validation, and assign them to groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness1.reward.outcome import targets
 from harness1.sft.collect import check_taught_split
 
 DEV = "dev"
-"""The split for validation, where a dataset has it."""
+"""The split for validation, if a dataset has it."""
 
 
 class PlacedTask(Record):
@@ -32,7 +32,7 @@ class TaskStream:
     so that a resumed training finds its position by counting.
 
     Args:
-        samples: episodes of a group.
+        samples: the number of episodes in a group.
     """
 
     def __init__(self, tasks: Sequence[PlacedTask], samples: int, seed: int) -> None:
@@ -71,7 +71,7 @@ def in_turn(each: Sequence[Sequence[PlacedTask]], limit: int) -> list[PlacedTask
 
 
 class TaskChoice(NamedTuple):
-    """The tasks to learn from, and the held-out ones, none of which is among them."""
+    """The tasks to learn from, and the held-out tasks; no task is in both."""
 
     tasks: list[PlacedTask]
     held_out: list[PlacedTask]
@@ -84,7 +84,7 @@ def choose_tasks(
     from its split `dev`, or drawn from the tasks by `rl.seed` if there is no `dev` or it is the split to learn from.
 
     Args:
-        admitted: for each dataset the ids of the tasks that may be learned from; None: all.
+        admitted: for each dataset, the ids of the tasks that may be learned from; None means all.
 
     Raises:
         UsageError: the split is missing, empty or reserved for testing; or a task lacks its gold.

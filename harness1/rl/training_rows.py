@@ -21,7 +21,7 @@ from harness1.train.micro_batch import trained_tokens
 
 def trainable(group: EpisodeGroup) -> tuple[Episode, ...]:
     """Return the episodes of a group that have a reward and log probabilities. The others, broken by the infrastructure
-    or not scored, enter neither baselines nor rows; episodes that the policy failed stay."""
+    or not scored, are left out of baselines and rows; episodes that the policy failed stay."""
     return tuple(
         episode
         for episode in group.episodes
@@ -39,14 +39,14 @@ def training_rows(groups: Sequence[EpisodeGroup], rl: Rl, env: Env | None = None
     index as text.
 
     The `token_weight` of all trained tokens add up to their number (`token_mean`), to the number of episodes with such
-    tokens (`trajectory_mean`), or to the number of groups (`group_mean`), however rows are cut.
+    tokens (`trajectory_mean`), or to the number of groups (`group_mean`), regardless of how rows are cut.
 
     Args:
         groups: the whole batch, because `batch_std` is taken over all of it.
-        env: the environment of the episodes; needed where `rl.anchors` is above 0.
+        env: the environment of the episodes; needed if `rl.anchors` is above 0.
 
     Raises:
-        UsageError: `rl.anchors` without an environment.
+        UsageError: `rl.anchors` is set without an environment.
         ConfigError: the episodes were recorded in another environment.
         SchemaError: an episode lacks a part of a prompt.
     """

@@ -17,7 +17,7 @@ from harness1.retrieval.wire import Failure
 HEAD_BYTES = 8190
 """Limit of the head of a request: the target, and names and values of headers."""
 IDLE_S = 30.0
-"""A client that sends no complete head, or reads nothing of its answer, for this time is cut off within twice it."""
+"""A client that sends no complete head, or reads nothing of its answer, for this time is cut off within twice this."""
 CROWDED = 0.75
 """Share of open connections from which a connection is closed after its answer, to make room for others."""
 

@@ -13,7 +13,7 @@ from harness1.rows.merging import prefix_merging
 from harness1.rows.row import TrainRow, per_request
 
 REPEATED = 3
-"""Length of a run of turns with one tool, from which on a turn is repetitive."""
+"""From this length on, a run of turns with one tool is repetitive."""
 
 
 class Origin(Record):
@@ -43,7 +43,7 @@ def sft_rows(episode: Episode, sft: Sft, origin: Origin) -> EpisodeRows:
     with a truncated output would teach the model not to stop, so they are dropped.
 
     Raises:
-        SchemaError: a segment of a prompt is missing in the episode.
+        SchemaError: a segment of a prompt is missing from the episode.
     """
     calls = {call.call_id: call for call in captured_calls(episode)}
     turns = {f"{episode.episode_id}/{call.call_id}": turn for turn in episode.turns for call in turn.calls}

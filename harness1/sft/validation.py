@@ -1,4 +1,4 @@
-"""Validation during fine-tuning: loss on held-out rows, turns beside the teacher's, and episodes."""
+"""Validation during fine-tuning: loss on held-out rows, turns compared with the teacher's, and episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation of a policy during training: single turns beside a teacher's, and whole episodes."""
+"""Validation of a policy during training: single turns compared with a teacher's, and whole episodes."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Best:
     stale: int = 0
 
     def take(self, metrics: dict[str, float]) -> bool:
-        """Take in a validation; return True if it is the best so far. Without the metric it is not."""
+        """Take in a validation; return True if it is the best so far, and False if it lacks the metric."""
         value = metrics.get(self.metric)
         better = (value is not None and not isnan(value)) and (
             self.value is None or (value > self.value if HIGHER[self.metric] else value < self.value)

@@ -1,4 +1,4 @@
-"""The reason in one word why an episode fell short, to filter lists by."""
+"""The reason, in one word, why an episode fell short; lists can be filtered by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of a training as curves."""
+"""The log of a training run as curves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness1.train.log import LOG, VALIDATION_PREFIX, read_log
 
 
 def is_training(folder: Path) -> bool:
-    """Return True if a folder has the log of a training."""
+    """Return True if a folder has the log of a training run."""
     return (folder / LOG).is_file()
 
 

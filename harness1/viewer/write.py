@@ -29,7 +29,7 @@ TAG_BYTES = 80
 BATCH = 16
 """Episodes that are sent to a worker process at a time, along with their run."""
 WORTH_A_POOL = 4_000_000
-"""Bytes of episodes from which starting worker processes pays."""
+"""Minimum bytes of episodes for which worker processes are worth starting."""
 Listener = Callable[[int], None]
 
 

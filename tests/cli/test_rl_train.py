@@ -43,7 +43,7 @@ def train(*options: str, data: str = WORLD, model: str = "hf:model", out: str = 
         (train(data="nowhere"), "nowhere"),
         (train(model="openai:gpt@http://localhost:1"), "gives no token ids"),
         (train(model="hf:nothing"), "nothing"),
-        (train(out="."), "lies in --out"),
+        (train(out="."), "is inside --out"),
         (train("--split", "test"), "is for testing"),
         (train("--set", "policy.temperature=0.5"), "policy.temperature=1"),
         (train("--set", "policy.constrained=true"), "policy.constrained=false"),

@@ -200,7 +200,7 @@ def test_a_batch_may_be_some_batches_old_and_no_older(tmp_path: Path, base: Path
 def test_weights_that_did_not_sample_are_refused_before_the_first_step(tmp_path: Path, base: Path) -> None:
     other = save_tiny_model(tmp_path / "other", seed=7, initializer_range=0.05)
     shutil.copy(base / "tokenizer.json", other)
-    with pytest.raises(UsageError, match="rollouts are not of the model"):
+    with pytest.raises(UsageError, match="rollouts are not from the model"):
         trained(tmp_path / "out", base, rollouts=lambda _: Deaf(other))
     assert steps(tmp_path / "out") == []
 
@@ -215,7 +215,7 @@ def test_a_training_begins_with_its_own_weights_whatever_was_sampled_by_before(t
 def test_the_first_batch_of_a_resumed_training_must_be_of_its_weights_too(tmp_path: Path, base: Path) -> None:
     with pytest.raises(Stopped):
         trained(tmp_path / "out", base, stop_at=4)
-    with pytest.raises(UsageError, match="rollouts are not of the model"):
+    with pytest.raises(UsageError, match="rollouts are not from the model"):
         trained(tmp_path / "out", base, rollouts=Deaf)
 
 
@@ -324,7 +324,7 @@ def test_logprobs_of_another_turn_are_refused_before_the_first_step(tmp_path: Pa
             for row, other in zip(rows, known[1:] + known[:1], strict=True)
         ]
 
-    with pytest.raises(UsageError, match="rollouts are not of the model"):
+    with pytest.raises(UsageError, match="rollouts are not from the model"):
         trained(tmp_path / "out", base, make_rows=wrong_turn)
 
 

@@ -237,7 +237,7 @@ def test_a_turn_that_is_not_there_is_refused() -> None:
     for name, message in (
         ("x/1", "no episode x"),
         (f"{episode.episode_id}/9", "no turn 9"),
-        ("river", "names no turn"),
+        ("river", "does not name a turn"),
     ):
         with pytest.raises(UsageError, match=message):
             played(policy, episode, EpisodeJob(Task(name, TASK.query)))
@@ -256,7 +256,7 @@ def test_an_episode_of_another_environment_index_or_memory_is_refused() -> None:
     edited = msgspec.structs.replace(episode, turns=(episode.turns[0], turn, *episode.turns[2:]))
     with pytest.raises(SchemaError, match="differently at turn 2"):
         here.states(edited, GOLD)
-    with pytest.raises(ConfigError, match="counts tokens otherwise"):
+    with pytest.raises(ConfigError, match="count tokens differently"):
         rollouts(model(END), episode, world=here)
 
 

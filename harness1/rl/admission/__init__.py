@@ -1,1 +1,1 @@
-"""Which tasks a reward is worth optimising on."""
+"""Decide which tasks are worth training on under a reward."""

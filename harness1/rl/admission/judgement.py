@@ -32,7 +32,7 @@ LEAKED = 0.05
 """The score of a policy that ignores results at which a task is rejected as leaked."""
 
 Reason = Literal["fault", "flat", "unattained", "unstable", "leaked"]
-"""`fault`: the infrastructure broke an episode, and nothing is known. `flat`: an ideal delivery earns no more than an
+"""`fault`: the infrastructure broke an episode, so nothing is known. `flat`: an ideal delivery earns no more than an
 empty one."""
 Scoring = Callable[[Episode, Gold], RewardRecord | None]
 
@@ -52,7 +52,7 @@ class TaskAdmission(Record):
 
 @dataclass(frozen=True)
 class Trial:
-    """The outcome of an episode, and its reward by two scorings."""
+    """The outcome of an episode, and its reward, computed twice."""
 
     outcome: Outcome
     curated: tuple[Curated, ...]
@@ -75,8 +75,8 @@ def trial(episode: Episode, gold: Gold, scoring: Scoring) -> Trial:
 
 
 def ideal(episode: Episode, gold: Gold, cap: int) -> Episode:
-    """Return the episode as if it had delivered exactly one unit for each target; of more than `cap`, those that hold
-    the answer first.
+    """Return the episode as if it had delivered exactly one unit for each target. If there are more than `cap`, units
+    that hold the answer come first.
 
     Raises:
         UsageError: the gold is empty.

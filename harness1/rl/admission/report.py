@@ -70,7 +70,7 @@ class AdmissionReport(Record, kw_only=True):
         return dict(Counter(reason for task in self.tasks for reason in task.rejected))
 
     def admitted(self, headroom: float = 0.0) -> list[str]:
-        """Return the ids of the tasks that are not rejected and have this much headroom, in their order."""
+        """Return the ids of the tasks that are not rejected and have at least this headroom, in their order."""
         return [task.task_id for task in self.tasks if not task.rejected and task.headroom >= headroom]
 
 
@@ -115,9 +115,9 @@ def read_report(path: Path) -> AdmissionReport:
     try:
         return msgspec.json.decode(file.read_bytes(), type=AdmissionReport)
     except OSError as error:
-        raise UsageError(f"{file} is no report of `harness1 rl check`: {error.strerror}") from error
+        raise UsageError(f"{file} is not a report of `harness1 rl check`: {error.strerror}") from error
     except msgspec.MsgspecError as error:
-        raise SchemaError(f"{file} is no report of `harness1 rl check`: {error}") from error
+        raise SchemaError(f"{file} is not a report of `harness1 rl check`: {error}") from error
 
 
 def readme(report: AdmissionReport, headroom: float) -> str:
@@ -153,7 +153,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _orders(by_policy: Mapping[str, Sequence[Trial]]) -> dict[tuple[str, str], bool]:
-    """Map each pair of different recall to True if the better policy earned more."""
+    """Map each pair of policies with different recall to True if the better one earned more."""
     found = {policy: by_policy[policy][0] for policy in ORDER}
     totals = {policy: each.reward.total for policy, each in found.items() if each.reward is not None}
     return {

@@ -28,7 +28,7 @@ RUNS = "policies"
 
 @dataclass(frozen=True)
 class Check:
-    """A check to be done; `tasks` carry their gold."""
+    """A check to run; `tasks` come with their gold."""
 
     dataset: str
     split: str
@@ -46,7 +46,7 @@ class Check:
         return Evaluation(*played, student=self.student)
 
     def stage(self) -> Stage:
-        """Return the card of the folder before any work; equal work has an equal one."""
+        """Return the card of the folder before any work; equal work has an equal card."""
         inputs = {
             **self.evaluation(TWICE).stage().inputs,
             "policy": {name: open_policy(name, {}).hash for name in POLICIES},
@@ -63,15 +63,15 @@ def check(
     on_episode: OnEpisode = lambda _: None,
 ) -> AdmissionReport:
     """Play all policies over the tasks and write the report; an existing report is read and left unchanged. A check
-    that was stopped, or that faults broke, goes on.
+    that was stopped, or that faults broke, is resumed.
 
     Args:
-        on_policy: called as a policy begins, with the numbers of its finished and of all its episodes.
+        on_policy: called as a policy begins, with the numbers of its finished episodes and of all its episodes.
 
     Raises:
         UsageError: there is no task, a task has no gold, or the folder holds something else.
         SchemaError: the folder is damaged.
-        InfrastructureFault: a worker died; run again to go on.
+        InfrastructureFault: a worker died; run again to resume.
     """
     if not job.tasks:
         raise UsageError(f"{job.dataset} has no tasks in split {job.split}")

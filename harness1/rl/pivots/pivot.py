@@ -1,7 +1,7 @@
 """The candidates of a profile: each is a turn of a teacher, with the decision to keep it or not.
 
-With mu the share of a reference policy's K samples that the verifier finds right, a turn is kept where 0 < mu < 1,
-for else no action stands out, and mu < lambda (PivotRL, arXiv 2603.21383).
+Let mu be the share of a reference policy's K samples that the verifier finds right. A turn is kept if 0 < mu < 1
+(otherwise no action stands out) and mu < lambda (PivotRL, arXiv 2603.21383).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Pivot(Record, kw_only=True):
     """The expert's."""
     split: Split
     right: int
-    """k: samples that the verifier found right."""
+    """k: the number of samples that the verifier found right."""
     samples: int
-    """K; 0 where none were drawn."""
+    """K; 0 if none were drawn."""
     mean: float
     """mu = k / K."""
     rules: dict[str, int]

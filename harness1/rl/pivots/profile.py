@@ -47,7 +47,7 @@ class Profile:
 
     Attributes:
         policy: the frozen reference.
-        name: of the policy, as the user typed it.
+        name: the name of the policy, as the user typed it.
         config: the policy's settings; the environment is that of the run.
         index: the place of the run's index, if it has moved.
     """
@@ -59,7 +59,7 @@ class Profile:
     index: str = ""
 
     def world(self) -> PivotWorld:
-        """Open what the turns are played in.
+        """Open the world in which the turns are played.
 
         Raises:
             UsageError: the index is missing.
@@ -111,16 +111,16 @@ def profile(
     on_torn: Callable[[int], None] = lambda _size: None,
     on_pivot: OnProgress = lambda _done, _of: None,
 ) -> dict[str, dict[str, Any]]:
-    """Write the profile of a teacher's turns, or go on with it, and return the counts that its README shows.
+    """Write the profile of a teacher's turns, or resume it, and return the counts that its README shows.
 
     Args:
         force: begin anew.
         on_torn: called with the bytes of a torn last line of the run, which is left out.
 
     Raises:
-        UsageError: the run has no example, or the folder holds something else.
+        UsageError: the run has no episode to learn from, or the folder holds something else.
         ConfigError, SchemaError: the run does not fit its index or its configuration.
-        InfrastructureFault: some turns could not be played; the others are written, and the same work goes on.
+        InfrastructureFault: some turns could not be played; the others are written, and the same call resumes.
     """
     stage = work.stage()
     if force:
@@ -155,7 +155,7 @@ def named_settings(env: Env, config: Config) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _PivotTurn:
-    """A candidate before it is sampled; without a state, it exceeds the policy's context."""
+    """A candidate before it is sampled; it has no state if it exceeds the policy's context."""
 
     episode: Episode
     turn: Turn

@@ -68,7 +68,7 @@ class TurnId(NamedTuple):
         """
         episode_id, _, turn = name.rpartition("/")
         if not episode_id or not turn.isdecimal():
-            raise UsageError(f"{name!r} names no turn of an episode")
+            raise UsageError(f"{name!r} does not name a turn of an episode")
         return cls(episode_id, int(turn))
 
 
@@ -77,8 +77,8 @@ class PivotState:
     """The state before a turn of the expert, and the effect of the expert's action.
 
     Attributes:
-        before: restored into an environment, never stepped itself.
-        turn: the expert's.
+        before: a state to restore into an environment; it is never stepped itself.
+        turn: the expert's turn.
         end: the quality of the set that the expert delivered.
     """
 
@@ -164,8 +164,8 @@ class PivotRollouts:
 
     Args:
         world: counts tokens as the policy does.
-        episodes: the teacher's, by id.
-        golds: by the id of the episodes' tasks.
+        episodes: the teacher's episodes, by id.
+        golds: by the ids of the episodes' tasks.
         publish: gives new weights to the policy.
 
     Raises:
@@ -181,7 +181,7 @@ class PivotRollouts:
         publish: Publish,
     ) -> None:
         if counter_of(policy).hash != world.counter.hash:
-            raise ConfigError("the policy counts tokens otherwise than the environment that its turns are played in")
+            raise ConfigError("the policy and the environment of its turns count tokens differently")
         self._world, self._policy, self._publish = world, policy, publish
         self._episodes, self._golds = episodes, golds
         self._states = lru_cache(CACHED_EPISODES)(self._rebuilt)
@@ -242,7 +242,7 @@ class _OneTurn(SearchEnv):
 
 
 def _replayed(env: SearchEnv, turn: Turn, episode: Episode) -> Turn:
-    """Replay a recorded turn, written as the policy that goes on from there would write it.
+    """Replay a recorded turn, written as the policy that continues from there would write it.
 
     Raises:
         SchemaError: the turn cannot be replayed, or leaves another memory.

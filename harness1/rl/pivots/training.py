@@ -37,7 +37,7 @@ def open_training(
         config: with the settings of the profile, including those of the environment.
         publish: gives new weights to the policy.
         index: the place of the index, if it has moved.
-        every: take all candidates that were sampled, for comparison, and not only the kept ones.
+        every: for comparison, take all candidates that were sampled, not only the kept ones.
 
     Raises:
         UsageError: the folder holds no finished profile, or its run is gone.
@@ -60,10 +60,10 @@ def open_training(
 
 
 def check_profile(stage: Stage, folder: Path, policy: Policy, run: TeacherRun, config: Config) -> None:
-    """Refuse a profile of another policy: turns with mixed outcomes for one are easy or hopeless for another.
+    """Refuse a profile of another policy, because turns with mixed outcomes for one are easy or hopeless for another.
 
     Raises:
-        ConfigError: it names the differences.
+        ConfigError: they differ; the message names the differences.
     """
     now, then = hashes_of(policy, run), stage.hashes
     ours, theirs = named_settings(config.env, config), stage.outputs["settings"]
@@ -73,6 +73,6 @@ def check_profile(stage: Stage, folder: Path, policy: Policy, run: TeacherRun, c
     named = [f"{name}={mine} (profiled: {other})" for name, mine, other in differences(ours, theirs)]
     named += [f"the {name}" for name in wrong if name in ("weights", "format", "index", "rules")]
     raise ConfigError(
-        f"the profile in {folder} was made of {stage.outputs['policy']} and holds for it alone; these differ:"
+        f"the profile in {folder} was made with {stage.outputs['policy']} and is valid only for it; these differ:"
         f" {', '.join(named or wrong)}. Profile again with `harness1 {VERB}`"
     )

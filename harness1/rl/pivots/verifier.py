@@ -1,7 +1,7 @@
 """Compare an action with the expert's by what each leads to from the same state. No words are compared and no model
 judges: both actions are carried out for one step, and the changes are counted against the gold.
 
-The rules, with the actions that each decides on and when it finds them right:
+Each rule decides on some actions, and finds them right under a condition:
 
 - `unreadable`: an output without an action. Never right.
 - `error`: an action that the environment answers with an error. Never right.
@@ -79,7 +79,7 @@ class DecisionPoint:
     """The state in which actions are compared.
 
     Attributes:
-        memory: before the actions; it is never changed.
+        memory: the memory before the actions; it is never changed.
         wanted: the targets of the task.
         earlier: the actions of the episode so far.
     """
@@ -149,7 +149,7 @@ def compare_effects(act: Effect, expert: Effect, end: SetQuality, settings: Pivo
     """Decide if an action is as good as the expert's in the same state.
 
     Args:
-        end: of the set that the expert delivered.
+        end: the quality of the set that the expert delivered.
     """
     if act.failed:
         return Ruling("error", False)
