@@ -15,7 +15,7 @@ class HarnessError(Exception):
 
 
 class UsageError(HarnessError):
-    """A request of the user that cannot be carried out: a bad path, option, or file."""
+    """A user's request that cannot be carried out: a bad path, option, or file."""
 
 
 class ConfigError(UsageError):
@@ -49,13 +49,13 @@ class MissingExtra(UsageError):
 
 @contextmanager
 def optional(extra: str, package: str | None = None) -> Iterator[None]:
-    """Import what the extra `extra` installs inside this.
+    """Turn a failed import inside this context into a `MissingExtra` for `extra`.
 
     Args:
-        package: the package that a message names; None: the module that is missing.
+        package: the package that the message names; None: the missing module.
 
     Raises:
-        MissingExtra: it is not installed.
+        MissingExtra: an import inside the context failed.
     """
     try:
         yield
@@ -64,12 +64,12 @@ def optional(extra: str, package: str | None = None) -> Iterator[None]:
 
 
 class ModelError(UsageError, ValueError):
-    """Output of a model that cannot be used. During an index build this is the user's error; in a search it is a fault,
-    like any other `ValueError` of an engine."""
+    """Unusable output of a model. During an index build this is the user's error; in a search it is a fault,
+    like any other `ValueError` from an engine."""
 
 
 class InfrastructureFault(HarnessError):
-    """A retriever, verifier or model that failed after its retries: the episode is invalid, never punished."""
+    """A retriever, verifier or model that failed after its retries: the episode is invalid and earns no penalty."""
 
 
 class Refusal(InfrastructureFault):

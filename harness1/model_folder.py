@@ -59,8 +59,8 @@ def _packaged_model(module: str) -> Path:
 
 
 def folder_hash(folder: Path) -> str:
-    """Return the sha256 over the names and bytes of a model's files. Where weights come in both formats, only
-    safetensors, which is what is loaded, counts."""
+    """Return the sha256 over the names and bytes of a model's files. If weights come in both formats, only safetensors
+    counts, because that is what is loaded."""
     files = [
         path
         for path in sorted(folder.rglob("*"))
@@ -77,7 +77,7 @@ def folder_hash(folder: Path) -> str:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Hide the progress bar that loading weights draws even for 0.1 s of work, over the caller's own progress."""
+    """Hide the progress bar that loading weights draws, even for 0.1 s of work, over the caller's own."""
     import transformers
 
     logging: Any = transformers.utils.logging

@@ -40,5 +40,5 @@ def json_safe(value: Any, depth: int = 0) -> Any:
 
 
 def utf8_safe(text: str) -> str:
-    """Replace each lone surrogate, which UTF-8 cannot encode, by a question mark."""
+    """Replace each lone surrogate, which UTF-8 cannot encode, with a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

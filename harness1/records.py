@@ -29,7 +29,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Gold(Record):
-    """The evidence that a task asks for: document ids with TREC grades. Scoring, oracles and reports alone see it."""
+    """The evidence that a task asks for: document ids with TREC grades. Only scoring, oracles and reports see it."""
 
     relevant: dict[DocId, int]
     """Grade of every relevant document; grades above 0 count as relevant."""
@@ -183,7 +183,7 @@ class ModelCall(Record):
 
 
 class Turn(Record):
-    """One decision of the policy and its result. `context_hash` is of what it saw, `memory_hash` of the state after."""
+    """One decision of the policy and its result. `context_hash` covers what it saw; `memory_hash`, the new state."""
 
     index: int
     calls: tuple[ModelCall, ...] = ()
@@ -284,8 +284,8 @@ class TokenBlob(Record):
 class Episode(Record, kw_only=True):
     """A finished search episode: every decision, every answer from outside, and the delivered set.
 
-    It is complete (design section 4): a replay rebuilds every state from it, scoring needs only the gold besides, and
-    training rows are made of its tokens. Log probabilities are natural logarithms.
+    It is complete (design section 4): a replay rebuilds every state from it, scoring needs only the gold in addition,
+    and training rows are made from its tokens. Log probabilities are natural logarithms.
     """
 
     episode_id: str
@@ -304,7 +304,7 @@ class Episode(Record, kw_only=True):
     hashes: Hashes
     unit: Unit = "document"
     policy_versions: tuple[int, int] = (0, 0)
-    """The smallest and the largest policy version of its calls."""
+    """The lowest and the highest policy version among its calls."""
     stage_ms: dict[str, float] = {}
     """Milliseconds spent in the policy and in the environment."""
     error: str | None = None
@@ -314,7 +314,7 @@ class Episode(Record, kw_only=True):
     segments: dict[str, tuple[int, ...]] = {}
     """Token ids of the prompt segments that its model calls refer to, each stored once."""
     counts: dict[str, int] = {}
-    """Token counts, by key, of everything else in the budget, where a model's tokenizer counted."""
+    """Token counts, by key, of everything else in the budget, if a model's tokenizer counted it."""
     tokens: TokenBlob | None = None
     """Set on disk only, in place of ids, log probabilities and segments."""
     schema_version: int = SCHEMA_VERSION

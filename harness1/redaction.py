@@ -26,7 +26,7 @@ _LOOKS_SECRET = re.compile(
 
 
 def without_secrets(text: str, secrets: Sequence[str] = ()) -> str:
-    """Replace known secrets, and whatever looks like a key, by `***`."""
+    """Replace known secrets, and whatever looks like a key, with `***`."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return _LOOKS_SECRET.sub(lambda match: (match[1] or "") + HIDDEN, text)

@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the dotted name of each setting that differs, and its value in each configuration, None where it has none.
+    """Yield the dotted name of each setting that differs, and its value in each configuration, None if it is absent.
 
     Args:
         ours, theirs: configurations as plain data, groups within groups.

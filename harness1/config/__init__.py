@@ -87,12 +87,12 @@ class Config(Settings):
 def load_config(path: Path | None = None, overrides: list[str] | None = None) -> Config:
     """Return the defaults, overlaid with a TOML file, overlaid with `a.b=value` settings.
 
-    Reward weights that neither gives are those of `reward.recipe`; an override of the recipe replaces the file's whole
+    Reward weights set by neither are those of `reward.recipe`; an override of the recipe replaces the file's whole
     `[reward]` section. Defaults are the published constants (Harness-1, arXiv 2606.02373).
 
     Args:
         path: a TOML file with any of the keys that `harness1 config show` prints.
-        overrides: settings such as `env.max_turns=4`; a value is read as TOML, or as a string where it is not TOML.
+        overrides: settings such as `env.max_turns=4`; a value is read as TOML, or as a string if it is not TOML.
 
     Raises:
         ConfigError: a key is unknown, a value has the wrong type or is out of range, or the file is not TOML.

@@ -155,9 +155,9 @@ class Pruning(Settings):
     tokens: Positive = 16384
     """Size in tokens above which every observation asks the policy to prune or to conclude."""
     refusal: Positive = 24326
-    """Size in tokens above which only pruning, curating and ending are carried out."""
+    """Size in tokens above which only pruning, curating and ending the search are allowed."""
     output: Positive = 4096
-    """Most tokens of one observation."""
+    """Maximum tokens of one observation."""
 
 
 class Rendering(Settings):
@@ -168,8 +168,8 @@ class Rendering(Settings):
     """`stable_first`: the window grows to this many turns, then is cut back to `recent`."""
     epoch_turns: Positive = 5
     instructions: Literal["full", "brief", "minimal"] = "full"
-    """The static prompt: all rules; the few that fit a small window; or a single line, for a model trained for this
-    very environment, with tools named but not described and the turn in place of the budget line."""
+    """The static prompt: all rules; the few that fit a small window; or a single line, for a model trained in this
+    environment, with tools named but not described and the turn in place of the budget line."""
 
 
 class Env(Settings):
@@ -205,7 +205,7 @@ class Env(Settings):
 
     @property
     def prompt_limit(self) -> int:
-        """Most tokens of a prompt: context window minus generation reserve."""
+        """Maximum tokens of a prompt: context window minus generation reserve."""
         return self.context_window - self.generation_reserve
 
     def observation_limit(self, tokens: int) -> int:

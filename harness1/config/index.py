@@ -15,7 +15,7 @@ class Dense(Settings):
     model: str = ""
     """A name or local folder for sentence-transformers, or `hash:DIMENSIONS` (needs no model); empty: no embeddings."""
     search: Literal["exact", "hnsw", "ivf"] = "exact"
-    """Exact suits up to about a million chunks; the approximate graphs and lists of faiss suit more."""
+    """Exact search suits up to about a million chunks; the approximate graphs and lists of faiss, larger numbers."""
     query_prefix: str = ""
     """Text put before a query, if the model was trained that way (`query: `)."""
     document_prefix: str = ""

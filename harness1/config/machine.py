@@ -38,10 +38,10 @@ class Web(Keyed):
     """The page's own address is appended to it."""
     read_key: str = ""
     hosts: tuple[str, ...] = ()
-    """Hosts whose pages, with those of subdomains, are found and read; empty: all public names. List IP addresses and
+    """Hosts, with their subdomains, whose pages are found and read; empty: all public names. List IP addresses and
     local names exactly."""
     results: Positive = 10
-    """Results requested from the search API beyond those that an episode has seen; shown are `env.search.hits`."""
+    """Results requested from the search API beyond those that an episode has seen (`env.search.hits` are shown)."""
     page_bytes: Positive = 2_000_000
     """Size at which a longer page is cut, at a character boundary; a longer answer of the search API is a fault."""
     timeout_s: Seconds = 20.0
@@ -83,7 +83,7 @@ class Model(Keyed):
     key: str = ""
     """Key for a model behind a server."""
     timeout_s: Seconds = 300.0
-    """For one request to a server."""
+    """Time for one request to a server."""
     concurrency: Positive = 64
     """Requests to a server in flight in one process."""
 
@@ -94,7 +94,7 @@ class Price(Settings):
     prompt: Weight = 0.0
     """Prompt tokens that the previous call did not leave in the cache."""
     cached: Weight = 0.0
-    """Prompt tokens that it did."""
+    """Prompt tokens that the previous call left in the cache."""
     output: Weight = 0.0
 
 
@@ -124,7 +124,7 @@ class Learn(Settings):
     index: tuple[str, ...] = ()
     """An existing index for each dataset; empty: build one for each."""
     admission: tuple[str, ...] = ()
-    """A report of `rl check` for each dataset, whose admitted tasks alone are sampled; empty: all tasks."""
+    """A report of `rl check` for each dataset; only its admitted tasks are sampled. Empty: all tasks."""
     model: str = ""
     """The starting weights: hf:PATH, or vllm:MODEL@URL with the same weights on this machine."""
     out: str = ""

@@ -12,7 +12,7 @@ from harness1.settings import Count, Positive, Rate, Settings, Share, Weight
 
 
 class Pivots(Settings):
-    """Single turns of teachers to train on: how they are chosen, and what is right there (PivotRL, arXiv
+    """Single turns of teachers to train on: how they are chosen, and which actions are right (PivotRL, arXiv
     2603.21383)."""
 
     samples: Annotated[int, Meta(ge=2)] = 8
@@ -34,11 +34,11 @@ class Rl(Settings):
 
     algorithm: Literal["cispo", "double_sided", "reinforce"] = "cispo"
     ratio_min: Weight = 0.0
-    """Least pi / pi_rollout of a token: `cispo` clips its weight to the bounds, `double_sided` drops it outside."""
+    """Lowest pi / pi_rollout of a token: `cispo` clips its weight to the bounds, `double_sided` drops it outside."""
     ratio_max: Rate = 5.0
     advantages: Literal["center", "group_std", "batch_std", "leave_one_out"] = "center"
-    """Reward minus the mean of the group, divided by nothing, or by the standard deviation of the group or of the step;
-    or minus the mean of the others."""
+    """Reward minus the mean of the group, undivided or divided by the standard deviation of the group or of the step;
+    or reward minus the mean of the group's other episodes."""
     anchors: Weight = 0.0
     """Weight of a second advantage: that of a turn among its siblings' turns in the same state (GiGPO)."""
     normaliser: Literal["token_mean", "trajectory_mean", "group_mean"] = "token_mean"
@@ -52,12 +52,12 @@ class Rl(Settings):
     """Optimizer steps per batch."""
     batches: Positive = 80
     staleness: Count = 0
-    """Batches that generation may be ahead of training; 0: they alternate."""
+    """Number of batches by which generation may run ahead of training; 0: they alternate."""
     window: Share = 0.3
     """Share of the open groups, oldest first, that training may take from; later ones wait even if finished (Forge)."""
     rows: Literal["turn", "epoch"] = "turn"
     headroom: Share = 0.15
-    """Least headroom in its admission report for a task to be sampled."""
+    """Minimum headroom in its admission report for a task to be sampled."""
     seed: Count = 42
     pivots: Pivots = Pivots()
 

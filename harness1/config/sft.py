@@ -1,4 +1,4 @@
-"""`[sft]`: training rows made of teachers' episodes. Defaults are the published recipe (Harness-1, arXiv 2606.02373,
+"""`[sft]`: training rows made from teachers' episodes. Defaults are the published recipe (Harness-1, arXiv 2606.02373,
 appendix on training)."""
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from harness1.settings import Count, Positive, Settings, Share
 
 
 class Gates(Settings):
-    """The conditions under which a teacher's episode is learned from."""
+    """The conditions that a teacher's episode must meet to be trained on."""
 
     recall: Share = 0.10
-    """Least curated recall."""
+    """Minimum curated recall."""
     documents: Positive = 1
-    """Fewest curated documents."""
+    """Minimum number of curated documents."""
     tools: Positive = 1
-    """Fewest different tools that an episode must have used successfully."""
+    """Minimum number of different tools that an episode must have used successfully."""
     tool_share: Share = 0.0
-    """Tool-mix floor: least share of the kept episodes' turns for each offered tool, or the collection is refused."""
+    """Tool-mix floor: a collection is refused if an offered tool has a smaller share of the kept episodes' turns."""
     near: Share = 0.8
     """Two queries count as the same if their word sets are at least this similar (Jaccard, estimated by MinHash)."""
     quotas: dict[str, Positive] = {}
-    """Most episodes kept per dataset, by its name; of other datasets, all."""
+    """Maximum number of episodes kept, by dataset name; of other datasets, all are kept."""
 
     def __hash__(self) -> int:
         # A configuration is a key of caches, and a mapping is not hashable.
@@ -31,7 +31,7 @@ class Gates(Settings):
 
 
 class Sft(Settings):
-    """The making of rows from episodes."""
+    """Settings for making rows from episodes."""
 
     gates: Gates = Gates()
     rows: Literal["turn", "epoch"] = "turn"

@@ -48,7 +48,7 @@ class Train(Settings):
     batch_rows: Positive = 128
     """Rows per optimizer step."""
     micro_tokens: Positive = 32768
-    """Tokens per forward pass, padding included; a longer row is a pass of its own."""
+    """Tokens per forward pass, padding included; a longer row gets its own pass."""
     rate: Rate = 5e-6
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Shape of the rate's decay to 0 after the warm-up."""

@@ -39,7 +39,7 @@ class EpisodeJob(Record):
     seed: int = 0
     group_id: str | None = None
     setup: int = 0
-    """The position of its setup, where there are several."""
+    """The position of its setup, if there are several."""
 
     async def play(self, env: SearchEnv, policy: Policy) -> Episode:
         """Play the episode; it is not scored."""
@@ -74,8 +74,8 @@ class EpisodeSetup:
     reasoned: bool = False
     """Ask the policy for a reason with every call."""
     student: str = ""
-    """The folder of the tokenizer of the model that is to learn from the episodes: they are written in its format
-    (`policy.format`). Empty: there is none."""
+    """The tokenizer folder of the student, the model that learns from the episodes; they are recorded in its format
+    (`policy.format`). Empty: no student."""
 
     def open_retriever(self) -> Retriever:
         """Return the retriever, opened once in each process."""

@@ -31,7 +31,7 @@ POLL_S = 2.0
 """Seconds without a result after which the workers are counted."""
 
 FEW = 4
-"""Episodes that do not justify the start of a further worker process."""
+"""Number of episodes that is too small to justify starting another worker process."""
 
 
 def run_episodes(
@@ -42,7 +42,7 @@ def run_episodes(
     A language model plays in one event loop; the chunks of any other policy are spread over `machine.workers`.
 
     Raises:
-        InfrastructureFault: a worker process died; finished episodes were handed over, and a resumed run goes on.
+        InfrastructureFault: a worker process died; finished episodes were handed over, and a resumed run continues.
         KeyboardInterrupt: passed on after the running chunks were handed over.
     """
     if is_model(setup.policy):
@@ -120,7 +120,7 @@ def _submit(
 
 def _break(pool: ProcessPoolExecutor) -> None:
     """End a pool whose worker died while it was sending a result: it held the lock of the queue, and the pool waits for
-    the rest of the message until no writing end of the pipe is open. Only then does it find itself broken."""
+    the rest of the message until no writing end of the pipe is open. Only then does it notice that it is broken."""
     for child in multiprocessing.active_children():
         child.kill()
     queue: Any = pool._result_queue
@@ -138,7 +138,7 @@ def _encoded_chunk(setup: EpisodeSetup, jobs: Sequence[EpisodeJob]) -> list[byte
 
 
 def _begin_worker() -> None:
-    """Leave interrupts to the parent, and end with it: a worker would wait for work for ever."""
+    """Leave interrupts to the parent, and end with it; otherwise a worker would wait for work forever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent:

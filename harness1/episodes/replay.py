@@ -23,7 +23,7 @@ from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, Se
 
 
 class ReplayReport(Record):
-    """The result of a replay: `equal` of `turns` have equal hashes; `difference` describes the first that has not."""
+    """The result of a replay: `equal` of `turns` have equal hashes; `difference` describes the first that does not."""
 
     turns: int
     equal: int
@@ -31,7 +31,7 @@ class ReplayReport(Record):
 
 
 class Nowhere:
-    """A retriever that finds nothing and says so: replay must not need one."""
+    """A retriever that returns only faults, because replay must not need one."""
 
     def __init__(self, index_hash: str, unit: Unit) -> None:
         self.info = IndexInfo(index_hash, unit, 0, 0)
@@ -57,7 +57,7 @@ def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) 
 
     Raises:
         ConfigError: the episode was recorded under another environment configuration.
-        SchemaError: its record lacks a count that its first context was reckoned with.
+        SchemaError: its record lacks a count that its first context was measured with.
     """
     _same_environment(env, episode)
     counter = counter or recorded_counter(episode)

@@ -31,7 +31,7 @@ async def rollout(
     """Play one episode to its end and return its record, without a reward.
 
     An infrastructure fault does not raise: the episode ends as invalid (`Status.INFRA_ERROR`), with everything that was
-    recorded until then. So does an episode that takes longer than `episode_deadline_s` seconds.
+    recorded until then. An episode that takes longer than `episode_deadline_s` seconds ends in the same way.
 
     Args:
         env: is reset; nothing else may use it until the episode ends.
@@ -127,7 +127,7 @@ class _Record:
 
 
 def _failed_turn(env: SearchEnv, decision: Decision) -> Turn:
-    """Record a turn that came to no action, with the attempts at one."""
+    """Record a turn that produced no action, with the attempts that were made."""
     context = env.state.context
     return Turn(
         index=env.state.memory.turn + 1,

@@ -19,7 +19,7 @@ from harness1.runs.folder import refuse_other_run, run_stage
 from harness1.runs.store import EpisodeStore
 
 Watch = Callable[[SearchEnv], AbstractContextManager[OnStep | None]]
-"""Opened around an episode; gives what is called after each of its steps."""
+"""A context around an episode; it yields the function to call after each step, if any."""
 
 
 class Played(NamedTuple):

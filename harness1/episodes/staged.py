@@ -1,7 +1,7 @@
 """Play many episodes in one event loop, which a language model shares with its episodes.
 
-Environments are opened while other episodes run, and an episode that waits for its score holds no place of those that
-run.
+Environments are opened while other episodes run, and an episode that waits for its score does not take the slot of a
+running one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def play_staged(
 ) -> None:
     """Play jobs, and hand over each scored episode as it finishes.
 
-    An infrastructure fault in any stage breaks that episode alone, whose record says so.
+    An infrastructure fault in any stage breaks only that episode, and its record says so.
 
     Args:
         setups: indexed by `EpisodeJob.setup`; the limits are those of the first.

@@ -2,7 +2,7 @@
 
     INIT -> READY -> RUN -> (waiting) -> POST -> on_result
 
-A job holds the slot of its stage until the next one has room for it. So every bound holds always, and a slow consumer
+A job holds the slot of its stage until the next one has room for it. So every bound always holds, and a slow consumer
 slows down, stage by stage, the source of jobs. (The stages are those of POLAR's dispatcher, arXiv 2605.24220, and
 SkyRL-Agent's, arXiv 2511.16108; bounded queues and the handling of failures are our own.)
 """

@@ -62,7 +62,7 @@ class ModelEndpoint:
         Raises:
             UsageError: a wrong key, model or address.
             Refusal: the server refuses this request permanently.
-            InfrastructureFault: all `attempts` met no answer, a server error, a rate limit or a malformed answer.
+            InfrastructureFault: all `attempts` ended in no answer, a server error, a rate limit or a malformed answer.
         """
         sent = body if isinstance(body, bytes) else msgspec.json.encode(body)
 
@@ -95,7 +95,7 @@ def _check(url: str, key: str) -> None:
 
 
 def policy_endpoint(url: str, machine: Machine, kind: type[HttpClient] = HostedClient) -> ModelEndpoint:
-    """Return the endpoint of a policy's model by the settings of the machine; raise as `ModelEndpoint` does."""
+    """Return the endpoint of a policy's model from the machine settings; raise as `ModelEndpoint` does."""
     return ModelEndpoint(
         url,
         machine.model.key,

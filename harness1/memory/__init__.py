@@ -1,1 +1,1 @@
-"""Working memory, and its parts: plain values, changed by tools alone."""
+"""Working memory and its parts: plain values that only tools change."""

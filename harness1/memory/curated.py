@@ -51,7 +51,7 @@ class CuratedSet(Forkable):
                 self.tags[unit_id] = change.added[unit_id] = tag
             else:
                 change.refused.append(unit_id)
-        # Taken out and put back in one call is a new place in the order, not a removal.
+        # Removing a unit and adding it again in one call only changes its place in the order.
         change.removed = [unit_id for unit_id in change.removed if unit_id not in change.added]
         change.evicted = [unit_id for unit_id in change.evicted if unit_id not in change.added]
         return change

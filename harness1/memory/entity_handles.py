@@ -24,7 +24,7 @@ class EntityHandles(Forkable):
     """The entities shown so far in an episode, in order of first appearance: E1 is the first of `names`.
 
     Forms that differ in case, the dots of an acronym or a possessive ending are one entity; the first form is its name.
-    A handle never changes. The fields are an index to read through the methods; `add` alone writes them.
+    A handle never changes. The fields are an index to read through the methods; only `add` writes them.
     """
 
     names: list[str] = []
@@ -40,7 +40,7 @@ class EntityHandles(Forkable):
 
     def marked(self, text: str, characters: int) -> tuple[str, dict[str, str]]:
         """Return a text with ` (E3)` behind the first mention of each entity that has a handle, and the names that
-        these handles stand for, as the text writes them. `characters` is that of `mentions`."""
+        these handles stand for, as the text writes them. `characters` is as in `mentions`."""
         if not self.numbers:
             return text, {}
         parts: list[str] = []
@@ -56,7 +56,7 @@ class EntityHandles(Forkable):
         return "".join([*parts, text[done:]]), shown
 
     def spelled(self, query: str) -> SpelledQuery:
-        """Replace the handles in a query by names. Words that look like handles but name nothing stay."""
+        """Replace the handles in a query with names. Words that look like handles but name nothing stay."""
         used = dict.fromkeys(_HANDLE.findall(query))
         resolved = {handle: self.names[int(handle[1:]) - 1] for handle in used if int(handle[1:]) <= len(self.names)}
         text = _HANDLE.sub(lambda found: resolved.get(found.group(), found.group()), query)
@@ -91,7 +91,7 @@ def mentions(text: str, characters: int) -> list[Mention]:
 
 
 def in_handles(query: str, entities: Mapping[str, str]) -> str:
-    """Replace names in a query by their handles, the longest names first.
+    """Replace names in a query with their handles, the longest names first.
 
     Args:
         entities: handle -> name.

@@ -1,4 +1,4 @@
-"""The evidence graph: which units mention which entities, kept so that no turn sorts it anew."""
+"""The evidence graph: which units mention which entities, kept so that no turn has to sort it again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EvidenceGraph(Forkable):
     """The entities and units of an episode, linked both ways, as plain data.
 
     Entities that differ only in case, in the dots of an acronym or in a possessive ending are one; the form seen first
-    is shown. The fields are an index to read through the methods; `add` alone writes them.
+    is shown. The fields are an index to read through the methods; only `add` writes them.
     """
 
     names: dict[str, str] = {}
@@ -51,7 +51,7 @@ class EvidenceGraph(Forkable):
         self.entities[unit_id] = tuple(keys)
 
     def bridges(self, limit: int, documents: int | None = None) -> list[Bridge]:
-        """Return the entities in the most units (two at least), by falling number of units, then by name. Each comes
+        """Return the entities in the most units (two at least), by decreasing number of units, then by name. Each comes
         with its first `documents` units, or all."""
         keys: list[str] = []
         for level in sorted(self.levels, reverse=True):
@@ -80,7 +80,7 @@ class EvidenceGraph(Forkable):
         return self.units.get(entity_key(entity), ())
 
     def fork(self) -> Self:
-        """Return an independent copy, as of every `Forkable`; the levels are dictionaries of dictionaries."""
+        """Return an independent copy, as every `Forkable` does; the levels are dictionaries of dictionaries."""
         forked = super().fork()
         forked.levels = {count: keys.copy() for count, keys in self.levels.items()}
         return forked

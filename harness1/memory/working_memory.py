@@ -90,7 +90,7 @@ class WorkingMemory(Forkable):
         return sorted(hits, key=lambda hit: hit.index)
 
     def hash(self) -> str:
-        """Return the name of the state: ids, tags, aliases, verdicts, history, handle order and turn; no texts, scores
+        """Return the hash of the state: ids, tags, aliases, verdicts, history, handle order and turn; no texts, scores
         or counts."""
         state = {
             "turn": self.turn,
@@ -107,7 +107,7 @@ class WorkingMemory(Forkable):
         return digest(state | {"entities": self.entities.names} if self.entities.names else state)
 
     def anchor_key(self) -> str:
-        """Return the name of what was achieved, however it was reached, to group turns of sibling episodes."""
+        """Return a key for what was achieved, however it was reached, to group turns of sibling episodes."""
         return digest(
             {
                 "curated": sorted(self.curated.tags.items()),

@@ -30,7 +30,7 @@ class Component:
     ceiling: Callable[[Reward], float]
     value: Callable[[Case], float]
     process: bool = False
-    """About how the episode went rather than what it found; the sum of such terms is capped as well."""
+    """True if it rates how the episode went rather than what it found; the sum of such terms is capped as well."""
 
     def term(self, case: Case) -> RewardTerm:
         """Return the capped value with its weight."""

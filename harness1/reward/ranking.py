@@ -1,7 +1,7 @@
 """Measures of a ranking against targets, equal to those of `trec_eval` where the targets are documents.
 
 A ranking is a sequence of unit ids, best first. Repeated ids are skipped: each unit counts once and no share exceeds 1.
-Where facts are wanted, a target is a set of alternative chunks, met at the place of the best-ranked one.
+If facts are scored, a target is a set of alternative chunks, met at the place of the best-ranked one.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def prompt_ids(episode: Episode, call: ModelCall) -> tuple[int, ...]:
 
 
 def trained_calls(episode: Episode) -> Iterator[ModelCall]:
-    """Yield the calls that are trained on, none of a broken episode: the last attempt of each turn, which was acted on,
-    and all attempts of a turn that ended the episode by a policy error, since the reward is about them."""
+    """Yield the calls that are trained on (none of a broken episode): the last attempt of each turn, which was acted
+    on, and all attempts of a turn that ended the episode by a policy error, since the reward is about them."""
     for turn in episode.turns if episode.status is not Status.INFRA_ERROR else ():
         if turn.action is not None:
             yield from turn.calls[-1:]

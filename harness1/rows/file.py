@@ -15,7 +15,7 @@ from harness1.rows.row import TrainRow
 from harness1.runs.files import refuse_full_disk, replacing
 
 TOKEN_BYTES = 6
-"""Bytes of a token on disk, at least: three digits of its id, one of its mask, two commas."""
+"""Minimum bytes of a token on disk: three digits of its id, one of its mask, two commas."""
 
 
 def write_rows(path: Path, rows: Iterable[TrainRow]) -> int:
@@ -38,7 +38,7 @@ def check_room(folder: Path, tokens: int) -> None:
     """Check that the disk of a folder, which need not exist yet, has room for rows of this many tokens.
 
     Raises:
-        UsageError: it has not.
+        UsageError: there is too little room.
     """
     refuse_full_disk(folder, tokens * TOKEN_BYTES)
 

@@ -1,4 +1,4 @@
-"""Training rows: sequences of tokens, some of them trained, made of recorded calls without re-tokenising."""
+"""Training rows: sequences of tokens, some of them trained, made from recorded calls without re-tokenising."""
 
 from __future__ import annotations
 

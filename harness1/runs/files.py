@@ -34,7 +34,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def refuse_full_disk(folder: Path, needed: int) -> None:
-    """Refuse a folder, which need not exist yet, whose disk has less room than so many bytes.
+    """Refuse a folder, which need not exist yet, if its disk has fewer than `needed` bytes free.
 
     Raises:
         UsageError: the disk has too little room.
@@ -46,13 +46,13 @@ def refuse_full_disk(folder: Path, needed: int) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file so that readers, and whoever comes after a crash, find either the old bytes or the new ones."""
+    """Replace a file so that readers, even after a crash, find either the old bytes or the new ones."""
     with replacing(path) as file:
         file.write(data)
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace a file by a value as indented JSON, in one step."""
+    """Replace a file with a value as indented JSON, in one step."""
     write_atomically(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 

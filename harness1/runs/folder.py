@@ -30,7 +30,7 @@ REPORT = "report.html"
 _OF_SAMPLES = ("curated.sample*.trec", "pool.sample*.trec")
 _DERIVED = (METRICS, RESOURCES, TASKS, CURATED, POOL, CONFIG, PROVENANCE, REPORT, *_OF_SAMPLES)
 _SUBMISSIONS = (SUBMISSION, f"{SUBMISSION}.sample*")
-"""Patterns of what is made of the episodes of a run."""
+"""Patterns of the files that are made from a run's episodes."""
 
 
 def run_stage(
@@ -44,8 +44,8 @@ def run_stage(
     """Return the card of a run folder. Its configuration is enough to replay it offline, its index to replay it live.
 
     Args:
-        index: an engine as it is named, or a folder by its whole path (`retrieval.open.absolute_index`).
-        chat: the chat `format` of its policy, if it has one, and the place of its student's `tokenizer`.
+        index: the name of an engine, or the absolute path of a folder (`retrieval.open.absolute_index`).
+        chat: the chat `format` of its policy, if it has one, and the location of its student's `tokenizer`.
     """
     outputs = {"policy": policy, "config": shown_config(config), "index": index, **chat}
     return Stage("run", inputs, hashes=hashes, outputs=outputs)
@@ -95,8 +95,8 @@ def run_config(folder: Path) -> tuple[Config, str]:
 
 
 def episodes_of(stage: Stage, folder: Path) -> list[Episode]:
-    """Return the last episode of each task and sample of the run that a card describes, sorted: means of floats depend
-    on the order of their terms, and files on that of their lines."""
+    """Return the last episode of each task and sample of the run that a card describes, sorted, because the mean of
+    floats depends on their order, and a file on the order of its lines."""
     made_with = tuple(stage.inputs.get(name) for name in ("env", "policy", "index"))
     return [episode for key, episode in sorted(latest_episodes(folder).items()) if key[2:] == made_with]
 
@@ -127,7 +127,7 @@ def drop_leftovers(out: Path) -> None:
 
 
 def refuse_other_run(stage: Stage, out: Path) -> None:
-    """Keep runs apart that differ in what decides their episodes.
+    """Accept only a folder that is new or empty, or holds the same run.
 
     Raises:
         UsageError: the folder holds another run, or something that is not a run.

@@ -1,4 +1,4 @@
-"""Where a run comes from: the code, the data and the machine that its episodes were made with, and when."""
+"""The origin of a run: the code, the data and the machine that its episodes were made with, and when."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ PACKAGE = "harness1"
 GIT_S = 10.0
 """Seconds to wait for git."""
 SESSION = ("version", "commit", "dirty", "python", "libraries", "machine", "started", "ended")
-"""What belongs to one process that ran episodes, and not to the run."""
+"""Keys that describe one process that ran episodes, and not the run."""
 
 
 def begin(out: Path, facts: dict[str, Any], *, runs: bool) -> None:
     """Write `provenance.json` for a process that begins to work in a run folder.
 
-    A process that runs episodes puts itself on top, and what ran some before it under `earlier`; one that only makes
-    files of them leaves the record alone. Without a record, nobody knows any more when they were run: both times are
-    null.
+    A process that runs episodes is recorded at the top level, and those before it under `earlier`; one that only makes
+    files from episodes leaves the record alone. Without a record, the times are unknown: both are null.
 
     Args:
         facts: what is known of the run itself, by name.
@@ -52,8 +51,8 @@ def end(out: Path) -> None:
 
 
 def wall_seconds(record: Mapping[str, Any] | None) -> float | None:
-    """Return the elapsed seconds of all processes that ran a run's episodes; None if one of them was killed, which has
-    no end, or if their times are not known."""
+    """Return the elapsed seconds of all processes that ran a run's episodes; None if one of them was killed and has no
+    end time, or if their times are unknown."""
     processes = [*record.get("earlier", []), record] if record else []
     times = [(each.get("started"), each.get("ended")) for each in processes]
     if not times or not all(started and ended for started, ended in times):
@@ -88,7 +87,7 @@ def here() -> dict[str, Any]:
 
 def checkout(package: Path) -> tuple[str | None, bool | None]:
     """Return the commit of the checkout that a package's folder is in, and whether the folder differs from it; None for
-    each if the package is installed elsewhere, if only by chance below somebody's repository."""
+    each if the package is not part of a checkout, even if it is installed inside a repository."""
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None
     commit, changes = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain", "--", ".")
@@ -96,8 +95,8 @@ def checkout(package: Path) -> tuple[str | None, bool | None]:
 
 
 def installed() -> tuple[str | None, dict[str, str]]:
-    """Return the version of the package, and of each installed library that it names; None and none for a package that
-    is run without having been installed."""
+    """Return the version of the package, and of each installed library that it names; None and no libraries if the
+    package runs without being installed."""
     try:
         version, required = metadata.version(PACKAGE), metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:

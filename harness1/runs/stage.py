@@ -28,7 +28,7 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
     outputs: dict[str, Any] = {}
 
     def is_done(self, folder: Path) -> bool:
-        """Return whether the folder already holds this very work, finished."""
+        """Return whether the folder already holds the same work, finished."""
         found = read_stage(folder)
         return (
             found is not None and found.status == "finished" and (found.verb, found.inputs) == (self.verb, self.inputs)
@@ -83,7 +83,7 @@ def refuse_foreign(folder: Path, verb: str, what: str = "", mark: str = STAGE, o
 
     Args:
         what: names what a foreign folder lacks; by default, the work of `harness1 VERB`.
-        mark: a file that shows whose the folder is before it has a card.
+        mark: a file that shows which verb a folder belongs to before it has a card.
         option: names the folder on the command line.
 
     Raises:
@@ -105,7 +105,7 @@ def refuse_changed(stage: Stage, folder: Path, noun: str, choice: str = "--out, 
 
     Args:
         noun: names what the folder holds.
-        choice: names the options that lead out.
+        choice: names the options to change.
 
     Raises:
         UsageError: the card has other inputs; the message names them.
@@ -117,7 +117,7 @@ def refuse_changed(stage: Stage, folder: Path, noun: str, choice: str = "--out, 
 
 
 def refuse_other(stage: Stage, folder: Path, noun: str) -> None:
-    """Accept only a folder that is new, empty, or was made by this very work, which `noun` names.
+    """Accept only a folder that is new, empty, or was made by the same work, which `noun` names.
 
     Raises:
         UsageError: the folder holds something else, or is not a folder.
@@ -127,7 +127,7 @@ def refuse_other(stage: Stage, folder: Path, noun: str) -> None:
 
 
 def clear(folder: Path, verb: str, *patterns: str, keep_card: bool = False) -> None:
-    """Remove what a verb wrote into a folder, as `remove`.
+    """Remove what a verb wrote into a folder, in the same way as `remove`.
 
     Raises:
         UsageError: the folder holds something else, or cannot be cleared.

@@ -36,7 +36,7 @@ class EpisodeStore(Journal):
 
 
 def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[Episode]:
-    """Yield the episodes of a run in the order written; of an episode that was played again, every line.
+    """Yield the episodes of a run in the order written, including every line of an episode that was played again.
 
     Args:
         on_torn: is called with the bytes of a torn last line, which is left out.

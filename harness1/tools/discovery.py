@@ -35,14 +35,14 @@ def discover(
     """Turn an answer to a tool into an observation and take its hits into the memory.
 
     Hits that do not fit the allowance are not absorbed: what was not shown can be found again. With `seed`, the first
-    search that finds something fills an empty curated set from the fused order. `resolved`: what the handles in the
-    queries stood for.
+    search that finds something fills an empty curated set from the fused order. `resolved` maps the handles in the
+    queries to names.
     """
     hits = fitting(fused(answer, env), traits_of(tool), answer, env)
     new, aliases = memory.absorb(hits, env)
     seeded = auto_populate(memory, env, hits) if seed else ()
     told = list(notes)
-    # Counted from the rankings, which a record keeps whole, so that replay says the same.
+    # Counted from the rankings, which a record keeps whole, so that replay counts the same.
     total = len({chunk_id for ranking in answer.rankings for chunk_id in ranking.chunk_ids})
     if not total:
         told.append(Note("nothing_found"))
@@ -76,7 +76,7 @@ def fitting(hits: list[Hit], traits: Traits, answer: Answer, env: Env) -> tuple[
 def shown_text(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -> str:
     """Return the text of a hit as an observation shows it: compressed with the queries, or whole.
 
-    Of a pattern its words count, so that the sentence that matches it is shown.
+    A pattern counts by its words, so that the sentence that matches it is shown.
     """
     if not env.compression.on or traits.shows == "whole":
         return hit.text.strip()

@@ -50,8 +50,8 @@ def named(references: list[str]) -> dict[str, Any]:
 def spelled(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Queries:
     """Put queries on one line each, with names in place of entity handles.
 
-    A word such as E7 that no entity of this episode has stays in the query, and is reported; a query of nothing else is
-    left out.
+    A word such as E7 that no entity of this episode has stays in the query, and is reported; a query with nothing else
+    in it is left out.
     """
     lines = [line for line in (" ".join(query.split()) for query in queries) if line]
     if not env.evidence.handles:

@@ -64,7 +64,7 @@ class Traits:
 
 
 def traits_of(function: ToolFunction) -> Traits:
-    """Return the traits that a function is marked with, or the plain ones."""
+    """Return the traits that a function is marked with, or the defaults."""
     marked: Traits = getattr(function, "traits", PLAIN)
     return marked
 

@@ -56,5 +56,5 @@ def verify(
 
 
 def _known(memory: WorkingMemory, claim: str, unit_id: UnitId) -> Verdict | None:
-    """Return the remembered verdict, unless the unit has got more text since."""
+    """Return the remembered verdict, unless the unit has gained text since."""
     return memory.verification.get(claim, unit_id, len(memory.pool.entries[unit_id].chunk_ids))

@@ -123,7 +123,7 @@ class RecordedCounter:
     """The counts of a recorded episode, so that replay needs no tokenizer.
 
     Raises:
-        LookupError: on counting what the episode never had; its record was changed, or the code.
+        LookupError: the episode never had what is counted; its record or the code was changed.
     """
 
     def __init__(self, episode: Episode) -> None:

@@ -38,7 +38,7 @@ class MemoryPieces:
         self._turns: dict[HistoryLine, Block] = {}
 
     def of(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Block]:
-        """Return all sections in order. Documents in `visible` stand in a shown turn and get no pool line."""
+        """Return all sections in order. Documents in `visible` appear in a shown turn and get no pool line."""
         placed = [Block((curated_piece(memory, self.env),))]
         placed += self._curated_lines(memory, visible)
         placed += self._pool(memory, visible)

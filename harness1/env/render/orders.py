@@ -94,21 +94,20 @@ class Epoch(Order):
         yield Layout(blocks, self._turn_room(turns), epoch_start=memory.turn)
 
     def _changed(self, memory: WorkingMemory, before: Context) -> list[Piece]:
-        """Return what the last action changed in the memory and its observation does not say: the curated set."""
+        """Return what the last action changed without its observation saying so: the curated set."""
         now = curated_piece(memory, self.env)
         shown = next(each for each in reversed(before.pieces) if each.key.startswith("curated#"))
         return [] if now.key == shown.key else [now]
 
     def _turn_room(self, turns: Sequence[TurnPieces]) -> int:
-        """Return the mean tokens of the last turns: a new epoch keeps so much free, or it would end with the next turn.
-        As in the other orders, lines of uncurated documents give way to turns."""
+        """Return the mean tokens of the last turns: a new epoch keeps that much free, or it would end with the next
+        turn. As in the other orders, lines of uncurated documents give way to turns."""
         sizes = [self.counts.total(turn.pieces()) for turn in turns]
         return sum(sizes) // max(1, len(sizes))
 
 
 class Transcript(Order):
-    """The harness without a working memory, to compare with: all turns one after the other, less what the policy
-    pruned."""
+    """The harness without a working memory, for comparison: all turns in sequence, minus what the policy pruned."""
 
     def layouts(self, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Iterator[Layout]:
         if before is None:

@@ -27,7 +27,7 @@ class Piece:
     """A stretch of a context. `key` names kind and content; `shows` is the value that the text puts into words.
 
     A piece with `turn_ref` stands for the policy's own output of that turn. `call` is the model call that sampled it:
-    a chat format puts its ids there, as they are; for policies without tokens, `text` stands there.
+    a chat format inserts its ids unchanged; for policies without tokens, `text` takes their place.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""What opens every context: the static prompt, generated from the enabled mechanisms, and the question."""
+"""The opening of every context: the static prompt, generated from the enabled mechanisms, and the question."""
 
 from __future__ import annotations
 

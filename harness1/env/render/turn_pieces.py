@@ -20,7 +20,7 @@ from harness1.tools.tool import Traits
 
 QUERIES_CHARACTERS = 1000
 QUERY_CHARACTERS = 200
-"""If the queries are longer than the first in sum, each is cut to the second, so that a small window holds them."""
+"""If the queries together exceed the first length, each is cut to the second, so that a small window holds them."""
 PASSAGE_CHARACTERS = 300
 """Characters shown of the passage that a verdict rests on."""
 
@@ -39,7 +39,7 @@ class TurnPieces(msgspec.Struct, frozen=True):
 
 
 def turn_pieces(memory: WorkingMemory, env: Env, turn: Turn, traits: Traits) -> TurnPieces:
-    """Put a finished turn into pieces; the memory is the one after the turn, the traits are those of its tool."""
+    """Split a finished turn into pieces; the memory is the one after the turn, the traits are those of its tool."""
     assert turn.observation is not None
     called = ActionView(turn.index, shown_call(turn.action)) if turn.action else None
     call = turn.calls[-1] if turn.calls and turn.calls[-1].output_ids else None
@@ -58,7 +58,7 @@ def _head(memory: WorkingMemory, env: Env, turn: int, observation: Observation) 
         verdicts=tuple(_judgement(memory, verdict) for verdict in observation.verdicts),
         changes=_changes(memory, env, observation.delta),
     )
-    # A single query stands here too, for an epoch opens with the observation and without the action before it.
+    # A single query is shown too, because an epoch opens with the observation, without the action before it.
     single = f": {shown.queries[0]}" if len(shown.queries) == 1 else ""
     lines = [f"Turn {turn}: {shown.tool}{single}"]
     if shown.error is not None:

@@ -1,7 +1,7 @@
 """The view: what the pieces of a context show, as typed values. Scripted policies read nothing else.
 
-Every value stands in the text, as it stands there; the exceptions are `unit_id`, the id that a shown handle names, and
-the marks of entity handles: ` (E3)` behind a name is in `entities` and not in the value.
+Every value appears in the text exactly as here, except `unit_id`, the id that a shown handle names, and the marks of
+entity handles: ` (E3)` after a name is in `entities` and not in the value.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from harness1.retrieval.batching import Batcher
 from harness1.retrieval.dense.cross_encoder import Pair, StanceScorer
 
 SENTENCES = 4
-"""Number of sentences, those with most terms of the claim, that are read alone and with their neighbours."""
+"""Number of sentences, with the most terms of the claim, that are read alone and with their neighbours."""
 BEFORE_AND_AFTER = ((0, 1), (0, 2), (-1, 1), (-1, 2))
-"""Begin and end of the passages around such a sentence, of one to three sentences."""
+"""Start and end of the passages around such a sentence, of one to three sentences."""
 ENGINE_ERRORS = (RuntimeError, ValueError, OSError)
-"""Errors of a model: no memory, a lost device, an output that is not a number."""
+"""Errors of a model: out of memory, a lost device, an output that is not a number."""
 
 
 class CrossEncoderVerifier:

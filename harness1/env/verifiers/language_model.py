@@ -39,8 +39,8 @@ class LanguageModelVerifier:
     """Judges by a language model, with one request for each document, at temperature 0.
 
     Verdicts are cached by model, claim and text, and simultaneous equal questions are asked once. The questions of a
-    cancelled caller go on, and their verdicts are cached. An answer without a verdict is a fault and is not cached. Of
-    each document, the first `characters` are read."""
+    cancelled caller continue, and their verdicts are cached. An answer without a verdict is a fault and is not cached.
+    Of each document, the first `characters` are read."""
 
     def __init__(self, endpoint: Endpoint, model: str, characters: int = 6000, cached: int = CACHED) -> None:
         self._model, self.characters, self._cached = Completer(endpoint, model, MOST_TOKENS), characters, cached
