@@ -51,7 +51,7 @@ def train(*options: str, data: str = WORLD, model: str = "hf:model", out: str = 
         (train("--index", "a", "--index", "b"), "2 of --index for 1 of --data"),
         (train("--admission", "model"), "model"),
         (train("--pivots", "model"), "--data or --pivots"),
-        (train("--set", "machine.fleet.workers=2", model="vllm:model@http://localhost:1"), "no server"),
+        (train("--set", "machine.fleet.workers=2", model="vllm:model@http://localhost:1"), "not a server"),
         (train("--set", "rl.substeps=3"), "rl.substeps"),
         (train("--set", "rl.ratio_min=6"), "rl.ratio_min"),
     ],
