@@ -188,14 +188,12 @@ def test_one_batcher_serves_one_event_loop_after_another_and_several_at_once() -
 
 def test_the_thread_ends_without_work_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "IDLE_S", 0.01)
-    work = Work()
-    batcher = Batcher(work, 0.0, 8)
-    before = threading.active_count()
+    batcher = Batcher(Work(), 0.0, 8)
+    before = set(threading.enumerate())
     assert asyncio.run(batcher.submit([1])) == [2]
-    end = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < end:
-        time.sleep(0.005)
-    assert threading.active_count() == before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive()
     assert asyncio.run(batcher.submit([2])) == [4]
 
 
