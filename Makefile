@@ -5,18 +5,23 @@ TEST := .venv/test
 VLLM := .venv/vllm
 # The tests need only the CPU build of torch; a build that is installed first is kept.
 TORCH ?= torch==2.13.0
+SEED ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all test-vllm lint clean
+.PHONY: demo test test-all test-vllm attack lint clean
 
 demo: $(DEMO)/ready
 	$(DEMO)/bin/harness1 demo
 
 test: $(TEST)/ready lint
-	$(TEST)/bin/python -m pytest -m "not service and not ray and not browser" -n 2
+	$(TEST)/bin/python -m pytest -m "not service and not ray and not browser and not attack" -n 2
 
 test-all: test
 	$(TEST)/bin/python tests/tiers.py
+
+# Hostile inputs, kills and clients, in full; SEED draws others.
+attack: $(TEST)/ready
+	$(TEST)/bin/python -m pytest -m attack --attack-scale 1 --attack-seed $(SEED)
 
 # The backend's tests against a real vLLM, in its CPU build (3.4 GB).
 test-vllm: $(VLLM)/ready

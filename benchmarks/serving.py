@@ -45,10 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(index: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Run a server of an index; yield it and its port."""
-    command = [sys.executable, "-m", "harness1", "serve", "retrieve", "--index", str(index), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def serving(index: Path, checkout: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run a server of an index, from the package in a checkout or from the one at hand; yield it and its port."""
+    options = ["--index", str(index.resolve()), "--port", "0"]
+    command = [sys.executable, "-m", "harness1", "serve", "retrieve", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=checkout) as process:
         try:
             assert process.stdout is not None
             words = process.stdout.readline().split()
@@ -72,7 +73,8 @@ async def _load(port: int, path: str, clients: int, until: float) -> int:
 
 async def _client(port: int, path: str, until: float) -> int:
     method, body = REQUESTS[path]
-    asked = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    about = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    asked = f"{about}Content-Length: {len(body)}\r\n\r\n".encode() + body
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answered = 0
     while time.monotonic() < until:

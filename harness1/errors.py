@@ -14,6 +14,11 @@ class HarnessError(Exception):
     """The base class of all errors that this package raises on purpose."""
 
 
+MALFORMED = (ValueError, RecursionError)
+"""What decoders of JSON and TOML raise for bytes that are not UTF-8, not the format or not the type, for numbers of
+thousands of digits, and for values nested too deeply."""
+
+
 class UsageError(HarnessError):
     """A user's request that cannot be carried out: a bad path, option, or file."""
 

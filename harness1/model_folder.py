@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness1.errors import UsageError, optional
+from harness1.errors import HarnessError, UsageError, optional
 from harness1.hashing import digest, file_digest
 
 PACKAGED = "package:"
@@ -73,6 +73,27 @@ def folder_hash(folder: Path) -> str:
         files = [path for path in files if path.suffix != ".bin"]
     sums = {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
     return digest(sums)
+
+
+@contextmanager
+def refusing(refusal: str) -> Iterator[None]:
+    """Turn whatever a library raises over the files of a model into one line, which begins with `refusal`.
+
+    Raises:
+        UsageError: the files are broken, too deep, of wrong types, or hold code.
+    """
+    try:
+        yield
+    except Exception as error:
+        # Over broken files the libraries raise nearly every type there is, and the tokenizers `Exception` itself.
+        if not isinstance(error, HarnessError):
+            raise UsageError(f"{refusal}: {first_line(error)}") from error
+        raise
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager

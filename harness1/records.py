@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, NewType, dataclass_transform
 
 import msgspec
 
-from harness1.errors import SchemaError
+from harness1.errors import MALFORMED, SchemaError
 
 SCHEMA_VERSION = 1
 
@@ -318,6 +318,8 @@ class Episode(Record, kw_only=True):
     tokens: TokenBlob | None = None
     """Set on disk only, in place of ids, log probabilities and segments."""
     schema_version: int = SCHEMA_VERSION
+    digest: str = ""
+    """Set on disk only: the digest of the line (`runs/line_digests.py`), which is checked when a run is read."""
 
     @property
     def observations(self) -> Iterator[Observation]:
@@ -348,5 +350,5 @@ def decode_episode(line: bytes) -> Episode:
         if version > SCHEMA_VERSION:
             raise SchemaError(f"an episode of schema {version}; this harness1 reads up to {SCHEMA_VERSION}: upgrade it")
         return msgspec.json.decode(line, type=Episode)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise SchemaError(f"not an episode: {error}") from error

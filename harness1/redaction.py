@@ -1,16 +1,98 @@
-"""Redaction of passwords and keys from addresses and messages."""
+"""What is taken out of all that is shown: passwords and keys, and characters that act on a terminal."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
+from typing import NamedTuple, Self
+from urllib.parse import unquote, unquote_plus
 
 HIDDEN = "***"
 
 
+class Secret(str):
+    """A text to use and not to show: printed or formatted it reads `shown`, and msgspec cannot encode it.
+
+    Concatenation gives the text itself, as do comparison and the methods of strings.
+    """
+
+    __slots__ = ("shown",)
+    shown: str
+
+    def __new__(cls, text: str, shown: str = HIDDEN) -> Self:
+        made = super().__new__(cls, text)
+        made.shown = shown
+        return made
+
+    def __str__(self) -> str:
+        return self.shown
+
+    def __repr__(self) -> str:
+        return repr(self.shown)
+
+    def __format__(self, form: str) -> str:
+        return format(self.shown, form)
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[str, str]]:
+        return Secret, ("" + self, self.shown)
+
+
+class _Parts(NamedTuple):
+    """The parts of an address: `milvus:http://`, `USER:PASSWORD`, `HOST/PATH`, the query and `#FRAGMENT`."""
+
+    scheme: str
+    user: str
+    place: str
+    query: str
+    fragment: str
+
+
+def _parts(address: str) -> _Parts | None:
+    """Divide an address; None for what has no `://`. A password that should have been quoted still counts as one."""
+    scheme, slashes, rest = address.partition("://")
+    if not slashes:
+        return None
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    port = authority.rpartition("]")[2].partition(":")[2]
+    unquoted = "@" not in authority and port != "" and not port.isdecimal()
+    user = (rest if unquoted else authority).rpartition("@")[0]
+    rest = rest[len(user) :].removeprefix("@")
+    rest, hash_sign, fragment = rest.partition("#")
+    place, _, query = rest.partition("?")
+    return _Parts(scheme + slashes, user, place, query, hash_sign + fragment)
+
+
+def public_address(address: str) -> str:
+    """Return an address with `***` in place of user name and password, and of what follows `?`, which may be a key."""
+    if (parts := _parts(address)) is None:
+        return address
+    user, query = f"{HIDDEN}@" * bool(parts.user), f"?{HIDDEN}" * bool(parts.query)
+    return f"{parts.scheme}{user}{parts.place}{query}{parts.fragment}"
+
+
 def without_password(address: str) -> str:
-    """Remove the user name and password of `http://USER:PASSWORD@HOST` from an address."""
-    return re.sub(r"^((?:\w+:)+/*)[^/]*@", r"\1", address)
+    """Return an address without user name and password, and with `***` in place of what follows `?`."""
+    if "://" not in address:
+        return re.sub(r"^((?:\w+:)+/*)[^/]*@", r"\1", address)
+    return public_address(address).replace(f"://{HIDDEN}@", "://", 1)
+
+
+def is_redacted(address: str) -> bool:
+    """Return whether an address is one that `public_address` has taken something out of."""
+    parts = _parts(address)
+    return parts is not None and HIDDEN in (parts.user, parts.query)
+
+
+def secrets_of(address: str) -> tuple[str, ...]:
+    """Return the parts of an address that may be secrets: the password, or the user name if it stands alone, and the
+    values of the query; each as written and unquoted."""
+    if (parts := _parts(address)) is None:
+        return ()
+    name, colon, password = parts.user.partition(":")
+    values = [pair.rpartition("=")[2] for pair in parts.query.split("&")]
+    found = [word for word in (password if colon else name, *values) if word]
+    return tuple(dict.fromkeys([*found, *map(unquote, found), *map(unquote_plus, found)]))
 
 
 _LOOKS_SECRET = re.compile(
@@ -30,3 +112,22 @@ def without_secrets(text: str, secrets: Sequence[str] = ()) -> str:
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return _LOOKS_SECRET.sub(lambda match: (match[1] or "") + HIDDEN, text)
+
+
+_UNUSUAL = re.compile(r"[^ -~\n\t]")
+_ACTING = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
+"""Unicode's categories of characters that act and are not seen: controls, directions, joiners, surrogates, borders of
+lines."""
+
+
+def printable(text: str) -> str:
+    """Return a text that a terminal only shows: characters that would act on it become escapes such as \\u001b, which
+    mean the same in JSON. Line ends and tabs stay."""
+    return _UNUSUAL.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    if unicodedata.category(character) not in _ACTING:
+        return character
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

@@ -24,11 +24,11 @@ WITHIN = {
     "data": "* | formats | benchmarks | world | stdlib | open | query_overlap check fetching importing",
     "env": "* | render | verifiers | world guidance transition | environment",
     "models": "* | files | formats | transformers | servers | checkpoint | open",
-    "policy": "* | baselines wrappers recorded | scripted | oracle | teacher | registry",
+    "policy": "* | baselines wrappers recorded | follow_leads | scripted | oracle | teacher | registry",
     "eval": "* | evaluate | fusion | compare | ablations | answers",
     "rl": "* | admission | pivots | learning | open",
     "viewer": "html | report | *",
-    "serve": "* | service | connection | server | retrieve | proxy",
+    "serve": "* | service | access bodies connection | server | retrieve | proxy",
 }
 """The same within a package; `*` stands for every name that is not listed."""
 

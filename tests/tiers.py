@@ -8,6 +8,7 @@ import sys
 
 TIERS = {
     "service": "pip install 'harness1[test]'",
+    "attack": "pip install 'harness1[test]'",
     "ray": "pip install 'harness1[test]'",
     "browser": "apt-get install chromium && pip install 'harness1[test]'",
 }

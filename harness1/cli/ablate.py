@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
 from harness1.cli.dashboard import evaluated
 from harness1.cli.printing import print_result, say
+from harness1.cli.terminal import Terminal
 from harness1.eval.ablations.run import ABLATIONS, ablate, conditions
 from harness1.eval.ablations.table import COLUMNS, AblationTable, cells, title
 from harness1.eval.evaluate import Evaluation, Play
@@ -28,7 +28,7 @@ def ablation_names(words: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for word in named for name in (ABLATIONS if word == "all" else (word,))))
 
 
-def run_ablations(evaluation: Evaluation, out: Path, words: str, *, force: bool, as_json: bool) -> None:
+def run_ablations(evaluation: Evaluation, out: Path, words: str, *, force: bool, rescored: bool, as_json: bool) -> None:
     """Play an evaluation with and without mechanisms, and print the table.
 
     Args:
@@ -36,7 +36,7 @@ def run_ablations(evaluation: Evaluation, out: Path, words: str, *, force: bool,
     """
     names = ablation_names(words)
     played = conditions(evaluation, names)
-    table = ablate(evaluation, out, names, force=force, play=_announced(len(played)))
+    table = ablate(evaluation, out, names, force=force, rescored=rescored, play=_announced(len(played)))
     for name in played:
         ensure_report(out / name, evaluation.tasks)
     print_result(table, as_json, print_ablations, out)
@@ -49,11 +49,11 @@ def print_ablations(table: AblationTable, out: Path) -> None:
         shown.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)
     for line in cells(table):
         shown.add_row(*line)
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Terminal()
     # Numbers are never cut off: if the table is wider than the terminal, its lines wrap.
     width = console.measure(shown, options=console.options.update(width=WIDEST)).maximum
     console.print(title(table), soft_wrap=True)
-    Console(width=max(console.width, width), highlight=False, markup=False, emoji=False).print(shown)
+    Terminal(width=max(console.width, width)).print(shown)
     for text in filter(None, (table.verdict, table.remarks)):
         console.print(text)
     console.print(f"Everything is in {out}.", soft_wrap=True)

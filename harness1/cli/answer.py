@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work
 from harness1.cli.options import ConfigFile, Force, Json, Limit, Overrides, resolve
 from harness1.cli.printing import print_result, say_torn
 from harness1.cli.results import headed
+from harness1.cli.terminal import Terminal
 from harness1.errors import InfrastructureFault
 from harness1.eval.answers.asking import CONDITIONS
 from harness1.eval.answers.run import AnswerRequest, AnswerRun, open_answers
@@ -71,7 +71,7 @@ def _refuse_missing(summary: dict[str, Any]) -> None:
 
 def print_answers(summary: dict[str, Any], out: Path) -> None:
     """Print the conditions with their intervals, their differences, and what could not be scored."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Terminal()
     console.print(f"{summary['answerer']['model']} on {summary['run']}", soft_wrap=True)
     columns = ("condition", "metric", "mean", "95 % interval", "tasks", "documents")
     table = headed(None, *columns, left=("metric",), box=SIMPLE_HEAD)

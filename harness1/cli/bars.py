@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,24 +19,27 @@ from rich.progress import (
 )
 
 from harness1.cli.printing import say
+from harness1.cli.terminal import Terminal
 from harness1.data.source import Source
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.dense.vectors import Progress as Embedded
 
 Item = TypeVar("Item")
+SHOWN = 20
+"""Documents left out that are named."""
 
 
 def progress_of_work() -> Progress:
     """Return a bar that stays, with the amount done, the total, the elapsed time and the time left."""
     times = (TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(_description(), BarColumn(), MofNCompleteColumn(), *times, console=Console(stderr=True))
+    return Progress(_description(), BarColumn(), MofNCompleteColumn(), *times, console=Terminal(stderr=True))
 
 
 @contextmanager
 def progress_of_parts() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows a part of the work, the amount done, and the total (0 if unknown)."""
     columns = (_description(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=Terminal(stderr=True), transient=True) as progress:
         bar = progress.add_task("", total=None)
         yield lambda part, done, of: progress.update(bar, description=part, completed=done, total=of or None)
 
@@ -72,13 +74,17 @@ def read_aloud(source: Source) -> Iterator[tuple[Iterator[Document], Embedded]]:
                 progress.advance(reading)
 
         yield counted(), embedded
-    for problem in source.problems:
+    if source.problems:
+        say(f"{len(source.problems)} left out of {source.name}:")
+    for problem in source.problems[:SHOWN]:
         say(f"left out: {problem}")
+    if len(source.problems) > SHOWN:
+        say(f"and {len(source.problems) - SHOWN} more")
 
 
 def tracked(items: Iterable[Item], doing: str, count: int) -> Iterable[Item]:
     """Return the items, with a bar on a terminal; elsewhere a bar would leave an empty line behind."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     return track(items, doing, total=count, console=console, transient=True, disable=not console.is_terminal)
 
 
@@ -87,5 +93,5 @@ def _description() -> TextColumn:
 
 
 def _on_terminal(*columns: ProgressColumn) -> Progress:
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -16,6 +16,7 @@ from typer import Argument, Option
 
 from harness1.cli.options import Json, MovedDataset
 from harness1.cli.printing import print_json
+from harness1.cli.terminal import Terminal
 from harness1.errors import UsageError
 from harness1.eval.compare.comparison import compare as compare_runs
 from harness1.eval.compare.text import Block, Grid, Links, blocks, markdown
@@ -52,10 +53,10 @@ def compare(
     if as_json:
         print_json({**msgspec.to_builtins(comparison), "view": command})
         return
-    console = Console(highlight=False, emoji=False)
+    console = Terminal()
     for part in parts:
         _print(console, part)
-    console.print(f"To look at them side by side: {command}", markup=False, soft_wrap=True)
+    console.print(f"To look at them side by side: {command}", soft_wrap=True)
 
 
 def _write(out: Path, parts: list[Block]) -> None:
@@ -68,10 +69,10 @@ def _write(out: Path, parts: list[Block]) -> None:
 def _print(console: Console, part: Block) -> None:
     """Print a block and an empty line; on a terminal tables are ruled, in a pipe they are plain."""
     if isinstance(part, str):
-        console.print(part, markup=False, soft_wrap=not console.is_terminal)
+        console.print(part, soft_wrap=not console.is_terminal)
     elif isinstance(part, Links):
         for name, address in part.places:
-            console.print(f"{name}: {address}", markup=False, soft_wrap=True)
+            console.print(f"{name}: {address}", soft_wrap=True)
     else:
         console.print(_table(part, console.is_terminal, console.width))
     console.print()

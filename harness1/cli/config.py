@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness1.cli.options import ConfigFile, Json, Overrides, resolve
-from harness1.cli.printing import print_json
+from harness1.cli.printing import print_json, put
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.episodes.replay import Nowhere
@@ -22,8 +22,8 @@ def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json =
     if as_json:
         print_json({"config": tree, "hashes": hashes})
         return
-    print("\n".join(toml_lines(tree)))
-    print("\n".join(f"# {name} = {value}" for name, value in hashes.items()))
+    put("\n".join(toml_lines(tree)))
+    put("\n".join(f"# {name} = {value}" for name, value in hashes.items()))
 
 
 def config_hashes(config: Config) -> dict[str, str]:

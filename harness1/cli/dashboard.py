@@ -21,6 +21,7 @@ from rich.text import Text
 
 from harness1.cli.printing import say_torn
 from harness1.cli.progress import EpisodeProgress, Pacing, StepProgress
+from harness1.cli.terminal import Terminal
 from harness1.episodes.jobs import Depths
 from harness1.eval.evaluate import Evaluation, ensure_run, evaluate
 from harness1.records import Episode, Gold
@@ -71,7 +72,7 @@ class Board(AbstractContextManager[Any]):
     def __init__(
         self, title: str, count: str, console: Console | None, clock: Clock = time.monotonic, hidden: bool = False
     ) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or Terminal(stderr=True)
         self._lock = threading.RLock()
         self._title, self._clock, self._hidden = title, clock, hidden
         self._columns = (TextColumn(count), Speed(Column(no_wrap=True)), TimeLeft(table_column=Column(no_wrap=True)))

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from harness1.cli.bars import count_of_documents
 from harness1.cli.options import Force, Json
-from harness1.cli.printing import print_json, say
+from harness1.cli.printing import print_json, put, say
 from harness1.data.benchmarks.registry import BENCHMARKS, Benchmark, benchmark_named
 from harness1.data.check import FINDINGS, Report, encoded
 from harness1.data.check import check as check_dataset
@@ -34,12 +34,12 @@ def list_benchmarks(as_json: Json = False) -> None:
         print_json({"benchmarks": [each.row() for each in BENCHMARKS.values()]})
         return
     for benchmark in BENCHMARKS.values():
-        print(f"{benchmark.name}: {benchmark.what}")
-        print(f"    size      {benchmark.size}; scored by {benchmark.unit}")
-        print(f"    licence   {benchmark.licence}")
-        print(f"    where     {benchmark.origin}")
-        print("    files     " + "\n              ".join(benchmark.files))
-        print(f"    verified  {benchmark.verified}.")
+        put(f"{benchmark.name}: {benchmark.what}")
+        put(f"    size      {benchmark.size}; scored by {benchmark.unit}")
+        put(f"    licence   {benchmark.licence}")
+        put(f"    where     {benchmark.origin}")
+        put("    files     " + "\n              ".join(benchmark.files))
+        put(f"    verified  {benchmark.verified}.")
 
 
 def get(name: Name, out: Out, force: Force = False) -> None:
@@ -49,10 +49,10 @@ def get(name: Name, out: Out, force: Force = False) -> None:
     """
     benchmark = benchmark_named(name)
     get_benchmark(benchmark, out, force=force)
-    print(f"{out}: the files that the hub has of {name}")
+    put(f"{out}: the files that the hub has of {name}")
     if benchmark.by_hand:
-        print(f"Still needed: {benchmark.by_hand}.")
-    print(f"Next: harness1 data check {name}:{out}")
+        put(f"Still needed: {benchmark.by_hand}.")
+    put(f"Next: harness1 data check {name}:{out}")
 
 
 def import_(
@@ -79,7 +79,7 @@ def import_(
     for line in dict.fromkeys(left):
         say(f"left out: {line}")
     tasks = ", ".join(f"{count} {split}" for split, count in counts["tasks"].items())
-    print(f"{out}: {counts['documents']} documents, tasks: {tasks}")
+    put(f"{out}: {counts['documents']} documents, tasks: {tasks}")
     _say_next(benchmark, out)
 
 
@@ -101,27 +101,27 @@ def check(
         report = check_dataset(dataset, advance)
     kept = tuple(finding for finding in report.findings if finding.kind not in (ignore or ()))
     report = msgspec.structs.replace(report, findings=kept)
-    print(encoded(report).decode()) if as_json else _show(report)
+    put(encoded(report).decode()) if as_json else _show(report)
     raise typer.Exit(1 if report.findings else 0)
 
 
 def _show(report: Report) -> None:
     chunks = f" in {report.chunks} chunks" if report.chunks else ""
     tasks = ", ".join(f"{count} {split}" for split, count in report.tasks.items()) or "none"
-    print(f"{report.source}: {report.documents} documents{chunks}, tasks: {tasks}")
+    put(f"{report.source}: {report.documents} documents{chunks}, tasks: {tasks}")
     for finding in report.findings:
-        print(f"{finding.kind}: {finding.count}")
+        put(f"{finding.kind}: {finding.count}")
         for example in finding.examples:
-            print(f"    {example}")
+            put(f"    {example}")
         if finding.count > len(finding.examples):
-            print(f"    and {finding.count - len(finding.examples)} more")
+            put(f"    and {finding.count - len(finding.examples)} more")
     if not report.findings:
-        print("Nothing is wrong with it.")
+        put("Nothing is wrong with it.")
 
 
 def _say_next(benchmark: Benchmark, out: Path) -> None:
     unit = " --set index.unit=chunk" if benchmark.unit == "chunk" else ""
-    print(f"Next: harness1 eval {out}{unit}")
+    put(f"Next: harness1 eval {out}{unit}")
 
 
 def _noting(left: list[str]) -> Fault:

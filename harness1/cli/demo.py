@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from typer import Option
 
 from harness1.cli.bars import read_aloud
 from harness1.cli.live import show_result, watched
 from harness1.cli.options import ConfigFile, Overrides, resolve
 from harness1.cli.printing import say_torn
+from harness1.cli.terminal import Terminal
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeSetup
@@ -31,7 +31,7 @@ def demo(
     """
     settings = resolve(config, overrides)
     source = open_source("stdlib")
-    console = Console(highlight=False)
+    console = Terminal()
     info = ensure_index(source, out / "index", settings, read=read_aloud)
     console.print(f"{info.documents} documents of the standard library, index {info.index_hash[:12]}")
     task = source.tasks("demo")[0]
@@ -44,4 +44,4 @@ def demo(
     held = {str(place.unit_id) for place in episode.curated}
     found = [doc_id for doc_id in needed if doc_id in held]
     console.print(f"\nThe question needs {', '.join(needed)}: {len(found)} of {len(needed)} were found.")
-    console.print(f"recorded in {run}; check it with: harness1 replay {run} --live", markup=False)
+    console.print(f"recorded in {run}; check it with: harness1 replay {run} --live")

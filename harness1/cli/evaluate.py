@@ -28,8 +28,9 @@ from harness1.cli.results import print_metrics
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
+from harness1.errors import UsageError
 from harness1.eval.ablations.run import ABLATIONS
-from harness1.eval.evaluate import Evaluation
+from harness1.eval.evaluate import Evaluation, rescore
 from harness1.policy.registry import check_policy
 from harness1.records import Task
 
@@ -57,23 +58,34 @@ def evaluate(
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
+    rescored: Annotated[
+        bool,
+        Option(
+            "--rescore",
+            help="First score the recorded episodes again, with changed gold or reward, without playing them.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a policy over the tasks of a dataset. The index is built once and kept; a stopped run is resumed.
 
     Example: harness1 eval world:1000 --policy scripted --limit 50 --out runs/world
     """
+    if force and rescored:
+        raise UsageError("--force plays again and --rescore scores without playing: choose one")
     settings = resolve(config, overrides)
     source = open_source(dataset)
     tasks = _first(source, split, limit)
     check_policy(policy)
     name = f"{source.name}-{split}-{policy}".replace(":", "-").replace("/", "-")
     out = out or Path("runs") / f"{name}{'' if ablations is None else '-ablations'}"
-    asked = index_of(source, index, cache, settings, read_aloud)
+    asked = index_of(source, index, cache, settings, read_aloud, say)
     evaluation = Evaluation(dataset, split, tasks, asked, policy, settings, samples, seed)
     if ablations is not None:
-        run_ablations(evaluation, out, ablations, force=force, as_json=as_json)
+        run_ablations(evaluation, out, ablations, force=force, rescored=rescored, as_json=as_json)
         return
+    if rescored:
+        rescore(evaluation, out)
     metrics = evaluated(evaluation, out, force)
     print_result(metrics, as_json, print_metrics, f"{policy} on {source.name}/{split}", out)
 

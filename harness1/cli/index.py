@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from harness1.cli.bars import read_aloud
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
-from harness1.cli.printing import print_json
+from harness1.cli.printing import print_json, print_result, put
 from harness1.config import Config
-from harness1.data.indexing import add_to_index, delete_from_index, ensure_index
+from harness1.data.indexing import add_to_index, delete_from_index, ensure_index, left_out_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.redaction import without_password
 from harness1.retrieval.engines.build import build_engine
+from harness1.retrieval.index.checksums import Verdict, check_index
 from harness1.retrieval.protocol import IndexInfo
 
 
@@ -35,6 +38,12 @@ def index(
     delete: Annotated[
         list[str] | None, Option(help="Remove a document from the index; may be repeated.", metavar="ID")
     ] = None,
+    strict: Annotated[
+        bool, Option("--strict", help="Refuse a corpus that has a broken document, instead of leaving it out.")
+    ] = False,
+    follow_links: Annotated[
+        bool, Option("--follow-links", help="In a folder of texts, read links that lead out of it.")
+    ] = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -43,25 +52,57 @@ def index(
     """Index a corpus: a BEIR folder (plain or .gz), a JSONL file, a folder of .md .txt .html .pdf, world:SIZE or
     stdlib.
 
-    Example: harness1 index ~/notes --out notes.index
+    Example: harness1 index ~/notes --out notes.index; harness1 index check notes.index
     """
-    settings = resolve(config, overrides)
+    settings, left_out = resolve(config, overrides), 0
+    opened = partial(open_source, leave_out=not strict, follow_links=follow_links)
     if engine is not None:
         if out is not None or add or delete or source is None:
             raise UsageError("--engine takes a source and neither --out, --add nor --delete")
-        where, info = without_password(engine), _fill_engine(open_source(source), engine, settings)
+        where, info = without_password(engine), _fill_engine(opened(source), engine, settings)
     else:
         if out is None:
             raise UsageError("say where the index goes: --out DIR, or --engine SPEC")
-        where, info = str(out), _index_folder(source, out, settings, add, delete or [], force)
+        info = _index_folder(source, opened, out, settings, add, delete or [], force, strict)
+        where, left_out = str(out), left_out_of(out)
     if as_json:
         print_json(info)
     else:
-        print(f"{where}: {info.documents} documents, {info.chunks} chunks, index {info.index_hash[:12]}")
+        lost = f"; {left_out} left out" if left_out else ""
+        put(f"{where}: {info.documents} documents, {info.chunks} chunks, index {info.index_hash[:12]}{lost}")
+
+
+def check(
+    folder: Annotated[Path, Argument(help="The index.", metavar="DIR")],
+    as_json: Json = False,
+) -> None:
+    """Read a whole index and compare every block of its files with its checksum: exit code 2 if one differs."""
+    verdict = check_index(folder)
+    print_result(verdict, as_json, _in_words, folder)
+    if verdict.damaged:
+        raise Exit(2)
+
+
+def _in_words(verdict: Verdict, folder: Path) -> None:
+    for damage in verdict.damaged:
+        first, last = damage.blocks or (0, -1)
+        where = "" if first > last else f", block {first}" if first == last else f", blocks {first} to {last}"
+        put(f"{damage.file}{where}: {damage.reason}")
+    if verdict.damaged:
+        put(f"{folder} is damaged: build it again with harness1 index --force")
+    else:
+        put(f"{folder}: {verdict.files} files, {verdict.bytes / 1e6:,.1f} MB, all as they were written")
 
 
 def _index_folder(
-    source: str | None, out: Path, config: Config, add: bool, delete: list[str], force: bool
+    source: str | None,
+    opened: Callable[[str], Source],
+    out: Path,
+    config: Config,
+    add: bool,
+    delete: list[str],
+    force: bool,
+    strict: bool,
 ) -> IndexInfo:
     """Build an index folder, or change the one that is there."""
     if (add or delete) and (force or config.index != Config().index):
@@ -73,8 +114,8 @@ def _index_folder(
     if source is None:
         raise UsageError("say what to index: a folder, a JSONL file, world:SIZE or stdlib")
     if add:
-        return add_to_index(open_source(source), out, config, read_aloud)
-    return ensure_index(open_source(source), out, config, force=force, read=read_aloud)
+        return add_to_index(opened(source), out, config, read_aloud)
+    return ensure_index(opened(source), out, config, force=force, whole=strict, read=read_aloud)
 
 
 def _fill_engine(source: Source, spec: str, config: Config) -> IndexInfo:

@@ -5,9 +5,12 @@ Exit codes: 0 done, 1 the result is negative (a replay that differs), 2 wrong us
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,22 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from harness1.errors import InfrastructureFault, UsageError
+from harness1.redaction import printable
+
+Misuse: Any = typer.BadParameter.__base__
+"""The error of wrong arguments, which are repeated: they may be names of files."""
 
 
 class Verb(TyperCommand):
-    """A verb that is imported when it is run or asked for its help; until then it is one line in the list of verbs."""
+    """A verb that is imported when it is run or asked for its help; until then it is one line in the list of verbs.
 
-    def __init__(self, name: str, line: str, target: str) -> None:
+    Args:
+        more: verbs that take over where their name is the first argument.
+    """
+
+    def __init__(self, name: str, line: str, target: str, more: Mapping[str, Verb]) -> None:
         super().__init__(name, help=line, rich_markup_mode=None)
-        self.target = target
+        self.target, self.more = target, more
 
     def load(self) -> Any:
         """Import the verb's function, `module:function` below `harness1.cli`, and return its command."""
@@ -33,27 +44,51 @@ class Verb(TyperCommand):
         verb.command(self.name)(getattr(import_module(f"harness1.cli.{module}"), function))
         return get_command(verb)
 
-    def make_context(self, *args: Any, **settings: Any) -> Any:
-        """Parse the arguments as the imported verb does."""
-        return self.load().make_context(*args, **settings)
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parse the arguments as the imported verb does, or the one that the first of them names."""
+        if args and args[0] in self.more:
+            return self.more[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        try:
+            return self.load().make_context(info_name, args, parent, **extra)
+        except Misuse as error:
+            error.message = printable(error.message)
+            raise
 
 
 class Verbs(TyperGroup):
     """A group of verbs, from a table like `verbs.toml`. Typer's own group would end an interrupted verb silently."""
 
     def __init__(self, name: str, line: str, table: Mapping[str, Any]) -> None:
-        verbs = [
-            Verbs(verb, entry["help"], entry["verbs"]) if "verbs" in entry else Verb(verb, entry["help"], entry["run"])
-            for verb, entry in table.items()
-        ]
+        verbs = [_verb(verb, entry) for verb, entry in table.items()]
         super().__init__(name=name, help=line, commands=verbs, no_args_is_help=True, rich_markup_mode=None)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse the arguments; raise UsageError for one that is not UTF-8, because records are."""
+        for word in args:
+            try:
+                word.encode()
+            except UnicodeEncodeError as error:
+                raise UsageError(f"the argument {word} is not UTF-8") from error
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb. Report an interrupt with the notes that the verb added to it."""
         try:
             return super().invoke(ctx)
+        except Misuse as error:
+            error.message = printable(error.message)
+            raise
         except KeyboardInterrupt as interrupt:
             sys.exit(_fail("; ".join(["interrupted", *getattr(interrupt, "__notes__", ())]), 130))
+
+
+def _verb(name: str, entry: Mapping[str, Any]) -> Verb | Verbs:
+    """Return an entry of the table as a verb or, if it has nothing to run itself, as a group."""
+    below = entry.get("verbs", {})
+    if "run" not in entry:
+        return Verbs(name, entry["help"], below)
+    more = {each: Verb(each, inner["help"], inner["run"], {}) for each, inner in below.items()}
+    return Verb(name, entry["help"], entry["run"], more)
 
 
 app = Verbs(
@@ -65,18 +100,64 @@ app = Verbs(
 
 def run() -> None:
     """Run the command line of this process."""
+    with _unbreakable("stdout"), _unbreakable("stderr"):
+        try:
+            try:
+                app()
+            finally:
+                _flush("stdout")
+        except UsageError as error:
+            sys.exit(_fail(str(error), 2))
+        except InfrastructureFault as error:
+            sys.exit(_fail(str(error), 3))
+
+
+def _flush(name: str) -> None:
+    """Write out what was printed to a stream; nothing if it is closed."""
+    stream = getattr(sys, name)
+    if stream is not None:
+        stream.flush()
+
+
+class _Outlet(io.FileIO):
+    """A file descriptor that discards what is written to it once its reader is gone, or once writing failed."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            if not isinstance(error, BrokenPipeError):
+                raise InfrastructureFault(f"the output cannot be written: {error.strerror}") from error
+            return super().write(data)
+
+
+@contextmanager
+def _unbreakable(name: str) -> Iterator[None]:
+    """Let neither a closed pipe nor an odd character break a standard stream. A reader such as `head` that goes early
+    has all that it wanted: the verb ends its work, and the rest of its output is lost. What cannot be encoded is
+    escaped."""
+    stream = getattr(sys, name)
     try:
-        app()
-    except UsageError as error:
-        sys.exit(_fail(str(error), 2))
-    except InfrastructureFault as error:
-        sys.exit(_fail(str(error), 3))
-    except BrokenPipeError:
-        # The reader closed the pipe, because it has all that it wanted.
-        sys.stderr.close()
-        sys.exit(0)
+        number = stream.fileno()
+    except (AttributeError, OSError):  # the process was started without it, or it is no file
+        yield
+        return
+    stream.flush()
+    lines = stream.isatty() or name == "stderr"
+    outlet = io.BufferedWriter(_Outlet(number, "wb", closefd=False))
+    setattr(sys, name, io.TextIOWrapper(outlet, stream.encoding, "backslashreplace", line_buffering=lines))
+    try:
+        yield
+    finally:
+        _flush(name)
+        setattr(sys, name, stream)
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"harness1: {message}", file=sys.stderr)
+    from harness1.cli.printing import say
+
+    say(message)
     return code

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from harness1.cli.options import Force, Json
-from harness1.cli.printing import print_json, print_result, say
+from harness1.cli.printing import print_json, print_result, put, say
 from harness1.models.files.bundled import BUNDLED, bundled
 from harness1.models.files.fetch import get_model, home_of, is_fetched
 
@@ -37,8 +37,8 @@ def list_models(cache: Cache = None, as_json: Json = False) -> None:
         print_json({"models": rows})
         return
     for row in rows:
-        print(f"{row['name']}: {row['what']}")
-        print(f"    {row['megabytes']} MB, {row['licence']}, {row['folder'] or 'not fetched'}")
+        put(f"{row['name']}: {row['what']}")
+        put(f"    {row['megabytes']} MB, {row['licence']}, {row['folder'] or 'not fetched'}")
 
 
 def get(
@@ -52,4 +52,4 @@ def get(
     Example: harness1 models get smollm2-135m
     """
     folder = get_model(bundled(name), cache, force=force, say=say)
-    print_result({"name": name, "folder": str(folder)}, as_json, lambda found: print(found["folder"]))
+    print_result({"name": name, "folder": str(folder)}, as_json, lambda found: put(found["folder"]))

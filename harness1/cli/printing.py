@@ -1,4 +1,8 @@
-"""The output of verbs: results as JSON or in words, and lines about their work."""
+"""The output of verbs: results as JSON or in words, and lines about their work.
+
+Titles, texts, names and messages come from outside. Nothing else writes to standard output or standard error than this
+file and `terminal.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,22 @@ from typing import Any
 
 import msgspec
 
+from harness1.redaction import printable
+
+
+def put(text: str, *, flush: bool = False) -> None:
+    """Print a text on standard output."""
+    print(printable(text), flush=flush)
+
 
 def say(line: str) -> None:
     """Print a line about the work on standard error, with the name of the program."""
-    print(f"harness1: {line}", file=sys.stderr)
+    print(printable(f"harness1: {line}").replace("\n", "\\u000a"), file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
     """Print a value as one line of JSON."""
-    print(msgspec.json.encode(value).decode())
+    put(msgspec.json.encode(value).decode())
 
 
 def print_result(found: Any, as_json: bool, in_words: Callable[..., None], *more: Any) -> None:

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from harness1.cli.bars import tracked
 from harness1.cli.options import Json
-from harness1.cli.printing import print_json, say_torn
+from harness1.cli.printing import print_result, put, say_torn
 from harness1.config import Config
 from harness1.episodes.replay import ReplayReport, replay_episode, replay_live
 from harness1.errors import InfrastructureFault, UsageError
@@ -25,8 +25,9 @@ from harness1.retrieval.open import open_retriever
 from harness1.rl.logprobs import LogprobReport, compare_calls, grammar_masks
 from harness1.rows.calls import calls_of, sampled_calls
 from harness1.runs.folder import run_config
-from harness1.runs.stage import read_stage
-from harness1.runs.store import read_episodes
+from harness1.runs.line_digests import undigested_lines
+from harness1.runs.stage import Stage, read_stage
+from harness1.runs.store import EPISODES, read_episodes
 from harness1.tools.registry import Toolbox
 
 
@@ -48,12 +49,13 @@ def replay(
     Example: harness1 replay runs/search --live
     """
     config, own_index = run_config(run)
-    if (card := read_stage(run)) and "fused" in card.inputs:
+    card = read_stage(run)
+    assert card is not None, "run_config has read it"
+    if "fused" in card.inputs:
         raise UsageError(f"{run} is fused of other runs and has no turns: replay those")
     folder = None if model is None else resolve_model(model)
     recorded = list(read_episodes(run, on_torn=partial(say_torn, run)))
     episodes = [episode for episode in recorded if episode.status is not Status.INFRA_ERROR]
-    skipped = len(recorded) - len(episodes)
     retriever = open_retriever(str(index or own_index), config) if live else None
 
     def one(episode: Episode) -> ReplayReport:
@@ -64,29 +66,43 @@ def replay(
     reports = [one(episode) for episode in tracked(episodes, "replaying", len(episodes))]
     turns, equal = sum(report.turns for report in reports), sum(report.equal for report in reports)
     differences = [
-        f"{episode.task.task_id}: {report.difference}"
+        f"{episode.task.task_id}: {found}"
         for episode, report in zip(episodes, reports, strict=True)
-        if report.difference
+        if (found := report.difference or _foreign(episode, card))
     ]
     gate = None
     if folder is not None:
         gate, complaint = _gate(episodes, folder, config)
         if complaint:
             differences.append(complaint)
-    if as_json:
-        counts = {"episodes": len(episodes), "skipped": skipped, "turns": turns, "equal": equal}
-        summary = {**counts, "differences": differences, "logprobs": gate}
-        print_json(summary)
-    else:
-        print(f"{len(episodes)} episodes, {equal} of {turns} turns equal")
-        for line in _gate_lines(gate) if gate else ():
-            print(line)
-        if skipped:
-            print(f"{skipped} skipped: the infrastructure had failed")
-        for difference in differences[:10]:
-            print(f"  {difference}")
+    counts = {"episodes": len(episodes), "skipped": len(recorded) - len(episodes), "turns": turns, "equal": equal}
+    counts["undigested"] = undigested_lines(run / EPISODES)
+    summary = {**counts, "differences": differences, "logprobs": gate}
+    print_result(summary, as_json, _print_replay)
     if differences:
         raise typer.Exit(1)
+
+
+def _print_replay(summary: dict[str, Any]) -> None:
+    put(f"{summary['episodes']} episodes, {summary['equal']} of {summary['turns']} turns equal")
+    for line in _gate_lines(summary["logprobs"]) if summary["logprobs"] else ():
+        put(line)
+    if summary["skipped"]:
+        put(f"{summary['skipped']} skipped: the infrastructure had failed")
+    if summary["undigested"]:
+        put(f"{summary['undigested']} recorded without digests, by an earlier version: some edits cannot be found")
+    for difference in summary["differences"][:10]:
+        put(f"  {difference}")
+
+
+def _foreign(episode: Episode, card: Stage) -> str | None:
+    """Return what an episode was made with other than its run, in words, or None."""
+    inputs, hashes = card.inputs, episode.hashes
+    made = {"env": hashes.env, "policy": hashes.policy, "index": hashes.index}
+    wrong = [name for name, value in made.items() if inputs.get(name, value) != value]
+    if episode.task.task_id not in inputs.get("tasks", (episode.task.task_id,)):
+        wrong.append("task")
+    return f"it is not of this run: another {', '.join(wrong)}" if wrong else None
 
 
 def _gate(episodes: list[Episode], folder: Path, config: Config) -> tuple[LogprobReport | None, str | None]:

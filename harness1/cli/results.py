@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import HEAVY_HEAD, Box
-from rich.console import Console
 from rich.table import Table
 
 from harness1.cli.printing import print_json
+from harness1.cli.terminal import Terminal
 from harness1.eval.metrics import HEADLINE
 from harness1.models.checkpoint import Checkpoint
 from harness1.runs.stage import read_stage
@@ -32,7 +32,7 @@ def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
         value = metrics.get(name)
         if value is not None and value["mean"] is not None:
             table.add_row(name, _figure(value["mean"]), f"{_figure(value['low'])} to {_figure(value['high'])}")
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Terminal()
     console.print(table)
     failures = ", ".join(f"{count} {name}" for name, count in metrics["failures"].items() if count) or "none"
     console.print(f"{metrics['tasks']} tasks, failures: {failures}. Everything is in {out}.", soft_wrap=True)
@@ -56,7 +56,7 @@ def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, whic
         report = {"checkpoint": str(out), unit: done.step, "metrics": done.metrics, "start": began}
         print_json(report)
         return
-    console = Console(highlight=False, markup=False)
+    console = Terminal()
     table = headed(f"the {which} checkpoint, of {unit} {done.step}", "held out", "start", "checkpoint")
     for name, value in done.metrics.items():
         table.add_row(name, f"{began[name]:.3f}" if name in began else "", f"{value:.3f}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work, read_aloud
 from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Limit, Overrides, Seed, resolve
-from harness1.cli.printing import print_result
+from harness1.cli.printing import print_result, say
 from harness1.cli.results import headed
+from harness1.cli.terminal import Terminal
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
@@ -56,7 +56,9 @@ def check(
     tasks = source.tasks(split)[: limit or None]
     out = out or Path("runs") / f"{source.name.replace(':', '-')}-{split}-check"
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
-    job = Check(dataset, split, tasks, index_of(source, index, cache, settings, read_aloud), settings, seed, student)
+    job = Check(
+        dataset, split, tasks, index_of(source, index, cache, settings, read_aloud, say), settings, seed, student
+    )
     report = _checked(job, out, force=force)
     print_result(report, as_json, print_report, settings.rl.headroom, out)
 
@@ -82,7 +84,7 @@ def print_report(report: AdmissionReport, headroom: float, out: Path) -> None:
     for each in report.policies:
         shown = [f"{figure:.3f}" for figure in (each.reward, each.score, each.recall, each.precision)]
         table.add_row(each.policy, *shown, f"{each.set_size:.1f}", lives_on(each))
-    console = Console(highlight=False, markup=False)
+    console = Terminal()
     console.print(table)
     reasons = ", ".join(f"{count} {reason}" for reason, count in report.reasons.items()) or "none"
     console.print(f"{len(report.tasks)} tasks, {len(report.admitted())} admitted; rejected for: {reasons}.")

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from typer import Argument, Option
 
 from harness1.adapters.skyrl.export import Export
@@ -15,6 +14,7 @@ from harness1.adapters.skyrl.export import export as write_export
 from harness1.cli.bars import progress_of_parts
 from harness1.cli.options import Force, Json
 from harness1.cli.printing import print_result, say_torn
+from harness1.cli.terminal import Terminal
 from harness1.rl.learning import EPISODES
 from harness1.runs.stage import read_stage
 
@@ -53,7 +53,7 @@ def _made(run: Path, out: Path, groups_per_file: int, *, force: bool) -> Export:
 
 
 def _print(made: Export, out: Path, to: TrainerName) -> None:
-    console = Console(highlight=False, markup=False)
+    console = Terminal()
     console.print(
         f"{made.files} files of {made.groups_per_file} groups: {made.episodes} episodes, {made.steps} steps,"
         f" {made.tokens} tokens, versions {made.versions[0]} to {made.versions[1]}"

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from rich.console import Console
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work
 from harness1.cli.options import ConfigFile, Force, IndexSpec, Json, Overrides, resolve
 from harness1.cli.printing import print_result, say_torn
 from harness1.cli.results import headed
+from harness1.cli.terminal import Terminal
 from harness1.errors import UsageError
 from harness1.policy.registry import check_policy, needs_gold, open_policy
 from harness1.rl.pivots.profile import Profile, profile
@@ -68,7 +68,7 @@ def _print(found: dict[str, dict[str, Any]], policy: str, out: Path) -> None:
     table = headed(f"turns tried by {policy}", "expert's tool", *fates_of_all)
     for name, fates in found["fates"].items():
         table.add_row(name, *map(str, fates.values()))
-    console = Console(highlight=False, markup=False)
+    console = Terminal()
     console.print(table)
     splits = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found["splits"].items()) or "none"
     console.print(f"kept: {splits}. Everything is in {out}.")

@@ -14,6 +14,7 @@ from typer import Option
 from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import TrainingBoard
 from harness1.cli.options import Cache, ConfigFile, Force, Json, Overrides, Tensorboard, Wandb, resolve
+from harness1.cli.printing import say
 from harness1.cli.results import print_checkpoint
 from harness1.config import Learn
 from harness1.data.indexing import index_of
@@ -63,7 +64,7 @@ def train(
     learn, out = _asked(settings.machine.learn, given, out, pivots)
     policy = open_policy_to_train(learn.model, settings)
     if pivots is None:
-        find_index = partial(index_of, cache=cache, config=settings, read=read_aloud)
+        find_index = partial(index_of, cache=cache, config=settings, read=read_aloud, say=say)
         work, players = learning_on_tasks(settings, learn, out, policy, find_index)
     else:
         work, players = learning_on_pivots(settings, learn, out, policy, pivots)

@@ -6,13 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import Console
-from rich.markup import escape
 from typer import Argument, Option
 
 from harness1.cli.live import show_result, snippet, watched
 from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve
 from harness1.cli.printing import print_json, say_torn
+from harness1.cli.terminal import Terminal
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.episodes.jobs import EpisodeSetup
@@ -43,7 +42,7 @@ def search(
         raise UsageError("the question is empty")
     if needs_gold(policy):
         raise UsageError("the oracle needs gold: use it with `harness1 eval`")
-    console = Console(stderr=as_json, quiet=as_json, highlight=False)
+    console = Terminal(stderr=as_json, quiet=as_json)
     settings = resolve(config, overrides)
     if settings.index != Config().index:
         raise UsageError("index settings take effect when an index is made: use them with `harness1 index`")
@@ -55,8 +54,8 @@ def search(
     else:
         show_result(env, episode, console)
         if failure := parse_failure(episode):
-            console.print(f"[red]The policy gave no valid action: {escape(failure)}[/]")
-        console.print(f"recorded in {escape(str(out))}", highlight=False)
+            console.print(f"The policy gave no valid action: {failure}", style="red")
+        console.print(f"recorded in {out}")
     if episode.error:
         raise InfrastructureFault(episode.error)
 

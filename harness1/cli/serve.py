@@ -5,24 +5,38 @@ from __future__ import annotations
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from harness1.cli.options import ConfigFile, Overrides, resolve
-from harness1.cli.printing import say, say_torn
-from harness1.errors import MissingExtra
+from harness1.cli.printing import put, say, say_torn
+from harness1.errors import MissingExtra, UsageError
+from harness1.http.client import read_token
 from harness1.redaction import without_password
 from harness1.retrieval.open import open_retriever
 
+if TYPE_CHECKING:
+    from harness1.serve.access import Access
+
 Port = Annotated[int, Option("--port", help="0 lets the system choose one.", min=0, max=65535)]
 Host = Annotated[str, Option("--host", help="The address to listen on.")]
+AllowHost = Annotated[
+    list[str] | None, Option("--allow-host", help="Another name by which clients call this server.", metavar="NAME")
+]
+TokenFile = Annotated[
+    str, Option("--token-file", help="A file with the token that every client must send.", metavar="FILE")
+]
+NoToken = Annotated[bool, Option("--no-token", help="Answer whoever reaches an address beyond this machine.")]
 
 
 def retrieve(
     index: Annotated[str, Option(help="An index folder, or the URI of an engine.", metavar="SPEC")],
     port: Port,
     host: Host = "127.0.0.1",
+    allow_host: AllowHost = None,
+    token_file: TokenFile = "",
+    no_token: NoToken = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
@@ -34,19 +48,19 @@ def retrieve(
     from harness1.serve.retrieve import RetrievalService
     from harness1.serve.server import serve
 
+    access = _access(host, allow_host, token_file, no_token, "can search and read this index")
     settings = resolve(config, overrides)
     retriever = open_retriever(index, settings)
-    _warn(host, "can search and read this index")
 
     def ready(bound: int) -> None:
         info = retriever.info
-        print(
+        put(
             f"{without_password(index)} at {_address(host, bound)}: {info.documents} documents,"
             f" index {info.index_hash[:12]}",
             flush=True,
         )
 
-    service = RetrievalService(retriever, settings)
+    service = RetrievalService(retriever, settings, access=access)
     serve(service.app, service.limits, host, port, ready)
 
 
@@ -57,13 +71,17 @@ def proxy(
     record: Annotated[Path, Option(help="The run folder that records the calls.", metavar="RUN")],
     port: Port = 0,
     host: Host = "127.0.0.1",
+    allow_host: AllowHost = None,
+    token_file: TokenFile = "",
+    no_token: NoToken = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
     """Answer POST /v1/chat/completions (OpenAI) and /v1/messages (Anthropic), recording every call. Ends on SIGTERM.
 
     An agent names its session by the header x-session-id, or by its API key: a key like episode-17 is stored as it is,
-    any other only as a digest. A tool_choice that requires a call is only advice, unless policy.constrained is set.
+    any other only as a digest. A token is sent as API key and names no session. A tool_choice that requires a call is
+    only advice, unless policy.constrained is set.
 
     Example: harness1 serve proxy --upstream hf:models/qwen --record runs/agent --port 8001
     """
@@ -73,17 +91,17 @@ def proxy(
     from harness1.serve.proxy.service import ProxyService, proxy_limits
     from harness1.serve.server import serve
 
+    access = _access(host, allow_host, token_file, no_token, "can use this model and write to this record")
     settings = resolve(config, overrides)
     model = open_upstream(upstream, settings)
-    _warn(host, "can use this model and write to this record")
 
     def ready(bound: int) -> None:
         where = _address(host, bound)
-        print(f"{without_password(upstream)} at {where} (OpenAI: {where}/v1), recorded in {record}", flush=True)
+        put(f"{without_password(upstream)} at {where} (OpenAI: {where}/v1), recorded in {record}", flush=True)
 
     with recording(record, model.inputs) as recorder:
         say_torn(record, recorder.torn)
-        service = ProxyService(model, recorder, proxy_limits(settings))
+        service = ProxyService(model, recorder, proxy_limits(settings), access=access)
         serve(service.app, service.limits, host, port, ready)
 
 
@@ -93,9 +111,20 @@ def _require_extra() -> None:
             raise MissingExtra(package, "serve")
 
 
-def _warn(host: str, what: str) -> None:
-    if not _is_loopback(host):
-        say(f"whoever reaches {host} {what}: nobody is asked who they are")
+def _access(host: str, names: list[str] | None, token_file: str, no_token: bool, what: str) -> Access:
+    """Return who may call a server; raise UsageError if that would be everybody, unless the user says so."""
+    from harness1.serve.access import Access
+
+    for name in names or ():
+        if "/" in name or name.rpartition(":")[2].isdecimal():
+            raise UsageError(f"--allow-host {name}: give the name alone, without scheme and port")
+    local = _is_loopback(host)
+    if not local and not token_file:
+        whoever = f"whoever reaches {host} {what}: nobody is asked who they are"
+        if not no_token:
+            raise UsageError(f"{whoever}; give --token-file FILE, or --no-token if that is meant")
+        say(whoever)
+    return Access((host, *(names or ())), read_token(token_file) if token_file else "", addresses=not local)
 
 
 def _address(host: str, port: int) -> str:

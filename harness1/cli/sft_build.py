@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from rich.console import Console
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_parts
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
 from harness1.cli.printing import print_result, say_torn
 from harness1.cli.results import headed
+from harness1.cli.terminal import Terminal
 from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.models.formats.chat_format import ChatFormat
@@ -71,7 +71,7 @@ def print_card(card: DataCard, out: Path) -> None:
     table = headed(f"{card.format} rows of {', '.join(run.name for run in card.runs)}", "gate", "in", "out")
     for gate in card.gates:
         table.add_row(gate.name, str(gate.entered), str(gate.passed))
-    console = Console(highlight=False, markup=False)
+    console = Terminal()
     console.print(table)
     for name, counts in (("train", card.train), ("held out", card.held_out)):
         trained = f"{counts.trained_tokens} of {counts.tokens} tokens trained"

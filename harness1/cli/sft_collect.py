@@ -10,7 +10,7 @@ from typer import Option
 from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import evaluated
 from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Limit, Overrides, Samples, Seed, resolve
-from harness1.cli.printing import print_result
+from harness1.cli.printing import print_result, say
 from harness1.cli.results import print_metrics
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
@@ -56,7 +56,7 @@ def collect(
     source = open_source(data)
     tasks = teaching_tasks(source, split, limit, settings)
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
-    asked = index_of(source, index, cache, settings, read_aloud)
+    asked = index_of(source, index, cache, settings, read_aloud, say)
     hosted = is_hosted(policy)
     evaluation = Evaluation(data, split, tasks, asked, policy, settings, samples, seed, hosted, student)
     metrics = evaluated(evaluation, out, force)

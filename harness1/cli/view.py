@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from rich.status import Status
 from typer import Argument, Option
 
 from harness1.cli.options import Json
-from harness1.cli.printing import print_json
+from harness1.cli.printing import print_json, put
+from harness1.cli.terminal import Terminal
 
 
 def view(
@@ -42,16 +42,16 @@ def view(
     from harness1.viewer.write import Asked, write_view
 
     asked = Asked(folders, _names(episodes), _names(tasks), int(max_mb * 1e6), workers)
-    with Status("replaying", console=Console(stderr=True)) as status:
+    with Status("replaying", console=Terminal(stderr=True)) as status:
         done = write_view(asked, out, lambda count: status.update(f"replaying: {count} episodes"))
     if as_json:
         print_json(asdict(done) | {"path": str(out)})
     else:
-        print(f"{out}: {done.episodes} episodes, {done.size / 1e6:.1f} MB")
+        put(f"{out}: {done.episodes} episodes, {done.size / 1e6:.1f} MB")
         if done.left_out:
-            print(f"{done.left_out} are left out; the list shows them, and the command that holds them")
+            put(f"{done.left_out} are left out; the list shows them, and the command that holds them")
         if done.problems:
-            print(f"{done.problems} cannot be replayed exactly; they say why")
+            put(f"{done.problems} cannot be replayed exactly; they say why")
     if open_it:
         webbrowser.open(out.resolve().as_uri())
 

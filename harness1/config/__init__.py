@@ -3,6 +3,8 @@ its own file; defaults are the published constants (Harness-1, arXiv 2606.02373;
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from harness1.config.env import (
     FanOut,
     Grep,
     History,
+    Leads,
     PoolView,
     Pruning,
     Read,
@@ -36,12 +39,17 @@ from harness1.config.reward import Reward, with_recipe
 from harness1.config.rl import Pivots, Rl
 from harness1.config.sft import Gates, Sft
 from harness1.config.train import Lora, Train, Validation
-from harness1.errors import ConfigError
+from harness1.errors import MALFORMED, ConfigError
 from harness1.hashing import digest
+from harness1.plain import utf8_safe
 from harness1.settings import Settings
 
 FORMER = "run"
 """The old name of `[machine]`. Recorded cards and hashes still use it."""
+LONGEST = 32 << 10
+"""Bytes of the longest configuration file; all settings together are an eighth of it."""
+LATER = ("token_file",)
+"""Settings of `[machine]` that did not exist when hashes were first recorded."""
 
 
 class Config(Settings):
@@ -79,8 +87,10 @@ class Config(Settings):
     def hash(self) -> str:
         """Return the hash of all settings except `[machine]`, which affects no result."""
         tree = msgspec.to_builtins(msgspec.structs.replace(self, machine=Machine()))
+        tree["env"] = self.env.hashed()
         # Recorded hashes were computed when the section was called `run`.
-        tree[FORMER] = tree.pop("machine")
+        machine = tree.pop("machine")
+        tree[FORMER] = {name: value for name, value in machine.items() if name not in LATER}
         return digest(tree)
 
 
@@ -95,15 +105,16 @@ def load_config(path: Path | None = None, overrides: list[str] | None = None) ->
         overrides: settings such as `env.max_turns=4`; a value is read as TOML, or as a string if it is not TOML.
 
     Raises:
-        ConfigError: a key is unknown, a value has the wrong type or is out of range, or the file is not TOML.
+        ConfigError: a key is unknown, a value has the wrong type or is out of range, or the file is not TOML, or is
+            longer than `LONGEST`.
     """
     tree: dict[str, Any] = {}
     if path is not None:
         try:
-            tree = msgspec.toml.decode(path.read_bytes())
+            tree = _toml(path)
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             raise ConfigError(f"{path} is not TOML: {error}") from error
     _refuse_former(tree, path, overrides or [])
     if any(override.partition("=")[0].strip() == "reward.recipe" for override in overrides or []):
@@ -113,14 +124,34 @@ def load_config(path: Path | None = None, overrides: list[str] | None = None) ->
     if isinstance(tree.get("reward"), dict):
         tree["reward"] = with_recipe(tree["reward"])
     try:
-        return msgspec.convert(tree, Config)
-    except msgspec.ValidationError as error:
+        found = msgspec.convert(tree, Config)
+    except (msgspec.ValidationError, RecursionError) as error:
         raise ConfigError(f"configuration: {error}") from error
+    _refuse_infinite(msgspec.to_builtins(msgspec.structs.replace(found, machine=found.machine.public())))
+    return found
+
+
+def _toml(path: Path) -> Any:
+    """Return what a TOML file says; its parser takes the square of the time for long keys."""
+    with path.open("rb") as file:
+        text = file.read(LONGEST + 1)
+    if len(text) > LONGEST:
+        raise ConfigError(f"{path} is longer than {LONGEST:,} bytes, which no configuration is")
+    return msgspec.toml.decode(text)
 
 
 def present_tree(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a recorded configuration with its sections under their current names."""
     return {"machine" if name == FORMER else name: section for name, section in tree.items()}
+
+
+def _refuse_infinite(tree: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse numbers that TOML has and a card, which is JSON, has not."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            _refuse_infinite(value, f"{prefix}{name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"configuration: {prefix}{name} must be a finite number, not {value}")
 
 
 def _refuse_former(tree: dict[str, Any], path: Path | None, overrides: list[str]) -> None:
@@ -139,8 +170,8 @@ def _overlay(tree: dict[str, Any], override: str) -> None:
     """Set `a.b=value` in the tree; the value is parsed as TOML, or taken as a plain string if it is not TOML."""
     path, sign, text = override.partition("=")
     keys = path.strip().split(".")
-    if not sign or not all(keys):
-        raise ConfigError(f"--set takes a.b=value, not {override!r}")
+    if not sign or not all(keys) or utf8_safe(override) != override:
+        raise ConfigError(f"--set takes a.b=value in UTF-8, not {override!r}")
     for key in keys[:-1]:
         node = tree.setdefault(key, {})
         if not isinstance(node, dict):
@@ -148,5 +179,5 @@ def _overlay(tree: dict[str, Any], override: str) -> None:
         tree = node
     try:
         tree[keys[-1]] = msgspec.toml.decode(f"value = {text.strip()}")["value"]
-    except msgspec.MsgspecError:
+    except MALFORMED:
         tree[keys[-1]] = text.strip()

@@ -6,8 +6,9 @@ prompt, the tool schemas, the memory, the reward and the metrics together.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from harness1.errors import ConfigError
@@ -15,7 +16,13 @@ from harness1.records import Tag
 from harness1.settings import Count, Positive, Settings, Share, Weight
 
 OBSERVATION_SHARE = 0.4
-"""The largest share of a prompt that one observation may take."""
+"""The largest share of a prompt that the texts of one observation may take."""
+HITS_SHARE = 0.5
+"""The largest share of a prompt that the hits of one observation may take with all that is shown beside their texts."""
+TITLE_SHARE = 1 / 16
+"""The largest share of a prompt that one title may take."""
+_LATER = (("evidence", "rank", False), ("auto_populate", "by", "first"))
+"""Settings that came later: group, name, and the value that means off."""
 
 
 class Search(Settings):
@@ -100,6 +107,9 @@ class AutoPopulate(Settings):
     on: bool = True
     documents: Positive = 8
     tag: Tag = "fair"
+    by: Literal["first", "evidence"] = "first"
+    """Curate the first units of the first search; or, with `evidence.rank`, the best of all searches so far, anew after
+    each search until the policy edits the set."""
 
 
 class Dedup(Settings):
@@ -125,6 +135,20 @@ class Evidence(Settings):
     handles: bool = False
     """Give entities of the question and of shown hits handles (E3), which search queries may contain. Independent of
     `on`, which is about entities that documents share."""
+    rank: bool = False
+    """Rank the pool by evidence value, and show the order on a line of its own."""
+
+    @property
+    def ranks(self) -> bool:
+        """True if units are ranked; the value needs the graph."""
+        return self.on and self.rank
+
+
+class Leads(Settings):
+    """Names worth a search, found by `evidence.rank`."""
+
+    on: bool = False
+    lines: Positive = 8
 
 
 class History(Settings):
@@ -197,6 +221,7 @@ class Env(Settings):
     dedup: Dedup = Dedup()
     compression: Compression = Compression()
     evidence: Evidence = Evidence()
+    leads: Leads = Leads()
     history: History = History()
     pool: PoolView = PoolView()
     budget_marker: BudgetMarker = BudgetMarker()
@@ -207,6 +232,37 @@ class Env(Settings):
     def prompt_limit(self) -> int:
         """Maximum tokens of a prompt: context window minus generation reserve."""
         return self.context_window - self.generation_reserve
+
+    def hashed(self) -> dict[str, Any]:
+        """Return the settings that enter hashes: all, except that mechanisms made after the first records count only
+        where they are on, so that earlier records keep their hashes."""
+        tree: dict[str, Any] = msgspec.to_builtins(self)
+        for group, name, off in _LATER:
+            if tree[group][name] == off:
+                del tree[group][name]
+        if self.leads == Leads():
+            del tree["leads"]
+        return tree
+
+    @property
+    def leads_on(self) -> bool:
+        """True if leads are shown; they come from the ranking."""
+        return self.leads.on and self.evidence.ranks
+
+    @property
+    def refills(self) -> bool:
+        """True if the curated set follows the evidence until the policy edits it."""
+        return self.auto_populate.on and self.auto_populate.by == "evidence" and self.evidence.ranks
+
+    @property
+    def hits_limit(self) -> int:
+        """Maximum tokens of the hits of one observation as they are shown, at four characters each."""
+        return int(self.prompt_limit * HITS_SHARE)
+
+    @property
+    def title_limit(self) -> int:
+        """Maximum tokens of a title in a small window, at four characters each."""
+        return int(self.prompt_limit * TITLE_SHARE)
 
     def observation_limit(self, tokens: int) -> int:
         """Cap an allowance in tokens, so that even a small context window holds a whole turn."""

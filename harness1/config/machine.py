@@ -7,18 +7,22 @@ from typing import Annotated, Any, Self
 import msgspec
 from msgspec import Meta
 
-from harness1.redaction import without_password
+from harness1.redaction import HIDDEN, Secret, without_password
 from harness1.settings import Count, Positive, Seconds, Settings, Weight
 
 
 class Keyed(Settings):
-    """Settings that include secret keys."""
+    """Settings that may hold secrets: keys, and addresses with a password or a key. None is shown or written."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, str) and (shown := _shown(name, value)) != value:
+                msgspec.structs.force_setattr(self, name, Secret("" + value, shown or HIDDEN))
 
     def public(self) -> Self:
-        """Return the settings without keys and without passwords in addresses, safe to show and store."""
-        shown = {name: "" for name in self.__struct_fields__ if name.endswith("key")}
-        addresses = [name for name in self.__struct_fields__ if name.endswith("url")]
-        shown |= {name: without_password(getattr(self, name)) for name in addresses}
+        """Return the settings without secrets, safe to show and store."""
+        shown = {name: _shown(name, getattr(self, name)) for name in self.__struct_fields__}
         return msgspec.structs.replace(self, **shown)
 
     def __repr__(self) -> str:
@@ -27,6 +31,17 @@ class Keyed(Settings):
 
     def __rich_repr__(self) -> Any:
         return super(Keyed, self.public()).__rich_repr__()
+
+
+def _shown(name: str, value: Any) -> Any:
+    """Return a setting without the secrets in it."""
+    if isinstance(value, Keyed):
+        return value.public()
+    if isinstance(value, tuple):
+        return tuple(_shown(name, each) for each in value)
+    if not isinstance(value, str):
+        return value
+    return "" if name.endswith("key") else without_password("" + value)
 
 
 class Web(Keyed):
@@ -98,7 +113,7 @@ class Price(Settings):
     output: Weight = 0.0
 
 
-class Fleet(Settings):
+class Fleet(Keyed):
     """Workers on a Ray cluster that play episodes for `rl train`, and the resources of each."""
 
     workers: Count = 0
@@ -115,7 +130,7 @@ class Fleet(Settings):
     """The cluster's address ("auto": the one that this machine belongs to); empty: start Ray here, for this run."""
 
 
-class Learn(Settings):
+class Learn(Keyed):
     """Inputs and output of `rl train`, unless given on the command line."""
 
     data: tuple[str, ...] = ()
@@ -130,7 +145,7 @@ class Learn(Settings):
     out: str = ""
 
 
-class Machine(Settings):
+class Machine(Keyed):
     """Settings of this machine: resources, timeouts, addresses and keys. They are in no hash."""
 
     workers: Count = 0
@@ -152,6 +167,8 @@ class Machine(Settings):
     """For retrieval models: cpu, cuda, cuda:1; empty: torch's default."""
     threads: Count = 0
     """Threads of a retrieval model on a CPU, per process; 0: the cores, shared among worker processes."""
+    token_file: str = ""
+    """A file with the token of the server of an index (`--index http://HOST:PORT`); empty: none."""
     batch_ms: Annotated[float, Meta(ge=0.0)] = 2.0
     """Wait for other searches to join a batch, in milliseconds."""
     batch_size: Positive = 64

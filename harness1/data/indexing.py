@@ -16,12 +16,15 @@ from harness1.records import DocId
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.dense.vectors import Progress
 from harness1.retrieval.index.build import add_documents, build_index, delete_documents
+from harness1.retrieval.index.generations import building
 from harness1.retrieval.index.index import build_hash, open_index
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.files import writing
 from harness1.runs.stage import STAGE, Stage, read_stage
 
+LEFT_OUT = "left_out"
+"""Names the number of documents that could not be read, in the card of an index."""
 Reading = AbstractContextManager[tuple[Iterator[Document], Progress | None]]
 Read = Callable[[Source], Reading]
 """Opens the documents of a source, with a callback for the progress of their embeddings, or None."""
@@ -33,11 +36,20 @@ def read_silently(source: Source) -> Iterator[tuple[Iterator[Document], Progress
     yield source.documents(), None
 
 
-def index_of(source: Source, index: str | None, cache: Path | None, config: Config, read: Read = read_silently) -> str:
-    """Return the index that a user names, or the source's own, which is built into the cache unless it is there.
+def index_of(
+    source: Source,
+    index: str | None,
+    cache: Path | None,
+    config: Config,
+    read: Read = read_silently,
+    say: Callable[[str], None] = lambda _: None,
+) -> str:
+    """Return the index that a user names, or the source's own, which is built into the cache unless it is there. If
+    another process is building it, wait for that.
 
     Args:
         cache: the folder that holds indexes; None: `~/.cache/harness1`.
+        say: is told once when this has to wait.
 
     Raises:
         UsageError: the named index is scored by another unit than the configuration says.
@@ -49,29 +61,50 @@ def index_of(source: Source, index: str | None, cache: Path | None, config: Conf
         return index
     name = f"{source.name.replace(':', '-')}-{digest([source.fingerprint, build_hash(config.index)])[:12]}"
     folder = (cache or Path.home() / ".cache" / "harness1") / name
-    ensure_index(source, folder, config, read=read)
+    ensure_index(
+        source,
+        folder,
+        config,
+        read=read,
+        on_wait=lambda: say(f"waiting for another process that indexes {source.name}"),
+    )
     return str(folder)
 
 
 def ensure_index(
-    source: Source, out: Path, config: Config, *, force: bool = False, read: Read = read_silently
+    source: Source,
+    out: Path,
+    config: Config,
+    *,
+    force: bool = False,
+    whole: bool = False,
+    read: Read = read_silently,
+    on_wait: Callable[[], None] | None = None,
 ) -> IndexInfo:
     """Build the index of a source into a folder, unless the folder already holds it.
 
     The source's own fingerprint (paths, sizes and times of its files) decides whether it is unchanged.
+
+    Args:
+        force: build it in any case.
+        whole: build it also if documents were left out of the existing one.
+        on_wait: is called before waiting for another process that builds there; None: do not wait.
 
     Raises:
         CorpusError: the folder holds something else, or the source cannot be read.
         UsageError: the folder cannot be written, or another process builds there.
     """
     stage = Stage("index", {"source": source.fingerprint, "build": build_hash(config.index)})
-    if not force and stage.is_done(out):
-        return open_index(out).info
+    if not force and (done := _done(stage, out, whole)):
+        return done
     if out.exists() and any(out.iterdir()) and not _is_ours(out):
         raise CorpusError(f"{out} is not empty and holds no index: choose another folder")
-    with _changing(stage, out), read(source) as (documents, progress):
-        info = build_index(documents, out, config.index, progress, config.machine)
-    return _finished(stage, out, info)
+    with building(out, on_wait):
+        if not force and (done := _done(stage, out, whole)):
+            return done
+        with _changing(stage, out), read(source) as (documents, progress):
+            info = build_index(documents, out, config.index, progress, config.machine, alone=True)
+        return _finished(stage, out, info, len(source.problems))
 
 
 def add_to_index(source: Source, out: Path, config: Config, read: Read = read_silently) -> IndexInfo:
@@ -80,10 +113,13 @@ def add_to_index(source: Source, out: Path, config: Config, read: Read = read_si
     Raises:
         CorpusError: the folder holds no index, or the source cannot be read.
     """
-    stage = Stage("index", {"base": open_index(out).info.index_hash, "added": source.fingerprint})
-    with _changing(stage, out), read(source) as (documents, progress):
-        info = add_documents(documents, out, progress, config.machine)
-    return _finished(stage, out, info)
+    open_index(out)  # a folder without an index is refused before anything is written there
+    with building(out):
+        stage = Stage("index", {"base": open_index(out).info.index_hash, "added": source.fingerprint})
+        left_out = left_out_of(out)
+        with _changing(stage, out), read(source) as (documents, progress):
+            info = add_documents(documents, out, progress, config.machine, alone=True)
+        return _finished(stage, out, info, left_out + len(source.problems))
 
 
 def delete_from_index(ids: Sequence[str], out: Path, config: Config) -> IndexInfo:
@@ -92,10 +128,13 @@ def delete_from_index(ids: Sequence[str], out: Path, config: Config) -> IndexInf
     Raises:
         CorpusError: the folder holds no index, or none of the documents.
     """
-    stage = Stage("index", {"base": open_index(out).info.index_hash, "deleted": sorted(ids)})
-    with _changing(stage, out):
-        info = delete_documents(map(DocId, ids), out, machine=config.machine)
-    return _finished(stage, out, info)
+    open_index(out)
+    with building(out):
+        stage = Stage("index", {"base": open_index(out).info.index_hash, "deleted": sorted(ids)})
+        left_out = left_out_of(out)
+        with _changing(stage, out):
+            info = delete_documents(map(DocId, ids), out, machine=config.machine, alone=True)
+        return _finished(stage, out, info, left_out)
 
 
 @contextmanager
@@ -114,9 +153,26 @@ def _changing(stage: Stage, out: Path) -> Iterator[None]:
                 before.write(out)
 
 
-def _finished(stage: Stage, out: Path, info: IndexInfo) -> IndexInfo:
-    stage.write(out, status="finished", hashes={"index": info.index_hash}, outputs=msgspec.to_builtins(info))
+def _finished(stage: Stage, out: Path, info: IndexInfo, left_out: int) -> IndexInfo:
+    outputs = {**msgspec.to_builtins(info), LEFT_OUT: left_out}
+    stage.write(out, status="finished", hashes={"index": info.index_hash}, outputs=outputs)
     return info
+
+
+def _done(stage: Stage, out: Path, whole: bool) -> IndexInfo | None:
+    """Return the facts about the index in a folder, if its card says that it is finished, and is the card of it; if
+    `whole`, only if no document was left out."""
+    if not stage.is_done(out) or (whole and left_out_of(out)):
+        return None
+    info, card = open_index(out).info, read_stage(out)
+    return info if card and card.hashes.get("index") == info.index_hash else None
+
+
+def left_out_of(out: Path) -> int:
+    """Return how many documents were left out of the index in a folder; 0 if its card does not say."""
+    card = read_stage(out)
+    count = card.outputs.get(LEFT_OUT) if card else None
+    return count if isinstance(count, int) else 0
 
 
 def _is_ours(folder: Path) -> bool:

@@ -7,12 +7,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from harness1.data.faults import Fault, refuse
+from harness1.data.faults import DuplicateId, Fault, refuse
 from harness1.data.formats import beir, folder, jsonl, trec_folder
 from harness1.data.source import Source
 from harness1.errors import CorpusError, UsageError
 from harness1.records import Task
 from harness1.retrieval.corpus import Document
+
+MOST_LEFT_OUT = 10_000
+"""Documents that may be left out; a corpus with more is not what it was taken for."""
 
 
 def from_anywhere(spec: str) -> str:
@@ -23,7 +26,9 @@ def from_anywhere(spec: str) -> str:
     return f"{name}:{Path(path).resolve()}" if name else str(Path(path).resolve())
 
 
-def open_source(spec: str, fault: Fault = refuse) -> Source:
+def open_source(
+    spec: str, fault: Fault = refuse, *, leave_out: bool | None = None, follow_links: bool = False
+) -> Source:
     """Open a dataset: its documents, and its tasks by split.
 
     Args:
@@ -31,11 +36,20 @@ def open_source(spec: str, fault: Fault = refuse) -> Source:
             `NAME:PATH` for a benchmark in its official files, `world:SIZE` for a synthetic world of that many
             documents, or `stdlib` for Python's own documentation.
         fault: is called with each broken line while documents and tasks are read; the default raises.
+        leave_out: what becomes of documents that cannot be read, in folders and JSONL files. True: they are left out
+            and listed in the source's `problems`, unless they repeat an id; False: they are refused. None: files of a
+            folder of texts are left out, and broken lines go to `fault`. Tasks and benchmarks always go to `fault`.
+        follow_links: read links that lead out of a folder of texts.
 
     Raises:
         UsageError: nothing of that name exists, or its kind cannot be read.
         CorpusError: it exists and is broken; for faults within documents, raised while they are read.
     """
+    source = _opened(spec, fault, leave_out, follow_links)
+    return _whole(source) if leave_out is False else source
+
+
+def _opened(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool) -> Source:
     if spec.startswith("world:"):
         return _world(spec)
     if spec == "stdlib":
@@ -50,26 +64,57 @@ def open_source(spec: str, fault: Fault = refuse) -> Source:
         from harness1.data.benchmarks.registry import BENCHMARKS
 
         return BENCHMARKS[name].open(path, fault)
-    return _of_files(path, fault)
+    return _of_files(path, fault, leave_out, follow_links)
 
 
-def _of_files(path: Path, fault: Fault) -> Source:
+def _whole(source: Source) -> Source:
+    """Return a source that raises instead of leaving anything out."""
+
+    def refuse_problems() -> None:
+        if source.problems:
+            raise CorpusError(source.problems[0])
+
+    def documents() -> Iterator[Document]:
+        for document in source.documents():
+            refuse_problems()
+            yield document
+        refuse_problems()
+
+    return replace(source, documents=documents)
+
+
+def _of_files(path: Path, fault: Fault, leave_out: bool | None, follow_links: bool) -> Source:
     """Open a corpus whose layout is told by its files."""
+    problems: list[str] = []
+    noted = partial(_note, path, problems)
+    on_line = noted if leave_out else fault
     if trec_folder.is_trec(path):
         tasks = partial(trec_folder.read_tasks, path, fault=fault)
-        return _checked(path, "trec", lambda: trec_folder.read_corpus(path, fault), trec_folder.splits(path), tasks)
+        read = partial(trec_folder.read_corpus, path, on_line)
+        return _checked(path, "trec", read, trec_folder.splits(path), tasks, problems=problems)
     if beir.is_beir(path):
         tasks = partial(beir.read_tasks, path, fault=fault)
-        found = _checked(path, "beir", lambda: beir.read_corpus(path, fault), beir.splits(path), tasks)
+        read = partial(beir.read_corpus, path, on_line)
+        found = _checked(path, "beir", read, beir.splits(path), tasks, problems=problems)
         return replace(found, has_documents=not beir.is_empty(path))
     if path.is_dir():
-        problems: list[str] = []
-        return _checked(path, "folder", lambda: folder.read(path, problems), problems=problems)
+        read = partial(folder.read, path, noted, follow_links=follow_links)
+        source = _checked(path, "folder", read, problems=problems)
+        return replace(source, edition=folder.state(path)) if follow_links else source
     if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return _checked(path, "jsonl", lambda: jsonl.read(path, fault))
+        return _checked(path, "jsonl", partial(jsonl.read, path, on_line), problems=problems)
     raise UsageError(
         f"{path}: not a corpus; give a BEIR or TREC folder, a .jsonl or .jsonl.gz file, or a folder of texts"
     )
+
+
+def _note(path: Path, problems: list[str], error: CorpusError) -> None:
+    """List a broken document among the problems of a corpus."""
+    if isinstance(error, DuplicateId):
+        raise error  # which of the two is meant, nobody can say
+    if len(problems) == MOST_LEFT_OUT:
+        raise CorpusError(f"{path}: more than {MOST_LEFT_OUT:,} documents cannot be read; the last: {error}") from error
+    problems.append(str(error))
 
 
 def _of_benchmark(spec: str) -> tuple[str, str]:
@@ -97,10 +142,10 @@ def _checked(
     read: Callable[[], Iterator[Document]],
     splits: tuple[str, ...] = (),
     read_tasks: Callable[[str], list[Task]] = lambda split: [],
-    problems: list[str] | None = None,
+    *,
+    problems: list[str],
 ) -> Source:
     """Return a source on disk that raises if it has no documents."""
-    problems = [] if problems is None else problems
 
     def documents() -> Iterator[Document]:
         problems.clear()
@@ -109,7 +154,7 @@ def _checked(
             empty = False
             yield document
         if empty:
-            raise CorpusError(f"{path} holds no documents" + "".join(f"\n  {problem}" for problem in problems[:10]))
+            raise CorpusError("; ".join([f"{path} holds no documents", *problems[:10]]))
 
     root = path.resolve()
     return Source(root.name, kind, documents, splits, read_tasks, problems, root, label=str(path))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness1.errors import UsageError
 from harness1.hashing import digest
+from harness1.plain import utf8_safe
 from harness1.records import Task
 from harness1.retrieval.corpus import Document
 
@@ -58,7 +61,28 @@ class Source:
         """
         if self.root is None:
             return digest([self.name, self.edition])
-        files = sorted(self.root.rglob("*")) if self.root.is_dir() else [self.root]
-        found = [(str(file), file.stat()) for file in files if file.is_file()]
-        names = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]
+        files = sorted(_below(self.root)) if self.root.is_dir() else [self.root]
+        found = [(str(file), status) for file in files if (status := status_of(file))]
+        names = [(utf8_safe(name), status.st_size, status.st_mtime_ns) for name, status in found]
         return digest([self.edition, names] if self.edition else names)
+
+
+def status_of(file: Path) -> os.stat_result | None:
+    """Return what the system says of a regular file, also behind a link, or None if it is none or cannot be reached."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
+
+
+def _below(root: Path) -> Iterator[Path]:
+    """Yield all files below a folder, however deep, without following links to folders."""
+    folders = [root]
+    while folders:
+        try:
+            entries = [*os.scandir(folders.pop())]
+        except OSError:
+            continue
+        folders += (Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False))
+        yield from (Path(entry) for entry in entries if not entry.is_dir(follow_symlinks=False))

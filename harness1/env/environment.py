@@ -213,7 +213,7 @@ class SearchEnv:
 def env_hash(env: Env) -> str:
     """Return the hash of an environment, which does not depend on the tokenizer."""
     toolbox = Toolbox.of(env)
-    return digest([env, static_piece(env, toolbox).text, toolbox.specs])
+    return digest([env.hashed(), static_piece(env, toolbox).text, toolbox.specs])
 
 
 def choose(actions: Sequence[ToolCall]) -> tuple[ToolCall, tuple[ToolCall, ...]]:

@@ -31,7 +31,10 @@ def _facts(memory: WorkingMemory, env: Env, observation: Observation, traits: Tr
     if observation.delta.auto_populated:
         count = {"count": len(observation.delta.auto_populated)}
         tag = {"tag": env.auto_populate.tag}
-        notes.append(Note("seeded", count | tag) if env.curation.tags else Note("seeded_untagged", count))
+        if env.refills:
+            notes.append(Note("refilled", count))
+        else:
+            notes.append(Note("seeded", count | tag) if env.curation.tags else Note("seeded_untagged", count))
     if memory.pool.entries and not len(memory.curated):
         notes.append(Note("curated_empty"))
     if memory.turn >= SINGLE_TOOL_FROM and len(memory.tools_used) == 1:

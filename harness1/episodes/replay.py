@@ -16,9 +16,12 @@ from harness1.env.environment import SearchEnv, Step, env_hash
 from harness1.env.render.budget import RecordedCounter
 from harness1.env.render.pieces import ApproximateCounter, TokenCounter
 from harness1.env.verifiers.open import open_verifier
+from harness1.episodes.rollout import episode_id, failed_turn, policy_versions, untrainable
 from harness1.errors import ConfigError, SchemaError
 from harness1.memory.working_memory import WorkingMemory
+from harness1.policy.policy import Decision
 from harness1.records import STATUS_OF, Chunk, ChunkId, DocId, Episode, Observation, Record, StopReason, Turn, Unit
+from harness1.retrieval.corpus import approximate_tokens
 from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
 
 
@@ -154,13 +157,16 @@ def difference_between(turn: Turn, again: Turn, *, contexts: bool) -> str | None
         return f"turn {turn.index}: memory hash {again.memory_hash[:12]}, recorded {turn.memory_hash[:12]}"
     if contexts and turn.context_hash != again.context_hash:
         return f"turn {turn.index}: context hash {again.context_hash[:12]}, recorded {turn.context_hash[:12]}"
+    for name in ("prompt_tokens", "prefill_tokens") if contexts else ():
+        recorded, rebuilt = getattr(turn, name), getattr(again, name)
+        if recorded != rebuilt and turn.prompt_tokens:  # early versions recorded neither
+            return f"turn {turn.index}: {name.replace('_', ' ')} {rebuilt}, recorded {recorded}"
     return None
 
 
 def _failed_turn(turn: Turn, twin: SearchEnv, contexts: bool) -> str | None:
     """Compare a turn without an action, which changes nothing: it must name the state before it."""
-    memory, context = twin.state.memory, twin.state.context
-    again = Turn(memory.turn + 1, memory_hash=memory.hash(), context_hash=context.hash if context else "")
+    again = failed_turn(twin, Decision())
     return difference_between(msgspec.structs.replace(turn, observation=None), again, contexts=contexts)
 
 
@@ -173,9 +179,32 @@ def _ending(episode: Episode, memory: WorkingMemory, done: StopReason | None) ->
         "pool": (episode.pool, tuple(memory.pool.entries)),
         "aliases": (episode.aliases, memory.pool.aliases),
         "unit": (episode.unit, memory.pool.unit),
+        **_derived(episode),
     }
     wrong = [name for name, (recorded, rebuilt) in ends.items() if recorded != rebuilt]
     return f"at the end: {', '.join(wrong)} differ" if wrong else None
+
+
+def _derived(episode: Episode) -> dict[str, tuple[object, object]]:
+    """Return what an episode says of itself, by name, each with the value that its other fields give."""
+    calls = [call for turn in episode.turns for call in turn.calls]
+    return {
+        "id": (episode.episode_id, episode_id(episode.task, episode.sample_idx, episode.seed, episode.hashes)),
+        "policy versions": (episode.policy_versions, policy_versions(calls)),
+        "reason against training": (episode.untrainable, untrainable(calls)),
+    }
+
+
+def _hit_difference(recorded: Observation) -> str | None:
+    """Name a hit whose rank or size is not the one that the rankings or its text give."""
+    places: dict[ChunkId, int] = {}
+    for ranking in recorded.rankings:
+        for rank, chunk_id in enumerate(ranking.chunk_ids):
+            places.setdefault(chunk_id, rank)
+    for hit in recorded.hits:
+        if hit.tokens != approximate_tokens(hit.text) or hit.rank != places.get(hit.chunk_id, hit.rank):
+            return f"hit {hit.chunk_id} has another rank or size than was found"
+    return None
 
 
 def _answer_difference(recorded: Observation | None, again: Observation | None) -> str | None:
@@ -189,4 +218,4 @@ def _answer_difference(recorded: Observation | None, again: Observation | None) 
             after = [msgspec.structs.replace(hit, score=0.0) for hit in after]
         if before != after:
             return f"{name} of the observation differ"
-    return None
+    return _hit_difference(recorded)

@@ -52,9 +52,8 @@ async def rollout(
     turns, segments = record.turns, record.segments
     memory = env.state.memory
     calls = [call for turn in turns for call in turn.calls]
-    versions = [version for call in calls for version in (call.policy_version_start, call.policy_version_end)]
     return Episode(
-        episode_id=digest([public, sample_idx, seed, hashes.env, hashes.policy, hashes.index])[:16],
+        episode_id=episode_id(public, sample_idx, seed, hashes),
         task=public,
         sample_idx=sample_idx,
         group_id=group_id,
@@ -67,10 +66,10 @@ async def rollout(
         aliases=dict(memory.pool.aliases),
         hashes=hashes,
         unit=memory.pool.unit,
-        policy_versions=(min(versions, default=0), max(versions, default=0)),
+        policy_versions=policy_versions(calls),
         stage_ms=record.clock.spent,
         error=error,
-        untrainable=_untrainable(calls),
+        untrainable=untrainable(calls),
         segments=segments,
         counts=_counts(env, segments),
     )
@@ -102,7 +101,7 @@ class _Record:
         except InfrastructureFault as fault:
             error = str(fault)
         if (cut := getattr(session, "pending", None)) is not None:
-            self.turns.append(_failed_turn(env, cut))
+            self.turns.append(failed_turn(env, cut))
             self.segments |= cut.segments
         return StopReason.FAULT, error
 
@@ -113,7 +112,7 @@ class _Record:
             self.clock.lap("policy")
             self.segments |= decision.segments
             if decision.parse_error is not None or not decision.actions:
-                self.turns.append(_failed_turn(self._env, decision))
+                self.turns.append(failed_turn(self._env, decision))
                 return StopReason.FORMAT_LIMIT
             step = await self._env.step(decision.actions, decision.reasoning, decision.calls)
             self.clock.lap("environment")
@@ -126,7 +125,7 @@ class _Record:
         return StopReason.CONTEXT_LIMIT
 
 
-def _failed_turn(env: SearchEnv, decision: Decision) -> Turn:
+def failed_turn(env: SearchEnv, decision: Decision) -> Turn:
     """Record a turn that produced no action, with the attempts that were made."""
     context = env.state.context
     return Turn(
@@ -148,7 +147,18 @@ def _counts(env: SearchEnv, segments: Mapping[str, tuple[int, ...]]) -> dict[str
     return {key: count for key, count in env.renderer.counts.known.items() if key not in segments}
 
 
-def _untrainable(calls: Sequence[ModelCall]) -> str | None:
+def episode_id(task: Task, sample_idx: int, seed: int, hashes: Hashes) -> str:
+    """Return the id of an episode: 16 hexadecimal digits of everything that decides it."""
+    return digest([task, sample_idx, seed, hashes.env, hashes.policy, hashes.index])[:16]
+
+
+def policy_versions(calls: Sequence[ModelCall]) -> tuple[int, int]:
+    """Return the lowest and the highest version of the policy that made these calls; zeros without a call."""
+    versions = [version for call in calls for version in (call.policy_version_start, call.policy_version_end)]
+    return min(versions, default=0), max(versions, default=0)
+
+
+def untrainable(calls: Sequence[ModelCall]) -> str | None:
     """Return what the model calls lack for training, or None."""
     if not all(call.output_ids for call in calls):
         return "its model gives no token ids"

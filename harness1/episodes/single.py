@@ -16,7 +16,9 @@ from harness1.records import Episode, Task
 from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.reward.composite import score
 from harness1.runs.folder import refuse_other_run, run_stage
-from harness1.runs.store import EpisodeStore
+from harness1.runs.line_digests import finish, lines_of
+from harness1.runs.stage import read_stage
+from harness1.runs.store import EPISODES, EpisodeStore
 
 Watch = Callable[[SearchEnv], AbstractContextManager[OnStep | None]]
 """A context around an episode; it yields the function to call after each step, if any."""
@@ -54,12 +56,14 @@ def play_one(
     hashes = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
     stage = run_stage(config, setup.policy, hashes, absolute_index(setup.retriever), hashes)
     out = out or Path("runs") / f"search-{digest(hashes)[:8]}"
-    refuse_other_run(stage, out)
+    stage = refuse_other_run(stage, out)
     with EpisodeStore(out) as store:
+        before = lines_of(read_stage(out))
         on_torn(out, store.torn)
         with watch(env) as on_step:
             episode = asyncio.run(rollout(env, policy, task, seed=seed, on_step=on_step))
         episode = score(episode, task.gold, config) if task.gold is not None else episode
+        stage.write(out)
         store.append(episode)
-    stage.write(out, status="finished")
+        finish(stage, out / EPISODES, before)
     return Played(episode, env, out)

@@ -14,23 +14,45 @@ from harness1.data.open import from_anywhere
 from harness1.env.render.prompt import static_piece
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths
 from harness1.episodes.processes import run_episodes
-from harness1.errors import UsageError
+from harness1.errors import MALFORMED, UsageError
 from harness1.eval.outputs import output_names, write_outputs
+from harness1.eval.scored_with import (
+    SCORE_AGAIN,
+    SCORING,
+    refuse_other_gold,
+    refuse_other_queries,
+    refuse_other_rewards,
+    task_hashes,
+)
 from harness1.eval.summary import summarise
-from harness1.hashing import digest
+from harness1.hashing import digest, file_digest
 from harness1.models.formats.chat_format import ChatFormat
+from harness1.policy.registry import needs_gold
 from harness1.records import ChunkId, DocId, Episode, Status, Task
 from harness1.retrieval.index.index import EmbeddedIndex, open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
+from harness1.reward.composite import score
 from harness1.reward.outcome import targets
 from harness1.runs import provenance
-from harness1.runs.folder import METRICS, REPORT, clear_run, drop_leftovers, episodes_of, refuse_other_run, run_stage
-from harness1.runs.stage import Stage, read_stage, under_way
-from harness1.runs.store import EPISODES, EpisodeStore
+from harness1.runs.files import writing
+from harness1.runs.folder import (
+    METRICS,
+    REPORT,
+    clear_run,
+    drop_leftovers,
+    episodes_of,
+    refuse_other_run,
+    run_config,
+    run_stage,
+)
+from harness1.runs.line_digests import LINES, continued, finish, is_unchanged
+from harness1.runs.stage import TASK_HASHES, Stage, read_stage, refuse_changed, under_way
+from harness1.runs.store import EPISODES, EpisodeStore, rewrite_episodes
 from harness1.tools.registry import Toolbox
 
 Progress = Callable[[Episode], None]
 OnStart = Callable[[int, int], None]
+PLAY_AGAIN = "--force plays the run again, and another --out keeps both"
 LOOKED_UP = 20
 """Number of tasks whose gold is looked up in an index, to check that the index is of their corpus."""
 
@@ -104,6 +126,7 @@ class Evaluation:
             "dataset": self.dataset,
             "split": self.split,
             "tasks": [task.task_id for task in self.tasks],
+            **task_hashes(self.tasks),
             "samples": self.samples,
             "seed": self.seed,
             "reward": self.config.reward_hash,
@@ -183,8 +206,8 @@ def evaluate(
         KeyboardInterrupt: with a note that the same command continues the run.
     """
     evaluation.check()
-    stage = evaluation.stage()
-    refuse_other_run(stage, out)
+    refuse_changed_tasks(evaluation, out)
+    stage = refuse_other_run(evaluation.stage(), out)
     # Opened before anything is written, since another process may be using the folder.
     store = EpisodeStore(out)
     with under_way(stage, out), store:
@@ -208,6 +231,57 @@ def evaluate(
         return write_metrics(evaluation, stage, out)
 
 
+def rescore(evaluation: Evaluation, out: Path) -> None:
+    """Score the recorded episodes of a run again, with the gold and the reward of an evaluation; `evaluate` then writes
+    everything that is made of them. Nothing is played, and only the gold and the reward may differ.
+
+    Raises:
+        UsageError: the policy sees the gold, so its episodes depend on it; or the folder holds no run or another one,
+            its questions have changed, or it is written by another process.
+    """
+    evaluation.check()
+    if needs_gold(evaluation.policy):
+        raise UsageError(f"{evaluation.policy} sees the gold, and its episodes depend on it: {PLAY_AGAIN}")
+    run_config(out)
+    refuse_changed_tasks(evaluation, out, besides=SCORING)
+    stage = evaluation.stage()
+    refuse_changed(stage, out, "run", besides=SCORING)
+    golds = {task.task_id: task.gold for task in evaluation.tasks}
+    with writing(out), EpisodeStore(out):
+        stage, before = continued(stage, out / EPISODES), read_stage(out)
+        assert before is not None, "run_config has read it"
+        # Until the new card is written, nobody can say which gold the episodes were scored with, so no gold fits.
+        outputs = {**before.outputs, LINES: stage.outputs[LINES]}
+        before.write(out, status="interrupted", inputs={**before.inputs, "gold": ""}, outputs=outputs)
+        rewrite_episodes(out, lambda each: score(each, golds.get(each.task.task_id), evaluation.config))
+        provenance.restate(out, evaluation.facts(stage))
+        stage.write(out, status="interrupted")
+
+
+def refuse_changed_tasks(evaluation: Evaluation, out: Path, besides: Sequence[str] = ()) -> None:
+    """Refuse to go on with a run whose tasks have changed in the dataset since it was made.
+
+    Args:
+        besides: may be `SCORING`, where the gold may have changed.
+
+    Raises:
+        UsageError: a question, or the gold, has changed; the message says how to go on.
+    """
+    found, tasks = read_stage(out), {task.task_id: task for task in evaluation.tasks}
+    if found is None or found.inputs.get("tasks") != list(tasks) or not (out / EPISODES).is_file():
+        return
+    again = PLAY_AGAIN if needs_gold(evaluation.policy) else f"{SCORE_AGAIN}, {PLAY_AGAIN}"
+    current, known = task_hashes(evaluation.tasks), found.inputs.keys()
+    if {*TASK_HASHES} <= known and current == {name: found.inputs[name] for name in TASK_HASHES}:
+        return
+    episodes = episodes_of(found, out)
+    refuse_other_queries(found, out, tasks, episodes, PLAY_AGAIN)
+    if not besides:
+        refuse_other_gold(found, out, tasks, again)
+    if not besides and "gold" not in known and found.inputs.get("reward") == evaluation.config.reward_hash:
+        refuse_other_rewards(out, tasks, evaluation.config, episodes, again)
+
+
 def _left(evaluation: Evaluation, stage: Stage, out: Path, on_start: OnStart, on_earlier: Progress) -> list[EpisodeJob]:
     """Return the unfinished jobs, and report the finished ones. Episodes broken by the infrastructure are run again."""
     earlier = [episode for episode in episodes_of(stage, out) if episode.status is not Status.INFRA_ERROR]
@@ -228,9 +302,10 @@ def finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] | None
         return None
     try:
         metrics = msgspec.json.decode((out / METRICS).read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError:
+    except MALFORMED:
         return None
-    return None if metrics["failures"]["infra_error"] else metrics
+    failures = metrics.get("failures")
+    return metrics if isinstance(failures, dict) and failures.get("infra_error") == 0 else None
 
 
 def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, Any]:
@@ -242,17 +317,21 @@ def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, 
     # The report depends on the closed card, too: remove it first, in case this is interrupted.
     (out / REPORT).unlink(missing_ok=True)
     notes: dict[str, Any] = {"trec_ids": "percent-encoded"} if encoded else {}
-    notes["episode_bytes"] = (out / EPISODES).stat().st_size
+    notes |= {"episode_bytes": (out / EPISODES).stat().st_size, "metrics": file_digest(out / METRICS)}
     gates = {"missing": metrics["missing"], "failures": metrics["failures"]}
-    stage.write(out, status="finished", gates=gates, outputs={**stage.outputs, **notes})
+    finish(stage, out / EPISODES, gates=gates, outputs={**stage.outputs, **notes})
     return metrics
 
 
 def _is_as_closed(machine: Machine, out: Path) -> bool:
-    """Return whether the episodes are unchanged since the card was closed, and current settings give equal outputs."""
+    """Return whether episodes and metrics are unchanged since the card was closed, and current settings give equal
+    outputs."""
     stage = read_stage(out)
-    noted = stage.outputs if stage is not None else {}
+    if stage is None or not is_unchanged(out / EPISODES):
+        return False
+    noted = stage.outputs
     before = noted.get("config", {}).get("machine", {})
     now = {"price": msgspec.to_builtins(machine.price), "bootstrap": machine.bootstrap}
     same = {name: before.get(name) for name in now} == now
+    same = same and noted.get("metrics") == file_digest(out / METRICS)
     return same and noted.get("episode_bytes") == (out / EPISODES).stat().st_size

@@ -3,8 +3,6 @@ stored as an ordinary run folder with the total cost of the rollouts."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,9 +15,10 @@ import msgspec
 
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, write_metrics
-from harness1.eval.outputs import task_id_of
+from harness1.eval.outputs import task_table
 from harness1.eval.resources import resources
-from harness1.eval.run_view import UNFUSED, RunView, fused_metrics, refuse_other_dataset
+from harness1.eval.run_view import RunView, fused_metrics, refuse_other_dataset
+from harness1.eval.scored_with import task_hashes
 from harness1.eval.statistics import bootstrap_mean
 from harness1.eval.summary import task_metrics
 from harness1.hashing import digest, file_digest
@@ -27,7 +26,7 @@ from harness1.records import STATUS_OF, TAGS, ChunkId, Curated, Episode, Hashes,
 from harness1.retrieval.ordering import rrf
 from harness1.reward.composite import score
 from harness1.runs import provenance
-from harness1.runs.files import write_atomically, write_json
+from harness1.runs.files import read_json, write_atomically, write_json
 from harness1.runs.folder import METRICS, REPORT, RESOURCES, TASKS, clear_run, refuse_other_run, run_stage
 from harness1.runs.stage import Stage, under_way
 from harness1.runs.store import EPISODES, EpisodeStore
@@ -118,6 +117,7 @@ def _stage(runs: Sequence[RunView], k: int, cap: int) -> Stage:
         "index": first.stage.inputs["index"],
     }
     kept = {name: first.stage.inputs[name] for name in ("dataset", "split", "tasks", "reward")}
+    kept |= task_hashes(list(first.tasks.values()))
     inputs = {**kept, "samples": 1, "seed": first.stage.inputs["seed"], **hashes, "fused": sources, "k": k, "cap": cap}
     policy = "fused:" + "+".join(dict.fromkeys(run.policy for run in runs))
     card = run_stage(first.config, policy, inputs, first.index, hashes)
@@ -245,13 +245,19 @@ def _tell_taken(fusion: Fusion, runs: Sequence[RunView], out: Path) -> dict[str,
     """Replace the fused episodes' costs, which are empty, with those of the rollouts."""
     taken: Taken = fusion.stage.outputs["taken"]
     config = runs[0].config
-    metrics = msgspec.json.decode((out / METRICS).read_bytes(), type=dict[str, Any])
+    metrics = read_json(out / METRICS)
     metrics = fused_metrics(metrics) | _intervals(taken, config.machine.bootstrap, fusion.stage.inputs["seed"])
     metrics["tool_mix"] = _tool_mix(taken)
     episodes = (episode for run in runs for episode in run.episodes.values())
     write_json(out / METRICS, metrics)
     write_json(out / RESOURCES, _of_rollouts(resources(episodes, config)))
-    write_atomically(out / TASKS, _with_columns((out / TASKS).read_text(encoding="utf-8"), taken).encode())
+    table = task_table(
+        fusion.episodes,
+        runs[0].tasks,
+        config,
+        lambda task_id, found: fused_metrics(found) | dict(taken.get(task_id, {})),
+    )
+    write_atomically(out / TASKS, table.encode())
     (out / REPORT).unlink(missing_ok=True)
     return metrics
 
@@ -266,17 +272,6 @@ def _tool_mix(taken: Taken) -> dict[str, float]:
     calls = {name.removeprefix(TOOL): sum(sums.get(name, 0.0) for sums in taken.values()) for name in tools}
     total = sum(calls.values())
     return {name: count / total for name, count in calls.items() if count}
-
-
-def _with_columns(text: str, taken: Taken) -> str:
-    """Fill the per-task table's columns of costs; new ones come after the others."""
-    table = csv.DictReader(io.StringIO(text, newline=""))
-    columns = [name for name in dict.fromkeys([*(table.fieldnames or ()), *_names(taken)]) if name not in UNFUSED]
-    filled = io.StringIO()
-    writer = csv.DictWriter(filled, columns, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({**row, **taken.get(task_id_of(row["task_id"]), {})} for row in table)
-    return filled.getvalue()
 
 
 def _of_rollouts(found: Mapping[str, Any]) -> dict[str, Any]:

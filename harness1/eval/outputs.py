@@ -3,8 +3,6 @@ Equal episodes give equal bytes, in whatever order they finished."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from urllib.parse import quote
 
 from harness1.config import Config
 from harness1.data.formats.trec import write_run
+from harness1.eval.csv_table import csv_table
 from harness1.eval.metrics import shown_documents
 from harness1.eval.resources import resources
 from harness1.eval.summary import task_metrics
@@ -39,8 +38,6 @@ TAG = "harness1"
 """The last column of a TREC run."""
 OFFICIAL = {"search_corpus": "search", "fan_out_search": "search", "read_document": "get_document"}
 """BrowseComp-Plus's names of the tools that it also has."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Prefixes of cells that a spreadsheet would evaluate."""
 LONGEST_NAME = 150
 """Characters of a task id in a file name; file systems allow 255 in all."""
 
@@ -83,23 +80,27 @@ def write_outputs(
     return encode
 
 
-def task_table(episodes: Sequence[Episode], tasks: Mapping[str, Task], config: Config) -> str:
-    """Return comma-separated values (RFC 4180) with a line for each task: its id, its query, the number of its scored
-    samples, and the mean of each metric over these; cells are empty where there is none.
+def task_table(
+    episodes: Sequence[Episode],
+    tasks: Mapping[str, Task],
+    config: Config,
+    measured: Callable[[str, dict[str, float]], Mapping[str, float]] = lambda _task_id, metrics: metrics,
+) -> str:
+    """Return a table (`csv_table`) with a line for each task: its id, its query, the number of its scored samples, and
+    the mean of each metric over these; cells are empty where there is none.
 
-    An id or query that a spreadsheet would take for a formula is prefixed with an apostrophe.
+    Args:
+        measured: returns the metrics to show of a task, given its id and those of its episodes.
     """
-    rows = task_metrics(episodes, tasks, config, finished=True)
+    found = task_metrics(episodes, tasks, config, finished=True)
+    rows = {task_id: measured(task_id, metrics) for task_id, metrics in found.items()}
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     scored = Counter(episode.task.task_id for episode in episodes if episode.status is not Status.INFRA_ERROR)
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(["task_id", "query", "samples", *names])
-    for task_id in sorted(tasks):
-        row = rows.get(task_id, {})
-        query = tasks[task_id].query
-        writer.writerow([_inert(task_id), _inert(query), scored[task_id], *(row.get(name, "") for name in names)])
-    return text.getvalue()
+    lines = (
+        (task_id, tasks[task_id].query, scored[task_id], *(rows.get(task_id, {}).get(name, "") for name in names))
+        for task_id in sorted(tasks)
+    )
+    return csv_table(("task_id", "query", "samples", *names), lines)
 
 
 def surfaced(episode: Episode) -> tuple[UnitId, ...]:
@@ -168,13 +169,3 @@ def _is_broken(name: str) -> bool:
 def _encoded(name: str) -> str:
     """Return an id as one column: white space and percent signs are percent-encoded, so that ids stay distinct."""
     return "".join(quote(each) if each.isspace() or each == "%" else each for each in name) or "%"
-
-
-def _inert(cell: str) -> str:
-    return f"'{cell}" if cell.startswith(FORMULA) else cell
-
-
-def task_id_of(cell: str) -> str:
-    """Return the task id in a cell of the per-task table, without the apostrophe that stops spreadsheets from reading a
-    formula."""
-    return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA) else cell

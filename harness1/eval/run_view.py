@@ -11,6 +11,7 @@ from typing import TypeVar
 from harness1.config import Config
 from harness1.data.open import open_source
 from harness1.errors import UsageError
+from harness1.eval.scored_with import SCORE_AGAIN, refuse_other_gold, refuse_other_queries
 from harness1.eval.summary import task_metrics
 from harness1.records import Episode, EpisodeKey, Task
 from harness1.runs.folder import episodes_of, run_config
@@ -78,8 +79,8 @@ def read_run(folder: Path, dataset: str | None = None, tasks: Iterable[Task] | N
             count as secret.
 
     Raises:
-        UsageError: the folder is not an evaluation, its dataset has moved or lacks a task of the run, or an episode
-            cannot be scored.
+        UsageError: the folder is not an evaluation, its dataset has moved or lacks a task of the run, questions or gold
+            have changed since, or an episode cannot be scored.
         SchemaError: its card or an episode is damaged.
     """
     config, index = run_config(folder)
@@ -88,6 +89,9 @@ def read_run(folder: Path, dataset: str | None = None, tasks: Iterable[Task] | N
         raise UsageError(f"{folder} is not an evaluation: its card names no dataset with tasks")
     known, secret = _tasks(folder, stage, dataset) if tasks is None else ({task.task_id: task for task in tasks}, True)
     episodes = {episode.key: episode for episode in episodes_of(stage, folder)}
+    refuse_other_queries(stage, folder, known, episodes.values(), "a run is read with the tasks it was played on")
+    fused = "fused" in stage.inputs
+    refuse_other_gold(stage, folder, known, "fuse its runs again" if fused else SCORE_AGAIN)
     measured = _measured(episodes, known, config, stage)
     return RunView(folder, stage, config, index, known, episodes, measured, secret)
 

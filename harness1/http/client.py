@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import ssl
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from email.utils import mktime_tz, parsedate_tz
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
-from harness1.errors import MissingExtra
+from harness1.errors import MissingExtra, UsageError
 from harness1.records import Record
-from harness1.redaction import without_password, without_secrets
+from harness1.redaction import secrets_of, without_password, without_secrets
 
 if TYPE_CHECKING:
-    from httpx import AsyncClient
+    from httpx import AsyncClient, Response
 
 
 CONNECTIONS = 64
@@ -31,6 +33,7 @@ ANSWER_BYTES = 256 << 20
 EXCERPT = 300
 """Characters of a server's error that a message repeats."""
 SHORTEST_SECRET = 4
+SHORTEST_TOKEN, TOKEN_BYTES = 16, 4096
 
 Answer = TypeVar("Answer")
 
@@ -149,7 +152,8 @@ class HttpClient:
 
         try:
             async with AsyncClient(
-                headers=self._headers,
+                headers={"Accept-Encoding": "identity", **self._headers},
+                event_hooks={"response": [_bounded]},
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
                 limits=Limits(max_connections=self._connections),
                 timeout=None,
@@ -159,6 +163,50 @@ class HttpClient:
                 yield _Line(self.sender(session), asyncio.Semaphore(self._connections))
         finally:
             self._lines.pop(loop, None)
+
+
+def bearer(file: str) -> dict[str, str]:
+    """Return the headers that present the token in a file, none for "".
+
+    Raises:
+        UsageError: the file cannot be read, or holds no token of printable ASCII.
+    """
+    return {"Authorization": f"Bearer {read_token(file)}"} if file else {}
+
+
+def read_token(file: str) -> str:
+    """Return the token in a file; raise UsageError as `bearer` does, or if it is shorter than 16 characters."""
+    try:
+        token = Path(file).expanduser().read_bytes()[:TOKEN_BYTES].decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the token cannot be read from {file}: {getattr(error, 'strerror', 'not text')}") from error
+    if len(token) < SHORTEST_TOKEN or not re.fullmatch(r"[!-~]+", token):
+        raise UsageError(f"{file} must hold one word of at least {SHORTEST_TOKEN} ASCII characters: a token")
+    return token
+
+
+async def _bounded(response: Response) -> None:
+    """Bound an answer while it is read, whoever reads it. It is not inflated, because its size would have no bound."""
+    import httpx
+
+    coding = response.headers.get("Content-Encoding", "identity").lower()
+    if coding != "identity":
+        raise httpx.DecodingError(f"a compressed answer ({coding[:20]}), which nobody asked for")
+
+    class Bounded(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            size = 0
+            async for block in stream:
+                yield block
+                size += len(block)
+                if size > ANSWER_BYTES:
+                    raise httpx.ReadError(f"an answer larger than {ANSWER_BYTES} bytes")
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    stream = cast("httpx.AsyncByteStream", response.stream)
+    response.stream = Bounded()
 
 
 def is_address(url: str) -> bool:
@@ -205,12 +253,11 @@ def _certificates() -> ssl.SSLContext:
 
 
 def _secrets(url: str, headers: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the strings that messages must not repeat: the words of the headers and the password of the address.
+    """Return the strings that messages must not repeat: the words of the headers and the secrets of the address.
 
     Strings too short to be a key are left out, because they may be part of ordinary words."""
-    password = urlsplit(url).password or ""
     words = {word for value in headers.values() for word in value.split()} - {"Bearer"}
-    secrets = [word for word in words | {password, unquote(password)} if len(word) >= SHORTEST_SECRET]
+    secrets = [word for word in words.union(secrets_of(url)) if len(word) >= SHORTEST_SECRET]
     return tuple(sorted(secrets, key=len, reverse=True))
 
 

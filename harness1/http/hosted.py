@@ -36,7 +36,7 @@ class HostedClient(HttpClient):
         self._openai = openai
 
     def sender(self, session: AsyncClient) -> Any:
-        session.event_hooks = {"request": [_only_sent]}
+        session.event_hooks = {**session.event_hooks, "request": [_only_sent]}
         ours: Any = session  # openai 2 takes a client of httpx, and openai 3 one of httpx2 or httpx
         return self._openai.AsyncOpenAI(base_url=self.url, api_key="in our session", http_client=ours, max_retries=0)
 

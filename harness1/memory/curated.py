@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from harness1.config import Curation
@@ -54,6 +56,14 @@ class CuratedSet(Forkable):
         # Removing a unit and adding it again in one call only changes its place in the order.
         change.removed = [unit_id for unit_id in change.removed if unit_id not in change.added]
         change.evicted = [unit_id for unit_id in change.evicted if unit_id not in change.added]
+        return change
+
+    def refill(self, units: Sequence[UnitId], tag: Tag) -> Change:
+        """Replace all entries with these units, in order."""
+        before = self.tags
+        self.tags = dict.fromkeys(units, tag)
+        change = Change(removed=[unit_id for unit_id in before if unit_id not in self.tags])
+        change.added = {unit_id: tag for unit_id in units if unit_id not in before}
         return change
 
     def ranked(self) -> list[Curated]:

@@ -45,7 +45,8 @@ def extract(text: str, limit_characters: int) -> tuple[str, ...]:
     for match in _ENTITY.finditer(text):
         raw = match.group()
         if match.lastindex:
-            found[_head(text, match.start()) + raw] = True
+            if len(raw) <= _LONGEST:
+                found[_head(text, match.start()) + raw] = True
             continue
         for part in _parts(raw) if ". " in raw else (raw,):
             name, common = _name(part)

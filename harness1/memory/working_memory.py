@@ -6,7 +6,7 @@ cache, search history; the budget is derived when the context is rendered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,11 +18,12 @@ from harness1.memory.dedup import Fingerprints
 from harness1.memory.entities import extract
 from harness1.memory.entity_handles import EntityHandles, mentions
 from harness1.memory.evidence import EvidenceGraph
+from harness1.memory.evidence_value import Assessment, EvidenceValue
 from harness1.memory.forkable import Forkable
 from harness1.memory.history import HistoryLine
 from harness1.memory.pool import Pool
 from harness1.memory.verdicts import VerificationCache
-from harness1.records import ChunkId, Hit, Unit, UnitId
+from harness1.records import ChunkId, Hit, Ranking, Unit, UnitId
 
 
 class WorkingMemory(Forkable):
@@ -45,6 +46,8 @@ class WorkingMemory(Forkable):
     """The tools that had an effect, each with the first such turn."""
     entities: EntityHandles = msgspec.field(default_factory=EntityHandles)
     """Stays empty where `env.evidence.handles` is off."""
+    value: EvidenceValue = msgspec.field(default_factory=EvidenceValue)
+    """Stays empty where `env.evidence.rank` is off."""
 
     @classmethod
     def empty(cls, query: str, unit: Unit) -> WorkingMemory:
@@ -73,6 +76,18 @@ class WorkingMemory(Forkable):
                     new.append(unit_id)
                 self._index(part, unit_id, env)
         return new, aliases
+
+    def take_rankings(self, rankings: Sequence[Ranking], hits: Iterable[Hit], env: Env) -> None:
+        """Take in at which ranks a search found the units of its shown hits."""
+        if env.evidence.ranks:
+            units = ((hit, self.pool.unit_of(hit)) for hit in hits)
+            found = {str(hit.chunk_id): (unit, hit.score) for hit, unit in units if unit in self.pool.entries}
+            self.value.rank(rankings, found, self.query)
+
+    def assess(self) -> Assessment:
+        """Return the pooled units by evidence value, and the names to search next; nothing where units are not
+        ranked."""
+        return self.value.assess(self.query, self.evidence)
 
     def name_entities(self, texts: Iterable[str], env: Env) -> None:
         """Give handles to the entities of shown texts, in text order."""
@@ -130,6 +145,8 @@ class WorkingMemory(Forkable):
             self.fingerprints.add(hit.chunk_id, hit.title, hit.text, env.dedup)
         if env.evidence.on:
             self.evidence.add(unit_id, extract(hit.text, env.evidence.characters))
+        if env.evidence.ranks:
+            self.value.add(unit_id, hit, self.query)
 
     def _representative(self, hit: Hit, unit_id: UnitId, env: Env) -> UnitId | None:
         """Return the pooled unit that says the same as a hit, unless the hit's own unit is pooled already."""

@@ -9,7 +9,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.env.environment import env_hash
-from harness1.errors import ConfigError, SchemaError
+from harness1.errors import MALFORMED, ConfigError, SchemaError
 from harness1.records import Record
 from harness1.settings import differences
 
@@ -50,7 +50,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=Checkpoint)
-    except msgspec.MsgspecError as error:
+    except (OSError, *MALFORMED) as error:
         raise SchemaError(f"{path} is not the card of a checkpoint: {error}") from error
 
 

@@ -23,6 +23,7 @@ from harness1.models.servers.vllm import VllmServer, open_vllm
 from harness1.models.tokenizer import open_tokenizer
 from harness1.models.transformers.backend import open_transformers
 from harness1.models.transformers.causal_model import context_window
+from harness1.redaction import public_address
 
 SERVED: Mapping[str, bool | None] = {"hf": False, "vllm": None, "sglang": True, "openai": True}
 """Each kind of model, with True if it needs the address of a server; None: it may have one."""
@@ -55,7 +56,7 @@ class ModelSpec(NamedTuple):
         served = _SERVED.fullmatch(rest)
         model, url = served.groups() if served else (rest, None)
         if kind not in SERVED or not model or SERVED[kind] not in (None, bool(url)):
-            raise UsageError(f"{spec!r} names no model: write one of {', '.join(NAMES)}")
+            raise UsageError(f"{public_address(spec)!r} names no model: write one of {', '.join(NAMES)}")
         return cls(kind, model, url)
 
 

@@ -12,9 +12,12 @@ from typing import Any, Protocol
 import msgspec
 
 from harness1.errors import MissingExtra, UsageError, optional
+from harness1.model_folder import refusing
 from harness1.plain import utf8_safe
 
 TOKENIZER = "tokenizer.json"
+LONG = 64 << 10
+"""Characters of a text whose encoding takes so long that other threads should run meanwhile."""
 
 
 class Tokenizer(Protocol):
@@ -53,14 +56,12 @@ class FastTokenizer:
         with optional("train"):
             from tokenizers import Tokenizer as Loaded
         self.hash = hashlib.sha256(data).hexdigest()
-        try:
+        with refusing("not a tokenizer.json"):
             tree: dict[str, Any] = msgspec.json.decode(data)
             self._whole = Loaded.from_buffer(data)
             # Without its added tokens, it encodes their names in a text as plain text.
             plain = {**tree, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
             self._plain = Loaded.from_buffer(msgspec.json.encode(plain))
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"not a tokenizer.json: {error}") from error
         # The library renumbers ids if those in the file have gaps: only its own ids are valid.
         added = self._whole.get_added_tokens_decoder().items()
         self.control: dict[str, int] = {token.content: number for number, token in sorted(added)}
@@ -69,7 +70,9 @@ class FastTokenizer:
 
     def encode(self, text: str) -> list[int]:
         text = utf8_safe(text)
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        # Only the encoding of a batch lets other threads run meanwhile.
+        whole = self._plain.encode_batch([text], False, False)[0] if len(text) > LONG else None
+        ids: list[int] = (whole or self._plain.encode(text, add_special_tokens=False)).ids
         if self._ids.isdisjoint(ids):
             return ids
         # A control token's name may also be a word of the vocabulary. Encoding by character avoids that id.

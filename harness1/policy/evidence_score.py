@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 
 from harness1.env.render.view import HitView, View
 from harness1.memory.entities import FUNCTION_WORDS, extract
-from harness1.policy.question import SCANNED_CHARACTERS, head, is_whole, normalised_name, relatedness, relation_stems
+from harness1.memory.question import (
+    LONGEST_TITLE,
+    SCANNED_CHARACTERS,
+    head,
+    is_whole,
+    normalised_name,
+    relatedness,
+    relation_stems,
+)
 
 SOURCE = 0.1
 """A document weaker than this (below about rank 10 of the plain ranking) contributes no names."""
@@ -120,7 +128,7 @@ class EvidenceScore:
         """Return how surely the question names this document: less for part of a longer name or for namesakes."""
         if candidate.head not in named:
             return 0.0
-        detail = re.search(r"\(([^)]*)\)\s*$", candidate.title)
+        detail = re.search(r"\(([^)]*)\)\s*$", candidate.title[:LONGEST_TITLE])
         if detail and f" {normalised_name(detail.group(1))} " in self.flat:
             return 1.0
         part = any(key != candidate.head and f" {candidate.head} " in f" {key} " for key in named)

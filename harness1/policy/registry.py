@@ -13,6 +13,7 @@ from harness1.models.open import NAMES as MODELS
 from harness1.models.open import ModelSpec, is_model, open_backend
 from harness1.policy.baselines import RULES, RandomPolicy, ReflexPolicy, SingleShotPolicy
 from harness1.policy.chat_completions import ChatCompletionsPolicy
+from harness1.policy.follow_leads import FollowLeads
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.oracle import OraclePolicy
 from harness1.policy.policy import Policy
@@ -109,6 +110,7 @@ def _open_silent(policy: str, golds: Golds, config: Config) -> Policy | None:
 
 PLAIN: Mapping[str, Callable[[], Policy]] = {
     "scripted": ScriptedPolicy,
+    "follow-leads": FollowLeads,
     "single-shot": SingleShotPolicy,
     "random": RandomPolicy,
     **{rule: partial(ReflexPolicy, rule) for rule in RULES},

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness1.config import Config
+from harness1.errors import UsageError
+from harness1.redaction import is_redacted
 from harness1.retrieval.protocol import Retriever
 from harness1.retrieval.result_cache import CachingRetriever
 
@@ -19,6 +21,7 @@ def open_retriever(spec: str, config: Config = Config()) -> Retriever:
     the engine's own.
 
     Raises:
+        UsageError: the address is one that was recorded without its secrets.
         CorpusError: the folder is not an index.
         SchemaError: the index was made by a newer version of the package.
         ConfigError: the settings ask for a feature that the engine lacks.
@@ -26,6 +29,8 @@ def open_retriever(spec: str, config: Config = Config()) -> Retriever:
         InfrastructureFault: the engine is a server that does not answer.
     """
     prefix, rest = engine_of(spec)
+    if prefix is not None and is_redacted(spec):
+        raise UsageError(f"{spec} was recorded without its password or key: give the whole address with --index")
     retriever = _opened(prefix, rest, config)
     size = config.machine.cached_searches
     return CachingRetriever(retriever, size, config.env.retrieval) if size else retriever

@@ -6,18 +6,17 @@ every string, sorted, in `NAME.sums.npy`, and the positions of the strings in th
 
 from __future__ import annotations
 
-import mmap
 import zlib
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-SMALL = 1 << 16
-"""Largest size in bytes of a file that is read when opened instead of mapped."""
+from harness1.retrieval.checked import DamagedFile, Files
 
 
 class StringWriter:
@@ -57,46 +56,66 @@ def write_keys(folder: Path, name: str, values: Sequence[str]) -> None:
 class Strings:
     """A list of UTF-8 strings on disk; one copy in memory serves all processes.
 
-    `bytes` holds them one after the other, `ends` [strings + 1] says where each begins and the last one ends.
+    `file.bytes` holds them one after the other; its stretches are to be checked before they are read, as `view` does.
+
+    Raises:
+        DamagedFile: the files do not fit together.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.ends = load_array(folder / f"{name}.ends.npy")
-        with (folder / f"{name}.bin").open("rb") as file:
-            large = self.ends[-1] > SMALL
-            self.bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if large else file.read())
-        if len(self.bytes) != self.ends[-1]:
-            raise ValueError(f"{name}.bin has {len(self.bytes)} bytes instead of {self.ends[-1]}")
+    def __init__(self, files: Files, name: str) -> None:
+        self.file = files.file(f"{name}.bin")
+        self._ends = files.array(f"{name}.ends.npy")
+        self._ends.check(len(self), len(self) + 1)
+        self._bytes = self.file.bytes
+        self._verified = bytearray(len(self))
+        size = len(self._bytes)
+        if size != self._ends.values[-1]:
+            raise DamagedFile(f"{name}.bin has {size} bytes instead of {self._ends.values[-1]}")
 
     def __len__(self) -> int:
-        return len(self.ends) - 1
+        return len(self._ends.values) - 1
+
+    @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """Where each string begins and the last one ends, [strings + 1]."""
+        return self._ends.whole()
 
     def view(self, position: int) -> memoryview:
         """Return the bytes of one string without copying them."""
-        return self.bytes[self.ends[position] : self.ends[position + 1]]
+        if not self._verified[position]:
+            self.file.check(*self.ends[position : position + 2].tolist())
+            self._verified[position] = 1
+        return self._bytes[self.ends[position] : self.ends[position + 1]]
 
     def __getitem__(self, position: int) -> str:
         return str(self.view(position), "utf-8")
 
 
 class Keys(Strings):
-    """A list of distinct strings that can be looked up by value."""
+    """A list of distinct strings that can be looked up by value; the first look verifies all of it."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        super().__init__(folder, name)
-        self._sums = load_array(folder / f"{name}.sums.npy")
-        self._slots = load_array(folder / f"{name}.slots.npy")
+    def __init__(self, files: Files, name: str) -> None:
+        super().__init__(files, name)
+        self._sorted = files.array(f"{name}.sums.npy"), files.array(f"{name}.slots.npy")
+
+    @cached_property
+    def _lookup(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The sorted sums of the strings, and the position of the string of each. All strings are verified, too."""
+        sums, slots = self._sorted
+        self.file.check_all()
+        return sums.whole(), slots.whole()
 
     def find(self, values: Iterable[str]) -> list[int]:
         """Return the position of each string, -1 if the list lacks it."""
         encoded = [value.encode("utf-8", "surrogatepass") for value in values]
         if not encoded or not len(self):
             return [-1] * len(encoded)
+        sorted_sums, slots = self._lookup
         sums = np.fromiter(map(zlib.crc32, encoded), np.uint32, len(encoded))
-        first = np.searchsorted(self._sums, sums)
-        likely = self._slots[np.minimum(first, len(self) - 1)]
+        first = np.searchsorted(sorted_sums, sums)
+        likely = slots[np.minimum(first, len(self) - 1)]
         bounds = zip(self.ends[likely].tolist(), self.ends[likely + 1].tolist(), strict=True)
-        blob = self.bytes
+        blob = self._bytes
         return [
             position if blob[begin:end] == value else self._match(value, place)
             for value, position, (begin, end), place in zip(
@@ -107,21 +126,10 @@ class Keys(Strings):
     def _match(self, value: bytes, at: int) -> int:
         """Compare with all strings that share a sum, from the first on."""
         sum_ = zlib.crc32(value)
-        while at < len(self._sums) and self._sums[at] == sum_:
-            position = int(self._slots[at])
+        sums, slots = self._lookup
+        while at < len(sums) and sums[at] == sum_:
+            position = int(slots[at])
             if self.view(position) == value:
                 return position
             at += 1
         return -1
-
-
-def load_array(path: Path) -> NDArray[Any]:
-    """Open an array from a `.npy` file, read-only: memory-mapped, as a plain `ndarray` (slices of a memmap are slow).
-
-    A small one is read, because every mapping holds an open file, and a process may have only a few.
-    """
-    if path.stat().st_size > SMALL:
-        return np.asarray(np.load(path, mmap_mode="r"))
-    array: NDArray[Any] = np.load(path)
-    array.flags.writeable = False
-    return array

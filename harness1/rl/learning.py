@@ -31,7 +31,9 @@ from harness1.rl.task_stream import PlacedTask, TaskStream
 from harness1.rl.training_rows import training_rows
 from harness1.runs.files import refuse_full_disk
 from harness1.runs.folder import run_stage
+from harness1.runs.line_digests import continued, finish
 from harness1.runs.stage import Stage, refuse_other, under_way
+from harness1.runs.store import EPISODES as LINES
 from harness1.runs.store import EpisodeStore
 from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
 from harness1.train.saving import parameters_of
@@ -140,14 +142,15 @@ def learn(
             train={"rl": stage.inputs["rl"], "train": stage.inputs["train"]},
         )
         learner = Learner(work.base, work.out, card, work.make_rows, work.config, work.device)
-        run_card(work, chat).write(work.out / EPISODES)
+        played = continued(run_card(work, chat), work.out / EPISODES / LINES)
+        played.write(work.out / EPISODES)
         try:
             asyncio.run(_train(work, learner, players, on_step))
         except Diverged:
             _ensure_checkpoint(work, learner)
             raise
         _ensure_checkpoint(work, learner)
-        run_card(work, chat).write(work.out / EPISODES, status="finished")
+        finish(played, work.out / EPISODES / LINES)
     counts = msgspec.structs.asdict(learner.buffer.counts)
     outputs = {"step": learner.card.step, "metrics": learner.card.metrics, **counts}
     stage.write(work.out, status="finished", outputs=outputs)

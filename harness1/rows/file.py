@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from harness1.errors import SchemaError, UsageError
+from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.rows.row import TrainRow
 from harness1.runs.files import refuse_full_disk, replacing
 
@@ -96,5 +96,5 @@ class RowFile(Sequence[TrainRow]):
             if not line.endswith(b"\n"):
                 raise SchemaError(f"{self.path}:{at + 1}: the line is torn")
             return msgspec.json.decode(line, type=TrainRow)
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             raise SchemaError(f"{self.path}:{at + 1}: not a training row: {error}") from error

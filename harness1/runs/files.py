@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
-from harness1.errors import UsageError
+from harness1.errors import MALFORMED, SchemaError, UsageError
 
 
 @contextmanager
@@ -54,6 +54,18 @@ def write_atomically(path: Path, data: bytes) -> None:
 def write_json(path: Path, value: object) -> None:
     """Replace a file with a value as indented JSON, in one step."""
     write_atomically(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file of JSON.
+
+    Raises:
+        SchemaError: it is no object, or no JSON.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except MALFORMED as error:
+        raise SchemaError(f"{path} is damaged: {error}") from error
 
 
 @contextmanager

@@ -11,9 +11,12 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config
-from harness1.errors import ConfigError, SchemaError, UsageError
+from harness1.errors import MALFORMED, ConfigError, SchemaError, UsageError
+from harness1.hashing import digest
 from harness1.records import Episode
+from harness1.redaction import public_address
 from harness1.runs.files import writing
+from harness1.runs.line_digests import LINES, Lines, continued
 from harness1.runs.stage import STAGE, Stage, read_stage, refuse_changed, refuse_foreign, remove
 from harness1.runs.store import EPISODES, TOKENS, latest_episodes
 
@@ -44,20 +47,19 @@ def run_stage(
     """Return the card of a run folder. Its configuration is enough to replay it offline, its index to replay it live.
 
     Args:
-        index: the name of an engine, or the absolute path of a folder (`retrieval.open.absolute_index`).
+        index: the name of an engine, or the absolute path of a folder (`retrieval.open.absolute_index`). A password
+            in it is not written.
         chat: the chat `format` of its policy, if it has one, and the location of its student's `tokenizer`.
     """
-    outputs = {"policy": policy, "config": shown_config(config), "index": index, **chat}
+    lines = Lines(digest([inputs, hashes]), 0)
+    outputs = {"policy": policy, "config": shown_config(config), "index": public_address(index), **chat}
+    outputs[LINES] = msgspec.to_builtins(lines)
     return Stage("run", inputs, hashes=hashes, outputs=outputs)
 
 
 def shown_config(config: Config) -> dict[str, Any]:
-    """Return every setting except the keys of services, which are secrets."""
-    machine = config.machine
-    machine = msgspec.structs.replace(
-        machine, web=machine.web.public(), model=machine.model.public(), verifier=machine.verifier.public()
-    )
-    tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(config, machine=machine))
+    """Return every setting without the keys of services and the secrets in addresses."""
+    tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(config, machine=config.machine.public()))
     return tree
 
 
@@ -90,7 +92,7 @@ def run_config(folder: Path) -> tuple[Config, str]:
         raise UsageError(f"{folder} is not a run folder: it has no stage.json of a run")
     try:
         return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
-    except (KeyError, msgspec.ValidationError, ConfigError) as error:
+    except (KeyError, *MALFORMED, ConfigError) as error:
         raise SchemaError(f"{folder / STAGE} does not say how the run was made: {error}") from error
 
 
@@ -122,18 +124,19 @@ def drop_leftovers(out: Path) -> None:
     the folder's lock."""
     for path in _matching(out, ".*", *(f"{folder}/.*" for folder in _SUBMISSIONS)):
         name, _, process = path.name.removeprefix(".").rpartition(".")
-        if process.isdecimal() and name.endswith((".json", ".csv", ".trec", ".toml", ".html")):
+        if process.isdecimal() and name.endswith((".json", ".jsonl", ".csv", ".trec", ".toml", ".html")):
             path.unlink(missing_ok=True)
 
 
-def refuse_other_run(stage: Stage, out: Path) -> None:
-    """Accept only a folder that is new or empty, or holds the same run.
+def refuse_other_run(stage: Stage, out: Path) -> Stage:
+    """Accept only a folder that is new or empty, or holds the same run; return the card with which it goes on.
 
     Raises:
         UsageError: the folder holds another run, or something that is not a run.
     """
     refuse_foreign(out, "run", "no run", EPISODES)
     refuse_changed(stage, out, "run")
+    return continued(stage, out / EPISODES)
 
 
 def _matching(out: Path, *patterns: str) -> list[Path]:

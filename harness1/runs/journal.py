@@ -6,6 +6,7 @@ by a crash, is cut off when the journal is opened for writing and skipped when i
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,9 @@ import numpy as np
 from harness1.errors import SchemaError, UsageError
 from harness1.records import TokenBlob
 from harness1.runs.files import lock
+
+BLOCK = 1 << 16
+"""Bytes that are read at a time to find the end of the last line."""
 
 
 class Journal:
@@ -37,11 +41,14 @@ class Journal:
             self._lines = (folder / lines).open("ab+")
         except OSError as error:
             raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
+        refusal = f"{folder} is being written by another process"
         try:
-            lock(self._lines, f"{folder} is being written by another process")
-        except UsageError:
+            lock(self._lines, refusal)
+            if os.fstat(self._lines.fileno()).st_ino != (folder / lines).stat().st_ino:  # it has just been replaced
+                raise UsageError(refusal)
+        except (UsageError, FileNotFoundError) as error:
             self._lines.close()
-            raise
+            raise UsageError(refusal) from error
         self._numbers = (folder / numbers).open("ab") if numbers else None
         self.torn = self._cut_torn_line()
 
@@ -71,12 +78,18 @@ class Journal:
         self.close()
 
     def _cut_torn_line(self) -> int:
-        self._lines.seek(0)
-        data = self._lines.read()
-        end = data.rfind(b"\n") + 1
+        """Cut off what follows the last newline, which is looked for from the end, block by block."""
+        size = end = self._lines.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - BLOCK)
+            self._lines.seek(start)
+            found = self._lines.read(end - start).rfind(b"\n") + 1
+            end = start + found
+            if found:
+                break
         self._lines.truncate(end)
         self._lines.seek(end)
-        return len(data) - end
+        return size - end
 
 
 def read_lines(path: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[tuple[int, bytes]]:

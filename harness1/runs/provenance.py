@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 import harness1
+from harness1.errors import MALFORMED
 from harness1.runs.files import write_json
 from harness1.runs.folder import PROVENANCE
 
@@ -43,6 +44,13 @@ def begin(out: Path, facts: dict[str, Any], *, runs: bool) -> None:
     write_json(out / PROVENANCE, {**facts, **here(), **times, "earlier": earlier})
 
 
+def restate(out: Path, facts: dict[str, Any]) -> None:
+    """Replace what is recorded of the run itself, if anything is, and nothing about the processes that ran it."""
+    found = read_provenance(out)
+    if found is not None:
+        write_json(out / PROVENANCE, {**found, **facts})
+
+
 def end(out: Path) -> None:
     """Record when the process that last ran episodes ended, unless that is recorded already."""
     found = read_provenance(out)
@@ -65,7 +73,7 @@ def read_provenance(out: Path) -> dict[str, Any] | None:
     """Return the record of a run folder; None if none can be read."""
     try:
         found = msgspec.json.decode((out / PROVENANCE).read_bytes(), type=dict[str, Any])
-    except (FileNotFoundError, msgspec.MsgspecError):
+    except (FileNotFoundError, *MALFORMED):
         return None
     return found if found.keys() >= {*SESSION} else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -11,10 +11,12 @@ from typing import Any, Literal
 import msgspec
 
 from harness1.config import present_tree
-from harness1.errors import SchemaError, UsageError
+from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.runs.files import write_json, writing
 
 STAGE = "stage.json"
+TASK_HASHES = ("queries", "gold")
+"""Inputs of a run that follow from its tasks."""
 
 
 class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -43,7 +45,20 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_stage(folder: Path) -> Stage | None:
-    """Return the card of a folder, or None if it has none.
+    """Return the card of a folder, with its configuration as this version spells it, or None if it has none.
+
+    Raises:
+        SchemaError: the card cannot be read.
+    """
+    stage = read_raw_stage(folder)
+    config = {} if stage is None else stage.outputs.get("config")
+    if stage is None or not isinstance(config, dict):
+        return stage
+    return msgspec.structs.replace(stage, outputs={**stage.outputs, "config": present_tree(config)})
+
+
+def read_raw_stage(folder: Path) -> Stage | None:
+    """Return the card of a folder as it was written, or None if it has none.
 
     Raises:
         SchemaError: the card cannot be read.
@@ -52,13 +67,9 @@ def read_stage(folder: Path) -> Stage | None:
     if not path.is_file():
         return None
     try:
-        stage = msgspec.json.decode(path.read_bytes(), type=Stage)
-    except msgspec.MsgspecError as error:
+        return msgspec.json.decode(path.read_bytes(), type=Stage)
+    except MALFORMED as error:
         raise SchemaError(f"{path} is not a stage card: {error}") from error
-    config = stage.outputs.get("config")
-    if not isinstance(config, dict):
-        return stage
-    return msgspec.structs.replace(stage, outputs={**stage.outputs, "config": present_tree(config)})
 
 
 @contextmanager
@@ -100,19 +111,27 @@ def refuse_foreign(folder: Path, verb: str, what: str = "", mark: str = STAGE, o
         raise UsageError(f"{folder} is not empty and holds {what}: choose another {option}")
 
 
-def refuse_changed(stage: Stage, folder: Path, noun: str, choice: str = "--out, or --force") -> None:
-    """Accept only a folder without a card, or with one of equal inputs.
+def refuse_changed(
+    stage: Stage, folder: Path, noun: str, choice: str = "--out, or --force", besides: Collection[str] = ()
+) -> None:
+    """Accept only a folder without a card, or with one of equal inputs. Hashes of tasks that the card of an earlier
+    version lacks are unknown, and accepted.
 
     Args:
         noun: names what the folder holds.
         choice: names the options to change.
+        besides: inputs that may differ.
 
     Raises:
         UsageError: the card has other inputs; the message names them.
     """
     found = read_stage(folder)
-    if found is not None and found.inputs != stage.inputs:
-        names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]]
+    if found is None or found.inputs == stage.inputs:
+        return
+    names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]]
+    unknown = {name for name in TASK_HASHES if "tasks" in names or name not in found.inputs}
+    names = [name for name in names if name not in unknown and name not in besides]
+    if names or found.inputs.keys() - stage.inputs.keys():
         raise UsageError(f"{folder} holds another {noun} (it differs in {', '.join(names)}): choose another {choice}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,10 @@ import numpy as np
 
 from harness1.errors import SchemaError
 from harness1.records import Episode, EpisodeKey, ModelCall, Turn, decode_episode, encode_episode
+from harness1.runs.files import replacing
 from harness1.runs.journal import Journal, read_lines, to_bytes, unpacked
+from harness1.runs.line_digests import checked_lines, lines_of, with_digest
+from harness1.runs.stage import read_stage
 
 EPISODES = "episodes.jsonl"
 TOKENS = "tokens.bin"
@@ -28,11 +32,17 @@ class EpisodeStore(Journal):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, EPISODES, TOKENS)
+        self._folder = folder
 
     def append(self, episode: Episode) -> None:
         """Write one finished episode; it is on disk when this returns, as far as the operating system is concerned."""
         stored, blob = _detach(episode, self.offset)
-        self.write(encode_episode(stored), blob)
+        self.write(with_digest(encode_episode(stored), self._key), blob)
+
+    @cached_property
+    def _key(self) -> str:
+        """The key of the line digests, from the card: it is written after the folder is locked, and before any line."""
+        return lines_of(read_stage(self._folder)).key
 
 
 def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[Episode]:
@@ -43,14 +53,34 @@ def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) ->
 
     Raises:
         UsageError: the folder holds no run.
-        SchemaError: a line is not an episode, is newer than this package, or its tokens are damaged.
+        SchemaError: a line is not an episode, is newer than this package, or was changed after it was recorded; or
+            lines or tokens are lost or damaged.
     """
     path = folder / EPISODES
-    for number, line in read_lines(path, on_torn):
+    for number, line in checked_lines(path, read_lines(path, on_torn)):
         try:
-            yield _attach(decode_episode(line), folder)
+            episode = decode_episode(line)
+            if episode.digest:
+                raise SchemaError("its digest is not at the end of the line")
+            yield _attach(episode, folder)
         except SchemaError as error:
             raise SchemaError(f"{path}:{number}: {error}") from error
+
+
+def rewrite_episodes(folder: Path, scored: Callable[[Episode], Episode]) -> None:
+    """Replace the reward of every episode of a run, and the hash of its weights, by those that `scored` gives. Call it
+    only while holding the folder's `EpisodeStore`, which then cannot be used further.
+
+    Raises:
+        SchemaError: as `read_episodes`.
+    """
+    path, key = folder / EPISODES, lines_of(read_stage(folder)).key
+    with replacing(path) as file:
+        for _, line in checked_lines(path, read_lines(path)):
+            stored = decode_episode(line)
+            now = scored(_attach(stored, folder))
+            again = msgspec.structs.replace(stored, reward=now.reward, hashes=now.hashes)
+            file.write(with_digest(encode_episode(again), key) + b"\n")
 
 
 def latest_episodes(folder: Path) -> dict[EpisodeKey, Episode]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -33,10 +33,15 @@ from harness1.retrieval.wire import (
     SearchAnswers,
     SearchCall,
 )
-from harness1.serve.service import RETRY_AFTER, Endpoint, Gate, Json, Refused, ServiceLimits, application, read_body
+from harness1.serve.access import Access
+from harness1.serve.bodies import Bodies
+from harness1.serve.service import RETRY_AFTER, Endpoint, Gate, Json, Refused, ServiceLimits, application
 
 TOPK = 3
 """Default number of passages for a query of Search-R1, as in its own server."""
+LARGE_BODY, LARGE_LIST = 64 << 10, 1000
+"""Bytes of a call, and hits it asks for, from which it is large: large calls have a line of their own, and an eighth of
+the places, so that others need not wait for them."""
 GRACE_S = 1.0
 """Extra time for an engine to report that it missed its deadline."""
 
@@ -47,11 +52,14 @@ Found = TypeVar("Found")
 class RetrievalService:
     """Answer calls concurrently over one retriever, which can batch them."""
 
-    def __init__(self, retriever: Retriever, config: Config, limits: ServiceLimits | None = None) -> None:
+    def __init__(
+        self, retriever: Retriever, config: Config, limits: ServiceLimits | None = None, access: Access | None = None
+    ) -> None:
         self.limits = limits or ServiceLimits()
         self._retriever, self._ranking = retriever, config.env.retrieval
         self._deadline_s = config.machine.call_deadline_s
-        self._gate = Gate(self.limits)
+        large = msgspec.structs.replace(self.limits, running=max(1, self.limits.running // 8))
+        self._gate, self._large_gate, self._bodies = Gate(self.limits), Gate(large), Bodies(self.limits)
         posts = {
             "/retrieve": self._turn(RetrieveCall, self._retrieve),
             "/search": self._turn(SearchCall, self._search),
@@ -59,20 +67,17 @@ class RetrievalService:
             "/read": self._turn(ReadCall, self._read),
             "/get": self._turn(GetCall, self._get),
         }
-        self.app = application(posts, {"/info": self._info})
+        self.app = application(posts, {"/info": self._info}, admit=(access or Access()).check)
 
     def _turn(self, kind: type[Call], answer: Callable[[Call, float], Awaitable[Record]]) -> Endpoint:
-        """Return an endpoint behind the gate; `answer` gets the time that a call waited, in seconds.
-
-        The body is read after the wait, so that waiting calls take no memory.
-        """
+        """Return an endpoint behind a gate; `answer` gets the time since a call arrived, in seconds."""
 
         async def endpoint(request: Request) -> Json:
             arrived = time.monotonic()
-            async with self._gate:
-                call = _decoded(await read_body(request, self.limits), kind)
-                made = await answer(call, time.monotonic() - arrived)
-            return Json(made)
+            with await self._bodies.read(request) as body:
+                call = _decoded(body, kind)
+                async with self._large_gate if len(body) > LARGE_BODY or _hits(call) > LARGE_LIST else self._gate:
+                    return Json(await answer(call, time.monotonic() - arrived))
 
         return endpoint
 
@@ -92,6 +97,8 @@ class RetrievalService:
 
     async def _search(self, call: SearchCall, waited: float) -> SearchAnswers:
         self._expect(call.index_hash, call.retrieval)
+        _bound(sum(len(asked.exclude) for asked in call.requests), self.limits.excluded, "excluded chunks")
+        self._bound_ids(chunk_id for asked in call.requests for chunk_id in asked.exclude)
         latest = self.limits.deadline_s
         requests = [
             SearchRequest(asked.query, asked.k, asked.exclude, min(asked.deadline, latest) - waited)
@@ -106,26 +113,36 @@ class RetrievalService:
     async def _grep(self, call: GrepCall, waited: float) -> ChunksAnswer:
         self._expect(call.index_hash)
         _bound(call.limit, self.limits.hits, "hits")
+        self._bound_texts([call.pattern], "pattern")
         deadline = min(call.deadline, self.limits.deadline_s) - waited
         return await _chunks(self._retriever.grep(call.pattern, call.limit, deadline), deadline)
 
     async def _read(self, call: ReadCall, waited: float) -> ChunksAnswer:
         self._expect(call.index_hash)
+        self._bound_ids([call.doc_id])
         return await _chunks(self._retriever.read(call.doc_id), self._deadline_s - waited)
 
     async def _get(self, call: GetCall, waited: float) -> ChunksAnswer:
         self._expect(call.index_hash)
         _bound(len(call.chunk_ids), self.limits.hits, "chunks")
+        self._bound_ids(call.chunk_ids)
         return await _chunks(self._retriever.get(call.chunk_ids), self._deadline_s - waited)
 
     async def _searched(self, requests: list[SearchRequest]) -> list[SearchResult | RetrievalFault]:
         _bound(len(requests), self.limits.queries, "queries")
         _bound(sum(request.k for request in requests), self.limits.hits, "hits")
+        self._bound_texts((request.query for request in requests), "query")
         if not requests:
             return []
         latest = max(request.deadline for request in requests)
         found = await _in_time(self._retriever.search(requests), latest)
         return [found] * len(requests) if isinstance(found, RetrievalFault) else found
+
+    def _bound_texts(self, texts: Iterable[str], what: str) -> None:
+        _bound(max(map(len, texts), default=0), self.limits.query_characters, f"characters of a {what}")
+
+    def _bound_ids(self, ids: Iterable[str]) -> None:
+        _bound(max(map(len, ids), default=0), self.limits.id_characters, "characters of an id")
 
     def _expect(self, index_hash: str | None, ranking: Retrieval | None = None) -> None:
         """Refuse a client that expects another index or other ranking settings."""
@@ -139,6 +156,19 @@ class RetrievalService:
 def _bound(asked: int, most: int, what: str) -> None:
     if asked > most:
         raise Refused(400, f"{asked} {what} in one call; at most {most} are answered")
+
+
+def _hits(call: object) -> int:
+    """Return how many hits a call asks for."""
+    match call:
+        case RetrieveCall(queries=queries, topk=topk):
+            return len(queries) * (topk or TOPK)
+        case SearchCall(requests=requests):
+            return sum(request.k for request in requests)
+        case GetCall(chunk_ids=chunk_ids):
+            return len(chunk_ids)
+        case _:
+            return 0
 
 
 def _decoded(body: bytes, kind: type[Call]) -> Call:

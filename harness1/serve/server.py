@@ -15,7 +15,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from harness1.errors import UsageError
-from harness1.serve.connection import IDLE_S, Connection
+from harness1.serve.connection import IDLE_S, Clients, Connection
 from harness1.serve.service import ServiceLimits
 
 BACKLOG = 1024
@@ -26,17 +26,19 @@ SHUTDOWN_S = 5
 """Time limit of calls in flight when the server ends."""
 PAUSE_S = 0.01
 """Interval between checks for room for another connection."""
+SWEEP_S = 0.5
+"""Interval between searches for clients that are to be cut off."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn, except that it accepts connections only while fewer than `most` are open.
+    """uvicorn, except that it accepts connections only while there is room for them, and cuts off stalled clients.
 
     uvicorn itself accepts all and answers 503 beyond `limit_concurrency`, and would run out of file descriptors.
     """
 
-    def __init__(self, config: uvicorn.Config, listener: socket.socket, most: int) -> None:
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, clients: Clients) -> None:
         super().__init__(config)
-        self._listener, self._most, self.servers = listener, most, []
+        self._listener, self._clients, self.servers = listener, clients, []
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -45,24 +47,30 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
-        self._accepting = asyncio.create_task(self._accept())
+        self._chores = [asyncio.create_task(self._accept()), asyncio.create_task(self._sweep())]
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End as uvicorn does; then wait for cancelled calls, and close the remaining connections."""
-        self._accepting.cancel()
-        await asyncio.wait([self._accepting])
+        for chore in self._chores:
+            chore.cancel()
+        await asyncio.wait(self._chores)
         await super().shutdown([self._listener])
         await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
     async def _accept(self) -> None:
-        """Accept while there is room; the system queues the rest, and `Connection` makes room under load."""
-        loop, connect = asyncio.get_running_loop(), partial(Connection, self.config, self.server_state, self._most)
+        """Accept while there is room, and make some; the system queues the rest."""
+        loop = asyncio.get_running_loop()
+        connect = partial(Connection, self.config, self.server_state, self._clients)
         while True:
-            if len(self.server_state.connections) >= self._most:
+            if len(self._clients.open) >= self._clients.most:
+                began = loop.time()
                 await asyncio.sleep(PAUSE_S)
+                # After a stall of the loop, what clients sent meanwhile is not read yet.
+                if loop.time() - began < 10 * PAUSE_S:
+                    self._clients.make_room()
                 continue
             try:
                 client, _ = await loop.sock_accept(self._listener)
@@ -71,6 +79,11 @@ class Server(uvicorn.Server):
             except OSError:
                 # The client left while queued, or the process has no file descriptor left.
                 await asyncio.sleep(PAUSE_S)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._clients.close_overdue()
 
 
 @asynccontextmanager
@@ -89,7 +102,7 @@ async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
     with await _listener(host, port) as listener:
-        server = Server(config, listener, most_connections(limits))
+        server = Server(config, listener, Clients(most_connections(limits), limits.answer_bytes))
         serving = asyncio.create_task(server.serve())
         try:
             yield int(listener.getsockname()[1])

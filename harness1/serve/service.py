@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -13,13 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness1.records import Record
 from harness1.retrieval.wire import Failure
 
 RETRY_AFTER = {"Retry-After": "1"}
-GZIP_OR_ZLIB = 47
-"""The window bits with which zlib detects the compression of a body."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -29,6 +27,18 @@ class ServiceLimits(Record):
 
     body_bytes: int = 4 << 20
     body_s: float = 10.0
+    bodies_bytes: int = 128 << 20
+    """Bytes of the bodies above 64 KiB that are arriving or not answered yet, together."""
+    answer_bytes: int = 256 << 20
+    """Bytes of the answers above 64 KiB that clients have not taken yet, together."""
+    query_characters: int = 32_768
+    """Characters of a query or a pattern."""
+    prompt_characters: int = 4 << 20
+    """Characters of the messages and tools of one call to a model: a million tokens."""
+    id_characters: int = 131_072
+    """Characters of the id of a document or chunk."""
+    excluded: int = 200_000
+    """Excluded chunks of one call, summed over its queries."""
     queries: int = 4096
     """Queries of one call; the trainer of Search-R1 sends its whole batch at once, 2,560 by default."""
     hits: int = 50_000
@@ -87,11 +97,13 @@ def application(
     posts: Mapping[str, Endpoint],
     gets: Mapping[str, Endpoint],
     failure: Callable[[str, int, str], object] = lambda path, status, reason: Failure(reason),
-) -> Starlette:
+    admit: Callable[[Scope], None] = lambda _: None,
+) -> ASGIApp:
     """Return an application with endpoints by path, and `/health`.
 
     Args:
         failure: makes the body of an error from path, status and reason.
+        admit: raises Refused for requests that are not admitted.
     """
 
     async def health(_: Request) -> Response:
@@ -110,30 +122,13 @@ def application(
     routes += [Route(path, endpoint) for path, endpoint in gets.items()]
     app = Starlette(routes=routes, exception_handlers={HTTPException: failed, Exception: failed})
     app.router.redirect_slashes = False
-    return app
 
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            admit(scope)
+        except Refused as refused:
+            await (await failed(Request(scope), refused))(scope, receive, send)
+        else:
+            await app(scope, receive, send)
 
-async def read_body(request: Request, limits: ServiceLimits) -> bytes:
-    """Return the body of a request, decompressed if necessary.
-
-    The size limit is here because Starlette's own answers in plain text.
-
-    Raises:
-        Refused: the body is too large (413), too slow (408), or damaged (400).
-    """
-    body, most = bytearray(), limits.body_bytes
-    try:
-        async with asyncio.timeout(limits.body_s):
-            async for part in request.stream():
-                body += part
-                if len(body) > most:
-                    break
-        if request.headers.get("content-encoding") in ("gzip", "deflate") and len(body) <= most:
-            body[:] = zlib.decompressobj(GZIP_OR_ZLIB).decompress(body, most + 1)
-    except TimeoutError as error:
-        raise Refused(408, f"the body did not arrive within {limits.body_s:g} s") from error
-    except zlib.error as error:
-        raise Refused(400, f"the body cannot be read: {error}") from error
-    if len(body) > most:
-        raise Refused(413, f"the body is larger than {most} bytes")
-    return bytes(body)
+    return guarded

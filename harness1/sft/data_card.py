@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from harness1.errors import SchemaError, UsageError
+from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.records import Record
 from harness1.rows.row import TrainRow
 from harness1.runs.files import write_atomically, write_json
@@ -188,7 +188,7 @@ def read_card(folder: Path) -> DataCard:
         raise UsageError(f"{folder} is not a dataset of `harness1 sft build`: it has no {CARD}")
     try:
         return msgspec.json.decode(path.read_bytes(), type=DataCard)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise SchemaError(f"{path} is not a data card: {error}") from error
 
 

@@ -13,16 +13,18 @@ from harness1.config import Config
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.env.render.pieces import ApproximateCounter
-from harness1.errors import UsageError
+from harness1.errors import SchemaError, UsageError
+from harness1.eval.scored_with import refuse_other_gold
 from harness1.models.tokenizer import Tokenizer
 from harness1.records import Episode, Gold, Status, Task
 from harness1.runs.folder import run_config
-from harness1.runs.stage import Stage, read_stage
+from harness1.runs.stage import STAGE, Stage, read_stage
 from harness1.settings import differences
 from harness1.sft.collect import check_round_trip, check_taught_split, sample_texts
 from harness1.sft.data_card import CollectionRun
 from harness1.sft.rows import Origin, has_token_ids
 
+_HASHES = {"env", "policy", "index", "counter"}
 _NO_IDS = (
     "holds no token ids of a student: collect it again with --format and --tokenizer, or build with --rerender,"
     " --format and --tokenizer"
@@ -129,6 +131,8 @@ def _open_run(folder: Path, *, partial: bool) -> TeacherRun:
     assert stage is not None, "run_config has read it"
     if not {"dataset", "split"} <= stage.inputs.keys():
         raise UsageError(f"{folder} is not a collection over a dataset's tasks: make one with `harness1 sft collect`")
+    if not stage.hashes.keys() >= _HASHES:
+        raise SchemaError(f"{folder / STAGE} lacks hashes of the run: it was edited")
     split = stage.inputs["split"]
     check_taught_split(split, str(folder))
     if stage.status != "finished" and not partial:
@@ -136,7 +140,10 @@ def _open_run(folder: Path, *, partial: bool) -> TeacherRun:
             f"{folder} is not finished: run the same `harness1 sft collect` again, or use it as it is with --partial"
         )
     source = open_source(stage.outputs.get("source", stage.inputs["dataset"]))
-    return TeacherRun(folder, stage, config, index, source, {task.task_id: task for task in source.tasks(split)})
+    tasks = {task.task_id: task for task in source.tasks(split)}
+    if "tasks" in stage.inputs:
+        refuse_other_gold(stage, folder, tasks, "collect it again with --force")
+    return TeacherRun(folder, stage, config, index, source, tasks)
 
 
 def _refuse_namesakes(runs: Sequence[TeacherRun]) -> None:

@@ -7,19 +7,27 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
+import msgspec
+
 from harness1.config import Env
 from harness1.memory.compress import compress
 from harness1.memory.curated import DEFAULT_TAG
 from harness1.memory.working_memory import WorkingMemory
-from harness1.records import Delta, Hit, Note, Observation, Ranking, UnitId
-from harness1.retrieval.corpus import approximate_tokens
+from harness1.records import Delta, Hit, Note, Observation, Ranking
+from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN, approximate_tokens
 from harness1.retrieval.ordering import rrf
 from harness1.tools.requests import Answer
 from harness1.tools.tool import ToolFunction, Traits, traits_of
 
 _PATTERN_WORD = re.compile(r"(?<!\\)[^\W_]{3,}")
 HEADER_TOKENS = 24
-"""Tokens of a hit's handle, title and query marks."""
+"""Tokens that an allowance sets aside for a hit's handle, title and query marks."""
+LABEL_TOKENS = 16
+"""Tokens of a hit's handle and query marks."""
+TITLE_CHARACTERS = 1000
+"""Characters shown of a title: three times the longest title of the benchmarks."""
+UNCUT_CHARACTERS = 1000
+"""Characters up to which a text is shown whole, however small the window."""
 
 
 def discover(
@@ -38,9 +46,12 @@ def discover(
     search that finds something fills an empty curated set from the fused order. `resolved` maps the handles in the
     queries to names.
     """
-    hits = fitting(fused(answer, env), traits_of(tool), answer, env)
+    hits = tuple(
+        roomy(fitting(fused(answer, env), traits_of(tool), answer, env), traits_of(tool), answer.rankings, env)
+    )
     new, aliases = memory.absorb(hits, env)
-    seeded = auto_populate(memory, env, hits) if seed else ()
+    memory.take_rankings(answer.rankings, hits, env)
+    seeded = auto_populate(memory, env, hits) if seed else Delta()
     told = list(notes)
     # Counted from the rankings, which a record keeps whole, so that replay counts the same.
     total = len({chunk_id for ranking in answer.rankings for chunk_id in ranking.chunk_ids})
@@ -48,7 +59,7 @@ def discover(
         told.append(Note("nothing_found"))
     if len(hits) < total:
         told.append(Note("hits_left_out", {"count": total - len(hits)}))
-    delta = Delta(new=tuple(new), aliases=aliases, auto_populated=seeded)
+    delta = msgspec.structs.replace(seeded, new=tuple(new), aliases=aliases)
     return Observation(tool.__name__, hits, answer.rankings, resolved=dict(resolved), notes=tuple(told), delta=delta)
 
 
@@ -61,7 +72,7 @@ def fused(answer: Answer, env: Env) -> list[Hit]:
     return [by_id[chunk_id] for chunk_id, _ in order if chunk_id in by_id]
 
 
-def fitting(hits: list[Hit], traits: Traits, answer: Answer, env: Env) -> tuple[Hit, ...]:
+def fitting(hits: list[Hit], traits: Traits, answer: Answer, env: Env) -> list[Hit]:
     """Return the hits whose shown text fits the allowance, whole, skipping what does not fit; the first always does."""
     allowance = env.observation_limit(env.search.tokens * max(1, len(answer.rankings)))
     kept: list[Hit] = []
@@ -70,14 +81,44 @@ def fitting(hits: list[Hit], traits: Traits, answer: Answer, env: Env) -> tuple[
         if cost <= allowance or not kept:
             kept.append(hit)
             allowance -= cost
-    return tuple(kept)
+    return kept
+
+
+def roomy(hits: Sequence[Hit], traits: Traits, rankings: Sequence[Ranking], env: Env) -> list[Hit]:
+    """Return the first hits that fit `env.hits_limit` together, counted as they are shown; at least one.
+
+    The allowances of the tools count texts alone, of which ordinary titles are a small part.
+    """
+    kept: list[Hit] = []
+    room = env.hits_limit
+    for hit in hits:
+        shown = f"{shown_title(hit.title, env)}\n{shown_text(hit, traits, rankings, env)}\n"
+        room -= LABEL_TOKENS + approximate_tokens(shown)
+        if room < 0 and kept:
+            break
+        kept.append(hit)
+    return kept
+
+
+def shown_title(title: str, env: Env) -> str:
+    """Return a title on one line, cut to a length that leaves room for the rest of the context."""
+    most = min(TITLE_CHARACTERS, CHARACTERS_PER_TOKEN * env.title_limit)
+    return " ".join(title[: 4 * TITLE_CHARACTERS].split())[:most].rstrip()
 
 
 def shown_text(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -> str:
-    """Return the text of a hit as an observation shows it: compressed with the queries, or whole.
+    """Return the text of a hit as an observation shows it: compressed with the queries, or whole. A text that alone
+    would fill `env.hits_limit` is cut, and its length stated.
 
     A pattern counts by its words, so that the sentence that matches it is shown.
     """
+    text = _uncut(hit, traits, rankings, env)
+    room = CHARACTERS_PER_TOKEN * (env.hits_limit - env.title_limit - 2 * LABEL_TOKENS)
+    most = max(UNCUT_CHARACTERS, room)
+    return text if len(text) <= most else f"{text[:most].rstrip()} ({len(text)} characters)"
+
+
+def _uncut(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -> str:
     if not env.compression.on or traits.shows == "whole":
         return hit.text.strip()
     query = " ".join(ranking.query for ranking in rankings)
@@ -90,14 +131,19 @@ _compressed = lru_cache(maxsize=256)(compress)
 """Sized for texts that are compressed once to see whether they fit, and once to be shown."""
 
 
-def auto_populate(memory: WorkingMemory, env: Env, hits: Sequence[Hit]) -> tuple[UnitId, ...]:
-    """Curate the first units of the first successful search, once, and only into an empty set (auto-seed in the
-    paper)."""
-    if not env.auto_populate.on or memory.auto_populated or len(memory.curated) or not hits:
-        return ()
+def auto_populate(memory: WorkingMemory, env: Env, hits: Sequence[Hit]) -> Delta:
+    """Curate for the policy, and return what changed: the first units of the first successful search, once, and only
+    into an empty set (auto-seed in the paper); or the best of all searches so far, until the policy curates."""
+    if not env.auto_populate.on or not hits or "curate" in memory.tools_used:
+        return Delta()
+    if not env.refills and (memory.auto_populated or len(memory.curated)):
+        return Delta()
     memory.auto_populated = True
-    pooled = [unit for unit in (memory.pool.unit_of(hit) for hit in hits) if unit in memory.pool.entries]
-    chosen = list(dict.fromkeys(pooled))[: env.auto_populate.documents]
+    if env.refills:
+        pooled = list(memory.assess().units)
+    else:
+        pooled = [unit for unit in (memory.pool.unit_of(hit) for hit in hits) if unit in memory.pool.entries]
+    chosen = list(dict.fromkeys(pooled))[: min(env.auto_populate.documents, env.curation.cap)]
     tag = env.auto_populate.tag if env.curation.tags else DEFAULT_TAG
-    change = memory.curated.edit(dict.fromkeys(chosen, tag), [], env.curation)
-    return tuple(change.added)
+    change = memory.curated.refill(chosen, tag)
+    return Delta(auto_populated=tuple(change.added), removed=tuple(change.removed))

@@ -16,6 +16,8 @@ from harness1.tools.tool import Steps, Traits
 Pattern = Annotated[
     str, Meta(description="An RE2 regular expression, e.g. (?i)kelvin.{0,20}1892; no lookaround.", max_length=1000)
 ]
+REASON_CHARACTERS = 1200
+"""Characters of an engine's reason for refusing a pattern, which may repeat the pattern."""
 
 
 @Traits("pattern", discovers=True)
@@ -25,5 +27,5 @@ def grep_corpus(memory: WorkingMemory, env: Env, pattern: Pattern) -> Steps:
         return Observation("grep_corpus", error=Note("empty_pattern"))
     answer = yield GrepFor(pattern, env.grep.hits)
     if answer.bad_pattern is not None:
-        return Observation("grep_corpus", error=Note("bad_pattern", {"reason": answer.bad_pattern}))
+        return Observation("grep_corpus", error=Note("bad_pattern", {"reason": answer.bad_pattern[:REASON_CHARACTERS]}))
     return discover(grep_corpus, memory, env, answer, seed=False)

@@ -11,6 +11,8 @@ from harness1.records import Note, Record, UnitId
 
 SHOWN_CHARACTERS = 40
 SHOWN_HANDLES = 5
+QUERY_CHARACTERS = 2000
+"""Longest query, also with names in place of entity handles, of which each may be 50 times as long."""
 
 
 class Queries(Record):
@@ -59,7 +61,7 @@ def spelled(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Queries:
     in_words = [memory.entities.spelled(line) for line in lines]
     unknown = list(dict.fromkeys(handle for query in in_words for handle in query.unknown))
     notes = (Note("unknown_entities", named(unknown)),) if unknown else ()
-    words = tuple(dict.fromkeys(query.text for query in in_words if not query.empty))
+    words = tuple(dict.fromkeys(query.text[:QUERY_CHARACTERS].rstrip() for query in in_words if not query.empty))
     resolved = {handle: name for query in in_words for handle, name in query.resolved.items()}
     refusal = None if words else next(iter(notes), Note("empty_query"))
     return Queries(words, resolved, notes, refusal)

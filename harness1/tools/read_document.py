@@ -9,9 +9,10 @@ from msgspec import Meta
 from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Delta, Hit, Note, Observation
+from harness1.tools.discovery import roomy
 from harness1.tools.handles import unknown_handles
 from harness1.tools.requests import ReadDocument
-from harness1.tools.tool import Steps, Traits
+from harness1.tools.tool import PLAIN, Steps, Traits
 
 Handle = Annotated[str, Meta(description="A handle such as D12; D12.3 reads from the third part on.", max_length=500)]
 
@@ -24,7 +25,7 @@ def read_document(memory: WorkingMemory, env: Env, doc_id: Handle) -> Steps:
         return Observation("read_document", error=unknown_handles([doc_id]))
     answer = yield ReadDocument(document)
     parts = [part for part in answer.hits if part.index >= first_part(doc_id)]
-    hits = within(parts, env.observation_limit(env.read.tokens))
+    hits = roomy(within(parts, env.observation_limit(env.read.tokens)), PLAIN, (), env)
     if not hits:
         return Observation("read_document", resolved={doc_id: document}, error=Note("no_such_part"))
     new, aliases = memory.absorb(hits, env)

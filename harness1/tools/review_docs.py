@@ -9,8 +9,10 @@ from msgspec import Meta
 from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation
+from harness1.tools.discovery import roomy
 from harness1.tools.handles import resolve_all, unknown_handles
 from harness1.tools.read_document import Handle, within
+from harness1.tools.tool import PLAIN
 
 
 def review_docs(
@@ -29,7 +31,7 @@ def review_docs(
             Note("documents_left_out", {"count": len(units) - env.review.documents, "limit": env.review.documents})
         )
     stored = [hit for unit_id in units[: env.review.documents] for hit in memory.hits_of(unit_id)]
-    hits = within(stored, env.observation_limit(env.review.tokens))
+    hits = roomy(within(stored, env.observation_limit(env.review.tokens)), PLAIN, (), env)
     if len(hits) < len(stored):
         notes.append(Note("parts_left_out", {"count": len(stored) - len(hits)}))
     return Observation("review_docs", tuple(hits), resolved=dict(resolved), notes=tuple(notes))

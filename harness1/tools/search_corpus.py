@@ -10,7 +10,7 @@ from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Observation
 from harness1.tools.discovery import discover
-from harness1.tools.handles import spelled
+from harness1.tools.handles import QUERY_CHARACTERS, spelled
 from harness1.tools.requests import SearchFor
 from harness1.tools.tool import Steps, Traits
 
@@ -18,7 +18,7 @@ Query = Annotated[
     str,
     Meta(
         description="What to look for: 5 to 12 words, names and terms as the documents would write them.",
-        max_length=2000,
+        max_length=QUERY_CHARACTERS,
     ),
 ]
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from harness1.errors import optional
+from harness1.errors import MALFORMED, SchemaError, optional
 from harness1.hashing import text_digest
 from harness1.runs.files import write_atomically
 
@@ -42,7 +42,7 @@ class TrainLog(AbstractContextManager["TrainLog"]):
         self._events = _open_tensorboard(folder / "tensorboard", after) if tensorboard else None
         self._project = _open_wandb(folder, wandb) if wandb else None
         path = folder / LOG
-        kept = [line for line in _lines(path) if after > 0 and _step(line) <= after]
+        kept = [line for line, values in _read(path) if values["step"] <= after] if after > 0 else []
         write_atomically(path, b"".join(line + b"\n" for line in kept))
         self._file = io.FileIO(path, "ab")
 
@@ -73,17 +73,24 @@ def validation_values(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a training run, oldest first, without a torn last one."""
-    return [msgspec.json.decode(line) for line in _lines(folder / LOG)]
+    """Return the lines of a training run, oldest first, without a torn last one.
+
+    Raises:
+        SchemaError: a line is no object with a step.
+    """
+    return [values for _, values in _read(folder / LOG)]
 
 
-def _lines(path: Path) -> list[bytes]:
-    return path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
-
-
-def _step(line: bytes) -> int:
-    step: int = msgspec.json.decode(line)["step"]
-    return step
+def _read(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            values = msgspec.json.decode(line, type=dict[str, Any])
+        except MALFORMED as error:
+            raise SchemaError(f"{path}:{number}: not a line of a training's log: {error}") from error
+        if not isinstance(values.get("step"), int):
+            raise SchemaError(f"{path}:{number}: not a line of a training's log: it has no step")
+        yield line, values
 
 
 def _open_tensorboard(folder: Path, after: int) -> Any:

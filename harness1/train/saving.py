@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from harness1.errors import UsageError
-from harness1.model_folder import no_progress_bars
+from harness1.errors import MALFORMED, UsageError
+from harness1.model_folder import first_line, no_progress_bars
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
-from harness1.models.transformers.causal_model import first_line
 from harness1.runs.files import write_json
 from harness1.train.lora import merged_state
 
@@ -111,6 +110,6 @@ def parameters_of(folder: Path) -> int:
             with path.open("rb") as file:
                 header = msgspec.json.decode(file.read(int.from_bytes(file.read(8), "little")))
             total += sum(prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
-        except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError, MemoryError) as error:
+        except (OSError, *MALFORMED, KeyError, TypeError, AttributeError, MemoryError) as error:
             raise UsageError(f"{path} is damaged: {first_line(error)}") from error
     return total

@@ -11,6 +11,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from harness1.redaction import printable as escaped
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -83,6 +85,6 @@ def environment() -> Environment:
     )
     made.globals["asset"] = asset
     made.filters |= {"shown": shown, "amount": amount, "address": lambda text: quote(text, safe="")}
-    made.policies["json.dumps_function"] = lambda value: msgspec.json.encode(value).decode()
+    made.policies["json.dumps_function"] = lambda value: escaped(msgspec.json.encode(value).decode())
     made.policies["json.dumps_kwargs"] = {}
     return made

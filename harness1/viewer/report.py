@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from harness1.config import Config
-from harness1.errors import SchemaError, UsageError
+from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.eval.ablations.table import COLUMNS, AblationTable, cells
 from harness1.eval.run_view import RunView, read_run
 from harness1.eval.statistics import Interval
@@ -238,7 +238,7 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise SchemaError(f"{path}: {error}") from error
 
 
@@ -246,5 +246,5 @@ def _ablations(path: Path) -> AblationTable | None:
     """Read the table of the ablations that a run is part of, ignoring other files of that name."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=AblationTable)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *MALFORMED):
         return None

@@ -13,8 +13,9 @@ import msgspec
 from harness1.config import Config
 from harness1.data.open import open_source
 from harness1.env.render.prompt import static_piece
-from harness1.errors import UsageError
+from harness1.errors import MALFORMED, UsageError
 from harness1.eval.metrics import HEADLINE
+from harness1.eval.scored_with import has_other_gold
 from harness1.models.files.fetch import resolve_model
 from harness1.models.formats.harmony_vocabulary import HarmonyVocabulary
 from harness1.models.open import HARMONY, ModelSpec, is_model
@@ -128,7 +129,7 @@ class RunSource:
         path = self.folder / METRICS
         try:
             return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *MALFORMED):
             return {}
 
 
@@ -146,6 +147,8 @@ def _golds(stage: Stage, notes: list[str]) -> dict[str, Gold]:
         notes.append(f"Its dataset cannot be opened ({error}): there are no gold marks and no recall.")
         return {}
     wanted = set(stage.inputs.get("tasks") or [task.task_id for task in tasks])
+    if "tasks" in stage.inputs and has_other_gold(stage, {task.task_id: task for task in tasks}):
+        notes.append("Its gold has changed since it was scored: marks and recall are of the new gold, rewards are not.")
     golds = {task.task_id: task.gold for task in tasks if task.gold is not None and task.task_id in wanted}
     if source.secret_answers:
         return {task_id: msgspec.structs.replace(gold, answers=()) for task_id, gold in golds.items()}

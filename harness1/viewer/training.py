@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from harness1.errors import SchemaError
 from harness1.train.log import LOG, VALIDATION_PREFIX, read_log
 
 
@@ -18,18 +15,15 @@ def is_training(folder: Path) -> bool:
 
 def training_card(folder: Path) -> dict[str, Any]:
     """Return a training as JSON data: steps and values of the training metrics in `curves`, and of the validation
-    metrics in `validation`. Raise SchemaError if the log is damaged."""
+    metrics in `validation`. The log is as for `read_log`."""
     curves: dict[str, list[list[float]]] = {}
     validation: dict[str, list[list[float]]] = {}
-    try:
-        for line in read_log(folder):
-            step = line.pop("step")
-            for name, value in line.items():
-                if isinstance(value, int | float):
-                    kind = validation if name.startswith(VALIDATION_PREFIX) else curves
-                    steps, values = kind.setdefault(name.removeprefix(VALIDATION_PREFIX), [[], []])
-                    steps.append(step)
-                    values.append(value)
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
-        raise SchemaError(f"{folder / LOG} is not the log of a training: {error}") from error
+    for line in read_log(folder):
+        step = line.pop("step")
+        for name, value in line.items():
+            if isinstance(value, int | float):
+                kind = validation if name.startswith(VALIDATION_PREFIX) else curves
+                steps, values = kind.setdefault(name.removeprefix(VALIDATION_PREFIX), [[], []])
+                steps.append(step)
+                values.append(value)
     return {"name": folder.resolve().name, "folder": str(folder), "curves": curves, "validation": validation}

@@ -108,3 +108,20 @@ def test_ranking_settings_make_another_run(folder: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
     assert len(list((folder / "runs").iterdir())) == 3
+
+
+def test_a_check_names_the_damaged_file_and_block(folder: Path) -> None:
+    info("world:300", "--out", "at", cwd=folder)
+    whole = harness1("index", "check", "at", cwd=folder)
+    assert (whole.returncode, "all as they were written" in whole.stdout) == (0, True), whole.stderr
+    path = folder / "at" / "gen-000001" / "segment-000001" / "contents.bin"
+    data = bytearray(path.read_bytes())
+    data[70_000] ^= 1
+    path.write_bytes(data)
+    done = harness1("index", "check", "at", cwd=folder)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "segment-000001/contents.bin, block 1: the bytes have changed" in done.stdout
+    (damage,) = json.loads(harness1("index", "check", "--json", "at", cwd=folder).stdout)["damaged"]
+    assert (damage["file"], damage["blocks"]) == ("segment-000001/contents.bin", [1, 1])
+    missing = harness1("index", "check", "old.jsonl", cwd=folder)
+    assert (missing.returncode, "is not an index" in missing.stderr) == (2, True)

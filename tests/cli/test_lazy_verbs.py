@@ -20,7 +20,7 @@ def verbs_of(group: Verbs) -> Iterator[Verb]:
             yield from verbs_of(verb)
         else:
             assert isinstance(verb, Verb)
-            yield verb
+            yield from (verb, *verb.more.values())
 
 
 def loaded_by(*arguments: str) -> set[str]:

@@ -21,6 +21,8 @@ from harness1.data.open import open_source
 from harness1.records import ModelCall
 from harness1.retrieval.index.build import build_index
 from harness1.rows.calls import calls_of
+from harness1.runs.line_digests import finish
+from harness1.runs.stage import read_stage
 from harness1.runs.store import EpisodeStore, read_episodes
 from tests.cli.commands import Command, command_in_process
 from tests.support import hear_interrupts
@@ -160,6 +162,9 @@ def test_an_output_that_its_grammar_forbids_is_found_out(harness1: Command, sear
     shutil.copy(searched / "stage.json", home / "forged")
     with EpisodeStore(home / "forged") as store:
         store.append(msgspec.structs.replace(episode, turns=tuple(turns)))
+    ended = harness1("replay", "forged", "--model", "model")
+    assert (ended.code, "its card was changed" in ended.err) == (2, True)
+    finish(read_stage(home / "forged"), home / "forged" / "episodes.jsonl")
     ended = harness1("replay", "forged", "--model", "model")
     assert (ended.code, "the grammar does not allow the token" in ended.out) == (1, True)
 

@@ -3,6 +3,7 @@ import io
 import pypdf
 import pytest
 
+from harness1.data.faults import Fault, refuse
 from harness1.data.formats import folder
 from harness1.data.formats.html import read_html
 from harness1.errors import CorpusError
@@ -35,8 +36,12 @@ def pdf(text: str, title: str | None = None) -> bytes:
 
 def read(path) -> tuple[list[tuple[str, str, str]], list[str]]:
     problems: list[str] = []
-    found = [(document.doc_id, document.title, document.text) for document in folder.read(path, problems)]
+    found = [(document.doc_id, document.title, document.text) for document in folder.read(path, noting(problems))]
     return found, problems
+
+
+def noting(problems: list[str]) -> Fault:
+    return lambda error: problems.append(str(error))
 
 
 def fill(path, files: dict[str, str | bytes]) -> None:
@@ -98,7 +103,7 @@ def test_broken_files_are_reported_and_left_out(tmp_path) -> None:
 def test_a_folder_without_texts_is_an_error_at_once(tmp_path) -> None:
     fill(tmp_path, {"code.py": "x"})
     with pytest.raises(CorpusError, match=r"holds no \.md, \.txt"):
-        folder.read(tmp_path, [])
+        folder.read(tmp_path, refuse)
 
 
 def test_html_is_text_by_blocks_without_scripts_and_styles() -> None:

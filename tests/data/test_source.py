@@ -45,7 +45,7 @@ def test_a_corpus_without_documents_is_an_error(tmp_path) -> None:
         list(open_source(str(tmp_path / "docs.jsonl")).documents())
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_bytes(b"\xff")
-    with pytest.raises(CorpusError, match=r"holds no documents\n  a\.txt: not UTF-8"):
+    with pytest.raises(CorpusError, match=r"holds no documents; a\.txt: not UTF-8"):
         list(open_source(str(tmp_path / "texts")).documents())
 
 

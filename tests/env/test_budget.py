@@ -17,7 +17,7 @@ from harness1.records import StopReason, Task, ToolCall
 from tests.support import WordRetriever, call, curate, make_env, play, recount, run, search, text_of, wide_corpus
 
 ORDERS = ("paper", "stable_first", "epoch")
-WINDOWS = (2400, 2900, 3400, 4200, 6000)
+WINDOWS = (2000, 2900, 3400, 4200, 6000)
 RESERVE = 300
 STATES = 10_000
 
@@ -49,6 +49,7 @@ def random_action(rng: random.Random) -> ToolCall:
             curate(add_ids=handles, importance=tags),
             curate(add_ids=handles[1:], remove_ids=handles[:1]),
             call("verify", doc_ids=handles, claim=f"The {words} fell."),
+            call("unknown", text="x" * 20_000),
         ]
     )
 

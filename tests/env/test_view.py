@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness1.config import Curation, Env, PoolView, Pruning, Rendering
+from harness1.config import Curation, Env, Evidence, Leads, PoolView, Pruning, Rendering
 from harness1.env.render import view as view_module
 from harness1.env.render.pieces import piece
 from harness1.env.render.prose import sentence
@@ -25,10 +25,13 @@ from harness1.env.render.view import (
     HistoryView,
     HitView,
     JudgementView,
+    LeadsView,
+    LeadView,
     LimitsView,
     OlderView,
     PoolSizeView,
     QueryView,
+    RankedView,
     TurnView,
     VerdictsView,
     VerdictView,
@@ -75,6 +78,12 @@ WORDS: dict[type[Record], Callable[[Any], dict[str, str]]] = {
         "uncurated": f"{shown.uncurated} not curated",
         "hidden": f"{shown.hidden} near duplicates" if shown.hidden else "",
     },
+    RankedView: lambda shown: {"handles": f"By evidence: {shown.handles[0]}"},
+    LeadView: lambda shown: {
+        "name": f"{shown.name} (",
+        "handles": f"named by {', '.join(shown.handles)};" if shown.handles else "named in the question;",
+    },
+    LeadsView: lambda shown: {"leads": "Search next: "},
     OlderView: lambda shown: {
         "handles": ", ".join(shown.handles),
         "more": f"(+{shown.more} more)" if shown.more else "",
@@ -192,6 +201,8 @@ def test_everything_in_the_view_can_be_read_in_the_text(order: str, tags: bool) 
         curation=Curation(cap=12, tags=tags),
         pool=PoolView(lines=2, older=3),
         pruning=Pruning(on=order == "transcript"),
+        evidence=Evidence(rank=True),
+        leads=Leads(on=True),
     )
     env = make_env(config, wide_corpus(60))
     seen: set[type] = set()
@@ -213,7 +224,7 @@ def test_everything_in_the_view_can_be_read_in_the_text(order: str, tags: bool) 
                 assert pruned or hit.found_by == (marks if len(queries) != 1 else ((0, place),))
         assert all((entry.tag is not None) == tags for entry in view.curated)
     of_memory = {CuratedSetView, CuratedView, PoolSizeView, OlderView, BridgesView, BridgeView}
-    of_memory |= {VerdictsView, VerdictView, HistoryView, HistoryLine}
+    of_memory |= {VerdictsView, VerdictView, HistoryView, HistoryLine, RankedView, LeadsView, LeadView}
     assert seen == (WORDS.keys() - of_memory if order == "transcript" else WORDS.keys())
 
 

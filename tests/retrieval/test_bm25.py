@@ -12,6 +12,7 @@ from harness1.retrieval.analyser import STOP_WORDS, Analyser
 from harness1.retrieval.bm25 import postings
 from harness1.retrieval.bm25.postings import Postings, PostingsWriter
 from harness1.retrieval.bm25.search import BM25, NONE
+from harness1.retrieval.checked import Files
 from harness1.retrieval.ordering import total_order
 
 WORDS = (
@@ -39,7 +40,7 @@ def build(folder, texts: list[str], k1: float = 1.2, b: float = 0.75, ranks=None
         writer.add(text)
     length = writer.finish()
     ranks = np.arange(len(texts), dtype=np.int32) if ranks is None else ranks
-    return BM25([Postings(folder, NONE, None)], len(texts), length, ranks, k1, b)
+    return BM25([Postings(Files(folder), NONE, None)], len(texts), length, ranks, k1, b)
 
 
 @pytest.fixture(scope="module")

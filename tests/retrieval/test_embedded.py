@@ -2,7 +2,9 @@ import asyncio
 import shutil
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,3 +167,24 @@ def test_a_deadline_is_kept_while_a_model_works(tmp_path) -> None:
     assert 0.1 <= time.monotonic() - begin < 2.0
     embedder.gate.set()
     assert found(search(retriever, "castle", 1)) == ["c"]
+
+
+def test_long_queries_and_long_lists_are_searched_beside_the_event_loop(retriever: EmbeddedRetriever) -> None:
+    threads: list[bool] = []
+    answer, words = retriever._answer, "river castle market bridge "
+
+    def noted(asked: Sequence[Any]) -> list[Any]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return answer(asked)
+
+    retriever._beside._work, retriever._answer = noted, noted
+    try:
+        short, long = (SearchRequest(words, k=10), SearchRequest(words, k=5000)), SearchRequest(words * 200, k=10)
+        found = asyncio.run(retriever.search([*short, long]))
+        late = asyncio.run(retriever.search([SearchRequest(words, k=5000, deadline=-1.0)]))
+    finally:
+        retriever._beside._work, retriever._answer = answer, answer
+    assert threads[:3] == [True, False, False]
+    assert [hit.chunk for hit in found[0].hits] == [hit.chunk for hit in found[1].hits]
+    assert len(found[2].hits) == len(found[0].hits)
+    assert late == [RetrievalFault("deadline")]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from benchmarks.grep_table import HOSTILE
+from harness1.retrieval.checked import Files
 from harness1.retrieval.grep import search as module
 from harness1.retrieval.grep.search import (
     BATCH,
@@ -40,9 +41,9 @@ def segment(folder: Path, texts: Iterable[str], dead: Sequence[int] = ()) -> Seg
     with StringWriter(folder, "contents") as writer:
         for text in texts:
             writer.add(text.encode())
-    contents = Strings(folder, "contents")
-    write_trigrams(folder, contents.bytes, contents.ends)
-    return Segment(Trigrams(folder), contents, np.array(dead, np.uint32))
+    contents = Strings(Files(folder), "contents")
+    write_trigrams(folder, contents.file.bytes, contents.ends)
+    return Segment(Trigrams(Files(folder)), contents, np.array(dead, np.uint32))
 
 
 def answer(segments: Sequence[Segment], pattern: str, limit: int = 10**9, deadline: float = 60.0, pause: float = 0.0):

@@ -115,7 +115,7 @@ def test_too_many_open_files_are_not_called_damage(tmp_path, monkeypatch) -> Non
     def refuse(*_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(index_module, "load_array", refuse)
+    monkeypatch.setattr(index_module.Files, "load", refuse)
     with pytest.raises(CorpusError, match="ulimit -n"):
         open_index(tmp_path)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness1.retrieval.checked import Files
 from harness1.retrieval.grep import trigrams as module
 from harness1.retrieval.grep.pattern import ANYTHING, All, Query, Some, analyse, fold, trigrams
 from harness1.retrieval.grep.trigrams import BLOCK_BYTES, Trigrams, write_trigrams
@@ -26,7 +27,7 @@ def index(folder: Path, texts: Sequence[str]) -> Trigrams:
     encoded = [text.encode() for text in texts]
     folder.mkdir(exist_ok=True)
     write_trigrams(folder, b"".join(encoded), np.cumsum([0, *map(len, encoded)], dtype=np.int64))
-    return Trigrams(folder)
+    return Trigrams(Files(folder))
 
 
 def chunks(found: Trigrams, query: Query) -> set[int]:

@@ -26,6 +26,7 @@ from harness1.policy.baselines import SingleShotPolicy
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import ChunkId, DocId, Episode, Status, Task
 from harness1.retrieval.engines.page_cache import Page, PageCache, WebRequest, allowed, page_url
+from harness1.retrieval.engines.public_hosts import is_public, resolve
 from harness1.retrieval.engines.web import WebRetriever, open_web
 from harness1.retrieval.ordering import total_order
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
@@ -150,8 +151,17 @@ def settings(url: str, *more: str) -> Config:
     return load_config(None, [*overrides, *more])
 
 
+async def on_the_web(host: str) -> tuple[str, ...]:
+    """A resolver by which every name is of the internet; that of this machine may have no network."""
+    return ("93.184.215.14",)
+
+
+async def never(host: str) -> tuple[str, ...]:
+    raise AssertionError(f"{host} is resolved")
+
+
 def opened(folder: Path, url: str, *more: str) -> WebRetriever:
-    return open_web(str(folder / "cache"), settings(url, *more))
+    return open_web(str(folder / "cache"), settings(url, *more), on_the_web)
 
 
 def ask(retriever: WebRetriever, query: str = "ada", k: int = 10, *exclude: str) -> SearchResult | RetrievalFault:
@@ -627,7 +637,10 @@ def test_a_longer_bound_reads_a_page_anew(api, tmp_path) -> None:
     assert len(read(opened(tmp_path, api.url), ADA)) == 4
 
 
-@pytest.mark.parametrize("damage", [lambda text: text[: len(text) // 2], lambda text: b"", lambda text: b"\xff{}"])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda text: text[: len(text) // 2], lambda text: b"", lambda text: b"\xff{}", lambda text: b"[" * 100_000],
+)
 def test_a_torn_file_is_asked_again_online_and_a_fault_offline(api, tmp_path, damage) -> None:
     online, offline = opened(tmp_path, api.url), opened(tmp_path, api.url, "machine.web.offline=true")
     before = read(online, ADA)
@@ -684,7 +697,7 @@ def test_a_full_disk_is_a_fault_and_leaves_no_file(api, tmp_path, monkeypatch, s
 
 def test_keys_are_sent_and_stand_nowhere_else(api, tmp_path) -> None:
     config = settings(api.url)
-    retriever = open_web(str(tmp_path / "cache"), config)
+    retriever = open_web(str(tmp_path / "cache"), config, on_the_web)
     ask(retriever)
     read(retriever, ADA)
     told = [
@@ -792,7 +805,7 @@ def test_an_episode_repeats_offline_when_the_web_is_gone(tmp_path, policy) -> No
 
     def episode(*more: str) -> Episode:
         config = settings(server.url, *more)
-        env = make_env(config.env, retriever=open_web(str(tmp_path), config))
+        env = make_env(config.env, retriever=open_web(str(tmp_path), config, on_the_web))
         return asyncio.run(rollout(env, policy, Task("task", "Where did the father of Ada Lovelace die?")))
 
     try:
@@ -814,9 +827,112 @@ def test_an_episode_repeats_offline_when_the_web_is_gone(tmp_path, policy) -> No
 def test_a_failing_web_invalidates_the_episode(api, tmp_path) -> None:
     api.search_answer = answering(429)
     config = settings(api.url)
-    env = make_env(config.env, retriever=open_web(str(tmp_path), config))
+    env = make_env(config.env, retriever=open_web(str(tmp_path), config, on_the_web))
     begin = time.monotonic()
     episode = asyncio.run(rollout(env, SingleShotPolicy(), Task("task", "Who?")))
     assert (episode.status, len(api.searches)) == (Status.INFRA_ERROR, 3)
     assert episode.error == "the search API answered 429 (too many requests) (3 attempts)"
     assert time.monotonic() - begin < 5
+
+
+NETS = {
+    "public.org": ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"),
+    "behind.nat64.org": ("64:ff9b::5db8:d70e",),
+    "router.lan.example.org": ("192.168.1.1",),
+    "intranet.example.com": ("10.1.2.3",),
+    "mixed.org": ("93.184.215.14", "127.0.0.1"),
+    "mapped.org": ("::ffff:10.0.0.1",),
+    "sixtofour.org": ("2002:7f00:1::",),
+    "nat64.org": ("64:ff9b::a9fe:a9fe",),
+    "own-nat64.org": ("64:ff9b:1::1",),
+    "carrier.org": ("100.64.0.1",),
+    "metadata.org": ("169.254.169.254",),
+    "link.org": ("fe80::1%eth0",),
+    "unique.org": ("fd00::1",),
+    "old-site.org": ("fec0::1",),
+    "compatible.org": ("::127.0.0.1",),
+    "any.org": ("0.0.0.0",),
+    "all.org": ("224.0.0.1", "255.255.255.255"),
+    "group.org": ("ff02::1",),
+    "protocol.org": ("192.0.0.192",),
+    "teredo.org": ("2001:0:7f00:1::1",),
+    "nonsense.org": ("not an address",),
+    "nobody.org": (),
+}
+
+
+@pytest.mark.parametrize("host", NETS)
+def test_a_name_is_public_if_all_its_addresses_are(api, tmp_path, host) -> None:
+    async def resolve(asked: str) -> tuple[str, ...]:
+        assert asked == host
+        return NETS[host]
+
+    api.read_answer = answering(body=b"a page")
+    address, is_good = f"https://{host}/x", host in ("public.org", "behind.nat64.org")
+    answer = read(open_web(str(tmp_path / "any"), settings(api.url), resolve), address)
+    assert [chunk.text for chunk in answer] == (["a page"] if is_good else [])
+    assert api.requests == is_good
+    own = open_web(str(tmp_path / "own"), settings(api.url, f'machine.web.hosts=["{host}"]'), never)
+    assert [chunk.text for chunk in read(own, address)] == ["a page"], "a host that is listed itself is the user's"
+
+
+def test_a_part_of_a_listed_domain_is_judged(api, tmp_path) -> None:
+    async def resolve(host: str) -> tuple[str, ...]:
+        return ("127.0.0.1",)
+
+    config = settings(api.url, 'machine.web.hosts=["example.org"]')
+    assert read(open_web(str(tmp_path), config, resolve), "https://localhost.example.org/") == ()
+    assert api.requests == 0
+
+
+@pytest.mark.parametrize(
+    "host", ["router.lan", "nas.home.arpa", "intranet.corp", "kubernetes.default.svc", "x.internal"]
+)
+def test_names_of_local_networks_are_not_even_resolved(api, tmp_path, host) -> None:
+    assert read(open_web(str(tmp_path), settings(api.url), never), f"http://{host}/") == ()
+    assert api.requests == 0
+
+
+def test_a_name_is_judged_each_time_before_its_page_is_read(api, tmp_path) -> None:
+    answers = [("93.184.215.14",), ("127.0.0.1",)]
+
+    async def rebinding(host: str) -> tuple[str, ...]:
+        return answers.pop(0)
+
+    api.read_answer = answering(500)
+    retriever = open_web(str(tmp_path), settings(api.url), rebinding)
+    assert isinstance(read(retriever, ADA), RetrievalFault)
+    assert read(retriever, ADA) == ()
+    assert len(api.reads) == 1
+
+
+def test_that_a_host_is_not_public_is_not_kept(api, tmp_path) -> None:
+    answers = [("10.0.0.1",), ("93.184.215.14",)]
+
+    async def moving(host: str) -> tuple[str, ...]:
+        return answers.pop(0)
+
+    retriever = open_web(str(tmp_path), settings(api.url), moving)
+    assert read(retriever, ADA) == ()
+    assert read(retriever, ADA)
+
+
+def test_a_resolver_that_fails_is_a_fault_and_is_not_kept(api, tmp_path) -> None:
+    async def failing(host: str) -> tuple[str, ...]:
+        raise OSError("temporary failure in name resolution")
+
+    broken = open_web(str(tmp_path / "cache"), settings(api.url), failing)
+    assert read(broken, ADA) == RetrievalFault(message="the host example.org cannot be resolved now")
+    assert read(opened(tmp_path, api.url), ADA)
+
+
+def test_this_machine_is_not_public_to_its_own_resolver() -> None:
+    assert not asyncio.run(is_public("localhost", resolve))
+    assert not asyncio.run(is_public("127.0.0.1", resolve))
+    assert asyncio.run(resolve("a" * 64 + ".org")) == ()
+
+
+def test_proxies_of_the_environment_are_passed_by(api, tmp_path, monkeypatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert read(opened(tmp_path, api.url), ADA)

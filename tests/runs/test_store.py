@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from harness1.records import (
     Turn,
     encode_episode,
 )
+from harness1.runs.journal import BLOCK
 from harness1.runs.store import EPISODES, TOKENS, EpisodeStore, latest_episodes, read_episodes
 
 _IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
@@ -140,6 +142,22 @@ def test_a_line_of_a_newer_version_is_refused_with_its_place(tmp_path: Path) -> 
         list(read_episodes(tmp_path))
 
 
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_a_journal_that_is_gone_once_it_is_locked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    path = tmp_path / EPISODES
+
+    def lock_late(_file: object, _refusal: str) -> None:
+        path.rename(tmp_path / "old")  # keeps its inode from being used again
+        if change == "replaced":
+            path.touch()
+
+    monkeypatch.setattr("harness1.runs.journal.lock", lock_late)
+    with pytest.raises(UsageError, match="another process"):
+        EpisodeStore(tmp_path)
+
+
 def test_two_writers_are_refused_and_the_second_may_follow_the_first(tmp_path: Path) -> None:
     with EpisodeStore(tmp_path) as store:
         with pytest.raises(UsageError, match="another process"):
@@ -170,3 +188,26 @@ def test_an_empty_folder_holds_no_run(tmp_path: Path) -> None:
         list(read_episodes(tmp_path))
     written(tmp_path / "new" / "run")
     assert list(read_episodes(tmp_path / "new" / "run")) == []
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+@pytest.mark.parametrize("torn", [0, 1, BLOCK, 2 * BLOCK + 5])
+def test_a_torn_line_of_any_length_is_cut_off(tmp_path: Path, size: int, torn: int) -> None:
+    whole = b"a" * (size - 1) + b"\n" if size else b""
+    (tmp_path / EPISODES).write_bytes(whole + b"b" * torn)
+    with EpisodeStore(tmp_path) as store:
+        assert store.torn == torn
+    assert (tmp_path / EPISODES).read_bytes() == whole
+
+
+def test_opening_a_large_journal_reads_its_end_only(tmp_path: Path) -> None:
+    with (tmp_path / EPISODES).open("wb") as file:
+        file.truncate(64 << 20)
+        file.seek(0, 2)
+        file.write(b"\n{}\n{torn")
+    tracemalloc.start()
+    with EpisodeStore(tmp_path) as store:
+        assert store.torn == 5
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * BLOCK

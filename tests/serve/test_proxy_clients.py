@@ -246,7 +246,8 @@ def test_a_client_that_leaves_is_recorded_and_frees_its_place(tmp_path: Path, ha
     model = Dice(hermes())
     model.wait_s = 30.0
     body = json.dumps(WORDS).encode()
-    head = f"POST {OPENAI_PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    about = f"POST {OPENAI_PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = f"{about}Content-Length: {len(body)}\r\n\r\n".encode()
     with proxying(tmp_path, upstream_of(model, model.chat)) as url:
         client = socket.create_connection((HOST, int(url.rsplit(":", 1)[1])), timeout=5)
         client.sendall(head + body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +318,36 @@ def test_constrained_sampling_masks_by_the_tools_of_the_call(tmp_path: Path) -> 
 
     calls = recorded(tmp_path, upstream_of(model, model.chat, Config(policy=ChatPolicy(constrained=True))), scene)
     assert [call.sampling and call.sampling.grammar for call in calls] == [model.chat.grammar(SPECS).digest, None]
+
+
+def test_long_prompts_are_tokenised_beside_the_event_loop_and_longer_ones_are_refused(tmp_path: Path) -> None:
+    model, threads = Dice(hermes()), list[bool]()
+    upstream = upstream_of(model, model.chat)
+    prepare = upstream.prepare
+
+    def noted(*asked: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return prepare(*asked)
+
+    def said(length: int) -> dict[str, Any]:
+        return {**WORDS, "messages": [{"role": "user", "content": "word " * (length // 5)}]}
+
+    async def main() -> list[int]:
+        with Recorder(tmp_path) as recorder:
+            proxy = ProxyService(upstream, recorder, msgspec.structs.replace(LIMITS, prompt_characters=200_000))
+            return [(await ask(proxy, said(length))).status for length in (1000, 100_000, 250_000)]
+
+    upstream.prepare = noted
+    assert asyncio.run(main()) == [200, 200, 400]
+    assert threads == [True, False]
+    calls = list(read_records(tmp_path))
+    assert "at most 200000" in str(calls[2].error)
+    assert model.chat.tokenizer.decode(calls[1].prompt_ids).count("word ") == 20_000
+
+
+def test_the_ids_of_prompts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness1.models.formats.chat_format.CACHED_IDS", 100)
+    chat = hermes()
+    for number in range(50):
+        chat.ids(piece(f"p{number}", "user", f"{number} " * 20))
+        assert sum(map(len, chat._pieces.values())) <= 200

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from benchmarks import load as attack
 from benchmarks import serving as load
 from harness1.config import Config
 from harness1.errors import UsageError
@@ -35,11 +36,17 @@ from tests.serving import HOST, process_serving, serving
 from tests.support import CORPUS, WordRetriever, chunk, run
 
 SMALL = ServiceLimits(body_bytes=2000, body_s=0.2)
+JSON = b"Host: localhost\r\nContent-Type: application/json\r\n"
+
+
+def posting(path: str, body: bytes, headers: bytes = b"") -> bytes:
+    """A request as bytes."""
+    return b"POST %s HTTP/1.1\r\n%s%sContent-Length: %d\r\n\r\n%s" % (path.encode(), JSON, headers, len(body), body)
 
 
 def fetch(url: str, method: str, path: str, data: bytes | None = None) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
-    connection.request(method, path, data)
+    connection.request(method, path, data, {"Content-Type": "application/json"})
     response = connection.getresponse()
     found = response.status, json.loads(response.read())
     connection.close()
@@ -57,7 +64,7 @@ def test_a_server_answers_over_http_and_refuses_what_is_too_large() -> None:
 
 
 def test_a_body_that_does_not_arrive_or_cannot_be_read_is_refused() -> None:
-    head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\n"
+    head = b"POST /retrieve HTTP/1.1\r\n" + JSON
     with serving(WordRetriever(CORPUS), limits=SMALL) as url:
         for rest, status in (
             (b"Content-Length: 9\r\n\r\n{", b"408"),
@@ -149,7 +156,7 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off_and_one_that_waits_fo
     monkeypatch.setattr(connection, "IDLE_S", 0.3)
     big = [chunk(f"d{number}#0", "x" * 100_000) for number in range(200)]
     call = json.dumps({"chunk_ids": [each.chunk_id for each in big]}).encode()
-    asked = b"POST /get HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(call) + call
+    asked = posting("/get", call, b"Connection: close\r\n")
     with serving(Slow(big)) as url, connected(url) as prompt, connected(url) as greedy:
         prompt.sendall(asked)
         assert received(prompt) > 20_000_000
@@ -160,9 +167,7 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off_and_one_that_waits_fo
 
 def test_a_compressed_body_is_read_within_the_limit_of_its_true_size() -> None:
     def sent(body: bytes) -> tuple[int, Any]:
-        head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
-        packed = gzip.compress(body)
-        status, _, found = raw(url, head % len(packed) + packed)
+        status, _, found = raw(url, posting("/retrieve", gzip.compress(body), b"Content-Encoding: gzip\r\n"))
         return status, found
 
     with serving(WordRetriever(CORPUS), limits=SMALL) as url:
@@ -292,7 +297,7 @@ def test_a_thousand_clients_at_once_are_all_answered_within_the_bound_of_files(i
     """Every client has its own connection, and the server may open 900 files, which are counted meanwhile."""
 
     call = b'{"queries":["Who founded the company?"],"topk":3,"return_scores":true}'
-    asked = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(call) + call
+    asked = posting("/retrieve", call, b"Connection: close\r\n")
 
     async def one(url: str, start: asyncio.Event) -> int:
         await start.wait()
@@ -340,6 +345,17 @@ def test_a_thousand_clients_at_once_are_all_answered_within_the_bound_of_files(i
 def test_the_load_of_a_server_can_be_measured(index: Path) -> None:
     report = load.main([str(index), "--clients", "2", "--seconds", "0.2", "--passes", "1", "--json"])
     assert all(report[path]["requests_s"] > 0 < report[path]["cpu_us"] for path in ("/health", "/retrieve"))
+
+
+@pytest.mark.service
+def test_a_server_under_attack_can_be_measured(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attack, "GIGABYTE", 1 << 24)
+    monkeypatch.setattr(attack, "REST_S", 0.1)
+    sizes = ["--silent", "6", "--inflating", "1", "--seconds", "1", "--passes", "1", "--json"]
+    report = attack.main([str(index), "--baseline", str(Path(attack.__file__).parent.parent), *sizes])
+    assert all(report["attack"][phase]["p99_ms"] > 0 for phase in ("before", "during", "after"))
+    assert report["attack"]["during"]["failed"] == report["load"]["errors_500"] == 0
+    assert report["load"]["ratio"] > 0
 
 
 def open_files(pid: int) -> int:

@@ -417,6 +417,14 @@ def test_a_damaged_run_is_refused(run_copy: Path, tmp_path: Path) -> None:
         build(Build([run_copy], SFT), tmp_path / "out")
 
 
+def test_a_card_that_lost_a_hash_is_refused(run_copy: Path, tmp_path: Path) -> None:
+    card = json.loads((run_copy / STAGE).read_text())
+    del card["hashes"]["counter"]
+    (run_copy / STAGE).write_text(json.dumps(card))
+    with pytest.raises(SchemaError, match="lacks hashes of the run"):
+        build(Build([run_copy], SFT), tmp_path / "out")
+
+
 def test_rows_that_do_not_fit_the_disk_are_refused_before_they_are_written(
     teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from harness1.records import Gold, Task
 NAME = "frames"
 NUMBER_KEYS = ("", "Unnamed: 0", "id", "index")
 LINK = "wikipedia_link_"
-_BETWEEN = re.compile(r"[\s,;]+(?=https?://)")
+_BETWEEN = re.compile(r"(?<![\s,;])[\s,;]++(?=https?://)")
 
 
 def open_frames(root: Path, fault: Fault) -> Source:

@@ -13,11 +13,13 @@ import msgspec
 
 from harness1.data.faults import Fault, refuse
 from harness1.data.formats import jsonl
-from harness1.errors import CorpusError, MissingExtra
+from harness1.errors import MALFORMED, CorpusError, MissingExtra
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]
 """Each row with its place, `file:line` or, in Parquet, `file: row N`, both from 1."""
+LONGEST_LITERAL = 1 << 20
+"""Characters of a list written as in Python; parsing takes 200 times as much memory."""
 BATCH = 256
 """Rows of a Parquet file held at once."""
 
@@ -90,10 +92,10 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
 
 def _json_rows(path: Path, fault: Fault) -> Rows:
     """Yield the objects of a JSON array, which is held in memory."""
-    data = b"".join(line for _, line in jsonl.numbered_lines(path))
+    data = jsonl.content(path)
     try:
         items = msgspec.json.decode(data, type=list[msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise CorpusError(f"{path}:{_line_of(data, str(error))}: not a JSON array: {error}") from error
     at, line = 0, 1
     for number, item in enumerate(items, start=1):
@@ -103,7 +105,7 @@ def _json_rows(path: Path, fault: Fault) -> Rows:
         where = f"{path}:{line} (item {number})"
         try:
             yield where, msgspec.json.decode(item, type=Row)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             fault(CorpusError(f"{where}: not a JSON object: {error}"))
 
 
@@ -114,26 +116,17 @@ def tsv_rows(path: Path, fault: Fault = refuse, names: Sequence[str] | None = No
     Args:
         names: of the columns; None if the first row names them.
     """
-    begun, text = 0, ""
-    for number, line in jsonl.numbered_lines(path):
-        begun = begun or number
-        try:
-            text += line.decode()
-        except UnicodeDecodeError as error:
-            fault(CorpusError(f"{path}:{number}: not UTF-8: {error}"))
-            continue
-        fields = _fields(text)
+    texts = _texts(path, fault)
+    for number, text in texts:
+        where, fields = f"{path}:{number}", _fields([text], texts)
         if fields is None:
-            continue  # a quoted field goes on in the next line
-        where, begun, text = f"{path}:{begun}", 0, ""
-        if names is None:
+            fault(CorpusError(f"{where}: a quote is opened and never closed"))
+        elif names is None:
             names = fields
         elif len(fields) == len(names):
             yield where, dict(zip(names, fields, strict=True))
         elif any(fields):
             fault(CorpusError(f"{where}: {len(fields)} columns where {len(names)} are expected"))
-    if text:
-        fault(CorpusError(f"{path}:{begun}: a quote is opened and never closed"))
 
 
 def text_of(where: str, row: Row, *keys: str) -> str:
@@ -167,21 +160,42 @@ def list_of(where: str, row: Row, *keys: str) -> list[Any]:
 def _written_out(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except msgspec.MsgspecError:
+    except MALFORMED:
         pass
+    if len(text) > LONGEST_LITERAL:
+        return None
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 
 
-def _fields(text: str) -> list[str] | None:
-    """Return the fields of one row, or None while a quote is open."""
-    line = text.rstrip("\r\n")
+def _texts(path: Path, fault: Fault) -> Iterator[tuple[int, str]]:
+    for number, line in jsonl.numbered_lines(path, fault):
+        try:
+            yield number, line.decode()
+        except UnicodeDecodeError as error:
+            fault(CorpusError(f"{path}:{number}: not UTF-8: {error}"))
+
+
+def _fields(read: list[str], texts: Iterator[tuple[int, str]]) -> list[str] | None:
+    """Return the fields of the row that begins with a line, or None if a quote stays open. The lines in which quoted
+    fields go on are moved from `texts` to `read`."""
+
+    def lines() -> Iterator[str]:
+        yield read[0]
+        left = jsonl.LINE_BYTES
+        for _, text in texts:
+            read.append(text)
+            left -= len(text)
+            if left < 0:
+                return
+            yield text
+
     try:
-        return next(csv.reader([line], "excel-tab", strict=True), [])
+        return next(csv.reader(lines(), "excel-tab", strict=True), [])
     except csv.Error as error:
-        return None if "unexpected end" in str(error) else line.split("\t")
+        return None if "unexpected end" in str(error) else "".join(read).rstrip("\r\n").split("\t")
 
 
 def _line_of(data: bytes, error: str) -> int:

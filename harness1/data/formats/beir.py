@@ -16,6 +16,7 @@ import msgspec
 
 from harness1.data.faults import DuplicateId, Fault, refuse
 from harness1.data.formats import jsonl
+from harness1.data.formats.trec import grade_of
 from harness1.errors import CorpusError
 from harness1.records import ChunkId, DocId, Gold, Task
 from harness1.retrieval.corpus import Document
@@ -150,14 +151,14 @@ def _metadata(gold: Gold) -> dict[str, Any]:
 def _read_qrels(path: Path, fault: Fault) -> dict[str, dict[DocId, int]]:
     """Return the documents with a grade above 0 of every query that has any."""
     relevant: dict[str, dict[DocId, int]] = {}
-    for number, line in jsonl.numbered_lines(path):
+    for number, line in jsonl.numbered_lines(path, fault):
         fields = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")
         if fields == [""] or (number == 1 and fields[-1] == "score"):
             continue
         try:
             task_id, doc_id, grade = fields
-            if int(grade) > 0:
-                relevant.setdefault(task_id, {})[DocId(doc_id)] = int(grade)
+            if (number_of := grade_of(grade)) > 0:
+                relevant.setdefault(task_id, {})[DocId(doc_id)] = number_of
         except ValueError:
             fault(CorpusError(f"{path}:{number}: not `query-id, corpus-id, score` between tabs"))
     return relevant

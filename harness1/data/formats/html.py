@@ -1,11 +1,18 @@
-"""Extracts the readable text of an HTML page, with the parser of the standard library."""
+"""Extracts the readable text of an HTML page, as a browser parses it."""
 
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
+from typing import TYPE_CHECKING
 
-HIDDEN = frozenset({"script", "style"})
+from selectolax.lexbor import LexborHTMLParser
+
+if TYPE_CHECKING:
+    from selectolax.lexbor import LexborNode
+
+TEXT = "-text"
+HIDDEN = frozenset({"script", "style", "iframe", "noembed", "noframes"})
+"""Elements without text of the page. A browser keeps the tags in the last three as plain characters, and shows none."""
 BLOCKS = frozenset({
     "address", "article", "aside", "blockquote", "br", "caption", "dd", "details", "div", "dl", "dt",
     "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr",
@@ -16,43 +23,50 @@ BLOCKS = frozenset({
 
 def read_html(page: str) -> tuple[str, str]:
     """Return the title of a page ("" if it has none) and its text: one line for each block, without scripts and
-    styles."""
-    parser = _Reader()
-    parser.feed(page)
-    parser.close()
-    lines = (" ".join(line.split()) for line in "".join(parser.text).split("\n"))
-    return " ".join("".join(parser.title).split()), "\n".join(line for line in lines if line)
+    styles. The time may grow with the square of the depth of a page, which only hostile ones make large."""
+    reader = _Reader()
+    node: LexborNode | None = LexborHTMLParser(page).root
+    while node is not None:
+        inside = node.first_child if reader.enter(node) else None
+        while inside is None and node is not None:
+            reader.leave(node)
+            inside, node = node.next, node.parent
+        node = inside
+    lines = (" ".join(line.split()) for line in "".join(reader.text).split("\n"))
+    return " ".join("".join(reader.title).split()), "\n".join(line for line in lines if line)
 
 
-class _Reader(HTMLParser):
+class _Reader:
+    """What was read of a page, whose nodes are entered and left in the order of its text."""
+
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
         self.title: list[str] = []
         self.text: list[str] = []
-        self._hidden = self._verbatim = 0
+        self._verbatim = 0
         self._in_title = False
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in HIDDEN:
-            self._hidden += 1
+    def enter(self, node: LexborNode) -> bool:
+        """Read a node; return False if what is inside it is no text of the page."""
+        tag = node.tag
+        if tag == TEXT:
+            text = node.text_content or ""
+            if self._in_title:
+                self.title.append(text)
+            else:
+                self.text.append(text if self._verbatim else re.sub(r"\s+", " ", text))
         elif tag == "title":
             # Drawings have titles too: the page's own is the first.
             self._in_title = not self.title
-        elif tag in BLOCKS:
-            self._verbatim += tag == "pre"
-            self.text.append("\n")
+        self._at_border(tag, 1)
+        return tag not in HIDDEN
 
-    def handle_endtag(self, tag: str) -> None:
-        if tag in HIDDEN:
-            self._hidden = max(0, self._hidden - 1)
-        elif tag == "title":
+    def leave(self, node: LexborNode) -> None:
+        """End the element that was entered."""
+        if node.tag == "title":
             self._in_title = False
-        elif tag in BLOCKS:
-            self._verbatim = max(0, self._verbatim - (tag == "pre"))
-            self.text.append("\n")
+        self._at_border(node.tag, -1)
 
-    def handle_data(self, data: str) -> None:
-        if self._in_title:
-            self.title.append(data)
-        elif not self._hidden:
-            self.text.append(data if self._verbatim else re.sub(r"\s+", " ", data))
+    def _at_border(self, tag: str | None, step: int) -> None:
+        if tag in BLOCKS:
+            self.text.append("\n")
+            self._verbatim += step * (tag == "pre")

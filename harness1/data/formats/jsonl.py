@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,13 +17,19 @@ from typing import Any
 import msgspec
 
 from harness1.data.faults import DuplicateId, EmptyText, Fault, Given, Made, distinct, made, refuse
-from harness1.errors import CorpusError
+from harness1.errors import MALFORMED, CorpusError
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document, GivenChunk
 
 ID_KEYS = ("_id", "id", "doc_id")
 TEXT_KEYS = ("text", "contents", "content")
 CHUNKS_KEY = "_chunks"
+LINE_BYTES = 16 << 20
+"""Longest line that is read: three times the longest novel. Decoded, it may take 25 times as much memory."""
+WHOLE_BYTES = 2 << 30
+"""Largest file that is read into memory whole; HotpotQA's is a quarter of it."""
+INFLATION, LEAST_INFLATED = 200, 64 << 20
+"""How many times its own size a gzipped file may inflate to, and the bytes that any may; text shrinks by 3 to 20."""
 
 
 def read(path: Path, fault: Fault = refuse) -> Iterator[Document]:
@@ -64,25 +71,65 @@ def decoded(path: Path, type_: type[Made], what: str, fault: Fault) -> Iterator[
     def decode(where: str, line: bytes) -> Made:
         try:
             return decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             raise CorpusError(f"{where}: not {what}: {error}") from error
 
-    lines = ((f"{path}:{number}", line) for number, line in numbered_lines(path) if line.strip())
+    lines = ((f"{path}:{number}", line) for number, line in numbered_lines(path, fault) if line.strip())
     return made(lines, decode, fault)
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(path: Path, fault: Fault = refuse) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a plain or gzipped file, numbered from 1, without the byte order mark that some editors write.
 
     Raises:
-        CorpusError: the file cannot be opened or unpacked.
+        CorpusError: the file cannot be opened or unpacked, or inflates to more than `INFLATION` times its size; or a
+            line is longer than `LINE_BYTES`, unless `fault` lets it pass.
     """
+    for number, line in _whole_lines(path, _pieces(path), fault):
+        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+
+
+def content(path: Path) -> bytes:
+    """Return a plain or gzipped file whole, without the byte order mark.
+
+    Raises:
+        CorpusError: as for `numbered_lines`; or it is larger than `WHOLE_BYTES`.
+    """
+    found = bytearray()
+    for piece in _pieces(path):
+        found += piece
+        if len(found) > WHOLE_BYTES:
+            raise CorpusError(f"cannot read {path}: larger than {WHOLE_BYTES:,} bytes; write it as JSON Lines")
+    return bytes(found.removeprefix(codecs.BOM_UTF8))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, those longer than `LINE_BYTES` in pieces."""
+    if path.exists() and not path.is_file():
+        raise CorpusError(f"cannot read {path}: not a regular file")
+    is_packed = path.suffix == ".gz"
+    left = max(INFLATION * path.stat().st_size, LEAST_INFLATED) if is_packed and path.exists() else sys.maxsize
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        with gzip.open(path) if is_packed else path.open("rb") as file:
+            while piece := file.readline(LINE_BYTES):
+                left -= len(piece)
+                if left < 0:
+                    raise CorpusError(f"cannot read {path}: it inflates to more than {INFLATION} times its size")
+                yield piece
     except (OSError, EOFError, zlib.error) as error:
         raise CorpusError(f"cannot read {path}: {error}") from error
+
+
+def _whole_lines(path: Path, pieces: Iterable[bytes], fault: Fault) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are one piece, numbered; the others are too long."""
+    number, begun = 1, False
+    for piece in pieces:
+        ended = piece.endswith(b"\n") or len(piece) < LINE_BYTES
+        if ended and not begun:
+            yield number, piece
+        elif not begun:
+            fault(CorpusError(f"{path}:{number}: longer than {LINE_BYTES:,} bytes"))
+        number, begun = number + ended, not ended
 
 
 def find_file(folder: Path, name: str) -> Path | None:

@@ -14,6 +14,7 @@ from harness1.errors import CorpusError, UsageError
 from harness1.records import DocId, UnitId
 from harness1.runs.files import write_atomically
 
+HIGHEST_GRADE = 1000
 Run = list[tuple[str, list[tuple[UnitId, float]]]]
 """For each task, its units with their scores, best first."""
 
@@ -70,7 +71,7 @@ def read_qrels(path: Path, known: Container[str], what: str, fault: Fault = refu
     relevant: dict[str, dict[DocId, int]] = {}
     for where, (task_id, _, doc_id, text) in _columns(path, 4, fault):
         try:
-            grade = int(text)
+            grade = grade_of(text)
         except ValueError:
             fault(CorpusError(f"{where}: the grade must be a whole number, not {text!r}"))
             continue
@@ -83,8 +84,16 @@ def read_qrels(path: Path, known: Container[str], what: str, fault: Fault = refu
     return relevant
 
 
+def grade_of(text: str) -> int:
+    """Return the grade that a column holds, or raise ValueError; larger ones are no grades, and break sums of gains."""
+    grade = int(text)
+    if abs(grade) > HIGHEST_GRADE:
+        raise ValueError(f"a grade of more than {HIGHEST_GRADE}")
+    return grade
+
+
 def _columns(path: Path, count: int, fault: Fault = refuse) -> Iterator[tuple[str, list[str]]]:
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(path, fault):
         columns = line.decode("utf-8", "replace").split()
         if columns and len(columns) != count:
             fault(CorpusError(f"{path}:{number}: {len(columns)} columns where {count} are expected"))

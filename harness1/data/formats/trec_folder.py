@@ -83,7 +83,7 @@ def _questions(folder: Path, fault: Fault) -> Iterator[Topic]:
 
 
 def _tabbed(path: Path, fault: Fault) -> Iterator[Topic]:
-    for number, line in jsonl.numbered_lines(path):
+    for number, line in jsonl.numbered_lines(path, fault):
         if not line.strip():
             continue
         fields = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")
@@ -108,4 +108,6 @@ def _documents(folder: Path) -> tuple[Path, ...]:
         return (corpus,)
     topics = _topics(folder)
     found = chain(folder.glob("*.trec"), folder.glob("*.trec.gz"), folder.glob("corpus/*.trec*"))
-    return tuple(sorted(path for path in found if path != topics and not _QRELS.fullmatch(path.name)))
+    return tuple(
+        sorted(path for path in found if path.is_file() and path != topics and not _QRELS.fullmatch(path.name))
+    )

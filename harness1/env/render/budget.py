@@ -24,7 +24,8 @@ class Drop(IntEnum):
     OLD_HITS = 4
     CURATED_LINES = 5
     OLD_TURNS = 6
-    NEVER = 7
+    LAST_HITS = 7
+    NEVER = 8
 
 
 class Block(NamedTuple):

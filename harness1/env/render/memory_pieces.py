@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from itertools import islice
 
 from harness1.config import Env
@@ -16,17 +16,27 @@ from harness1.env.render.view import (
     CuratedView,
     DocumentView,
     HistoryView,
+    LeadsView,
+    LeadView,
     OlderView,
     PoolSizeView,
+    RankedView,
     VerdictsView,
     VerdictView,
 )
+from harness1.memory.evidence_value import Assessment, Value
 from harness1.memory.history import HistoryLine
+from harness1.memory.leads import Lead
 from harness1.memory.pool import Entry
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import ChunkId, UnitId
+from harness1.tools.discovery import shown_title
 
 CLAIM_CHARACTERS = 120
+RANKED = 30
+"""Documents that the line of the evidence order names: as many as can be delivered."""
+LEAD_SOURCES = 3
+"""Documents that are shown to name a lead."""
 
 
 class MemoryPieces:
@@ -39,7 +49,12 @@ class MemoryPieces:
 
     def of(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Block]:
         """Return all sections in order. Documents in `visible` appear in a shown turn and get no pool line."""
+        found = memory.assess() if self.env.evidence.ranks else Assessment()
         placed = [Block((curated_piece(memory, self.env),))]
+        if found.units:
+            placed.append(Block((_ranked(memory, found.best(RANKED)),), Drop.OLD_TURNS))
+        if self.env.leads_on and found.leads:
+            placed.append(Block((_leads(memory, found.leads[: self.env.leads.lines], self.env),), Drop.EVIDENCE))
         placed += self._curated_lines(memory, visible)
         placed += self._pool(memory, visible)
         if self.env.evidence.on:
@@ -109,11 +124,31 @@ def curated_piece(memory: WorkingMemory, env: Env) -> Piece:
 def _document_line(entry: Entry, memory: WorkingMemory, tag: str, env: Env) -> Piece:
     text = memory.store[entry.chunk_ids[0]].text[: 4 * env.pool.snippet]
     snippet = " ".join(text.split())[: env.pool.snippet].rstrip()
-    shown = DocumentView(entry.handle, entry.unit_id, " ".join(entry.title.split()), snippet)
+    shown = DocumentView(entry.handle, entry.unit_id, shown_title(entry.title, env), snippet)
     section = "curated" if tag else "pool"
     mark = f" ({tag})" if tag and env.curation.tags else ""
     line = f"{entry.handle}{mark} {shown.title}: {snippet}"
     return piece(f"{section}/{entry.handle}", "user", line, shown)
+
+
+def _ranked(memory: WorkingMemory, values: Sequence[Value]) -> Piece:
+    handles = tuple(handle_of(memory, value.unit_id) for value in values)
+    words = [
+        f"{handle} ({'; '.join(value.reasons)})" if value.reasons else handle
+        for handle, value in zip(handles, values, strict=True)
+    ]
+    return piece("ranked", "user", f"By evidence: {', '.join(words)}.", RankedView(handles))
+
+
+def _leads(memory: WorkingMemory, leads: Sequence[Lead], env: Env) -> Piece:
+    shown, words = [], []
+    for lead in leads:
+        name = " ".join(lead.name.split())
+        handles = tuple(handle_of(memory, unit_id) for unit_id in lead.sources[:LEAD_SOURCES])
+        shown.append(LeadView(name, handles))
+        source = f"named by {', '.join(handles)}" if handles else "named in the question"
+        words.append(f"{memory.entities.marked(name, env.evidence.characters)[0]} ({source}; not found yet)")
+    return piece("leads", "user", f"Search next: {'; '.join(words)}.", LeadsView(tuple(shown)))
 
 
 def _older(memory: WorkingMemory, units: list[UnitId], more: int) -> Piece:

@@ -90,7 +90,8 @@ class Epoch(Order):
             yield Layout([Block(pieces)], dropped=before.budget.dropped, epoch_start=before.epoch_start)
         last = turns[-1:]
         blocks = [*self._head(memory), *self._memory(memory, last)]
-        blocks += [Block((turn.head, *turn.hits)) for turn in last]
+        for turn in last:
+            blocks += [Block((turn.head,)), *_last_hits(turn)]
         yield Layout(blocks, self._turn_room(turns), epoch_start=memory.turn)
 
     def _changed(self, memory: WorkingMemory, before: Context) -> list[Piece]:
@@ -113,7 +114,9 @@ class Transcript(Order):
         if before is None:
             yield Layout(self._head(memory))
         else:
-            yield Layout([Block((*_unpruned(before.pieces, turns[-1].head), *turns[-1].pieces()))])
+            last = turns[-1]
+            pieces = (*_unpruned(before.pieces, last.head), last.action, last.head)
+            yield Layout([Block(pieces), *_last_hits(last)], dropped=before.budget.dropped)
 
 
 ORDERS: dict[str, type[Order]] = {"paper": Paper, "stable_first": StableFirst, "epoch": Epoch, "transcript": Transcript}
@@ -132,12 +135,20 @@ def visible_units(shown: Sequence[TurnPieces]) -> set[UnitId]:
 
 
 def _turn_blocks(shown: Sequence[TurnPieces]) -> list[Block]:
-    """Return turns as blocks: the last is kept whole; older ones lose their hits first."""
+    """Return turns as blocks. Older ones lose their hits first; the last loses hits only where all else is gone."""
     blocks: list[Block] = []
     for turn in shown[:-1]:
         blocks.append(Block((turn.action, turn.head), Drop.OLD_TURNS, turn.turn))
         blocks += [Block((hit,), Drop.OLD_HITS, turn.turn) for hit in turn.hits]
-    return blocks + [Block(turn.pieces()) for turn in shown[-1:]]
+    for turn in shown[-1:]:
+        blocks += [Block((turn.action, turn.head)), *_last_hits(turn)]
+    return blocks
+
+
+def _last_hits(turn: TurnPieces) -> list[Block]:
+    """Return the hits of the last turn, each a block of its own: a tokenizer may need far more tokens for them than
+    their tool counted, and that must not end the episode."""
+    return [Block((hit,), Drop.LAST_HITS, turn.turn) for hit in turn.hits]
 
 
 def _unpruned(pieces: Sequence[Piece], head: Piece) -> list[Piece]:

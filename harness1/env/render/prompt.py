@@ -41,6 +41,8 @@ PRUNING = (
     "- The context grows with every turn. Above {soft} tokens prune useless documents with prune_chunks, or conclude;"
     " above {hard} tokens only prune_chunks, curate and end_search are carried out."
 )
+RANKED = "By evidence: documents in the order of all that speaks for them, with reasons. Deliver the best."
+LEADS = "Search next: names that the question or strong documents mention and no search has found yet."
 NAMED = "Names are followed by handles such as (E3): a query may say E3 for the name."
 
 
@@ -52,12 +54,18 @@ def _brief(env: Env, toolbox: Toolbox) -> list[str]:
         " search again for what is missing, then end_search alone.",
         "Short queries; never the same one twice.",
     ]
-    if env.auto_populate.on:
+    if env.refills:
+        lines.append(f"The best {env.auto_populate.documents} by evidence stay curated until you curate.")
+    elif env.auto_populate.on:
         lines.append(f"The first search curates its best {env.auto_populate.documents}: remove what is useless.")
     if env.curation.tags:
         lines.append("Tags: very_high states the answer, high is a needed link, fair may be useful, low is doubtful.")
     if env.evidence.handles:
         lines.append(NAMED)
+    if env.evidence.ranks:
+        lines.append(RANKED)
+    if env.leads_on:
+        lines.append(LEADS)
     if env.pruning.on:
         lines.append(PRUNING.removeprefix("- ").format(soft=env.pruning.tokens, hard=env.pruning.refusal))
     return lines
@@ -85,10 +93,7 @@ def _full(env: Env, toolbox: Toolbox) -> list[str]:
     if env.compression.on:
         lines.append(f"- Hits show the {env.compression.sentences} sentences nearest to the query, not the whole text.")
     lines += _curation(env)
-    if env.evidence.on:
-        lines.append("- Shared entities link documents; an entity named in a good document may be the next hop.")
-    if env.evidence.handles:
-        lines.append(f"- {NAMED}")
+    lines += _evidence(env)
     if "verify" in tools:
         lines.append("- Verify a claim before you rely on a document that must meet several constraints.")
     if env.dedup.on:
@@ -104,9 +109,24 @@ def _full(env: Env, toolbox: Toolbox) -> list[str]:
     return lines
 
 
+def _evidence(env: Env) -> list[str]:
+    lines = []
+    if env.evidence.on:
+        lines.append("- Shared entities link documents; an entity named in a good document may be the next hop.")
+    if env.evidence.handles:
+        lines.append(f"- {NAMED}")
+    if env.evidence.ranks:
+        lines.append(f"- {RANKED}")
+    if env.leads_on:
+        lines.append(f"- {LEADS}")
+    return lines
+
+
 def _curation(env: Env) -> list[str]:
     lines = ["- Curate often, a few documents at a time, and remove what turns out to be useless."]
-    if env.auto_populate.on:
+    if env.refills:
+        lines.append(f"- The best {env.auto_populate.documents} documents by evidence stay curated until you curate.")
+    elif env.auto_populate.on:
         lines.append(
             f"- After the first search its best {env.auto_populate.documents} documents are curated for you"
             + (f" as {env.auto_populate.tag}: re-tag or remove them." if env.curation.tags else ": review them.")

@@ -33,6 +33,7 @@ SENTENCES: dict[str, str] = {
     "curated_empty": "The curated set is empty.",
     "seeded": "The first {count} documents were curated with tag {tag}: review, re-tag or remove them.",
     "seeded_untagged": "The first {count} documents were curated: review them.",
+    "refilled": "{count} documents with more evidence are curated now; the set follows the evidence until you edit it.",
     "single_tool": "Only {tool} was used so far.",
     "curate_now": "Curate the useful documents of this result now.",
     "curate_overdue": "{turns} turns without curation while {uncurated} pooled documents are not curated: curate now.",

@@ -15,7 +15,7 @@ from harness1.env.render.prose import sentence
 from harness1.env.render.view import ActionView, ChangesView, DocumentView, HitView, JudgementView, TurnView
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Delta, Hit, Observation, Ranking, Tag, Turn, UnitId, Verdict
-from harness1.tools.discovery import shown_text
+from harness1.tools.discovery import shown_text, shown_title
 from harness1.tools.tool import Traits
 
 QUERIES_CHARACTERS = 1000
@@ -153,8 +153,7 @@ def shown_words(memory: WorkingMemory, env: Env, observation: Observation, trait
     for hit in observation.hits:
         unit_id = memory.pool.unit_of(hit)
         if unit_id in memory.pool.entries and unit_id not in observation.delta.aliases:
-            title = " ".join(hit.title.split())
-            yield hit, f"{title}\n{shown_text(hit, traits, observation.rankings, env)}"
+            yield hit, f"{shown_title(hit.title, env)}\n{shown_text(hit, traits, observation.rankings, env)}"
 
 
 def _hit_text(memory: WorkingMemory, hit: Hit, words: str, shown: HitView, queries: int) -> str:

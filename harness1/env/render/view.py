@@ -73,6 +73,25 @@ class PoolSizeView(Record):
     hidden: int
 
 
+class RankedView(Record):
+    """The handles of the pool by evidence, the best first."""
+
+    handles: tuple[str, ...]
+
+
+class LeadView(Record):
+    """A name worth a search, and the documents that name it, by handle; none if the question does."""
+
+    name: str
+    handles: tuple[str, ...] = ()
+
+
+class LeadsView(Record):
+    """The names worth a search, the best first."""
+
+    leads: tuple[LeadView, ...]
+
+
 class OlderView(Record):
     """Handles of pooled documents that are shown without a snippet."""
 
@@ -188,6 +207,9 @@ class View:
     pool: PoolSizeView = NO_POOL
     documents: dict[str, DocumentView] = field(default_factory=dict)
     """By handle: the longest text shown."""
+    ranked: tuple[str, ...] = ()
+    """Handles by evidence, the best first; empty where documents are not ranked."""
+    leads: tuple[LeadView, ...] = ()
     older: OlderView = NO_OLDER
     actions: dict[int, ToolCall] = field(default_factory=dict)
     turns: dict[int, TurnView] = field(default_factory=dict)
@@ -238,6 +260,10 @@ class View:
                 self.budget = shown
             case PoolSizeView():
                 self.pool = shown
+            case RankedView(handles=handles):
+                self.ranked = handles
+            case LeadsView(leads=leads):
+                self.leads = leads
             case OlderView():
                 self.older = shown
             case BridgesView():

@@ -88,7 +88,7 @@ class _Verdict(msgspec.Struct):
     quote: str | None = None
 
 
-_BRIEF = re.compile(r"(\w+)\s*[.!,;:]?\s*(?:[\"“](.*)[\"”]\s*[.!]?)?", re.DOTALL)
+_BRIEF = re.compile(r"(\w++)\s*+(?:[.!,;:]\s*+)?(?:[\"“](.*)[\"”]\s*[.!]?)?", re.DOTALL)
 
 
 def parse_judgement(answer: str, document: str) -> Judgement | VerifierFault:

@@ -17,14 +17,15 @@ import msgspec
 
 from harness1.config import Config, Env
 from harness1.env.environment import env_hash
-from harness1.errors import SchemaError, UsageError
+from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.eval.ablations.table import ALL_OFF, AblationTable, compared, markdown
-from harness1.eval.evaluate import Evaluation, Play, ensure_run
+from harness1.eval.evaluate import Evaluation, Play, ensure_run, refuse_changed_tasks, rescore
+from harness1.eval.scored_with import SCORING
 from harness1.eval.statistics import holm
 from harness1.eval.summary import task_metrics
 from harness1.runs.files import write_atomically, write_json
 from harness1.runs.folder import REPORT, clear_run, episodes_of
-from harness1.runs.stage import Stage, clear, refuse_foreign, refuse_other, under_way
+from harness1.runs.stage import Stage, clear, refuse_changed, refuse_foreign, under_way
 
 VERB = "eval --ablations"
 BASE = "base"
@@ -105,6 +106,7 @@ def ablate(
     names: Sequence[str] = tuple(ABLATIONS),
     *,
     force: bool = False,
+    rescored: bool = False,
     play: Play = ensure_run,
 ) -> AblationTable:
     """Play an evaluation and its ablations into run folders below `out`, and write `ablations.json` and `ablations.md`
@@ -113,6 +115,7 @@ def ablate(
     Args:
         names: from `ABLATIONS`; those whose mechanism is already off are skipped, which the table notes.
         force: start over, whatever earlier ablations are in the folder.
+        rescored: first score the recorded episodes again, with changed gold or another reward (`evaluate.rescore`).
 
     Raises:
         UsageError: a name is not an ablation, there is no task, a task has no gold, or the folder holds something else.
@@ -129,7 +132,10 @@ def ablate(
             clear_run(out / name)
         clear(out, VERB, TABLE, README, keep_card=True)
     else:
-        refuse_other(stage, out, "ablation")
+        refuse_foreign(out, VERB)
+        for name, each in played.items():
+            (rescore if rescored else refuse_changed_tasks)(each, out / name)
+        refuse_changed(stage, out, "ablation", besides=SCORING if rescored else ())
     if (finished := _finished(stage, out)) is not None:
         return finished
     with under_way(stage, out):
@@ -157,7 +163,7 @@ def _finished(stage: Stage, out: Path) -> AblationTable | None:
         return None
     try:
         table = msgspec.json.decode((out / TABLE).read_bytes(), type=AblationTable)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise SchemaError(f"{out / TABLE} is not a table of ablations: {error}") from error
     return None if any(each.broken for each in table.conditions) else table
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from harness1.errors import InfrastructureFault, SchemaError, UsageError
+from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageError
 from harness1.eval.answers.prompts import (
     DocumentReader,
     closed_question,
@@ -101,7 +101,7 @@ def _read(path: Path) -> dict[ReplyKey, Reply]:
     for number, line in read_lines(path):
         try:
             reply = msgspec.json.decode(line, type=Reply)
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             raise SchemaError(f"{path}:{number}: not an answer: {error}") from error
         kept[reply.key] = reply
     return kept

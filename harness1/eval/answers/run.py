@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config, Machine
-from harness1.errors import UsageError
+from harness1.errors import MALFORMED, UsageError
 from harness1.eval.answers.asking import (
     ANSWERS,
     CONDITIONS,
@@ -86,8 +86,10 @@ class AnswerRun:
         """Return the summary of this exact work if it is finished, else None."""
         if not (self.out / SUMMARY).is_file() or not self.stage().is_done(self.out):
             return None
-        summary: dict[str, Any] = msgspec.json.decode((self.out / SUMMARY).read_bytes())
-        return summary
+        try:
+            return msgspec.json.decode((self.out / SUMMARY).read_bytes(), type=dict[str, Any])
+        except MALFORMED:
+            return None
 
     def carry_out(
         self,

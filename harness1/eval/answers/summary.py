@@ -3,8 +3,6 @@ with its interval, and for pairs of conditions on the same tasks."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import string
 import unicodedata
@@ -16,6 +14,7 @@ from typing import Any
 
 from harness1.eval.answers.asking import CONDITIONS, Answered, Condition
 from harness1.eval.answers.prompts import read_verdict
+from harness1.eval.csv_table import csv_table
 from harness1.eval.statistics import (
     bootstrap_mean,
     finite_or_null,
@@ -113,9 +112,7 @@ def summarised(answered: Sequence[Answered], resamples: int, seed: int = 0) -> d
 def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
     """Return a table with a line per task and condition: scores, the answers of all samples and, unless
     secret, the right answers."""
-    scores, file = scored(_ordered(answered)), io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(("task_id", "condition", "answers", *METRICS, "answer", "right"))
+    scores, lines = scored(_ordered(answered)), []
     for condition, rows in _by_condition(_ordered(answered)).items():
         replies: dict[str, list[str]] = {}
         right = {each.question.task_id: "" if secret else " | ".join(each.question.golds) for each in rows}
@@ -124,8 +121,8 @@ def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
                 replies.setdefault(each.question.task_id, []).append(each.text)
         for task_id, texts in replies.items():
             values = (scores[condition][metric].get(task_id, "") for metric in METRICS)
-            writer.writerow((task_id, condition, len(texts), *values, " | ".join(texts), right[task_id]))
-    return file.getvalue()
+            lines.append((task_id, condition, len(texts), *values, " | ".join(texts), right[task_id]))
+    return csv_table(("task_id", "condition", "answers", *METRICS, "answer", "right"), lines)
 
 
 def _ordered(answered: Sequence[Answered]) -> list[Answered]:

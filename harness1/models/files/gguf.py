@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from harness1.errors import MissingExtra, UsageError
+from harness1.model_folder import refusing
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -69,7 +70,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    try:
+    with refusing(f"{source.name} cannot be converted"):
         reader = GGUFReader(source)
         facts = {name: field.contents() for name, field in reader.fields.items()}
         names = {tensor.name: _name(tensor.name) for tensor in reader.tensors}
@@ -80,8 +81,6 @@ def convert_gguf(source: Path, folder: Path) -> None:
             names[tensor.name]: _unpermuted(tensor.name, dequantize(tensor.data, tensor.tensor_type), facts)
             for tensor in reader.tensors
         }
-    except (ValueError, KeyError, IndexError, NotImplementedError) as error:
-        raise UsageError(f"{source.name} cannot be converted: {error}") from error
     try:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:  # raised for all errors of the file system

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness1.errors import UsageError
+from harness1.errors import MALFORMED, UsageError
 
 Shapes = Mapping[str, tuple[int, ...]]
 TIED_HEAD = "lm_head.weight"
@@ -29,7 +29,7 @@ def weight_shapes(folder: Path) -> Shapes:
     """
     try:
         shapes = {name: shape for path in sorted(folder.glob("*.safetensors")) for name, shape in _header(path).items()}
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise UsageError(f"the weights in {folder} cannot be read: {error}") from error
     if not shapes or not (folder / "config.json").is_file():
         raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")

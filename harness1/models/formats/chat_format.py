@@ -18,6 +18,8 @@ from harness1.tools.tool import ToolSpec
 
 CACHED_PIECES = 20_000
 """Pieces whose ids are cached, for all episodes of a policy together."""
+CACHED_IDS = 4_000_000
+"""Ids of these pieces together: a proxy renders messages of any length."""
 CACHED_TEXTS = 1_000
 """Texts of the format itself whose ids are cached."""
 
@@ -63,6 +65,7 @@ class ChatFormat(ABC):
             raise UsageError(f"the {self.name} format needs a tokenizer with {', '.join(missing)}")
         self.tokenizer = tokenizer
         self._pieces: dict[str, Ids] = {}
+        self._cached_ids = 0
         self._written = lru_cache(CACHED_TEXTS)(self._encode_own)
 
     @cached_property
@@ -136,8 +139,10 @@ class ChatFormat(ABC):
             ids = tuple(self.tokenizer.encode(self.written(piece)))
             if piece.turn_ref is not None:
                 ids = (*ids, self.stop_ids[0])
-            if len(self._pieces) >= CACHED_PIECES:
+            self._cached_ids += len(ids)
+            if len(self._pieces) >= CACHED_PIECES or self._cached_ids > CACHED_IDS:
                 self._pieces.clear()
+                self._cached_ids = len(ids)
             self._pieces[piece.key] = ids
         return ids
 

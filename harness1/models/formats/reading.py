@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from harness1.errors import MALFORMED
 from harness1.records import ToolCall
 
 LONGEST = 100_000
@@ -104,7 +105,7 @@ def _candidates(text: str) -> Iterator[str]:
 def _loaded(text: str) -> Any:
     try:
         return json.loads(text, strict=False, parse_constant=_refuse)
-    except (ValueError, RecursionError):  # also raised for numbers of thousands of digits
+    except MALFORMED:
         return None
 
 

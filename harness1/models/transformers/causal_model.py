@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from harness1.errors import UsageError, optional
-from harness1.model_folder import no_progress_bars
+from harness1.model_folder import first_line, no_progress_bars, refusing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,10 +28,8 @@ def context_window(folder: Path) -> int | None:
     class Shape(msgspec.Struct):
         max_position_embeddings: int | None = None
 
-    try:
+    with refusing(f"{folder} has no readable config.json"):
         return msgspec.json.decode((folder / "config.json").read_bytes(), type=Shape).max_position_embeddings
-    except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{folder} has no readable config.json: {error}") from error
 
 
 def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedModel:
@@ -46,16 +44,11 @@ def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedMode
     """
     with optional("train"):
         import torch
-        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
     auto: Any = AutoModelForCausalLM
     options = {"dtype": getattr(torch, dtype), "local_files_only": True, "output_loading_info": True}
-    try:
-        with no_progress_bars():
-            model, loading = auto.from_pretrained(folder, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = f"is not a causal language model that transformers loads: {first_line(error)}"
-        raise UsageError(f"{folder} {reason}") from error
+    with refusing(f"{folder} is not a causal language model that transformers loads"), no_progress_bars():
+        model, loading = auto.from_pretrained(folder, **options)
     if missing := loading["missing_keys"]:
         raise UsageError(f"{folder} lacks weights of its model: {', '.join(sorted(missing)[:3])}")
     try:
@@ -112,8 +105,3 @@ def _float32_head(head: Any) -> nn.Module:
                 return torch.nn.functional.linear(hidden.float(), self.weight.float(), bias)
 
     return Float32Head(head.weight, head.bias)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

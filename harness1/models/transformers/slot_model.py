@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness1.errors import UsageError
-from harness1.models.transformers.causal_model import first_line
+from harness1.model_folder import first_line
 from harness1.models.transformers.kv_slots import KvSlots, SlotPass, attend
 
 if TYPE_CHECKING:

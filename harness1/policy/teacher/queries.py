@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from harness1.env.render.view import DocumentView
 from harness1.memory.entities import FUNCTION_WORDS, extract
+from harness1.memory.question import SCANNED_CHARACTERS, head, mentions, normalised_name, relatedness
 from harness1.policy.evidence_score import EvidenceScore
-from harness1.policy.question import SCANNED_CHARACTERS, head, mentions, normalised_name, relatedness
 from harness1.policy.scripted import QUESTION_WORDS
 from harness1.policy.teacher.evidence import SeenEvidence
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness1.retrieval.analyser import Vocabulary
-from harness1.retrieval.strings import Keys, load_array, write_keys
+from harness1.retrieval.checked import DamagedFile, Files
+from harness1.retrieval.strings import Keys, write_keys
 
 RUN_WORDS = 1 << 23
 """Words inverted at a time, in memory."""
@@ -132,18 +134,36 @@ class Postings:
         dead_counts: for each term, by number, in how many deleted chunks it occurs.
     """
 
-    def __init__(self, folder: Path, dead: NDArray[np.uint32], dead_counts: NDArray[np.int32] | None) -> None:
-        self._terms = Keys(folder, "terms")
-        self._starts = load_array(folder / "postings.starts.npy")
+    def __init__(self, files: Files, dead: NDArray[np.uint32], dead_counts: NDArray[np.int32] | None) -> None:
+        self._terms = Keys(files, "terms")
+        self._starts = files.array("postings.starts.npy")
+        self._lengths = files.array("postings.lengths.npy")
+        self._chunks, self._codes = files.array("postings.chunks.npy"), files.array("postings.codes.npy")
+        self._verified = bytearray(len(self._terms))
         self._dead_counts = dead_counts
-        self.chunks = load_array(folder / "postings.chunks.npy")
-        self.codes = load_array(folder / "postings.codes.npy")
-        self.pairs = load_array(folder / "postings.pairs.npy")
-        self.lengths = load_array(folder / "postings.lengths.npy")
+        self.chunks, self.codes = self._chunks.values, self._codes.values
+        self.pairs = files.load("postings.pairs.npy")
         self.dead = dead
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self._lengths.values)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int32]:
+        """The length of each chunk in terms."""
+        return self._lengths.whole()
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """Where the postings of each term begin and the last ones end.
+
+        Raises:
+            DamagedFile: they are not as they were written, or not within the postings.
+        """
+        starts = self._starts.whole()
+        if starts[0] or starts[-1] != min(len(self.chunks), len(self.codes)) or np.any(starts[1:] < starts[:-1]):
+            raise DamagedFile("postings.starts.npy is damaged: it does not fit the postings")
+        return starts
 
     def numbers(self, terms: Sequence[str]) -> NDArray[np.int64]:
         """Return the number of each term, -1 if no chunk has it."""
@@ -151,10 +171,19 @@ class Postings:
 
     def spans(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where the postings of each term begin and end, shape [terms, 2]; both are 0 for terms without
-        postings."""
+        postings. These postings are verified, because compiled loops trust them.
+
+        Raises:
+            DamagedFile: they are not as they were written.
+        """
         spans = np.empty((len(numbers), 2), np.int64)
-        spans[:, 0], spans[:, 1] = self._starts[numbers], self._starts[numbers + 1]
+        spans[:, 0], spans[:, 1] = self.starts[numbers], self.starts[numbers + 1]
         spans[numbers < 0] = 0
+        for number, (start, stop) in zip(numbers.tolist(), spans.tolist(), strict=True):
+            if number >= 0 and not self._verified[number]:
+                self._chunks.check(start, stop)
+                self._codes.check(start, stop)
+                self._verified[number] = 1
         return spans
 
     def frequencies(self, numbers: NDArray[np.int64], spans: NDArray[np.int64]) -> NDArray[np.int64]:

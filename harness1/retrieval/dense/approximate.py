@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from harness1 import config
 from harness1.errors import CorpusError, optional
 from harness1.retrieval.dense.search import BLOCK, Integers, Scan, used_rows
+from harness1.retrieval.dense.vectors import Vectors
 from harness1.retrieval.ordering import STEP
 
 SPARE = 16
@@ -117,17 +118,22 @@ class Approximate:
         return slots[slots >= 0]
 
 
-def open_gpu(vectors: NDArray[np.float16], rows: Integers) -> GpuScan | None:
-    """Return exact search on the first GPU, or None if faiss is not installed for GPUs or sees none."""
+def open_gpu(vectors: Vectors, rows: Integers) -> GpuScan | None:
+    """Return exact search on the first GPU, or None if faiss is not installed for GPUs or sees none.
+
+    Raises:
+        DamagedFile: the embeddings are not as they were written.
+    """
     if find_spec("faiss") is None:
         return None
     faiss = _faiss()
     if not getattr(faiss, "get_num_gpus", int)():
         return None
-    used = used_rows(rows)
-    index = faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), vectors.shape[1])
-    _add(index, vectors, used)
-    return GpuScan(index, Scan(vectors, used))
+    used, values = used_rows(rows), vectors.values
+    vectors.check()
+    index = faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), values.shape[1])
+    _add(index, values, used)
+    return GpuScan(index, Scan(values, used))
 
 
 class GpuScan:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness1.config import Machine
-from harness1.errors import MissingExtra, UsageError
-from harness1.model_folder import no_progress_bars
+from harness1.errors import MissingExtra, UsageError, optional
+from harness1.model_folder import first_line, no_progress_bars, refusing
 
 
 @contextmanager
@@ -19,18 +19,18 @@ def loading(folder: Path, kind: str, machine: Machine) -> Iterator[None]:
         UsageError: the folder is not such a model, or torch lacks the device.
         MissingExtra: sentence-transformers is not installed.
     """
-    try:
+    with optional("dense", "sentence-transformers"):
         import torch
-        from safetensors import SafetensorError
 
         if machine.threads:
             torch.set_num_threads(machine.threads)
-        with no_progress_bars():
+    with refusing(f"{folder} is not a {kind} that sentence-transformers can load"), no_progress_bars():
+        try:
             yield
-    except ModuleNotFoundError as error:
-        raise MissingExtra("sentence-transformers", "dense") from error
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise UsageError(f"{folder} is not a {kind} that sentence-transformers can load: {error}") from error
-    except (RuntimeError, AssertionError) as error:  # what torch raises for the different kinds of device
-        device = machine.device or "that torch prefers"
-        raise UsageError(f"{folder} does not load on the device {device!r}: {error}") from error
+        except ModuleNotFoundError as error:
+            raise MissingExtra("sentence-transformers", "dense") from error
+        except RecursionError:
+            raise
+        except (RuntimeError, AssertionError) as error:  # what torch raises for the different kinds of device
+            device = machine.device or "that torch prefers"
+            raise UsageError(f"{folder} does not load on the device {device!r}: {first_line(error)}") from error

@@ -6,7 +6,7 @@ then computed in double precision, row by row, so that neither the batch nor the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,9 +59,10 @@ class DenseIndex:
         rows: for each position, the row of its chunk, which others may share; negative if it is never found.
         ranks: for each position, the place of its id among all ids in lexicographic order; it breaks ties.
         candidates: an approximate index over `used_rows(rows)`, or a faster exact one; None to multiply every row.
+        check: verifies the vectors; called before each search.
 
     Raises:
-        CorpusError: the approximate index was built from other vectors.
+        CorpusError: the approximate index was built from other vectors, or a row does not exist.
     """
 
     def __init__(
@@ -70,8 +71,11 @@ class DenseIndex:
         rows: Integers,
         ranks: NDArray[np.int32],
         candidates: RowSearcher | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._vectors, self._ranks = vectors, ranks
+        if rows.max(initial=-1) >= len(vectors):
+            raise CorpusError(f"a chunk has the embedding {rows.max()} of {len(vectors)}; build the index again")
+        self._vectors, self._ranks, self._check = vectors, ranks, check
         self._used = used_rows(rows)
         self._candidates = candidates or Scan(vectors, self._used)
         if self._candidates.size != len(self._used):
@@ -81,7 +85,7 @@ class DenseIndex:
             )
         slots = np.zeros(len(vectors) + 1, dtype=np.int32)  # the last is for -1, where there are no vectors
         slots[self._used] = np.arange(len(self._used))
-        self._slots = np.where(rows >= 0, slots[rows], -1).astype(np.int32)
+        self._slots = np.where(rows >= 0, slots[np.maximum(rows, -1)], -1).astype(np.int32)
         order = np.argsort(self._slots, kind="stable")
         self._positions = order[np.count_nonzero(rows < 0) :].astype(np.int32)
         self._counts = np.bincount(self._slots[self._positions], minlength=len(self._used)).astype(np.int32)
@@ -96,7 +100,11 @@ class DenseIndex:
 
         Args:
             queries: [b, d], of length 1.
+
+        Raises:
+            DamagedFile: the vectors are not as they were written.
         """
+        self._check()
         dead = [self._dead(exclude) for exclude in excludes]
         found = self._candidates.find(queries, ks, dead)
         return [self._best(*each) for each in zip(queries, found, ks, excludes, strict=True)]

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness1.errors import CorpusError
+from harness1.retrieval.checked import BLOCK, Files, Sums, damaged_blocks
 from harness1.retrieval.dense.embedder import Embedder
-from harness1.runs.files import lock
+from harness1.runs.files import lock, replacing
 
 KEYS, VECTORS = "keys.bin", "vectors.f16"
 KEY_BYTES = 16
@@ -31,6 +32,11 @@ Progress = Callable[[int, int], None]
 """Called with the number of texts done, and the number of those that had to be embedded."""
 
 
+def widths(dimensions: int) -> dict[str, int]:
+    """Return the bytes that a row takes in each file of a store."""
+    return {KEYS: KEY_BYTES, VECTORS: 2 * dimensions}
+
+
 class VectorStore:
     """The embeddings of one embedder in a folder, which is made if needed. Rows never move or change.
 
@@ -39,12 +45,45 @@ class VectorStore:
     """
 
     def __init__(self, folder: Path, dimensions: int) -> None:
-        self._folder, self._dimensions = folder, dimensions
+        self._folder, self._widths = folder, widths(dimensions)
 
     def __len__(self) -> int:
         """Return the number of rows that are whole on the disk."""
-        sizes = [path.stat().st_size if path.exists() else 0 for path in (self._folder / KEYS, self._folder / VECTORS)]
-        return min(sizes[0] // KEY_BYTES, sizes[1] // (2 * self._dimensions))
+        sizes = {path: path.stat().st_size if path.exists() else 0 for path in self._paths()}
+        return min(size // self._widths[path.name] for path, size in sizes.items())
+
+    def damaged_rows(self, sums: Mapping[str, Sums]) -> NDArray[np.bool_]:
+        """Return for each row whether it was damaged or lost since its files had these checksums."""
+        rows = max([len(self), *(sums[name].size // width for name, width in self._widths.items() if name in sums)])
+        damaged = np.zeros(rows, np.bool_)
+        for path in self._paths():
+            if path.name in sums and path.exists():
+                width = self._widths[path.name]
+                for block in damaged_blocks(path, sums[path.name], grows=True):
+                    damaged[block * BLOCK // width : -(-(block + 1) * BLOCK // width)] = True
+        damaged[len(self) :] = True
+        return damaged
+
+    def drop(self, damaged: NDArray[np.bool_]) -> None:
+        """Write the store anew without some rows; the others are numbered anew. Killed in between, it is empty.
+
+        Raises:
+            CorpusError: the disk is full or the folder cannot be written.
+        """
+        kept = np.flatnonzero(~damaged[: len(self)])
+        with self._writing():
+            keys, vectors = self._paths()
+            old = [np.fromfile(keys, np.uint8), np.memmap(vectors, np.uint8, "r")]
+            keys.unlink()
+            for path, data in zip((vectors, keys), reversed(old), strict=True):
+                width = self._widths[path.name]
+                table = data[: len(data) // width * width].reshape(-1, width)
+                with replacing(path) as file:
+                    for start in range(0, len(kept), BATCH):
+                        file.write(table[kept[start : start + BATCH]].tobytes())
+
+    def _paths(self) -> tuple[Path, Path]:
+        return self._folder / KEYS, self._folder / VECTORS
 
     def ensure(
         self, texts: Iterable[str], embedder: Embedder, progress: Progress | None = None, batch: int = BATCH
@@ -79,14 +118,19 @@ class VectorStore:
     @contextmanager
     def _writer(self) -> Iterator[_Writer]:
         """Yield a writer for both files, cut to whole rows and locked against other writers until the context ends."""
-        try:
+        with self._writing():
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / KEYS).open("a+b") as keys, (self._folder / VECTORS).open("ab") as vectors:
                 lock(keys, f"another process is writing embeddings to {self._folder}")
                 rows = len(self)
-                keys.truncate(rows * KEY_BYTES)
-                vectors.truncate(rows * 2 * self._dimensions)
+                keys.truncate(rows * self._widths[KEYS])
+                vectors.truncate(rows * self._widths[VECTORS])
                 yield _Writer(keys, vectors)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise CorpusError(f"cannot write embeddings to {self._folder}: {error}") from error
 
@@ -118,14 +162,24 @@ class _Writer:
         self._unwritten.clear()
 
 
-def open_vectors(folder: Path, dimensions: int, rows: int) -> NDArray[np.float16]:
+class Vectors(NamedTuple):
+    """The embeddings of an index, [rows, dimensions], and a function that verifies them, to be called before they are
+    used; it costs nothing when it is called again."""
+
+    values: NDArray[np.float16]
+    check: Callable[[], None]
+
+
+def open_vectors(files: Files, dimensions: int, rows: int) -> Vectors:
     """Map the first rows of a store, read-only, as they are while more are appended.
 
     Raises:
         CorpusError: the store has fewer rows.
     """
-    if len(store := VectorStore(folder, dimensions)) < rows:
-        raise CorpusError(f"{folder} holds {len(store)} embeddings of {rows}; build the index again")
+    if len(store := VectorStore(files.folder, dimensions)) < rows:
+        raise CorpusError(f"{files.folder} holds {len(store)} embeddings of {rows}; build the index again")
     if not rows:
-        return np.empty((0, dimensions), dtype=np.float16)
-    return np.asarray(np.memmap(folder / VECTORS, dtype=np.float16, mode="r", shape=(rows, dimensions)))
+        return Vectors(np.empty((0, dimensions), dtype=np.float16), lambda: None)
+    file = files.file(VECTORS, grows=True)
+    values = np.frombuffer(file.bytes, np.float16, rows * dimensions).reshape(rows, dimensions)
+    return Vectors(values, file.check_all)

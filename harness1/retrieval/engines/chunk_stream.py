@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from harness1 import config
-from harness1.errors import CorpusError, SchemaError
+from harness1.errors import MALFORMED, CorpusError, SchemaError
 from harness1.hashing import canonical, digest
 from harness1.records import Chunk, Record
 from harness1.retrieval.corpus import Document, chunk
@@ -40,7 +40,7 @@ class EngineIndex(Record):
         """
         try:
             index = msgspec.json.decode(str(text), type=cls)
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             raise CorpusError(f"{name} is not an index of harness1: choose another name") from error
         index.check_format(name)
         return index

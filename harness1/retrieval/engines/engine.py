@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from harness1.config import Machine
 from harness1.records import Chunk, ChunkId, DocId
+from harness1.redaction import without_secrets
 from harness1.retrieval.grep.pattern import required_literal
 from harness1.retrieval.grep.search import compile_pattern, grep
 from harness1.retrieval.ordering import total_order
@@ -64,10 +65,11 @@ class EngineRetriever:
 
     Args:
         machine: `concurrency` bounds the calls in flight; `call_deadline_s` is the default deadline.
+        secrets: what messages must not repeat.
     """
 
-    def __init__(self, engine: Engine, machine: Machine) -> None:
-        self._engine, self._run = engine, machine
+    def __init__(self, engine: Engine, machine: Machine, secrets: Sequence[str] = ()) -> None:
+        self._engine, self._run, self._secrets = engine, machine, secrets
         self._threads = ThreadPoolExecutor(machine.concurrency, thread_name_prefix=engine.name)
 
     @property
@@ -163,7 +165,8 @@ class EngineRetriever:
             return self._fault(error)
 
     def _fault(self, error: Exception) -> RetrievalFault:
-        return RetrievalFault(f"{self._engine.name}: {type(error).__name__}: {error}"[:LONGEST_MESSAGE])
+        message = f"{self._engine.name}: {type(error).__name__}: {error}"
+        return RetrievalFault(without_secrets(message, self._secrets)[:LONGEST_MESSAGE])
 
 
 def _matches(chunks: Sequence[Chunk], pattern: str, limit: int, deadline: float) -> list[Chunk] | RetrievalFault:

@@ -14,7 +14,7 @@ from uuid import uuid4
 from harness1 import config
 from harness1.errors import ConfigError, CorpusError, InfrastructureFault, MissingExtra, UsageError
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.redaction import without_password
+from harness1.redaction import secrets_of, without_password, without_secrets
 from harness1.retrieval.analyser import Analyser
 from harness1.retrieval.dense.embedder import Embedder
 from harness1.retrieval.engines.chunk_stream import EngineIndex
@@ -47,6 +47,10 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"milvus:{without_password(self.uri)}#{self.collection}"
+
+    def fault(self, error: Exception) -> InfrastructureFault:
+        """Return a failure of this Milvus, whose words may repeat its whole address."""
+        return InfrastructureFault(f"{self}: {without_secrets(str(error), secrets_of(self.uri))}")
 
     def fresh(self) -> str:
         """Return a name for the collection of the next build."""
@@ -83,7 +87,7 @@ def reporting(where: Address) -> Iterator[None]:
     try:
         yield
     except milvus_errors() as error:
-        raise InfrastructureFault(f"{where}: {error}") from error
+        raise where.fault(error) from error
 
 
 def connect(where: Address, timeout: float) -> MilvusClient:
@@ -110,7 +114,7 @@ def connect(where: Address, timeout: float) -> MilvusClient:
     except errors as error:
         if where.local:
             raise UsageError(f"{where.uri} cannot be opened; one process at a time may have it open") from error
-        raise InfrastructureFault(f"{where}: {error}") from error
+        raise where.fault(error) from error
 
 
 def quoted(text: str) -> str:
@@ -160,7 +164,8 @@ def open_milvus(uri: str, config: config.Config) -> Retriever:
     index.check_count(str(where), count[0]["count(*)"])
     mode = _mode(config.env.retrieval, index)
     queries = None if mode == "bm25" else index.open_queries(str(where), config.machine)
-    return EngineRetriever(MilvusEngine(client, collection, index, mode, config.env.retrieval, queries), config.machine)
+    engine = MilvusEngine(client, collection, index, mode, config.env.retrieval, queries)
+    return EngineRetriever(engine, config.machine, secrets_of(where.uri))
 
 
 def _collection(client: MilvusClient, where: Address, timeout: float) -> str:

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from harness1.config import Web
+from harness1.errors import MALFORMED
 from harness1.hashing import digest, text_digest
 from harness1.plain import utf8_safe
 from harness1.records import Record
@@ -30,7 +31,11 @@ PORTS = {"http": 80, "https": 443}
 """Default ports by scheme."""
 _IN_ADDRESS = "/?%:@!$&'()*+,;=~-._[]|"
 """Characters of an address that are not escaped, besides letters and digits."""
-_LOCAL = ("localhost", "local", "internal")
+_LOCAL = frozenset({
+    "localhost", "local", "internal", "lan", "home", "corp", "mail", "intranet", "private", "svc", "arpa", "test",
+    "invalid", "onion", "alt",
+})  # fmt: skip
+"""Last labels of names that are of local networks by custom, or that are kept from the internet (RFC 6761, ICANN)."""
 
 
 def page_url(text: str) -> str | None:
@@ -58,8 +63,8 @@ def page_url(text: str) -> str | None:
 def allowed(url: str, hosts: Sequence[str]) -> bool:
     """Return True if a normalised address may be read: its host or a parent domain is listed, or the list is empty.
 
-    IP addresses in any notation, names without a dot and names of local networks must be listed themselves. The page
-    reader resolves public names, so it must judge their IP addresses.
+    IP addresses in any notation, names without a dot and names of local networks must be listed themselves. What other
+    names resolve to is judged before a page is read (`public_hosts.is_public`).
     """
     host = urlsplit(url).hostname or ""
     listed = {name.lower() for name in hosts}
@@ -134,7 +139,7 @@ class PageCache:
         """Return the answer, or None if there is no readable one."""
         try:
             entry = msgspec.json.decode(self._path(question).read_bytes(), type=_Entry)
-        except (OSError, ValueError):
+        except (OSError, *MALFORMED):
             return None
         return entry.pages if entry.question == question else None
 

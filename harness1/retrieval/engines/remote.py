@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
 
 from harness1.config import Config, Machine
-from harness1.errors import ConfigError, InfrastructureFault
-from harness1.http.client import HttpClient, HttpFault, is_address
+from harness1.errors import MALFORMED, ConfigError, InfrastructureFault
+from harness1.http.client import HttpClient, HttpFault, bearer, is_address
 from harness1.http.retrying import Transient, retried
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.redaction import without_password
@@ -34,6 +34,8 @@ GRACE_S = 2.0
 LATEST_S = 86_400.0
 """Longest deadline that is sent."""
 
+ASTRAY = "the server returns what was not asked for"
+
 Answer = TypeVar("Answer")
 
 
@@ -41,7 +43,7 @@ class RemoteRetriever:
     """A `Retriever` over the native routes of a server; `about` is the server's description."""
 
     def __init__(self, url: str, about: About, machine: Machine) -> None:
-        self._client = HttpClient(url)
+        self._client = HttpClient(url, bearer(machine.token_file))
         self._about, self._run = about, machine
 
     @property
@@ -58,7 +60,7 @@ class RemoteRetriever:
             found = RetrievalFault(f"{len(found.answers)} answers to {len(requests)} queries")
         if isinstance(found, RetrievalFault):
             return [found] * len(requests)
-        return [_search_answer(answer) for answer in found.answers]
+        return [_search_answer(query, answer) for query, answer in zip(queries, found.answers, strict=True)]
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
         if not is_unicode(pattern):
@@ -68,18 +70,20 @@ class RemoteRetriever:
         found = await self._post("/grep", call, ChunksAnswer, deadline)
         if isinstance(found, ChunksAnswer) and found.bad_pattern is not None:
             return BadPattern(found.bad_pattern)
-        return _chunks(found)
+        return _chunks(found, lambda chunks: len(chunks) <= max(limit, 0))
 
     async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
         if not is_unicode(doc_id):
             return ()
         call = ReadCall(doc_id=doc_id, index_hash=self.info.index_hash)
-        return _chunks(await self._post("/read", call, ChunksAnswer, self._run.call_deadline_s))
+        found = await self._post("/read", call, ChunksAnswer, self._run.call_deadline_s)
+        return _chunks(found, lambda chunks: all(chunk.doc_id == doc_id for chunk in chunks))
 
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
         ids = tuple(chunk_id for chunk_id in chunk_ids if is_unicode(chunk_id))
         call = GetCall(chunk_ids=ids, index_hash=self.info.index_hash)
-        return _chunks(await self._post("/get", call, ChunksAnswer, self._run.call_deadline_s))
+        found, asked = await self._post("/get", call, ChunksAnswer, self._run.call_deadline_s), set(ids)
+        return _chunks(found, lambda chunks: len(chunks) <= len(ids) and asked.issuperset(map(_id_of, chunks)))
 
     async def _post(self, path: str, call: Record, kind: type[Answer], deadline: float) -> Answer | RetrievalFault:
         found = await self._client.post(path, msgspec.json.encode(call), kind, max(deadline, 0.0) + GRACE_S)
@@ -98,7 +102,9 @@ def open_http(url: str, config: Config) -> Retriever:
     from harness1.retrieval.engines.search_r1 import SearchR1Retriever
 
     if url != (shown := without_password(url)):
-        raise ConfigError(f"{shown}: a user name and password cannot be sent to a retriever: leave them out")
+        raise ConfigError(
+            f"{shown}: a user name, a password and parameters cannot be sent to a retriever: leave them out"
+        )
     base = url.rstrip("/").removesuffix("/retrieve").rstrip("/")
     if not is_address(base):
         raise ConfigError(f"{base} is not the address of a retriever: give http://HOST:PORT")
@@ -114,7 +120,7 @@ def open_http(url: str, config: Config) -> Retriever:
 async def ask_about(base: str, machine: Machine) -> About | None:
     """Return a server's `/info`; None if it has no such page, or one that is not JSON. Raise InfrastructureFault if it
     cannot be reached or fails, `machine.attempts` times, or describes something else."""
-    client = HttpClient(base)
+    client = HttpClient(base, bearer(machine.token_file))
 
     async def once() -> msgspec.Raw | None:
         page = await client.get("/info", msgspec.Raw, machine.call_deadline_s)
@@ -127,7 +133,7 @@ async def ask_about(base: str, machine: Machine) -> About | None:
     page = await retried(once, machine.attempts, machine.backoff_s)
     try:
         return msgspec.json.decode(page, type=About) if page else None
-    except msgspec.ValidationError as error:
+    except MALFORMED as error:
         raise InfrastructureFault(f"{base}/info does not describe an index of harness1: {error}") from error
 
 
@@ -145,15 +151,24 @@ def _query(request: SearchRequest) -> SearchRequest:
     return SearchRequest(query, max(request.k, 0), exclude, min(request.deadline, LATEST_S))
 
 
-def _search_answer(answer: SearchAnswer) -> SearchResult | RetrievalFault:
+def _search_answer(query: SearchRequest, answer: SearchAnswer) -> SearchResult | RetrievalFault:
     if answer.result is None:
         return RetrievalFault(answer.fault or "neither a result nor a fault")
+    found = [_id_of(hit.chunk) for hit in answer.result.hits]
+    if not len(set(found)) == len(found) <= query.k or not query.exclude.isdisjoint(found):
+        return RetrievalFault(ASTRAY)
     return answer.result
 
 
-def _chunks(answer: ChunksAnswer | RetrievalFault) -> tuple[Chunk, ...] | RetrievalFault:
+def _chunks(
+    answer: ChunksAnswer | RetrievalFault, asked_for: Callable[[tuple[Chunk, ...]], bool]
+) -> tuple[Chunk, ...] | RetrievalFault:
     if isinstance(answer, RetrievalFault):
         return answer
     if answer.chunks is None:
         return RetrievalFault(answer.fault or "neither chunks nor a fault")
-    return answer.chunks
+    return answer.chunks if asked_for(answer.chunks) else RetrievalFault(ASTRAY)
+
+
+def _id_of(chunk: Chunk) -> ChunkId:
+    return chunk.chunk_id

@@ -21,7 +21,7 @@ import msgspec
 from harness1.config import Config
 from harness1.errors import ConfigError
 from harness1.hashing import digest, text_digest
-from harness1.http.client import HttpClient, HttpFault
+from harness1.http.client import HttpClient, HttpFault, bearer
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.ordering import total_order
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
@@ -29,7 +29,7 @@ from harness1.retrieval.wire import RetrieveCall
 
 KNOWN = 50_000
 """Passages kept for `read` and `get`, least recently used dropped: about 50 MB at a hundred words each."""
-MALFORMED = (msgspec.ValidationError, TypeError, ValueError)
+NOT_PASSAGES = (msgspec.ValidationError, TypeError, ValueError, OverflowError)
 """Errors from reading a malformed answer."""
 
 
@@ -46,7 +46,7 @@ class SearchR1Retriever:
             raise ConfigError(f"{url} uses the protocol of Search-R1, which has no grep: --set env.grep.on=false")
         unit = config.index.unit
         self.info = IndexInfo(digest(["search-r1", unit]), unit, 0, 0)
-        self._client = HttpClient(url)
+        self._client = HttpClient(url, bearer(config.machine.token_file))
         self._known: OrderedDict[ChunkId, Chunk] = OrderedDict()
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
@@ -87,7 +87,7 @@ class SearchR1Retriever:
     ) -> SearchResult | RetrievalFault:
         try:
             found = [_scored(passage, rank) for rank, passage in enumerate(passages)]
-        except MALFORMED as error:
+        except NOT_PASSAGES as error:
             return RetrievalFault(f"not a passage of Search-R1: {error}")
         chunks: dict[ChunkId, Scored] = {}
         for scored in found:

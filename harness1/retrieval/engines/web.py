@@ -33,6 +33,7 @@ from harness1.retrieval.engines.page_cache import (
     search_question,
     snippet_question,
 )
+from harness1.retrieval.engines.public_hosts import Resolve, resolve
 from harness1.retrieval.engines.web_client import WebClient
 from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
 
@@ -40,8 +41,11 @@ SNIPPET = "#snippet"
 _NO_GREP = "a search API has no regular expressions: --set env.grep.on=false"
 
 
-def open_web(cache: str, config: Config) -> WebRetriever:
+def open_web(cache: str, config: Config, resolve: Resolve = resolve) -> WebRetriever:
     """Open the web through the endpoints of `config.machine.web`, with its cache in a folder.
+
+    Args:
+        resolve: finds the addresses of a page's host.
 
     Raises:
         UsageError: no folder is given.
@@ -61,7 +65,7 @@ def open_web(cache: str, config: Config) -> WebRetriever:
         if not HOST.fullmatch(host.lower()):
             raise ConfigError(f"machine.web.hosts takes names such as en.wikipedia.org, not {host!r}")
     _check_folder(Path(cache), web.offline)
-    return WebRetriever(PageCache(Path(cache)), config)
+    return WebRetriever(PageCache(Path(cache)), config, resolve)
 
 
 class WebRetriever:
@@ -70,9 +74,9 @@ class WebRetriever:
     info: IndexInfo
     """The hash covers how the web is searched, not the endpoints. Both counts are 0, because they are unknown."""
 
-    def __init__(self, cache: PageCache, config: Config) -> None:
+    def __init__(self, cache: PageCache, config: Config, resolve: Resolve) -> None:
         self._web, self._chunk_tokens, self._cache = config.machine.web, config.index.chunk_tokens, cache
-        self._client = WebClient(cache, config.machine.web)
+        self._client = WebClient(cache, config.machine.web, resolve)
         hosts = sorted({host.lower() for host in self._web.hosts})
         settings = ["search and read", self._web.results, hosts, self._web.page_bytes, self._chunk_tokens]
         self.info = IndexInfo(index_hash=digest(settings), unit="document", documents=0, chunks=0)

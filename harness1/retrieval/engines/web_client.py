@@ -6,12 +6,15 @@ import asyncio
 import codecs
 import json
 import re
+from urllib.parse import urlsplit
 
 import msgspec
 
 from harness1.config import Web
+from harness1.errors import MALFORMED
 from harness1.http.client import HttpClient
 from harness1.retrieval.engines.page_cache import MOST_RESULTS, Page, PageCache, WebRequest, page_url, snippet_question
+from harness1.retrieval.engines.public_hosts import Resolve, is_public
 from harness1.retrieval.protocol import RetrievalFault
 
 Pages = tuple[Page, ...] | RetrievalFault
@@ -27,8 +30,9 @@ class WebClient:
         MissingExtra: httpx is not installed, and `web.offline` is off.
     """
 
-    def __init__(self, cache: PageCache, web: Web) -> None:
-        self._cache, self._web = cache, web
+    def __init__(self, cache: PageCache, web: Web, resolve: Resolve) -> None:
+        self._cache, self._web, self._resolve = cache, web, resolve
+        self._listed = {host.lower() for host in web.hosts}
         self._client = None if web.offline else HttpClient("", connections=web.concurrency)
         self._flights: dict[tuple[asyncio.AbstractEventLoop, WebRequest], asyncio.Task[Pages]] = {}
 
@@ -51,6 +55,9 @@ class WebClient:
         ask = self._find if question.kind == "search" else self._fetch
         try:
             async with await client.turn(), asyncio.timeout(self._web.timeout_s):
+                # Not cached, because names move to other addresses, and users list hosts.
+                if question.kind == "page" and (refusal := await self._judged(question)) is not None:
+                    return refusal
                 answer = await ask(client, question)
         except TimeoutError:
             return _fault(question, f"gave no answer within {self._web.timeout_s:g} s")
@@ -73,11 +80,20 @@ class WebClient:
             return _fault(question, f"gave more than {most} bytes")
         try:
             return _found(msgspec.json.decode(body, type=_Results))
-        except (ValueError, RecursionError):
+        except MALFORMED:
             return _fault(question, "gave a malformed answer")
 
+    async def _judged(self, question: WebRequest) -> Pages | None:
+        """Return the answer for a page whose host is not public, None if the page may be read. The reader may stand in
+        a network of its own with this machine, whose hosts no policy may reach through it."""
+        host = urlsplit(question.subject).hostname or ""
+        try:
+            return None if host in self._listed or await is_public(host, self._resolve) else ()
+        except OSError:
+            return RetrievalFault(message=f"the host {host} cannot be resolved now")
+
     async def _fetch(self, client: HttpClient, question: WebRequest) -> Pages:
-        key = {"Authorization": f"Bearer {self._web.read_key}"} if self._web.read_key else {}
+        key = {"Authorization": "Bearer " + self._web.read_key} if self._web.read_key else {}
         headers, url = {"Accept": "text/plain"} | key, self._web.read_url + question.subject
         status, _, body = await client.exchange(url, None, question.limit, headers)
         if status != 200:

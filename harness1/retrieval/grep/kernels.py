@@ -95,16 +95,19 @@ def write_lists(
 
 
 @njit(cache=True, nogil=True)
-def read_list(encoded: NDArray[np.uint8], bits: NDArray[np.uint8]) -> None:
-    """Set the bits of the blocks of a list that is not dense."""
+def read_list(encoded: NDArray[np.uint8], bits: NDArray[np.uint8]) -> bool:
+    """Set the bits of the blocks of a list that is not dense; return False if it leads beyond them."""
     block, gap, shift = -1, 0, 0
     for byte in encoded:
         gap |= (byte & 127) << shift
         shift += 7
         if byte < 128:
             block += gap + 1
+            if not 0 <= block >> 3 < len(bits):
+                return False
             bits[block >> 3] |= np.uint8(1 << (block & 7))
             gap, shift = 0, 0
+    return True
 
 
 @njit(cache=True, nogil=True)

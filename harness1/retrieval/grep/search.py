@@ -183,9 +183,10 @@ def _batches(segment: GrepSegment, query: Query) -> Iterator[NDArray[np.int64]]:
 
 def _holding(needle: re2._Regexp, contents: Strings, chunks: NDArray[np.int64]) -> Iterator[int]:
     """Yield the chunks that match a literal, found in one search through all of them."""
-    starts, stops = contents.ends[chunks].tolist(), contents.ends[chunks + 1].tolist()
-    spans = list(zip(starts, stops, strict=True))
-    text = SEPARATOR.join([contents.bytes[start:stop] for start, stop in spans])
+    starts, stops = contents.ends[chunks], contents.ends[chunks + 1]
+    contents.file.check_each(starts, stops)
+    spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
+    text = SEPARATOR.join([contents.file.bytes[start:stop] for start, stop in spans])
     begins = list(accumulate((stop - start + len(SEPARATOR) for start, stop in spans), initial=0))
     match = needle.search(text)
     while match:

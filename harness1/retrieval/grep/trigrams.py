@@ -13,13 +13,14 @@ A list whose bytes number the blocks divided by 8, rounded up, is a list of bits
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness1.retrieval.checked import DamagedFile, Files
 from harness1.retrieval.grep.pattern import ANYTHING, All, Query
-from harness1.retrieval.strings import load_array
 
 BLOCK_BYTES = 1024
 """The size of a block. Smaller ones select better and take more space."""
@@ -58,10 +59,17 @@ def write_trigrams(folder: Path, contents: memoryview | bytes, ends: NDArray[np.
 class Trigrams:
     """The memory-mapped index of one segment."""
 
-    def __init__(self, folder: Path) -> None:
-        self._blocks = load_array(folder / "trigrams.blocks.npy")
-        self._starts = load_array(folder / "trigrams.starts.npy")
-        self._lists = load_array(folder / "trigrams.lists.npy")
+    def __init__(self, files: Files) -> None:
+        self._arrays = files.array("trigrams.blocks.npy"), files.array("trigrams.starts.npy")
+        self._lists = files.array("trigrams.lists.npy")
+
+    @cached_property
+    def _blocks(self) -> NDArray[np.int32]:
+        return self._arrays[0].whole()
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        return self._arrays[1].whole()
 
     def candidates(self, query: Query) -> NDArray[np.int64] | None:
         """Return the chunks that may satisfy a query, as ranges [ranges, 2] from start to before stop, in order.
@@ -106,12 +114,14 @@ class Trigrams:
         from harness1.retrieval.grep import kernels
 
         start, stop = self._range(trigram)
-        encoded: NDArray[np.uint8] = self._lists[start:stop]
+        self._lists.check(start, stop)
+        encoded: NDArray[np.uint8] = self._lists.values[start:stop]
         size = _bitmap_bytes(len(self._blocks) - 1)
         if len(encoded) == size:
             return encoded
         bits = np.zeros(size, np.uint8)
-        kernels.read_list(encoded, bits)
+        if not kernels.read_list(encoded, bits):
+            raise DamagedFile("trigrams.lists.npy is damaged: it names blocks that do not exist")
         return bits
 
     def _range(self, trigram: int) -> tuple[int, int]:

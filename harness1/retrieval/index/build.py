@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
 from pathlib import Path
@@ -23,15 +24,18 @@ from harness1.errors import CorpusError
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.analyser import Analyser
 from harness1.retrieval.bm25.search import NONE
+from harness1.retrieval.checked import Files, Sums
 from harness1.retrieval.corpus import Document, chunk
 from harness1.retrieval.dense.vectors import Progress
+from harness1.retrieval.index.checksums import MANIFEST, VECTORS, read_checksums, write_checksums
 from harness1.retrieval.index.embeddings import Embeddings
-from harness1.retrieval.index.generations import current_generation, new_generation
+from harness1.retrieval.index.generations import CURRENT, building, current_generation, new_generation
 from harness1.retrieval.index.index import (
     FORMAT,
     Manifest,
     SegmentEntry,
     VectorsEntry,
+    dead_marks,
     index_hash,
     live_rows,
     read_manifest,
@@ -54,6 +58,8 @@ def build_index(
     settings: config.Index,
     progress: Progress | None = None,
     machine: config.Machine = config.Machine(),
+    *,
+    alone: bool = False,
 ) -> IndexInfo:
     """Build the next generation of an index folder from a corpus; the folder is made if needed.
 
@@ -65,13 +71,14 @@ def build_index(
         settings: decide the chunks (sizes in tokens), the scored unit and the embeddings.
         progress: is called with the number of texts done, and how many of them had to be embedded.
         machine: names devices and threads for the embedding model.
+        alone: the caller keeps other builds out of the folder (`building`).
 
     Raises:
         CorpusError: there are no documents, two share an id, or the id of a chunk is also that of another document;
             or the folder cannot be written. The earlier generation stays as it was.
         UsageError: another build is at work in the folder.
     """
-    with new_generation(out) as work:
+    with _generation(out, alone) as work:
         draft = _Draft(out, work, settings, progress, machine)
         draft.append(documents)
         return draft.finish()
@@ -82,28 +89,38 @@ def add_documents(
     path: Path,
     progress: Progress | None = None,
     machine: config.Machine = config.Machine(),
+    *,
+    alone: bool = False,
 ) -> IndexInfo:
     """Add documents to an index as its next generation; a document whose id is already there replaces the earlier one.
 
+    Arguments and errors as those of `build_index`.
+
     Raises:
-        CorpusError, UsageError: as `build_index`, or the folder is not an index.
+        CorpusError: the folder is not an index, or the part of it that is read is damaged.
     """
-    with new_generation(path) as work:
+    with _generation(path, alone) as work:
         draft = _Draft.of_current(path, work, progress, machine)
         draft.append(documents)
         return draft.finish()
 
 
 def delete_documents(
-    doc_ids: Iterable[DocId], path: Path, progress: Progress | None = None, machine: config.Machine = config.Machine()
+    doc_ids: Iterable[DocId],
+    path: Path,
+    progress: Progress | None = None,
+    machine: config.Machine = config.Machine(),
+    *,
+    alone: bool = False,
 ) -> IndexInfo:
     """Take documents out of an index; readers of the current generation keep them.
 
     Raises:
-        CorpusError: the index does not have one of them, or would have no document left; nothing is changed.
+        CorpusError: the index does not have one of them, or would have no document left, or is damaged; nothing is
+            changed.
         UsageError: another build is at work in the folder.
     """
-    with new_generation(path) as work:
+    with _generation(path, alone) as work:
         draft = _Draft.of_current(path, work, progress, machine)
         wanted = list(dict.fromkeys(doc_ids))
         missing = draft.delete(wanted)
@@ -112,17 +129,25 @@ def delete_documents(
         return draft.finish()
 
 
+@contextmanager
+def _generation(out: Path, alone: bool) -> Iterator[Path]:
+    """Yield the folder of the next generation, as `new_generation`; keep other builds out, unless the caller does."""
+    with nullcontext() if alone else building(out), new_generation(out) as work:
+        yield work
+
+
 @dataclass
 class _Part:
-    """A segment of the draft, with its deletions."""
+    """A segment of the draft, with its deletions, and the checksums of its files if it was there before."""
 
     entry: SegmentEntry
     folder: Path
+    sums: Mapping[str, Sums] = field(default_factory=dict)
     dead: NDArray[np.uint32] = field(default_factory=lambda: NONE)
     dead_counts: NDArray[np.int32] | None = None
 
     def open(self) -> Segment:
-        return Segment(self.folder, self.dead, self.dead_counts)
+        return Segment(Files(self.folder, self.sums), self.dead, self.dead_counts)
 
 
 class _Draft:
@@ -134,24 +159,26 @@ class _Draft:
         self._out, self._work, self._settings = out, work, settings
         self._parts: list[_Part] = []
         self._content_sum = 0
-        self._embeddings = Embeddings(out, settings.dense, machine, progress) if settings.dense.model else None
+        self._embeddings = (
+            Embeddings(Files(out, _known_vectors(out)), settings.dense, machine, progress)
+            if settings.dense.model
+            else None
+        )
 
     @classmethod
     def of_current(cls, path: Path, work: Path, progress: Progress | None, machine: config.Machine) -> _Draft:
         """Return a draft that starts from the current generation."""
         current = current_generation(path)
-        manifest = read_manifest(current, path)
+        files = Files(current, read_checksums(current))
+        manifest = read_manifest(files, path)
         draft = cls(path, work, manifest.settings, progress, machine)
         draft._content_sum = int(manifest.content_sum, 16)
         for entry in manifest.segments:
             _link(current / entry.name, work / entry.name)
-            part = _Part(entry, work / entry.name)
-            if entry.dead.chunks:
-                part.dead = np.load(current / f"{entry.name}.dead.npy")
-                part.dead_counts = np.load(current / f"{entry.name}.dead_counts.npy")
+            part = _Part(entry, work / entry.name, files.below(entry.name).sums, *dead_marks(files, entry))
             draft._parts.append(part)
         if draft._embeddings and manifest.vectors:
-            draft._embeddings.go_on(manifest.vectors, current, [part.open() for part in draft._parts])
+            draft._embeddings.go_on(manifest.vectors, files, [part.open() for part in draft._parts])
         return draft
 
     def append(self, documents: Iterable[Document]) -> None:
@@ -223,7 +250,9 @@ class _Draft:
         entries = tuple(part.entry for part in self._parts)
         content_sum = f"{self._content_sum % 2**256:064x}"
         manifest = Manifest(FORMAT, info, self._settings, content_sum, entries, vectors)
-        write_json(self._work / "index.json", manifest)
+        write_json(self._work / MANIFEST, manifest)
+        known = {f"{part.entry.name}/{name}": sums for part in self._parts for name, sums in part.sums.items()}
+        write_checksums(self._work, known | (self._embeddings.sums(vectors) if self._embeddings and vectors else {}))
         return info
 
     def _new_folder(self) -> Path:
@@ -313,6 +342,19 @@ def _ranks(parts: Sequence[_Part]) -> NDArray[np.int32]:
     ranks = np.empty(len(ids), np.int32)
     ranks[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids), dtype=np.int32)
     return ranks
+
+
+def _known_vectors(out: Path) -> dict[str, Sums]:
+    """Return the checksums of all embeddings that the current generation knows of. If there is one and its checksums
+    cannot be read, the embeddings are removed, because nothing tells whether they are as they were written."""
+    if not (out / CURRENT).exists():
+        return {}
+    try:
+        sums = read_checksums(current_generation(out))
+    except (OSError, CorpusError):
+        shutil.rmtree(out / VECTORS, ignore_errors=True)
+        return {}
+    return {name: each for name, each in sums.items() if name.startswith(f"{VECTORS}/")}
 
 
 def _check_ids(doc_ids: Sequence[DocId], chunk_ids: Sequence[ChunkId]) -> None:

@@ -1,6 +1,6 @@
 """A folder of immutable generations, one of which the file CURRENT names.
 
-    DIR/CURRENT          the name of the generation that readers open
+    DIR/CURRENT          the name of the generation that readers open, and the CRC-32 of that name
     DIR/gen-000001/      one whole generation
     DIR/.build-*/        a running build, or the remains of an interrupted one
 
@@ -12,14 +12,16 @@ when a later build deletes its files.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from harness1.errors import CorpusError
-from harness1.runs.files import lock
+from harness1.runs.files import lock, lock_or_wait
 
 CURRENT = "CURRENT"
 KEPT = 2
@@ -39,43 +41,83 @@ def current_generation(path: Path) -> Path:
 
 
 @contextmanager
-def new_generation(out: Path) -> Iterator[Path]:
-    """Yield an empty folder for the next generation, which becomes current when the context ends without an error.
+def building(out: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Keep all other builds out of a folder, which is made if needed, until the context ends.
+
+    Args:
+        on_wait: is called before waiting for another build that is at work; None: do not wait.
 
     Raises:
-        CorpusError: the disk is full or the folder cannot be written. The earlier generation stays as it was.
+        CorpusError: the folder cannot be written.
         UsageError: another build is at work in the folder.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with (out / ".lock").open("w") as file:
-            lock(file, f"another build is at work in {out}")
-            number = _current_number(out) + 1
-            _remove_leftovers(out, number)
-            work = Path(tempfile.mkdtemp(prefix=".build-", dir=out))
-            try:
-                yield work
-                _publish(out, work, number)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
-            for old in range(number - KEPT, 0, -1):
-                shutil.rmtree(out / _name(old), ignore_errors=True)
+        file = (out / ".lock").open("w")
     except OSError as error:
-        raise CorpusError(f"cannot build an index at {out}: {error}") from error
+        raise _failed(out, error) from error
+    with file:
+        if on_wait:
+            lock_or_wait(file, on_wait)
+        else:
+            lock(file, f"another build is at work in {out}")
+        yield
+
+
+@contextmanager
+def new_generation(out: Path) -> Iterator[Path]:
+    """Yield an empty folder for the next generation, which becomes current when the context ends without an error. The
+    caller keeps other builds out (`building`).
+
+    Raises:
+        CorpusError: the disk is full or the folder cannot be written. The earlier generation stays as it was.
+    """
+    try:
+        number = _current_number(out) + 1
+        _remove_leftovers(out, number)
+        work = Path(tempfile.mkdtemp(prefix=".build-", dir=out))
+        try:
+            yield work
+            _publish(out, work, number)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        for old in range(number - KEPT, 0, -1):
+            shutil.rmtree(out / _name(old), ignore_errors=True)
+    except OSError as error:
+        raise _failed(out, error) from error
+
+
+def _failed(out: Path, error: OSError) -> CorpusError:
+    return CorpusError(f"cannot build an index at {out}: {error}")
 
 
 def _name(number: int) -> str:
     return f"gen-{number:06d}"
 
 
+def _pointer(number: int) -> str:
+    """Return what CURRENT says. With the sum, a damaged name cannot be taken for the name of another generation."""
+    name = _name(number)
+    return f"{name} {zlib.crc32(name.encode()):08x}\n"
+
+
 def _current_number(path: Path) -> int:
     """Return the number of the current generation, or 0 if there is none."""
     try:
-        return int((path / CURRENT).read_text(encoding="utf-8").strip().removeprefix("gen-"))
+        pointer = (path / CURRENT).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return 0
     except (OSError, ValueError) as error:
-        raise CorpusError(f"{path / CURRENT} does not name a generation: delete {path} and build it anew") from error
+        raise _lost(path) from error
+    found = re.match(r"gen-(\d{6,9})\b", pointer, re.ASCII)
+    number = int(found[1]) if found else 0
+    if number and pointer in (_pointer(number), f"{_name(number)}\n"):  # earlier ones have no sum
+        return number
+    raise _lost(path)
+
+
+def _lost(path: Path) -> CorpusError:
+    return CorpusError(f"{path / CURRENT} does not name a generation: delete {path} and build it anew")
 
 
 def _remove_leftovers(out: Path, number: int) -> None:
@@ -93,7 +135,7 @@ def _publish(out: Path, work: Path, number: int) -> None:
     work.rename(out / _name(number))
     _sync(out)
     pointer = out / f"{CURRENT}.new"
-    pointer.write_text(f"{_name(number)}\n", encoding="utf-8")
+    pointer.write_text(_pointer(number), encoding="utf-8")
     _sync(pointer)
     pointer.replace(out / CURRENT)
     _sync(out)

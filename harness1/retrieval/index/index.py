@@ -6,6 +6,7 @@
     segment-*.dead_counts.npy       in how many of them each of its terms occurs
     ranks.npy                       the place of every chunk's id among all ids in lexicographic order
     dense.faiss                     the approximate index over embeddings, if the settings ask for one
+    checksums                       of all these files, and of the embeddings (`harness1.retrieval.index.checksums`)
 
 Positions are numbered through the chunks of all segments, dead ones included. Embeddings are beside the generations, in
 `vectors/`, because all generations share one store.
@@ -26,15 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness1 import config
-from harness1.errors import CorpusError, SchemaError
+from harness1.errors import MALFORMED, CorpusError, SchemaError
 from harness1.hashing import digest
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.analyser import ANALYSER
 from harness1.retrieval.bm25.search import BM25, NONE
+from harness1.retrieval.checked import DamagedFile, Files
+from harness1.retrieval.index.checksums import MANIFEST, read_checksums, store_of
 from harness1.retrieval.index.generations import current_generation
 from harness1.retrieval.index.segment import Segment, SegmentSize
 from harness1.retrieval.protocol import IndexInfo
-from harness1.retrieval.strings import load_array
 
 if TYPE_CHECKING:
     from harness1.retrieval.dense.search import DenseIndex
@@ -102,7 +104,7 @@ def index_hash(content_sum: int, settings: config.Index, embedder: str) -> str:
     return digest({"documents": f"{content_sum % 2**256:064x}", "analyser": ANALYSER, "settings": named})
 
 
-def read_manifest(generation: Path, path: Path) -> Manifest:
+def read_manifest(files: Files, path: Path) -> Manifest:
     """Read `index.json` of a generation; `path` is the index as the user named it.
 
     Raises:
@@ -110,14 +112,14 @@ def read_manifest(generation: Path, path: Path) -> Manifest:
         SchemaError: it was written by a newer version of the package.
     """
     try:
-        encoded = (generation / "index.json").read_bytes()
+        encoded = (files.folder / MANIFEST).read_bytes()
         newest = msgspec.json.decode(encoded, type=_Format).format
         if newest > FORMAT:
             raise SchemaError(f"{path} is an index of format {newest}; this harness1 reads up to {FORMAT}: upgrade it")
         if newest < FORMAT:
             raise CorpusError(f"{path} is an index of the earlier format {newest}: build it again with harness1 index")
-        return msgspec.json.decode(encoded, type=Manifest)
-    except ValueError as error:
+        return msgspec.json.decode(files.file(MANIFEST).bytes, type=Manifest)
+    except MALFORMED as error:
         raise _damaged(path, error) from error
 
 
@@ -131,7 +133,8 @@ def open_index(path: Path) -> EmbeddedIndex:
     while True:
         generation = current_generation(path)
         try:
-            return EmbeddedIndex(path, generation, read_manifest(generation, path))
+            files = Files(generation, read_checksums(generation))
+            return EmbeddedIndex(path, files, read_manifest(files, path))
         except (OSError, ValueError) as error:
             if current_generation(path) != generation:
                 continue  # two builds finished since, and the second one deleted it
@@ -143,19 +146,21 @@ def open_index(path: Path) -> EmbeddedIndex:
 
 
 def _damaged(path: Path, error: Exception) -> CorpusError:
-    return CorpusError(f"the index {path} is damaged ({error}); build it again with: harness1 index")
+    return CorpusError(f"the index {path} is damaged ({error}); build it again with: harness1 index --force")
 
 
 class EmbeddedIndex:
     """One generation, with its chunks by position in corpus order and the means to search them. Made by
     `open_index`."""
 
-    def __init__(self, path: Path, generation: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, files: Files, manifest: Manifest) -> None:
         self.info, self.settings, self.vectors = manifest.info, manifest.settings, manifest.vectors
-        self._path, self._generation = path, generation
-        self.segments = [_open_segment(generation, entry) for entry in manifest.segments]
+        self._path, self._files = path, files
+        self.segments = [open_segment(files, entry) for entry in manifest.segments]
         self._firsts = list(accumulate(map(len, self.segments), initial=0))
-        self._ranks = load_array(generation / "ranks.npy")
+        self._ranks = files.load("ranks.npy")
+        if len(self._ranks) != len(self):
+            raise DamagedFile(f"ranks.npy is damaged: it has {len(self._ranks)} ranks for {len(self)} chunks")
         length = sum(entry.live.length for entry in manifest.segments)
         postings = [segment.postings for segment in self.segments]
         self.bm25 = BM25(postings, self.info.chunks, length, self._ranks, manifest.settings.k1, manifest.settings.b)
@@ -173,7 +178,7 @@ class EmbeddedIndex:
         """Search by embeddings, if the index has them.
 
         Raises:
-            CorpusError: the store of embeddings is truncated or missing.
+            CorpusError: the embeddings are damaged, truncated or missing.
         """
         if self.vectors is None:
             return None
@@ -181,12 +186,14 @@ class EmbeddedIndex:
         from harness1.retrieval.dense.search import DenseIndex
         from harness1.retrieval.dense.vectors import open_vectors
 
-        store = self._path / "vectors" / self.vectors.embedder[:16]
+        store = Files(self._path, self._files.sums).below(store_of(self.vectors.embedder))
         vectors = open_vectors(store, self.vectors.dimensions, self.vectors.rows)
         rows, settings = live_rows(self.segments), self.settings.dense
         if settings.search == "exact":
-            return DenseIndex(vectors, rows, self._ranks, open_gpu(vectors, rows))
-        return DenseIndex(vectors, rows, self._ranks, open_approximate(self._generation / APPROXIMATE, settings))
+            return DenseIndex(vectors.values, rows, self._ranks, open_gpu(vectors, rows), vectors.check)
+        self._files.file(APPROXIMATE).check_all()
+        approximate = open_approximate(self._files.folder / APPROXIMATE, settings)
+        return DenseIndex(vectors.values, rows, self._ranks, approximate, vectors.check)
 
     def positions(self, chunk_ids: Iterable[ChunkId]) -> list[int]:
         """Return the positions of chunks, in the order asked; ids that the corpus lacks are left out."""
@@ -237,15 +244,29 @@ class EmbeddedIndex:
 
 
 def live_rows(segments: Sequence[Segment]) -> NDArray[np.int32]:
-    """Return the row of each position's embedding, -1 where the chunk was deleted."""
-    rows = [np.array(segment.rows) for segment in segments]
-    for segment, segment_rows in zip(segments, rows, strict=True):
-        segment_rows[segment.dead] = -1
-    return np.concatenate(rows)
+    """Return the row of each position's embedding, -1 where the chunk was deleted.
+
+    Raises:
+        DamagedFile, OSError: they are damaged or missing.
+    """
+    return np.concatenate([segment.rows() for segment in segments])
 
 
-def _open_segment(generation: Path, entry: SegmentEntry) -> Segment:
+def dead_marks(files: Files, entry: SegmentEntry) -> tuple[NDArray[np.uint32], NDArray[np.int32] | None]:
+    """Return the deleted chunks of a segment, and in how many of them each of its terms occurs.
+
+    Raises:
+        DamagedFile, OSError: they are damaged or missing.
+    """
     if not entry.dead.chunks:
-        return Segment(generation / entry.name, NONE, None)
-    dead = np.load(generation / f"{entry.name}.dead.npy")
-    return Segment(generation / entry.name, dead, load_array(generation / f"{entry.name}.dead_counts.npy"))
+        return NONE, None
+    return files.load(f"{entry.name}.dead.npy"), files.load(f"{entry.name}.dead_counts.npy")
+
+
+def open_segment(files: Files, entry: SegmentEntry) -> Segment:
+    """Open a segment as a generation sees it.
+
+    Raises:
+        DamagedFile, OSError: it is damaged or missing.
+    """
+    return Segment(files.below(entry.name), *dead_marks(files, entry))

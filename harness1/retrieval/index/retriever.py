@@ -1,7 +1,8 @@
 """The retriever of an index folder on this machine: plain functions under one thin asynchronous adapter.
 
 A search by terms takes about a millisecond, so it runs on the event loop itself, which runs other work between
-requests. Models run in one worker thread, on batches of requests from concurrent episodes.
+requests; long queries and long lists of hits run in one worker thread. So do models, on batches of requests from
+concurrent episodes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from harness1.retrieval.index.index import EmbeddedIndex, open_index
 from harness1.retrieval.index.ranker import Ranker, ranking_mode
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
 
-ENGINE_ERRORS = (OSError, ValueError, IndexError, MemoryError, RuntimeError)
+ENGINE_ERRORS = (OSError, ValueError, LookupError, MemoryError, RuntimeError)
 """Errors that reading a damaged or vanished index, or a failing model, may raise."""
+LONG_QUERY, LONG_LIST = 4096, 256
+"""Characters of a query, and hits, from which a search takes too long for the event loop."""
 Found = SearchResult | RetrievalFault
 
 
@@ -67,21 +70,21 @@ class EmbeddedRetriever:
         self._batcher = (
             Batcher(self._answer, machine.batch_ms / 1000, machine.batch_size) if embedder or scorer else None
         )
+        self._beside = Batcher(self._answer, 0.0, 1)
         self.info = info_of(index, scorer)
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         now = time.monotonic()
         asked = [_Timed(request, now + request.deadline) for request in requests]
         if self._batcher:
-            try:
-                async with asyncio.timeout(max((request.deadline for request in requests), default=0.0)):
-                    return await self._batcher.submit(asked)
-            except TimeoutError:
-                return [RetrievalFault(message="deadline")] * len(requests)
+            return await _in_time(self._batcher, asked, max((request.deadline for request in requests), default=0.0))
         answers: list[Found] = []
         for each in asked:
-            answers += self._answer([each])
-            await asyncio.sleep(0)
+            if len(each.request.query) > LONG_QUERY or each.request.k > LONG_LIST:
+                answers += await _in_time(self._beside, [each], each.end - time.monotonic())
+            else:
+                answers += self._answer([each])
+                await asyncio.sleep(0)
         return answers
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
@@ -100,15 +103,23 @@ class EmbeddedRetriever:
 
     async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
         try:
-            return tuple(map(self._index.chunk, self._index.positions_of(doc_id)))
+            return await self._chunks(self._index.positions_of(doc_id))
         except ENGINE_ERRORS as error:
             return _fault(error)
 
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
         try:
-            return tuple(map(self._index.chunk, self._index.positions(chunk_ids)))
+            return await self._chunks(self._index.positions(chunk_ids))
         except ENGINE_ERRORS as error:
             return _fault(error)
+
+    async def _chunks(self, positions: Sequence[int]) -> tuple[Chunk, ...]:
+        """Return chunks, and let the event loop run other work in between."""
+        chunks: list[Chunk] = []
+        for start in range(0, len(positions), LONG_LIST):
+            chunks += map(self._index.chunk, positions[start : start + LONG_LIST])
+            await asyncio.sleep(0)
+        return tuple(chunks)
 
     def _answer(self, asked: Sequence[_Timed]) -> list[Found]:
         """Answer a batch. If it fails as a whole, answer each request on its own, so that one cannot fail the
@@ -134,13 +145,21 @@ class _Timed(Record):
     end: float
 
 
+async def _in_time(thread: Batcher[_Timed, Found], asked: Sequence[_Timed], deadline: float) -> list[Found]:
+    try:
+        async with asyncio.timeout(deadline):
+            return await thread.submit(asked)
+    except TimeoutError:
+        return [RetrievalFault(message="deadline")] * len(asked)
+
+
 def _map_embeddings(path: Path, index: EmbeddedIndex) -> None:
     """Open the embeddings now: at the first search, their files may be gone with the generation that they belong to."""
     try:
         index.dense  # noqa: B018
     except (OSError, ValueError) as error:
         raise CorpusError(
-            f"the embeddings of {path} are damaged ({error}); build it again with: harness1 index"
+            f"the embeddings of {path} are damaged ({error}); build it again with: harness1 index --force"
         ) from error
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -25,9 +26,10 @@ from numpy.typing import NDArray
 from harness1.hashing import canonical
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.bm25.postings import Postings, PostingsWriter
+from harness1.retrieval.checked import DamagedFile, Files
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.grep.trigrams import Trigrams, write_trigrams
-from harness1.retrieval.strings import Keys, Strings, StringWriter, load_array, write_keys
+from harness1.retrieval.strings import Keys, Strings, StringWriter, write_keys
 
 ROWS = "rows.npy"
 
@@ -88,8 +90,8 @@ class SegmentWriter:
         np.save(folder / "title_bytes.npy", np.array(self._title_bytes, np.int32))
         np.save(folder / "first_chunks.npy", np.array(self._first_chunks, np.int32))
         np.save(folder / "doc_sums.npy", np.frombuffer(bytes(self._sums), np.uint8).reshape(-1, 32))
-        contents = Strings(folder, "contents")
-        write_trigrams(folder, contents.bytes, contents.ends)
+        contents = Strings(Files(folder), "contents")
+        write_trigrams(folder, contents.file.bytes, contents.ends)
         self.size = SegmentSize(len(self.doc_ids), len(self.chunk_ids), length)
 
 
@@ -101,25 +103,45 @@ class Segment:
         dead_counts: for each term, by number, in how many deleted chunks it occurs.
     """
 
-    def __init__(self, folder: Path, dead: NDArray[np.uint32], dead_counts: NDArray[np.int32] | None) -> None:
-        self._folder = folder
+    def __init__(self, files: Files, dead: NDArray[np.uint32], dead_counts: NDArray[np.int32] | None) -> None:
+        self._files = files
         self.dead = dead
-        self.chunk_ids = Keys(folder, "chunk_ids")
-        self.doc_ids = Keys(folder, "doc_ids")
-        self.contents = Strings(folder, "contents")
-        self.postings = Postings(folder, dead, dead_counts)
-        self.trigrams = Trigrams(folder)
-        self._title_bytes = load_array(folder / "title_bytes.npy")
-        self.first_chunks = load_array(folder / "first_chunks.npy")
-        self.doc_sums = load_array(folder / "doc_sums.npy")
+        self.chunk_ids = Keys(files, "chunk_ids")
+        self.doc_ids = Keys(files, "doc_ids")
+        self.contents = Strings(files, "contents")
+        self.postings = Postings(files, dead, dead_counts)
+        self.trigrams = Trigrams(files)
+        self._arrays = {name: files.array(f"{name}.npy") for name in ("title_bytes", "first_chunks", "doc_sums")}
 
     def __len__(self) -> int:
         return len(self.contents)
 
-    @property
+    @cached_property
+    def first_chunks(self) -> NDArray[np.int32]:
+        """Where the chunks of each document begin and the last ones end."""
+        return self._arrays["first_chunks"].whole()
+
+    @cached_property
+    def doc_sums(self) -> NDArray[np.uint8]:
+        """The hash of every document."""
+        return self._arrays["doc_sums"].whole()
+
+    @cached_property
+    def _title_bytes(self) -> NDArray[np.int32]:
+        return self._arrays["title_bytes"].whole()
+
     def rows(self) -> NDArray[np.int32]:
-        """Return the row of each chunk's embedding in the store of the index."""
-        return load_array(self._folder / ROWS)
+        """Return the row of each chunk's embedding in the store of the index, -1 where the chunk was deleted.
+
+        Raises:
+            DamagedFile: they are not as they were written.
+            OSError: the index has no embeddings.
+        """
+        rows: NDArray[np.int32] = np.array(self._files.load(ROWS))
+        if rows.shape != (len(self),):
+            raise DamagedFile(f"{ROWS} is damaged: it has {len(rows)} rows for {len(self)} chunks")
+        rows[self.dead] = -1
+        return rows
 
     def is_dead(self, chunk: int) -> bool:
         at = int(np.searchsorted(self.dead, chunk))

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import msgspec
 
-from harness1.errors import SchemaError, UsageError
+from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.records import Record
 from harness1.reward.composite import by_term
 from harness1.rl.admission.judgement import TaskAdmission, Trial
@@ -116,7 +116,7 @@ def read_report(path: Path) -> AdmissionReport:
         return msgspec.json.decode(file.read_bytes(), type=AdmissionReport)
     except OSError as error:
         raise UsageError(f"{file} is not a report of `harness1 rl check`: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise SchemaError(f"{file} is not a report of `harness1 rl check`: {error}") from error
 
 

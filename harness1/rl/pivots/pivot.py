@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from harness1.errors import SchemaError
+from harness1.errors import MALFORMED, SchemaError
 from harness1.records import Record
 from harness1.rl.pivots.rollouts import TurnId
 from harness1.runs.journal import read_lines
@@ -67,7 +67,7 @@ def read_pivots(folder: Path) -> list[Pivot]:
     for number, line in read_lines(folder / PIVOTS):
         try:
             found.append(msgspec.json.decode(line, type=Pivot))
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             raise SchemaError(f"{folder / PIVOTS}:{number}: not a pivot: {error}") from error
     return found
 

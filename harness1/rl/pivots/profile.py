@@ -24,6 +24,7 @@ from harness1.hashing import digest, file_digest
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.recorded import RecordedPolicy
 from harness1.records import Episode, EpisodeKey, Status, Task, Turn
+from harness1.redaction import public_address
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.rl.pivots.pivot import PIVOTS, Pivot, PivotLabel, Split, counts, label_of, read_pivots
 from harness1.rl.pivots.rollouts import PivotState, PivotWorld, TurnId
@@ -85,7 +86,7 @@ class Profile:
         }
         outputs = {
             "run": str(self.run.folder.resolve()),
-            "index": index if is_engine(index) else str(Path(index).resolve()),
+            "index": public_address(index) if is_engine(index) else str(Path(index).resolve()),
             "policy": self.name,
             "settings": named_settings(self.run.config.env, self.config),
         }

@@ -81,6 +81,12 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     token_ids: bool = False
     """Include the tokens in the reply."""
 
+    def characters(self) -> int:
+        """Return the length of the messages and the tools together."""
+        texts = [message.text for message in self.messages]
+        texts += [call.name + call.arguments for message in self.messages for call in message.calls]
+        return sum(map(len, texts)) + len(msgspec.json.encode(self.tools))
+
 
 class Spelled(Record):
     """The tokens of a prompt and its output; log probabilities may be unknown."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from threading import Lock
 from typing import NamedTuple
 
 from harness1.hashing import digest
@@ -30,14 +31,15 @@ class _Said(NamedTuple):
 
 
 class Memory:
-    """Outputs by session, in RAM only; the least recently used are forgotten beyond the limits of sessions, of outputs
-    per session (a text counts twice), and of token ids in all."""
+    """Outputs by session, in RAM only and safe to share between threads; the least recently used are forgotten beyond
+    the limits of sessions, of outputs per session (a text counts twice), and of token ids in all."""
 
     def __init__(self, sessions: int = 2000, outputs: int = 2000, ids: int = 50_000_000) -> None:
         self._most_sessions, self._most_outputs, self._most_ids = sessions, outputs, ids
         self._sessions: OrderedDict[str, OrderedDict[str, _Said]] = OrderedDict()
         self._owners: dict[str, str] = {}
         self._ids = 0
+        self._lock = Lock()
 
     def owner(self, messages: Sequence[ChatMessage]) -> str | None:
         """Return the session of the latest known call in the messages."""
@@ -47,6 +49,10 @@ class Memory:
     def remember(self, session: str, past: Past, reply: ChatReply, output_ids: Sequence[int]) -> None:
         """Remember an answer by the ids of its calls, which are unique, or by its past and text."""
         said = _Said(reply.text.strip(), _meant(reply.calls), array("i", output_ids))
+        with self._lock:
+            self._keep(session, past, reply, said)
+
+    def _keep(self, session: str, past: Past, reply: ChatReply, said: _Said) -> None:
         known = self._sessions.setdefault(session, OrderedDict())
         self._sessions.move_to_end(session)
         for key in [_call_key(reply.calls)] if reply.calls else _text_keys(past, said.text):
@@ -76,12 +82,13 @@ class Memory:
         return tuple(said.ids)
 
     def _find(self, session: str, key: str) -> _Said | None:
-        known = self._sessions.get(session)
-        if known is None or key not in known:
-            return None
-        self._sessions.move_to_end(session)
-        known.move_to_end(key)
-        return known[key]
+        with self._lock:
+            known = self._sessions.get(session)
+            if known is None or key not in known:
+                return None
+            self._sessions.move_to_end(session)
+            known.move_to_end(key)
+            return known[key]
 
     def _forget(self, session: str, key: str) -> None:
         said = self._sessions[session].pop(key, None)

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from harness1.errors import SchemaError
+from harness1.errors import MALFORMED, SchemaError
 from harness1.records import Record, Sampling, TokenBlob, ToolCall
 from harness1.rows.calls import CapturedCall
 from harness1.runs.journal import Journal, read_lines, to_bytes, unpacked
+from harness1.runs.line_digests import checked_lines, with_digest
 from harness1.runs.stage import Stage, refuse_changed, refuse_foreign
 
 CALLS = "calls.jsonl"
@@ -92,7 +93,7 @@ class Recorder(Journal):
         blob, place = to_bytes(arrays, self.offset)
         known = None if call.output_logprobs is None else ()
         bare = msgspec.structs.replace(call, prompt_ids=(), output_ids=(), output_logprobs=known, tokens=place)
-        self.write(msgspec.json.encode(bare), blob)
+        self.write(with_digest(msgspec.json.encode(bare)), blob)
         self.count += 1
 
 
@@ -127,13 +128,13 @@ def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Ite
 
     Raises:
         UsageError: the folder holds no calls.
-        SchemaError: a line is not a call, or its tokens are damaged.
+        SchemaError: a line is not a call, or was changed, or its tokens are damaged.
     """
     path = run / CALLS
-    for number, line in read_lines(path, on_torn):
+    for number, line in checked_lines(path, read_lines(path, on_torn)):
         try:
             yield _with_tokens(msgspec.json.decode(line, type=RecordedCall), run)
-        except (msgspec.MsgspecError, SchemaError) as error:
+        except (*MALFORMED, SchemaError) as error:
             raise SchemaError(f"{path}:{number}: {error}") from error
 
 

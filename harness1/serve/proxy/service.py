@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,9 @@ from starlette.responses import Response
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, Refusal, UsageError
 from harness1.redaction import without_secrets
+from harness1.retrieval.batching import Batcher
+from harness1.serve.access import Access
+from harness1.serve.bodies import Bodies
 from harness1.serve.proxy.anthropic_dialect import ANTHROPIC
 from harness1.serve.proxy.chat import Spelled, decoded
 from harness1.serve.proxy.dialect import Dialect
@@ -23,11 +26,13 @@ from harness1.serve.proxy.memory import Memory
 from harness1.serve.proxy.openai_dialect import OPENAI
 from harness1.serve.proxy.record import ABANDONED, RecordedCall, Recorder
 from harness1.serve.proxy.sessions import clean_name, fresh_session, session_of
-from harness1.serve.proxy.upstream import Answered, Upstream
-from harness1.serve.service import Gate, Json, Refused, ServiceLimits, application, read_body
+from harness1.serve.proxy.upstream import Answered, Asked, Upstream
+from harness1.serve.service import Gate, Json, Refused, ServiceLimits, application
 
 DIALECTS = {"/v1/chat/completions": OPENAI, "/v1/messages": ANTHROPIC}
 MOST_IDS = 1 << 31
+LONG = 64 << 10
+"""Characters of a prompt from which it is tokenised beside the event loop."""
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
@@ -37,6 +42,7 @@ def proxy_limits(config: Config) -> ServiceLimits:
     return ServiceLimits(
         body_bytes=32 << 20,
         body_s=30.0,
+        bodies_bytes=512 << 20,
         running=model.concurrency,
         waiting=1024,
         wait_s=model.timeout_s,
@@ -51,14 +57,22 @@ class ProxyService:
     """
 
     def __init__(
-        self, upstream: Upstream, recorder: Recorder, limits: ServiceLimits, memory: Memory | None = None
+        self,
+        upstream: Upstream,
+        recorder: Recorder,
+        limits: ServiceLimits,
+        memory: Memory | None = None,
+        access: Access | None = None,
     ) -> None:
         self.limits = limits
         self._upstream, self._recorder, self._memory = upstream, recorder, memory or Memory()
-        self._gate = Gate(limits)
+        self._gate, self._bodies = Gate(limits), Bodies(limits)
+        self._tokenising: Batcher[Callable[[], Asked], Asked] = Batcher(
+            lambda calls: [call() for call in calls], 0.0, 1
+        )
         self._broken = ""
         posts = {path: partial(self._called, dialect) for path, dialect in DIALECTS.items()}
-        self.app = application(posts, {"/v1/models": self._models}, _failure)
+        self.app = application(posts, {"/v1/models": self._models}, _failure, (access or Access()).check)
 
     async def _models(self, _: Request) -> Response:
         try:
@@ -95,16 +109,28 @@ class ProxyService:
         return response
 
     async def _carried_out(self, dialect: Dialect, request: Request, call: _Call) -> Response:
+        with await self._bodies.read(request) as sent:
+            return await self._answered(dialect, sent, call)
+
+    async def _answered(self, dialect: Dialect, sent: bytes, call: _Call) -> Response:
         async with self._gate:
-            body = decoded(await read_body(request, self.limits))
+            body = decoded(sent)
             asked = dialect.read(body)
             call.note(model=asked.model)
             if not call.named and (owner := self._memory.owner(asked.messages)):
                 call.note(session_id=owner)
             session = call.record.session_id
-            ready = self._upstream.prepare(
-                dialect, body, asked, lambda past, message: self._memory.recall(session, past, message)
+            if (characters := asked.characters()) > self.limits.prompt_characters:
+                most = self.limits.prompt_characters
+                raise Refused(400, f"messages and tools of {characters} characters; at most {most} are read")
+            prepare = partial(
+                self._upstream.prepare,
+                dialect,
+                body,
+                asked,
+                lambda past, message: self._memory.recall(session, past, message),
             )
+            ready = prepare() if characters < LONG else (await self._tokenising.submit([prepare]))[0]
             call.note(prompt_ids=ready.prompt_ids, sampling=ready.sampling, request=ready.body, t_start=time.time())
             try:
                 async with asyncio.timeout(self.limits.deadline_s):

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import NamedTuple
+
+import Stemmer
 
 from harness1.memory.entities import FUNCTION_WORDS, extract
 
 SCANNED_CHARACTERS = 8000
+"""Characters of a text that are read for names and sentences."""
+LONGEST_TITLE = 1000
+MOST_TERMS = 60
+"""Terms of a question that count; a set of them is a machine word."""
 CUT_FROM = 100
 """Queries are never cut to fewer characters than this when shown."""
 STEM = 5
@@ -42,6 +50,18 @@ _SIDES = re.compile(
     r"(?:[,:]|\b[a-z]+) ([A-Z0-9][^,]*?),? (?:or|and) (?:[a-z]+ of [a-z]+ )?([A-Z0-9].*?)(?:,? [a-z]+[a-z ]*)?\?"
 )
 
+_WORD = re.compile(r"\w\w+")
+_STEMMER = Stemmer.Stemmer("english")
+
+
+class Question(NamedTuple):
+    """What the question asks for, in the forms that units are compared with."""
+
+    flat: str
+    terms: dict[str, int]
+    names: tuple[int, ...]
+    relations: frozenset[str]
+
 
 @lru_cache(maxsize=16384)
 def normalised_name(text: str) -> str:
@@ -54,7 +74,7 @@ def normalised_name(text: str) -> str:
 @lru_cache(maxsize=16384)
 def head(title: str) -> str:
     """Return what a title names: the title without bracketed detail, a section after a dash, and a leading article."""
-    bare = re.sub(r"\s*\([^)]*\)\s*$", "", title)
+    bare = re.sub(r"\s*\([^)]*\)\s*$", "", title[:LONGEST_TITLE])
     return re.sub(r"^(the|a|an) ", "", normalised_name(re.split(r"\s+[-–|]\s+", bare)[0]))
 
 
@@ -75,11 +95,12 @@ def relation_stems(question: str) -> set[str]:
 
 def mentions(question: str) -> list[str]:
     """Return what a question names, most specific first: quotations, dotted names, names, sides of a choice, titles."""
+    question = question[:SCANNED_CHARACTERS]  # the patterns take the square of the time for what no question is
     sides = _SIDES.search(question)
     found = [
         *_QUOTED.findall(question),
         *_IDENTIFIER.findall(question),
-        *extract(question, SCANNED_CHARACTERS),
+        *extract(question, len(question)),
         *(sides.groups() if sides else ()),
         *_JOINED.findall(question),
     ]
@@ -98,3 +119,40 @@ def relatedness(text: str, name: str, relations: set[str]) -> int:
     before = normalised_name(text[max(0, start - 60) : start]).split()[-8:]
     after = normalised_name(text[start + len(name) : start + len(name) + 40]).split()[:4]
     return min(3, len(stems(before + after) & relations))
+
+
+@lru_cache(maxsize=256)
+def read_question(query: str) -> Question:
+    """Return the terms, names and relations of a question."""
+    query = query[:SCANNED_CHARACTERS]
+    terms = {term: at for at, term in enumerate(dict.fromkeys(content_terms(query)[:MOST_TERMS]))}
+    names = tuple(mask for name in mentions(query) if (mask := term_mask(name, terms)))
+    return Question(f" {normalised_name(query)} ", terms, names, frozenset(relation_stems(query)))
+
+
+def likeness(query: str, question: Question) -> float:
+    """Return the share of the question's terms that a query has."""
+    if not question.terms:
+        return 1.0
+    return term_mask(query, question.terms).bit_count() / len(question.terms)
+
+
+def term_mask(text: str, terms: Mapping[str, int]) -> int:
+    """Return the terms of a text as a set of bits."""
+    mask = 0
+    for word in _WORD.findall(text.lower()):
+        at = terms.get(_stem(word))
+        if at is not None:
+            mask |= 1 << at
+    return mask
+
+
+def content_terms(text: str) -> list[str]:
+    """Return the stems of the words of a text, without function words."""
+    return [_stem(word) for word in _WORD.findall(text.lower()) if word not in FUNCTION_WORDS]
+
+
+@lru_cache(maxsize=1 << 16)
+def _stem(word: str) -> str:
+    stemmed: str = _STEMMER.stemWord(word)
+    return stemmed

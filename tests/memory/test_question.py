@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness1.policy.question import head, mentions, normalised_name, relatedness, relation_stems
+from harness1.memory.question import head, mentions, normalised_name, relatedness, relation_stems
 
 
 def test_names_compare_without_case_accents_punctuation_and_possessives() -> None:

@@ -1,0 +1,160 @@
+"""Fit the weights of a document's evidence value on splits that are no test splits, and show whether they carry over.
+
+A policy plays the tasks of each split; the features of all units that it has found are what is fitted. The
+loss is that of a softmax over the units of a task (Cao et al. 2007, "Learning to rank: from pairwise approach to
+listwise approach", ICML), each split weighs the same, and no weight may be negative. Every row is printed with the
+weights fitted on all splits, and with those fitted without its own dataset (`left out`).
+
+    python benchmarks/fit_evidence.py --data $DATA --indexes indexes [--tasks 500] [--write FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize  # type: ignore[import-untyped, unused-ignore]
+
+if not __package__:
+    # Run as a script: its neighbours are found beside it.
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from harness1.config import Config, load_config
+from harness1.data.indexing import ensure_index
+from harness1.data.open import open_source
+from harness1.env.environment import SearchEnv
+from harness1.episodes.rollout import rollout
+from harness1.memory.evidence_value import FEATURES, WEIGHTS
+from harness1.policy.registry import open_policy
+from harness1.records import Task, UnitId
+from harness1.retrieval.open import open_retriever
+from harness1.retrieval.protocol import Retriever
+
+SPLITS = (("hotpotqa", "train"), ("2wikimultihopqa", "train"), ("scifact", "train"), ("fm2", "dev"), ("wice", "dev"))
+SIZES = (3, 8, 15)
+RIDGE = 1e-3
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one episode found: features [units, features], which units are gold, and how much gold there is."""
+
+    features: Array
+    gold: NDArray[np.bool_]
+    asked: int
+
+    def recall(self, weights: Array, size: int) -> float:
+        """Return the share of the gold among the best `size` units."""
+        best = np.argsort(-(self.features @ weights), kind="stable")[:size]
+        return float(self.gold[best].sum()) / self.asked
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Fit and print; return what `--json` prints."""
+    options = _options(arguments)
+    config = load_config(None, ["env.evidence.rank=true", "env.leads.on=true", *options.overrides])
+    found = {name: asyncio.run(_play(options, name, split, config)) for name, split in SPLITS}
+    weights = fit(list(found.values()))
+    rows = [_row(name, found, weights) for name in found]
+    report = {"tasks": options.tasks, "weights": dict(zip(FEATURES, map(float, weights), strict=True)), "splits": rows}
+    if options.write:
+        _write(options.write, weights)
+    print(json.dumps(report) if options.json else _table(report))
+    return report
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="fit_evidence", description="Fit the weights of the evidence value.")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the benchmarks")
+    parser.add_argument("--indexes", type=Path, default=Path("indexes"), help="folder of their indexes")
+    parser.add_argument("--tasks", type=int, default=500, help="tasks of each split")
+    parser.add_argument("--policy", default="follow-leads", help="policy that plays them")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], help="setting, such as env.max_turns=9")
+    parser.add_argument("--write", type=Path, help="file to write the weights to")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    return parser.parse_args(arguments)
+
+
+async def _play(options: argparse.Namespace, name: str, split: str, config: Config) -> list[Found]:
+    """Return what the episodes of a split found, without tasks of which nothing was found."""
+    source = open_source(str(options.data / name))
+    ensure_index(source, options.indexes / name, config)
+    retriever = open_retriever(str(options.indexes / name), config)
+    tasks = source.tasks(split)[: options.tasks]
+    found = [await _episode(task, retriever, options.policy, config) for task in tasks]
+    return [each for each in found if len(each.features)]
+
+
+async def _episode(task: Task, retriever: Retriever, policy: str, config: Config) -> Found:
+    env = SearchEnv(config.env, retriever, machine=config.machine)
+    await rollout(env, open_policy(policy, {}), task.public())
+    memory = env.state.memory
+    assert task.gold is not None
+    relevant = {UnitId(doc_id) for doc_id, grade in task.gold.relevant.items() if grade > 0}
+    features = memory.value.features(memory.query, memory.evidence)
+    return Found(features, np.array([unit in relevant for unit in memory.value.numbers]), len(relevant))
+
+
+def fit(splits: Sequence[Sequence[Found]]) -> Array:
+    """Return the weights that make the gold of all tasks likeliest; each split weighs the same."""
+    tasks = [(each, 1 / len(split)) for split in splits for each in split if each.gold.any() and not each.gold.all()]
+
+    def loss(weights: Array) -> tuple[float, Array]:
+        total, slope = RIDGE * float(weights @ weights), 2 * RIDGE * weights
+        for each, share in tasks:
+            values = each.features @ weights
+            odds = np.exp(values - values.max())
+            odds /= odds.sum()
+            wanted = each.gold / each.gold.sum()
+            total -= share * float(wanted @ np.log(odds + 1e-12))
+            slope = slope + share * ((odds - wanted) @ each.features)
+        return total, slope
+
+    start = np.ones(len(FEATURES))
+    fitted = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(start))
+    return np.asarray(fitted.x, np.float64)
+
+
+def _row(name: str, found: Mapping[str, Sequence[Found]], weights: Array) -> dict[str, Any]:
+    """Return the recall of one split by several weights, for each size."""
+    others = fit([split for other, split in found.items() if other != name])
+    searched = np.array([float(feature in ("margin", "rank")) for feature in FEATURES])
+    now = np.array([getattr(WEIGHTS, feature) for feature in FEATURES])
+    row: dict[str, Any] = {
+        "split": name,
+        "seen": float(np.mean([each.gold.sum() / each.asked for each in found[name]])),
+    }
+    for label, each in (("searched", searched), ("now", now), ("fitted", weights), ("left_out", others)):
+        row[label] = [float(np.mean([task.recall(each, size) for task in found[name]])) for size in SIZES]
+    return row
+
+
+def _write(path: Path, weights: Array) -> None:
+    lines = [f"{name} = {weight:.2f}" for name, weight in zip(FEATURES, weights, strict=True)]
+    comments = [line for line in path.read_text().splitlines() if line.startswith("#")] if path.exists() else []
+    path.write_text("\n".join([*comments, *lines]) + "\n")
+
+
+def _table(report: Mapping[str, Any]) -> str:
+    lines = [", ".join(f"{name} {weight:.2f}" for name, weight in report["weights"].items()), ""]
+    lines.append(f"recall among the best {', '.join(map(str, SIZES))}")
+    for row in report["splits"]:
+        cells = [
+            f"{label} {' '.join(f'{value:.3f}' for value in row[label])}"
+            for label in ("searched", "now", "fitted", "left_out")
+        ]
+        lines.append(f"{row['split']:>16}  seen {row['seen']:.3f}  " + "  ".join(cells))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""The evidence value of a unit: how much of what the memory knows speaks for it. It ranks the pool.
+
+The value is a weighted sum of the features below. Everything is computed from the pool, the ranks at which searches
+returned its units, and the question; statistics are those of the pool, so that a replay computes the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from harness1.memory.entities import FUNCTION_WORDS
+from harness1.memory.evidence import EvidenceGraph
+from harness1.memory.forkable import Forkable
+from harness1.memory.leads import Lead, Names, links, open_leads
+from harness1.memory.question import (
+    LONGEST_TITLE,
+    SCANNED_CHARACTERS,
+    Question,
+    content_terms,
+    head,
+    likeness,
+    normalised_name,
+    read_question,
+    term_mask,
+)
+from harness1.memory.sentences import split
+from harness1.records import Hit, Ranking, Record, UnitId
+
+SHARING = 3
+"""Units at the top whose entities speak for others."""
+
+_DETAIL = re.compile(r"\(([^)]*)\)\s*$")
+
+
+class Weights(Record):
+    """The weight of each feature. All features grow with the evidence, and none of their weights is negative."""
+
+    margin: float
+    """Score of the best hit, as a share of the best score of its query."""
+    rank: float
+    """Rank of the best hit: 1 / (1 + rank / 5)."""
+    fused: float
+    """Reciprocal ranks over all queries, as a share of the highest sum."""
+    named: float
+    """The question names the unit by its title."""
+    title: float
+    """Share of the title's words that the question has."""
+    cover: float
+    """Share of the question's terms that title and text have, the rarer in the pool the heavier."""
+    sentence: float
+    """The same share in one sentence."""
+    names: float
+    """Share of the question's names that title and text have."""
+    shared: float
+    """Entities that it shares with the units at the top, the rarer in the pool the heavier."""
+    link: float
+    """Strong units name it, in two hops; more if a word of the question's relations is near the name."""
+    via: float
+    """Reciprocal rank for a query about something else, such as a name."""
+
+
+WEIGHTS = msgspec.toml.decode(resources.files(__package__).joinpath("evidence_weights.toml").read_bytes(), type=Weights)
+FEATURES = Weights.__struct_fields__
+_WEIGHTS = np.array([getattr(WEIGHTS, name) for name in FEATURES])
+_AT = {name: at for at, name in enumerate(FEATURES)}
+
+
+class Value(NamedTuple):
+    """A unit with its evidence value, and what each feature contributes."""
+
+    unit_id: UnitId
+    value: float
+    parts: tuple[float, ...]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What contributes most beyond ranks, in a few words each."""
+        told = {words: part for name, part in zip(FEATURES, self.parts, strict=True) if (words := _TOLD.get(name))}
+        return tuple(sorted((words for words in told if told[words] >= 0.3), key=lambda words: -told[words])[:2])
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """The pooled units and the names to search next, each with the most valuable first."""
+
+    units: tuple[UnitId, ...] = ()
+    parts: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, len(FEATURES))))
+    """What each feature contributes to each unit, shape [units, features]."""
+    leads: tuple[Lead, ...] = ()
+
+    def best(self, limit: int) -> list[Value]:
+        """Return the first units with their values."""
+        rows = self.parts[:limit].tolist()
+        return [Value(unit, sum(row), tuple(row)) for unit, row in zip(self.units, rows, strict=False)]
+
+
+class EvidenceValue(Forkable):
+    """The features of all pooled units, kept as hits come. Only `add` and `rank` write the fields. Units have numbers
+    in order of arrival."""
+
+    numbers: dict[UnitId, int] = {}
+    titles: list[str] = []
+    texts: list[tuple[str, ...]] = []
+    own: list[tuple[float, ...]] = []
+    """Of each unit: margin, rank, the sum for `fused`, share of the title, via."""
+    masks: list[int] = []
+    """The terms of the question in each unit, as sets of bits."""
+    sentences: list[tuple[int, int]] = []
+    """Units, and the terms of one of their sentences."""
+    names: Names = msgspec.field(default_factory=Names)
+    pages: dict[str, int] = {}
+    """Ranks that were read of each query, page by page."""
+    best: dict[str, float] = {}
+    """The best score of each query."""
+
+    def add(self, unit_id: UnitId, hit: Hit, query: str) -> None:
+        """Take in a chunk of a pooled unit."""
+        question = read_question(query)
+        number = self.numbers.get(unit_id)
+        text = hit.text[:SCANNED_CHARACTERS]
+        found = {term_mask(sentence, question.terms) for sentence in split(text)}
+        if number is None:
+            number = self.numbers[unit_id] = len(self.masks)
+            name = hit.title[:LONGEST_TITLE]
+            title = term_mask(name, question.terms)
+            share = title.bit_count() / max(1, len(set(content_terms(name))))
+            self.titles.append(name)
+            self.texts.append(())
+            self.own.append((0.0, 0.0, 0.0, share, 0.0))
+            self.masks.append(title)
+            self.names.add_unit(number, head(name))
+        self.texts[number] = (*self.texts[number], text)
+        for mask in found:
+            self.masks[number] |= mask
+        self.sentences += [(number, mask) for mask in _largest(found)]
+
+    def rank(self, rankings: Sequence[Ranking], found: Mapping[str, tuple[UnitId, float]], query: str) -> None:
+        """Take in the rankings of a search.
+
+        Args:
+            found: by chunk, the pooled unit and the score of each hit that was shown.
+        """
+        question = read_question(query)
+        for ranking in rankings:
+            line = " ".join(ranking.query.split())
+            shown = [(place, *found[chunk]) for place, chunk in enumerate(ranking.chunk_ids) if chunk in found]
+            if not shown:
+                continue
+            first = self.pages.get(line, 0)
+            self.pages[line] = first + len(ranking.chunk_ids)
+            share = likeness(line, question)
+            alone = len(rankings) == 1
+            if alone:
+                self.best.setdefault(line, max(score for _, _, score in shown))
+            for place, unit_id, score in shown:
+                # The scores of several queries at once are those of whichever query found the hit first.
+                margin = score / self.best[line] if alone and self.best[line] else 1 / (1 + place / 20)
+                self._found(self.numbers[unit_id], line, first + place, share, margin)
+
+    def _found(self, number: int, query: str, rank: int, likeness: float, margin: float) -> None:
+        before, place, fused, title, via = self.own[number]
+        other = likeness < 1
+        self.own[number] = (
+            max(before, likeness * margin),
+            max(place, likeness / (1 + rank / 5)),
+            fused + (0.5 if other else 1.0) / (60 + rank),
+            title,
+            max(via, 1 / (1 + rank)) if other else via,
+        )
+        if other:
+            self.names.add_query(number, head(query), rank)
+
+    def features(self, query: str, graph: EvidenceGraph) -> NDArray[np.float64]:
+        """Return the features of all units in order of arrival, shape [units, features]."""
+        return self._features(query, graph)[0]
+
+    def assess(self, query: str, graph: EvidenceGraph) -> Assessment:
+        """Return the order of the units, ties in order of arrival, and the leads."""
+        features, named = self._features(query, graph)
+        parts, ids = features * _WEIGHTS, list(self.numbers)
+        order = np.argsort(-np.round(parts.sum(axis=1), 9), kind="stable")
+        units = tuple([ids[at] for at in order.tolist()])
+        return Assessment(units, parts[order], open_leads(named, self.names.heads, self.pages, query))
+
+    def _features(self, query: str, graph: EvidenceGraph) -> tuple[NDArray[np.float64], dict[str, Lead]]:
+        """Return the features, and by key the names in strong units."""
+        question = read_question(query)
+        table = np.zeros((len(self.masks), len(FEATURES)))
+        if not self.masks:
+            return table, {}
+        self._own(table, question)
+        place = np.argsort(-table @ _WEIGHTS, kind="stable")
+        strength = np.empty(len(table))
+        strength[place] = 1 / (2 + np.arange(len(table)))
+        strength = np.maximum(strength, table[:, _AT["named"]])
+        table[:, _AT["shared"]] = self._shared(place[:SHARING].tolist(), graph)
+        found = links(list(self.numbers), self.texts, self.names, strength, question)
+        table[:, _AT["link"]] = found.strengths
+        return table, found.names
+
+    def _own(self, table: NDArray[np.float64], question: Question) -> None:
+        """Write the features that each unit has by itself."""
+        columns = np.array(self.own)
+        for name, column in zip(("margin", "rank", "fused", "title", "via"), columns.T, strict=True):
+            table[:, _AT[name]] = column
+        table[:, _AT["fused"]] /= max(float(columns[:, 2].max()), 1e-9)
+        masks: NDArray[np.int64] = np.array(self.masks, np.int64)
+        bits = _bits(masks, len(question.terms))
+        rarity = _rarity(bits)
+        table[:, _AT["cover"]] = bits @ rarity
+        units, sentences = np.array(self.sentences, np.int64).reshape(-1, 2).T
+        best = np.zeros(len(table))
+        np.maximum.at(best, units, _bits(sentences, len(question.terms)) @ rarity)
+        table[:, _AT["sentence"]] = best
+        for mask in question.names:
+            table[:, _AT["names"]] += (np.bitwise_and(masks, mask) == mask) / len(question.names)
+        for number, value in self._named(question).items():
+            table[number, _AT["named"]] = value
+
+    def _named(self, question: Question) -> dict[int, float]:
+        """Return how surely the question names units: less for a title that is part of a longer name in it."""
+        heads = {name: units for name, units in self.names.heads.items() if f" {name} " in question.flat}
+        named = [name for name in heads if len(name) > 2 and name not in FUNCTION_WORDS]
+        values: dict[int, float] = {}
+        for name in named:
+            part = any(other != name and f" {name} " in f" {other} " for other in named)
+            for number in heads[name]:
+                detail = _DETAIL.search(self.titles[number])
+                meant = detail and f" {normalised_name(detail.group(1))} " in question.flat
+                values[number] = 0.25 if part and not meant else 1.0
+        return values
+
+    def _shared(self, top: Sequence[int], graph: EvidenceGraph) -> NDArray[np.float64]:
+        """Return how much each unit shares with the units at the top, itself left out."""
+        ids = list(self.numbers)
+        shared = np.zeros(len(ids))
+        held = Counter(key for at in top for key in graph.entities.get(ids[at], ()))
+        for key, times in held.items():
+            units = graph.units[key]
+            for unit_id in units:
+                number = self.numbers.get(unit_id)
+                if number is not None and times > (number in top):
+                    shared[number] += 1 / len(units)
+        return np.log1p(shared)
+
+
+def _rarity(bits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the inverse document frequency of each term of the question in the pool; they sum to 1."""
+    counts = bits.sum(axis=0)
+    weights: NDArray[np.float64] = np.log1p((len(bits) - counts + 0.5) / (counts + 0.5))
+    weights /= max(float(weights.sum()), 1e-9)
+    return weights
+
+
+def _bits(masks: NDArray[np.int64], terms: int) -> NDArray[np.float64]:
+    """Return sets of terms as rows of 0 and 1."""
+    return ((masks[:, None] >> np.arange(terms)) & 1).astype(np.float64)
+
+
+def _largest(masks: set[int]) -> list[int]:
+    """Return the sets that are not part of another one, in a fixed order."""
+    return sorted(mask for mask in masks if not any(mask != other and mask & other == mask for other in masks))
+
+
+_TOLD = {
+    "named": "named in the question",
+    "link": "named by strong documents",
+    "shared": "shares names with the best",
+    "sentence": "one sentence answers much",
+}

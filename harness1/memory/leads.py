@@ -1,0 +1,142 @@
+"""Links between the units of a pool: which strong units name which others, and which names are still to be found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness1.memory.entities import extract
+from harness1.memory.forkable import Forkable
+from harness1.memory.question import SCANNED_CHARACTERS, Question, head, mentions, relatedness
+from harness1.records import UnitId
+
+STRONG = 0.1
+"""A unit of less strength than this (below place 8 or so) passes nothing on to what it names."""
+NEAR_RANKS = 3
+"""Ranks of a query about a name that may tell another form of the name."""
+HOPS, DECAY = 2, 0.7
+"""How often strength is passed on, and the share that is left of it."""
+MOST_LINK = 1.5
+WORTHWHILE = 0.08
+"""A name of less value than this is not worth a search."""
+
+
+class Names(Forkable):
+    """The units that a name may mean, by number. Only `add_unit` and `add_query` write the fields."""
+
+    heads: dict[str, tuple[int, ...]] = {}
+    """Units by what their titles name."""
+    titles: list[str] = []
+    near: dict[str, tuple[int, ...]] = {}
+    """By query about a name: the units that it found near the top under a longer or shorter form of the name."""
+
+    def add_unit(self, number: int, head: str) -> None:
+        self.titles.append(head)
+        if head:
+            self.heads[head] = (*self.heads.get(head, ()), number)
+
+    def add_query(self, number: int, query: str, rank: int) -> None:
+        """Note the rank at which a query found a unit."""
+        title, words = set(self.titles[number].split()), set(query.split())
+        nested = title and title != words and (title <= words or words <= title)
+        found = self.near.get(query, ())
+        if rank < NEAR_RANKS and nested and len(title & words) >= 0.4 * len(title | words) and number not in found:
+            self.near[query] = (*found, number)
+
+    def targets(self, name: str) -> list[tuple[int, float]]:
+        """Return the units that a name may mean, with shares: an equal title, or a near one that the name found."""
+        equal = self.heads.get(name, ())
+        near = [(number, 0.5 / len(self.heads[self.titles[number]])) for number in self.near.get(name, ())]
+        return [(number, 1 / len(equal)) for number in equal] + near
+
+
+class Lead(NamedTuple):
+    """A name worth a search, as a text spells it. `sources` are the strong units that name it, the strongest first;
+    there is none if the question names it."""
+
+    name: str
+    value: float
+    sources: tuple[UnitId, ...]
+
+
+class Links(NamedTuple):
+    """What each unit gets from strong units that name it, in order of arrival, and the names in strong units by key."""
+
+    strengths: NDArray[np.float64]
+    names: dict[str, Lead]
+
+
+def links(
+    ids: Sequence[UnitId],
+    texts: Sequence[tuple[str, ...]],
+    names: Names,
+    strength: NDArray[np.float64],
+    question: Question,
+) -> Links:
+    """Pass the strength of strong units on to those that they name; arguments are by number of the unit."""
+    found: dict[int, dict[str, tuple[int, str]]] = {}
+    link, leads = np.zeros(len(ids)), dict[str, Lead]()
+    for _ in range(HOPS):
+        for source in np.flatnonzero(strength >= STRONG).tolist():
+            if source not in found:
+                found[source] = _named(texts[source], names.titles[source], question.relations)
+        counts = Counter(name for held in found.values() for name in held)
+        for source in sorted(found, key=lambda at: -strength[at]):
+            for name, (near, spelling) in found[source].items():
+                value = float(strength[source]) * (0.4 + 0.2 * near) * (1.5 if " " in name else 1.0)
+                value /= 1 + log(counts[name])
+                _note(leads, name, Lead(spelling, value, (ids[source],)))
+                for target, share in names.targets(name):
+                    if target != source:
+                        link[target] = max(link[target], value * share)
+        strength = np.maximum(strength, DECAY * np.minimum(1.0, link))
+    return Links(np.minimum(link, MOST_LINK), leads)
+
+
+def open_leads(
+    names: Mapping[str, Lead], found: Iterable[str], queries: Iterable[str], question: str
+) -> tuple[Lead, ...]:
+    """Return the names that are worth a search, the best first, those of the question before all: nothing of their
+    title was found, and nobody searched for them.
+
+    Args:
+        found: what the titles of all units name.
+    """
+    known = {*found, *map(head, queries)}
+    leads = {head(name): Lead(name, 1.0, ()) for name in mentions(question)}
+    for name, lead in names.items():
+        if lead.value >= WORTHWHILE:
+            leads.setdefault(name, lead)
+    open_ = [lead for name, lead in leads.items() if name not in known]
+    return tuple(sorted(open_, key=lambda lead: -lead.value))
+
+
+def _note(leads: dict[str, Lead], name: str, lead: Lead) -> None:
+    """Keep the highest value of a name, and the units that name it."""
+    before = leads.get(name)
+    if before is None:
+        leads[name] = lead
+        return
+    sources = tuple(dict.fromkeys((*before.sources, *lead.sources)))
+    leads[name] = Lead(before.name, max(before.value, lead.value), sources)
+
+
+@lru_cache(maxsize=1024)
+def _named(texts: tuple[str, ...], own: str, relations: frozenset[str]) -> dict[str, tuple[int, str]]:
+    """Return the names in a unit's texts, except its own, with the number of relation words near each and its
+    spelling."""
+    names: dict[str, tuple[int, str]] = {}
+    for text in texts:
+        for name in extract(text, SCANNED_CHARACTERS):
+            key = head(name)
+            if len(key) > 2 and not key.isdecimal() and f" {key} " not in f" {own} ":
+                near = relatedness(text, name, set(relations))
+                if near >= names.get(key, (0, ""))[0]:
+                    names[key] = near, name
+    return names

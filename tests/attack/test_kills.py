@@ -1,0 +1,129 @@
+"""A command may be killed at any moment: what it left is whole, and going on ends as if nobody had been killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from harness1.config import Config, load_config
+from harness1.data.open import open_source
+from harness1.retrieval.index.build import add_documents, build_index, delete_documents
+from harness1.retrieval.index.checksums import check_index
+from harness1.retrieval.index.generations import CURRENT
+from harness1.retrieval.index.index import open_index
+from harness1.runs.store import EPISODES
+from tests.attack.attack import Attack
+from tests.eval.test_killed import assert_same, command, completed, killed, lines
+from tests.support import die_at_fsync
+
+HASHED = load_config(None, ["index.dense.model=hash:64"])
+DOCUMENTS = list(open_source("world:120").documents())
+FSYNCS, MOMENTS, EVALUATIONS = 200, 60, 12
+"""Kills in all: at an fsync and at any moment of a build, and of an evaluation."""
+EACH = 3
+"""Kills of one evaluation before it may end."""
+
+Step = Callable[[], object]
+
+
+def changes(index: Path, config: Config) -> dict[str, Step]:
+    """Three changes of an index, to be carried out one after the other."""
+    gone = [document.doc_id for document in DOCUMENTS[10:20]]
+    return {
+        "build": lambda: build_index(DOCUMENTS[:80], index, config.index),
+        "add": lambda: add_documents(DOCUMENTS[60:], index),
+        "delete": lambda: delete_documents(gone, index),
+    }
+
+
+def die_within(step: Step, delay: float) -> int:
+    """Carry out a step in another process that is killed after some seconds; its exit status."""
+    child = os.fork()
+    if not child:
+        try:
+            step()
+        finally:
+            os._exit(0)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
+
+
+def state(index: Path) -> str:
+    """The hash of an index, all of whose files are whole; nothing where there is none."""
+    if not (index / CURRENT).exists():
+        return ""
+    assert not check_index(index).damaged
+    return open_index(index).info.index_hash
+
+
+def die_and_go_on(index: Path, config: Config, die: Callable[[Step, str], int]) -> tuple[int, list[str]]:
+    """Carry out all changes, each killed once before; the kills, and the states after them and after going on."""
+    kills, states = 0, []
+    for name, step in changes(index, config).items():
+        before = state(index)
+        kills += os.WIFSIGNALED(die(step, name))
+        after = state(index)
+        if name == "delete" and after != before:
+            states.append(after)
+            continue
+        step()
+        states.append(state(index))
+        assert after in (before, states[-1]), name
+    return kills, states
+
+
+@pytest.mark.parametrize("config", [Config(), HASHED], ids=["terms", "embeddings"])
+def test_an_index_killed_at_an_fsync_or_any_moment_is_whole(tmp_path: Path, config: Config, attack: Attack) -> None:
+    rng = attack.random("kills")
+    whole, spans = tmp_path / "whole", {}
+    expected = []
+    for name, step in changes(whole, config).items():
+        started = time.monotonic()
+        step()
+        spans[name] = time.monotonic() - started
+        expected.append(state(whole))
+    kills = 0
+    for number in range(attack.times(FSYNCS // 6)):
+        at = number % 36 if attack.scale >= 1 else rng.randrange(36)
+        dying = partial(lambda at, step, _: die_at_fsync(step, at), at)
+        died, states = die_and_go_on(tmp_path / f"fsync-{number}", config, dying)
+        assert states == expected
+        kills += died
+    for number in range(attack.times(MOMENTS // 6)):
+        died, states = die_and_go_on(
+            tmp_path / f"moment-{number}",
+            config,
+            lambda step, name: die_within(step, rng.uniform(0, 1.2 * spans[name])),
+        )
+        assert states == expected
+        kills += died
+    attack.report(f"kills, index with {'embeddings' if config.index.dense.model else 'terms'}", kills=kills)
+
+
+def played(out: Path, wanted: int) -> bool:
+    """Whether a run has recorded so many episodes."""
+    return lines(out / EPISODES) >= wanted
+
+
+def test_an_evaluation_killed_at_any_moment_goes_on(tmp_path: Path, attack: Attack) -> None:
+    rng = attack.random("evaluations")
+    for workers in (1, 2):  # the card and `config.toml` name the workers of the command that ended the run
+        completed(command(tmp_path, f"whole-{workers}", workers))
+    kills = 0
+    for number in range(attack.times(EVALUATIONS // EACH)):
+        out, workers = tmp_path / f"killed-{number}", rng.choice((1, 2))
+        for _ in range(attack.times(EACH)):
+            # With a cache of its own, the index is being built when some of the kills come.
+            moment = partial(played, out, rng.randrange(40))
+            process = command(tmp_path, out.name, workers, "--cache", f"cache-{number}")
+            kills += killed(process, moment, rng.random())
+        completed(command(tmp_path, out.name, workers, "--cache", f"cache-{number}"))
+        assert_same(out, tmp_path / f"whole-{workers}")
+    attack.report("kills, evaluation", kills=kills)

@@ -1,0 +1,84 @@
+"""Documents that cannot be read, as a user of the commands meets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Command, command_in_process
+
+GOOD = '{"_id": "good", "text": "The sun is a star."}\n'
+
+
+@pytest.fixture
+def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    monkeypatch.chdir(tmp_path)
+    return command_in_process(monkeypatch, capsys)
+
+
+def test_a_broken_line_is_left_out_of_an_index_and_named(harness1: Command) -> None:
+    Path("docs.jsonl").write_text("broken\n" * 25 + GOOD)
+    ended = harness1("index", "docs.jsonl", "--out", "at")
+    assert ended.code == 0
+    assert "docs.jsonl:1: not a JSON object" in ended.err
+    assert "25 left out of docs.jsonl" in ended.err
+    assert "and 5 more" in ended.err
+    assert ended.out.endswith("; 25 left out\n")
+    assert harness1("index", "docs.jsonl", "--out", "at").out == ended.out, "it is told again, when there is no work"
+
+
+def test_strict_ends_with_the_first_place_even_if_an_index_is_there(harness1: Command) -> None:
+    Path("docs.jsonl").write_text(GOOD + '{"_id": "deep", "text": ' + "[" * 100_000 + "\n")
+    assert harness1("index", "docs.jsonl", "--out", "at").code == 0
+    for out in ("at", "fresh"):
+        ended = harness1("index", "docs.jsonl", "--out", out, "--strict")
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err.startswith("harness1: docs.jsonl:2: not a JSON object")
+        assert ended.err.count("\n") == 1
+
+
+def test_strict_refuses_a_broken_file_of_a_folder(harness1: Command) -> None:
+    Path("notes").mkdir()
+    Path("notes/a.pdf").write_text("no pdf")
+    Path("notes/b.txt").write_text("kept")
+    ended = harness1("index", "notes", "--out", "at")
+    assert (ended.code, ended.out.endswith("; 1 left out\n")) == (0, True)
+    ended = harness1("index", "notes", "--out", "at", "--strict")
+    assert (ended.code, ended.err.partition(": broken")[0]) == (2, "harness1: a.pdf")
+
+
+def test_links_out_of_a_folder_are_followed_when_asked(harness1: Command) -> None:
+    Path("notes").mkdir()
+    Path("notes/a.txt").write_text("kept")
+    Path("secret.txt").write_text("secret")
+    Path("notes/b.txt").symlink_to(Path("secret.txt").resolve())
+    ended = harness1("index", "notes", "--out", "at", "--json")
+    assert json.loads(ended.out)["documents"] == 1
+    assert "b.txt: a link that leads out of the folder" in ended.err
+    assert json.loads(harness1("index", "notes", "--out", "at", "--json", "--follow-links").out)["documents"] == 2
+
+
+def test_an_evaluation_never_leaves_documents_out(harness1: Command) -> None:
+    Path("set/qrels").mkdir(parents=True)
+    Path("set/corpus.jsonl").write_text(GOOD + "broken\n")
+    Path("set/queries.jsonl").write_text('{"_id": "q", "text": "What is the sun?"}\n')
+    Path("set/qrels/test.tsv").write_text("q\tgood\t1\n")
+    ended = harness1("eval", "set", "--cache", "cache", "--out", "run")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert ended.err.startswith("harness1: set/corpus.jsonl:2: not a JSON object")
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"a = " + b"[" * 5000, b"a = " + b"9" * 5000, b"a" * 99_999])
+def test_a_configuration_that_is_not_toml_is_refused_in_a_line(harness1: Command, text: bytes) -> None:
+    Path("c.toml").write_bytes(text)
+    ended = harness1("config", "show", "--config", "c.toml")
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert ended.err.startswith("harness1: c.toml is ")
+
+
+@pytest.mark.parametrize("value", ["\udcff", "[" * 5000, "9" * 5000, "{a=" * 5000, "nan", "inf"])
+def test_an_override_that_is_not_toml_is_refused_in_a_line(harness1: Command, value: str) -> None:
+    ended = harness1("config", "show", "--set", f"reward.floor={value}")
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)

@@ -1,0 +1,193 @@
+"""Text from outside is shown, never obeyed: nothing in it is markup, and no character of it acts on the terminal."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.panel import Panel
+from rich.progress import Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from harness1.cli.live import show_result, watcher
+from harness1.cli.printing import print_json, put, say
+from harness1.cli.terminal import Terminal
+from harness1.episodes.rollout import rollout
+from harness1.policy.baselines import RuleSession
+from harness1.policy.policy import Decision
+from harness1.records import Task, ToolCall
+from harness1.redaction import printable
+from tests.cli.commands import command_in_process
+from tests.support import chunk, curate, make_env, run, search
+
+PACKAGE = Path(__file__).parent.parent.parent / "harness1"
+OUTPUT = {PACKAGE / "cli" / "printing.py", PACKAGE / "cli" / "terminal.py"}
+"""The only files that write to a terminal."""
+HOSTILE = "[/x] [red]a[/] \x1b]0;owned\x07 \x1b[2J \0 \x9b31m \u202egnp.exe \u2028 \u200b \ud800 \U000e0041 :smile: é"
+
+
+def acting(text: str) -> set[str]:
+    """The characters of a text that a terminal would act on, or that cannot be seen."""
+    kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return {each for each in text if unicodedata.category(each) in kinds and each not in "\n\t"}
+
+
+def writers_in(path: Path) -> list[str]:
+    """The calls in a file that write past the one place, or that read text as markup."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rich"):
+            found += [name.name for name in node.names if name.name in ("print", "print_json", "escape")]
+        if isinstance(node, ast.Attribute) and node.attr in ("stdout", "stderr", "__stdout__", "__stderr__"):
+            found += [node.attr] * (isinstance(node.value, ast.Name) and node.value.id == "sys")
+        if isinstance(node, ast.Attribute) and node.attr in ("from_markup", "from_ansi", "echo", "secho"):
+            found.append(node.attr)
+        if isinstance(node, ast.Call):
+            name = node.func.id if isinstance(node.func, ast.Name) else ""
+            given = {word.arg: word.value for word in node.keywords}
+            markup = given.get("markup")
+            found += [name] * (name in ("print", "Console", "input"))
+            found += ["markup"] * (isinstance(markup, ast.Constant) and markup.value is True)
+            found += ["Progress"] * (name in ("Progress", "track", "Live", "Status") and "console" not in given)
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_all_output_goes_through_one_place(path: Path) -> None:
+    if path in OUTPUT:
+        return
+    allowed = ["stderr"] if path == PACKAGE / "cli" / "main.py" else []  # which closes it
+    assert [name for name in writers_in(path) if name not in allowed] == []
+
+
+def test_the_search_for_writers_finds_them(tmp_path: Path) -> None:
+    for line in (
+        "print(1)",
+        "from rich import print",
+        "Console()",
+        "sys.stdout.write('a')",
+        "Text.from_markup('a')",
+        "Progress()",
+        "console.print('a', markup=True)",
+    ):
+        (tmp_path / "a.py").write_text(line)
+        assert writers_in(tmp_path / "a.py"), line
+
+
+@given(st.text(st.characters(), max_size=40))
+def test_whatever_acts_on_a_terminal_becomes_an_escape(text: str) -> None:
+    shown = printable(text)
+    assert not acting(shown)
+    assert printable(shown) == shown
+    if not acting(text):
+        assert shown == text
+    if not any(unicodedata.category(each) == "Cs" for each in text):
+        encoded = printable(json.dumps(text, ensure_ascii=False))
+        assert json.loads(encoded) == text
+
+
+def test_escapes_name_the_character() -> None:
+    assert printable("a\x1b[2J\u202e\0\x9b\ud800\U000e0041\r\n\té") == (
+        "a\\u001b[2J\\u202e\\u0000\\u009b\\ud800\\udb40\\udc41\\u000d\n\té"
+    )
+
+
+def test_lines_and_json_hold_no_acting_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    text = HOSTILE.replace("\ud800", "")
+    put(HOSTILE)
+    say(HOSTILE)
+    print_json({"title": text, text: 1})
+    out, err = capsys.readouterr()
+    assert not acting(out + err)
+    assert json.loads(out.splitlines()[1]) == {"title": text, text: 1}
+    assert "[/x] [red]a[/]" in out
+    assert "[/x] [red]a[/]" in err
+
+
+def terminal() -> tuple[Terminal, io.StringIO]:
+    """A terminal with colours that keeps what is written to it."""
+    made, file = Terminal(width=400), io.StringIO()
+    made.file = file
+    return made, file
+
+
+def test_tables_panels_and_bars_hold_no_acting_characters() -> None:
+    console, file = terminal()
+    table = Table(title=HOSTILE)
+    table.add_column(HOSTILE)
+    table.add_row(HOSTILE)
+    table.add_row(Text(HOSTILE))
+    bar = Progress(TextColumn("{task.description}", markup=False), console=console)
+    bar.add_task(HOSTILE)
+    console.print(table, Panel(Text(HOSTILE), title=Text(HOSTILE)), HOSTILE, bar.get_renderable())
+    console.print(HOSTILE, style="bold")
+    assert not acting(file.getvalue())
+    assert file.getvalue().count("[red]a[/]") == 9
+    assert ":smile:" in file.getvalue()
+
+
+class Hostile:
+    """Sends names and arguments that a terminal would obey."""
+
+    name = hash = "hostile"
+
+    def open(self, task: Task, seed: int) -> RuleSession:
+        turns = [ToolCall(HOSTILE, {"query": HOSTILE}), search("river"), curate(add_ids=["D1", HOSTILE])]
+        turns += [ToolCall("verify", {"doc_ids": ["D1"], "claim": f"The river {HOSTILE}"}), ToolCall("end_search", {})]
+        return RuleSession(lambda at, context: Decision((turns[at],), HOSTILE))
+
+
+def test_a_live_episode_shows_hostile_text_and_goes_on() -> None:
+    text = HOSTILE.replace("\ud800", "")
+    chunks = [chunk(f"d{text}", f"river {text}", f"river {text}" * 9), chunk("e", f"river {text}")]
+    env = make_env(chunks=chunks)
+    console, file = terminal()
+    episode = run(rollout(env, Hostile(), Task("t", text), on_step=watcher(env, console)))
+    show_result(env, episode, console)
+    assert not acting(file.getvalue())
+    assert "turn 1 [/x] [red]a[/]" in file.getvalue()
+    assert "end_search" in file.getvalue()
+
+
+def test_an_argument_that_is_not_utf8_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = command_in_process(monkeypatch, capsys)
+    for arguments in (
+        ("search", "\udcff", "--index", str(tmp_path)),
+        ("view", "a", "--out", f"{tmp_path}/\udcff.html"),
+    ):
+        ended = command(*arguments)
+        assert (ended.code, ended.err.count("\n")) == (2, 1)
+        assert "\\udcff" in ended.err
+        assert "is not UTF-8" in ended.err
+
+
+def test_a_message_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    say("a\nharness1: forged")
+    assert capsys.readouterr().err == "harness1: a\\u000aharness1: forged\n"
+
+
+def test_errors_of_wrong_use_hold_no_acting_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = command_in_process(monkeypatch, capsys)
+    for words in (
+        (HOSTILE,),
+        ("eval", HOSTILE),
+        ("replay", HOSTILE, HOSTILE),
+        ("view", "--" + HOSTILE),
+        ("config", HOSTILE),
+    ):
+        arguments = [word.replace("\0", "").replace("\ud800", "") for word in words]
+        ended = command(*arguments)
+        assert ended.code == 2
+        assert not acting(ended.out + ended.err), words
+        assert "red" in ended.err

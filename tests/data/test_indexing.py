@@ -1,0 +1,127 @@
+"""The card of an index is the card of what lies there, whoever else builds; and who finds another at work may wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness1.config import Config
+from harness1.data.indexing import ensure_index, index_of
+from harness1.data.open import open_source
+from harness1.data.source import Source
+from harness1.errors import UsageError
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.dense.vectors import Progress
+from harness1.retrieval.index.build import build_index
+from harness1.retrieval.index.index import open_index
+from harness1.runs.stage import read_stage
+
+SMALL, LARGE = open_source("world:20"), open_source("world:30")
+CONFIG = Config()
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "index"
+
+
+def documents_of_the_card(out: Path) -> int:
+    card = read_stage(out)
+    assert card is not None
+    assert card.status == "finished"
+    return int(card.outputs["documents"])
+
+
+def at_work(out: Path, then: Callable[[], None]) -> None:
+    """Build an index of `LARGE`, and do something in the middle of it."""
+
+    @contextmanager
+    def read(source: Source) -> Iterator[tuple[Iterator[Document], Progress | None]]:
+        then()
+        yield source.documents(), None
+
+    ensure_index(LARGE, out, CONFIG, read=read)
+
+
+def test_a_build_that_is_refused_leaves_the_card_of_the_other_alone(out: Path) -> None:
+    ensure_index(SMALL, out, CONFIG)
+
+    def intrude() -> None:
+        before = read_stage(out)
+        with pytest.raises(UsageError, match="another build is at work"):
+            ensure_index(SMALL, out, CONFIG, force=True)
+        assert read_stage(out) == before
+
+    at_work(out, intrude)
+    assert documents_of_the_card(out) == open_index(out).info.documents == 30
+
+
+def test_a_card_of_another_index_is_not_believed(out: Path) -> None:
+    ensure_index(SMALL, out, CONFIG)
+    build_index(LARGE.documents(), out, CONFIG.index)
+    assert ensure_index(SMALL, out, CONFIG).documents == open_index(out).info.documents == 20
+
+
+def test_who_waits_says_so_once_and_uses_what_was_built(tmp_path: Path) -> None:
+    (ready, started), (heard, waits) = os.pipe(), os.pipe()
+    said: list[str] = []
+    child = os.fork()
+    if not child:
+
+        @contextmanager
+        def slowly(source: Source) -> Iterator[tuple[Iterator[Document], Progress | None]]:
+            os.write(started, b"x")
+            os.read(heard, 1)
+            yield source.documents(), None
+
+        try:
+            index_of(SMALL, None, tmp_path, CONFIG, slowly)
+        finally:
+            os._exit(0)
+
+    @contextmanager
+    def never(_: Source) -> Iterator[tuple[Iterator[Document], Progress | None]]:
+        raise AssertionError("the corpus was read again")
+        yield
+
+    def say(line: str) -> None:
+        said.append(line)
+        os.write(waits, b"x")
+
+    os.read(ready, 1)
+    try:
+        index = index_of(SMALL, None, tmp_path, CONFIG, never, say)
+    finally:
+        os.write(waits, b"x")
+        os.waitpid(child, 0)
+    assert open_index(Path(index)).info.documents == 20
+    assert said == [f"waiting for another process that indexes {SMALL.name}"]
+
+
+@pytest.mark.service
+def test_two_evaluations_over_one_fresh_cache_both_finish(tmp_path: Path) -> None:
+    arguments = ["eval", "world:400", "--policy", "random", "--limit", "2", "--cache", "cache", "--json"]
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-m", "harness1", *arguments, "--out", f"run-{number}"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    ended = [process.communicate(timeout=240) for process in both]
+    assert [process.returncode for process in both] == [0, 0], ended
+    metrics = [json.loads((tmp_path / f"run-{number}" / "metrics.json").read_text()) for number in range(2)]
+    assert metrics[0].keys() == metrics[1].keys()
+    assert sum(err.count("waiting for another process") for _, err in ended) <= 1
+    assert len(list((tmp_path / "cache").iterdir())) == 1

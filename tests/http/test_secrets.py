@@ -1,0 +1,135 @@
+"""Secrets are used and never shown: keys, and what addresses hold of them."""
+
+from __future__ import annotations
+
+import pickle
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness1.config import load_config
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.models.open import ModelSpec
+from harness1.redaction import Secret, public_address, secrets_of, without_password
+from harness1.retrieval.engines.milvus import parse_address
+from harness1.retrieval.open import is_engine, open_retriever
+from harness1.runs.folder import run_stage, shown_config, toml_lines
+
+SECRET = "s3cr3t-and-l0ng"
+ADDRESSES = {
+    f"http://user:{SECRET}@host:80/v1": "http://***@host:80/v1",
+    f"http://{SECRET}@host": "http://***@host",
+    f"https://host/search?num=5&key={SECRET}": "https://host/search?***",
+    f"milvus:https://root:{SECRET}@host:19530/db?token={SECRET}#books": "milvus:https://***@host:19530/db?***#books",
+    f"ray://u:{SECRET}@[::1]:10001": "ray://***@[::1]:10001",
+    f"http://user:a/b?c#{SECRET}@host/v1": "http://***@host/v1",
+    f"http://user:p@{SECRET}@host/@x": "http://***@host/@x",
+}
+PUBLIC = (
+    "http://host/v1",
+    "milvus:me@home.db",
+    "openai:gpt@http://h/v1",
+    "http://[::1]:80/@a",
+    "runs/a@b",
+    "",
+    "http://",
+)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_address_is_shown_without_its_secrets(address: str) -> None:
+    assert public_address(address) == ADDRESSES[address]
+    assert without_password(address) == ADDRESSES[address].replace("***@", "")
+    assert SECRET in "".join(secrets_of(address))
+    assert public_address(public_address(address)) == public_address(address)
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_an_address_without_secrets_stays(address: str) -> None:
+    assert public_address(address) == address
+    assert secrets_of(address) == ()
+
+
+@given(st.text("key&=?/.", max_size=30), st.text("abc/?#@:", max_size=30))
+def test_no_password_is_left_in_any_address(name: str, rest: str) -> None:
+    for address in (
+        f"http://u:{SECRET}@{rest}",
+        f"milvus:https://{SECRET}@host/{rest}",
+        f"http://h?{name}={SECRET}{rest}",
+    ):
+        assert SECRET not in public_address(address)
+        assert SECRET not in without_password(address)
+
+
+def test_a_secret_prints_as_nothing_and_is_no_json() -> None:
+    secret = Secret(SECRET)
+    for shown in (str(secret), repr(secret), f"{secret} {secret!r} {secret:>20}", "{}".format(secret), "%s" % secret):  # noqa: UP031, UP032
+        assert SECRET not in shown
+    with pytest.raises(TypeError):
+        msgspec.json.encode({"key": secret})
+    with pytest.raises(TypeError):
+        msgspec.to_builtins(secret)
+    again = pickle.loads(pickle.dumps(secret))
+    assert (type(again), "" + again, str(again)) == (Secret, SECRET, "***")
+    assert secret == SECRET
+    assert "Bearer " + secret == f"Bearer {SECRET}"
+
+
+def overrides() -> list[str]:
+    keys = [f"machine.{name}={SECRET}" for name in ("model.key", "verifier.key", "web.search_key", "web.read_key")]
+    keys += [
+        f"machine.web.search_url=https://host/search?key={SECRET}",
+        f"machine.web.read_url=http://u:{SECRET}@host/",
+    ]
+    keys += [f"machine.verifier.url=https://u:{SECRET}@host/v1?api-version={SECRET}"]
+    keys += [f"machine.fleet.address=ray://{SECRET}@host:10001"]
+    return [*keys, f"machine.learn.index=['milvus:http://u:{SECRET}@host', 'plain']"]
+
+
+def test_no_setting_shows_its_secrets() -> None:
+    config = load_config(None, overrides())
+    assert config.machine.web.search_url == f"https://host/search?key={SECRET}"
+    assert config.machine.learn.index[0] == f"milvus:http://u:{SECRET}@host"
+    lines = "\n".join(toml_lines(shown_config(config)))
+    for shown in (repr(config), str(config), f"{config.machine.web.search_url}", repr(config.machine.learn), lines):
+        assert SECRET not in shown
+    assert 'search_url = "https://host/search?***"' in lines
+    assert 'index = ["milvus:http://host","plain"]' in lines
+    with pytest.raises(TypeError):
+        msgspec.json.encode(config)
+
+
+def test_a_card_names_an_engine_without_its_password_and_says_so_when_it_is_opened() -> None:
+    card = run_stage(load_config(None, overrides()), "scripted", {}, f"milvus:http://u:{SECRET}@host:1#a", {})
+    assert SECRET not in msgspec.json.encode(card).decode()
+    assert card.outputs["index"] == "milvus:http://***@host:1#a"
+    assert is_engine(card.outputs["index"])
+    for recorded in (card.outputs["index"], "http://host/retrieve?***"):
+        with pytest.raises(UsageError, match="give the whole address with --index"):
+            open_retriever(recorded)
+
+
+def test_no_error_repeats_a_secret() -> None:
+    where = parse_address(f"http://u:{SECRET}@host:1?token={SECRET}#a")
+    fault = where.fault(ValueError(f"cannot reach u:{SECRET}@host"))
+    assert isinstance(fault, InfrastructureFault)
+    assert SECRET not in f"{fault} {where}"
+    for spec in (
+        f"openai:gpt@ftp://u:{SECRET}@host",
+        f"gpt@https://host/?key={SECRET}",
+        f"openai:gpt@http://u:{SECRET}@h/v1",
+    ):
+        with pytest.raises(UsageError) as caught:
+            ModelSpec.read(spec)
+        assert SECRET not in str(caught.value)
+    for spec in (
+        f"milvus:ftp://u:{SECRET}@host",
+        f"chroma:http://u:{SECRET}@host",
+        f"http://u:{SECRET}@h",
+        f"http://{SECRET}@:x",
+    ):
+        with pytest.raises(UsageError) as caught:
+            open_retriever(spec)
+        assert SECRET not in str(caught.value)

@@ -1,0 +1,223 @@
+"""The evidence value: what speaks for a document, and which names to search next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness1.config import AutoPopulate, Env, Evidence, Leads
+from harness1.memory.evidence_value import FEATURES, WEIGHTS, EvidenceValue
+from harness1.memory.working_memory import WorkingMemory
+from harness1.records import ChunkId, Hit, Ranking, Task, UnitId
+from tests.support import WORDS, curate, hit, make_env, play, run, search
+
+RANKED = Env(evidence=Evidence(rank=True), leads=Leads(on=True))
+QUESTION = "Where did the father of Ada Lovelace die?"
+
+
+def memory_of(*hits: Hit, query: str = QUESTION, config: Env = RANKED) -> WorkingMemory:
+    """A memory after one search that returned these hits in order."""
+    memory = WorkingMemory.empty(query, "document")
+    memory.turn = 1
+    memory.absorb(hits, config)
+    memory.take_rankings([Ranking(query, tuple(each.chunk_id for each in hits))], hits, config)
+    return memory
+
+
+def order(memory: WorkingMemory) -> list[UnitId]:
+    return list(memory.assess().units)
+
+
+def told(memory: WorkingMemory) -> tuple[object, ...]:
+    """All that an assessment says."""
+    found = memory.assess()
+    return found.best(len(found.units)), found.leads
+
+
+def of(memory: WorkingMemory, unit: str) -> dict[str, float]:
+    """The features of one unit by name."""
+    table = memory.value.features(memory.query, memory.evidence)
+    return dict(zip(FEATURES, table[list(memory.value.numbers).index(UnitId(unit))].tolist(), strict=True))
+
+
+def test_a_title_in_the_question_lifts_a_document_above_better_ranks() -> None:
+    hits = [hit("x", "Somebody died.", "Rain", rank=0), hit("ada", "She wrote programs.", "Ada Lovelace", rank=1)]
+    found = memory_of(*hits)
+    assert of(found, "ada")["named"] == 1.0
+    assert order(found)[0] == "ada"
+
+
+def test_a_title_inside_a_longer_name_of_the_question_counts_less() -> None:
+    found = memory_of(hit("ada", "A name.", "Ada"), hit("whole", "A person.", "Ada Lovelace", rank=1))
+    assert of(found, "ada")["named"] == 0.25
+
+
+def test_a_document_that_a_strong_one_names_is_linked_and_more_so_near_a_word_of_the_relation() -> None:
+    first = hit(
+        "ada",
+        "Her father was Lord Byron. For years and in many cities of the kingdom she often met Charles Babbage.",
+        "Ada Lovelace",
+    )
+    others = [hit("byron", "A poet.", "Lord Byron", rank=1), hit("babbage", "An engineer.", "Charles Babbage", rank=2)]
+    found = memory_of(first, *others)
+    assert of(found, "byron")["link"] > of(found, "babbage")["link"] > 0
+    assert of(found, "ada")["link"] == 0
+    byron = next(value for value in found.assess().best(9) if value.unit_id == "byron")
+    assert "named by strong documents" in byron.reasons
+
+
+def test_a_link_reaches_over_two_hops() -> None:
+    hits = [
+        hit("ada", "Her father was Lord Byron.", "Ada Lovelace"),
+        *(hit(f"noise{at}", f"Nothing of note {at}.", f"Noise {at}", rank=1 + at) for at in range(12)),
+        hit("byron", "He died in Missolonghi.", "Lord Byron", rank=13),
+        hit("miss", "A town.", "Missolonghi", rank=14),
+    ]
+    found = memory_of(*hits)
+    assert of(found, "miss")["link"] > 0
+
+
+def test_terms_that_few_pooled_documents_have_weigh_more() -> None:
+    common = [hit(f"c{at}", "The father came home.", f"Home {at}", rank=at) for at in range(6)]
+    found = memory_of(*common, hit("rare", "To die is nothing.", "Nothing", rank=6))
+    assert of(found, "rare")["cover"] > of(found, "c0")["cover"]
+
+
+def test_one_sentence_that_answers_counts_beside_the_whole_text() -> None:
+    together = hit("together", "The father of Ada Lovelace was to die. He rested.", "One")
+    apart = hit("apart", "The father rested. Ada sang. Lovelace rose. They die.", "Two", rank=1)
+    found = memory_of(together, apart)
+    assert of(found, "together")["cover"] == pytest.approx(of(found, "apart")["cover"])
+    assert of(found, "together")["sentence"] > of(found, "apart")["sentence"]
+
+
+def test_later_pages_of_a_query_continue_its_ranks() -> None:
+    memory = memory_of(hit("a", "One.", "A"), hit("b", "Two.", "B", rank=1))
+    more = [hit("c", "Three.", "C")]
+    memory.absorb(more, RANKED)
+    memory.take_rankings([Ranking(QUESTION, (ChunkId("c#0"),))], more, RANKED)
+    assert of(memory, "c")["rank"] == pytest.approx(1 / (1 + 2 / 5))
+
+
+def test_a_query_about_something_else_gives_no_rank_for_the_question() -> None:
+    memory = memory_of(hit("a", "One.", "A"))
+    more = [hit("g", "A town in Greece.", "Missolonghi")]
+    memory.absorb(more, RANKED)
+    memory.take_rankings([Ranking("Missolonghi", (ChunkId("g#0"),))], more, RANKED)
+    assert of(memory, "g")["rank"] == 0.0
+    assert of(memory, "g")["via"] == 1.0
+
+
+def test_leads_are_names_of_the_question_first_then_names_in_strong_documents() -> None:
+    memory = memory_of(hit("ada", "Her father was Lord Byron.", "Ada Lovelace"))
+    (lead,) = memory.assess().leads
+    assert (lead.name, lead.sources) == ("Lord Byron", ("ada",))
+    assert [each.name for each in WorkingMemory.empty(QUESTION, "document").assess().leads] == ["Ada Lovelace"]
+
+
+def test_a_name_that_was_searched_or_found_is_no_lead() -> None:
+    memory = memory_of(hit("ada", "Her father was Lord Byron.", "Ada Lovelace"))
+    nothing = [hit("other", "Nothing.", "Other")]
+    memory.absorb(nothing, RANKED)
+    memory.take_rankings([Ranking("Lord Byron", (ChunkId("other#0"),))], nothing, RANKED)
+    assert not memory.assess().leads
+
+
+def test_no_weight_is_negative_and_every_feature_has_one() -> None:
+    assert all(getattr(WEIGHTS, name) >= 0 for name in FEATURES)
+    assert sum(getattr(WEIGHTS, name) > 0 for name in FEATURES) >= len(FEATURES) - 2
+
+
+hits_of = st.lists(
+    st.tuples(st.integers(0, 9), st.lists(st.sampled_from(WORDS), min_size=1, max_size=12), st.sampled_from(WORDS)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def searched(memory: WorkingMemory, drawn: list[tuple[int, list[str], str]], query: str) -> None:
+    hits = [
+        hit(f"d{number}", f"{' '.join(words).capitalize()}.", title, index=at)
+        for at, (number, words, title) in enumerate(drawn)
+    ]
+    memory.absorb(hits, RANKED)
+    memory.take_rankings([Ranking(query, tuple(each.chunk_id for each in hits))], hits, RANKED)
+
+
+@given(hits_of, hits_of)
+def test_the_order_is_a_function_of_the_memory_alone(first: Any, second: Any) -> None:
+    memory = WorkingMemory.empty(QUESTION, "document")
+    searched(memory, first, QUESTION)
+    fork = memory.fork()
+    before = told(memory)
+    searched(fork, second, "Byron poet")
+    assert told(memory) == before  # what a fork does is not seen
+    table = memory.value.features(memory.query, memory.evidence)
+    copied = msgspec.json.decode(msgspec.json.encode(memory.value), type=EvidenceValue)
+    assert copied.features(memory.query, memory.evidence).tolist() == table.tolist()
+    again = WorkingMemory.empty(QUESTION, "document")
+    searched(again, first, QUESTION)
+    searched(again, second, "Byron poet")
+    assert told(again) == told(fork)
+    assert set(fork.assess().units) == set(fork.pool.entries)
+
+
+@given(st.permutations(["p", "q", "r", "s"]))
+def test_equal_documents_are_ranked_in_order_of_arrival(names: list[str]) -> None:
+    memory = WorkingMemory.empty("Nothing fits?", "document")
+    hits = [hit(name, f"Text {name}.", "") for name in names]
+    memory.absorb(hits, RANKED)
+    assert order(memory) == names
+
+
+def test_values_are_finite_for_questions_of_any_length_and_documents_of_any_kind() -> None:
+    for query in ("", "?", "the of and", "word " * 500, "日本 " * 100, "Ada " * 70 + "x1 " * 70):
+        hits = [hit("e", "", ""), hit("n", "\n\n\n", "\n", rank=1), hit("l", "word " * 9000, "w" * 5000, rank=2)]
+        memory = memory_of(*hits, query=query)
+        table = memory.value.features(query, memory.evidence)
+        assert np.isfinite(table).all()
+        assert (table >= 0).all()
+
+
+def test_without_ranking_nothing_is_kept_and_nothing_is_shown() -> None:
+    plain = make_env()
+    step = play(plain, search("Ada Lovelace"))[-1]
+    assert not plain.state.memory.value.numbers
+    assert step.context is not None
+    assert not step.context.view.ranked
+    assert not step.context.view.leads
+
+
+def test_the_context_shows_the_order_and_the_leads() -> None:
+    env = make_env(RANKED)
+    step = play(env, search("Ada Lovelace program"))[-1]
+    assert step.context is not None
+    handles = {entry.unit_id: entry.handle for entry in env.state.memory.pool.entries.values()}
+    assert step.context.view.ranked == tuple(handles[unit] for unit in order(env.state.memory))
+    assert [lead.name for lead in step.context.view.leads] == [lead.name for lead in env.state.memory.assess().leads]
+
+
+BY_EVIDENCE = msgspec.structs.replace(RANKED, auto_populate=AutoPopulate(documents=2, by="evidence"))
+
+
+def test_the_best_are_curated_anew_after_each_search_until_the_policy_curates() -> None:
+    env = make_env(BY_EVIDENCE)
+    held: list[list[UnitId]] = []
+
+    async def episode() -> None:
+        await env.reset(Task("t", QUESTION))
+        for action in (search("town rain"), search("Ada Lovelace"), curate(add_ids=["D1"]), search("Lord Byron poet")):
+            await env.step([action])
+            held.append(list(env.state.memory.curated.tags))
+
+    run(episode())
+    first, second, third, fourth = held
+    assert len(first) == len(second) == 2
+    assert second[0] == "ada"
+    assert second != first
+    assert third == fourth == [*second, "noise"] if "noise" not in second else second

@@ -1,0 +1,225 @@
+"""A damaged index is noticed before its bytes are used: when it is opened, or when a search first needs the damage."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness1.config import Config, load_config
+from harness1.data.open import open_source
+from harness1.errors import CorpusError
+from harness1.records import DocId
+from harness1.retrieval.checked import BLOCK, CheckedFile, DamagedFile, Files, damaged_blocks, sums_of
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.index.build import add_documents, build_index, delete_documents
+from harness1.retrieval.index.checksums import CHECKSUMS, check_index
+from harness1.retrieval.index.generations import CURRENT, current_generation
+from harness1.retrieval.index.index import open_index
+from harness1.retrieval.index.retriever import EmbeddedRetriever, open_embedded
+from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
+
+HASHED = load_config(None, ["index.dense.model=hash:64"])
+DOCUMENTS = list(open_source("world:300").documents())
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """An index whose larger files have several blocks."""
+    build_index(DOCUMENTS, tmp_path / "index", HASHED.index)
+    return tmp_path / "index"
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def file_in(index: Path, name: str) -> Path:
+    return current_generation(index) / "segment-000001" / name
+
+
+def ask(retriever: EmbeddedRetriever, query: str = "river bridge") -> SearchResult | RetrievalFault:
+    return asyncio.run(retriever.search([SearchRequest(query, 5)]))[0]
+
+
+def read(retriever: EmbeddedRetriever, doc_id: DocId) -> object:
+    return asyncio.run(retriever.read(doc_id))
+
+
+def test_a_block_is_verified_when_it_is_first_used(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(3 * BLOCK + 5))
+    sums = sums_of(path)
+    flip(path, 2 * BLOCK)
+    file = CheckedFile(path, sums)
+    file.check(0, 2 * BLOCK)
+    file.check(3 * BLOCK, 3 * BLOCK + 5)
+    for start, stop in ((2 * BLOCK, 2 * BLOCK + 1), (0, 3 * BLOCK), (2 * BLOCK - 1, 2 * BLOCK + 1)):
+        with pytest.raises(DamagedFile, match=f"between byte {2 * BLOCK} and {3 * BLOCK - 1}"):
+            file.check(start, stop)
+    with pytest.raises(DamagedFile):
+        file.check_each(np.array([5, BLOCK]), np.array([7, 3 * BLOCK + 1]))
+    assert damaged_blocks(path, sums) == [2]
+
+
+def test_a_file_of_another_size_is_damaged_unless_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    sums = sums_of(path)
+    path.write_bytes(b"abcd")
+    with pytest.raises(DamagedFile, match="4 bytes instead of 3"):
+        CheckedFile(path, sums)
+    assert bytes(CheckedFile(path, sums, grows=True).bytes) == b"abc"
+    path.write_bytes(b"ab")
+    with pytest.raises(DamagedFile, match="2 bytes instead of 3"):
+        CheckedFile(path, sums, grows=True)
+
+
+def test_damage_that_a_search_meets_later_is_a_fault_that_names_the_file(index: Path) -> None:
+    flip(file_in(index, "contents.bin"), 2 * BLOCK)
+    retriever = open_embedded(index, Config())
+    faults = [each for each in (read(retriever, one.doc_id) for one in DOCUMENTS) if isinstance(each, RetrievalFault)]
+    assert 0 < len(faults) < len(DOCUMENTS)
+    assert "contents.bin is damaged between" in faults[0].message
+    assert "harness1 index check" in faults[0].message
+
+
+def complaints(index: Path) -> list[str]:
+    """What opening an index and reading all its postings and lists complain about."""
+    try:
+        retriever = open_embedded(index, load_config(None, ["env.retrieval.mode=bm25"]))
+    except CorpusError as error:
+        return [str(error)]
+    every_word = " ".join(document.text for document in DOCUMENTS)
+    answers = [ask(retriever, every_word), asyncio.run(retriever.grep("zzz", 5, 60.0))]
+    return [answer.message for answer in answers if isinstance(answer, RetrievalFault)]
+
+
+@pytest.mark.parametrize("name", ["postings.chunks.npy", "postings.starts.npy", "trigrams.starts.npy", "terms.bin"])
+def test_damage_never_reaches_a_compiled_loop(index: Path, name: str) -> None:
+    path = file_in(index, name)
+    path.write_bytes(path.read_bytes()[:-64] + b"\xff" * 64)
+    assert name in "".join(complaints(index))
+
+
+def test_a_damaged_row_of_an_embedding_is_no_index_error(index: Path) -> None:
+    path = file_in(index, "rows.npy")
+    rows = np.load(path)
+    rows[3] = 1 << 30
+    np.save(path, rows)
+    for sums in (True, False):
+        if not sums:
+            (current_generation(index) / CHECKSUMS).unlink()
+        with pytest.raises(CorpusError, match=r"rows\.npy|has the embedding"):
+            open_embedded(index, HASHED)
+
+
+def test_a_damaged_name_of_a_generation_is_not_the_name_of_another(index: Path) -> None:
+    add_documents([Document(DocId("new"), "", "text")], index)
+    pointer = index / CURRENT
+    pointer.write_text(pointer.read_text().replace("2", "1", 1))
+    with pytest.raises(CorpusError, match="does not name a generation"):
+        open_index(index)
+
+
+def test_an_index_without_checksums_is_read_and_gets_them_when_it_is_changed(index: Path) -> None:
+    expected = ask(open_embedded(index, HASHED))
+    assert isinstance(expected, SearchResult)
+    (current_generation(index) / CHECKSUMS).unlink()
+    (index / CURRENT).write_text("gen-000001\n")
+    found = ask(open_embedded(index, HASHED))
+    assert isinstance(found, SearchResult)
+    assert found.hits == expected.hits
+    with pytest.raises(CorpusError, match="has no checksums"):
+        check_index(index)
+    add_documents([Document(DocId("new"), "", "text")], index)
+    assert not check_index(index).damaged
+
+
+def test_offsets_beyond_the_postings_are_refused_without_checksums_too(index: Path) -> None:
+    starts = np.load(file_in(index, "postings.starts.npy"))
+    starts[1] = 1 << 40
+    np.save(file_in(index, "postings.starts.npy"), starts)
+    (current_generation(index) / CHECKSUMS).unlink()
+    fault = ask(open_embedded(index, load_config(None, ["env.retrieval.mode=bm25"])))
+    assert isinstance(fault, RetrievalFault)
+    assert "does not fit the postings" in fault.message
+
+
+@pytest.mark.parametrize("change", ["add", "delete"])
+def test_a_change_does_not_take_damage_for_what_was_written(index: Path, change: str) -> None:
+    flip(file_in(index, "contents.bin"), 2 * BLOCK)
+    if change == "add":
+        add_documents([Document(DocId("new"), "", "text")], index)
+    else:
+        delete_documents([DOCUMENTS[0].doc_id], index)
+    (damage,) = check_index(index).damaged
+    assert (damage.file, damage.blocks) == ("segment-000001/contents.bin", (2, 2))
+
+
+def harm_first(path: Path) -> None:
+    flip(path, 0)
+
+
+def harm_last(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("harm", [harm_first, harm_last])
+@pytest.mark.parametrize("name", ["keys.bin", "vectors.f16"])
+def test_damaged_embeddings_are_not_added_to_and_are_made_anew_by_a_new_build(
+    index: Path, name: str, harm: Callable[[Path], None]
+) -> None:
+    expected = ask(open_embedded(index, HASHED))
+    assert isinstance(expected, SearchResult)
+    (path,) = index.glob(f"vectors/*/{name}")
+    harm(path)
+    assert [damage.file.rpartition("/")[2] for damage in check_index(index).damaged] == [name]
+    with pytest.raises(CorpusError, match="damaged"):
+        add_documents([Document(DocId("new"), "", "text")], index)
+    build_index(DOCUMENTS, index, HASHED.index)
+    assert not check_index(index).damaged
+    found = ask(open_embedded(index, HASHED))
+    assert isinstance(found, SearchResult)
+    assert found.hits == expected.hits
+
+
+def test_damaged_embeddings_of_a_model_that_is_used_again_are_made_anew(index: Path) -> None:
+    (path,) = index.glob("vectors/*/vectors.f16")
+    rows = sorted(np.fromfile(path, np.float16).reshape(-1, 64).tolist())
+    build_index(DOCUMENTS, index, load_config(None, ["index.dense.model=hash:32"]).index)
+    flip(path, 1)
+    build_index(DOCUMENTS, index, HASHED.index)
+    assert not check_index(index).damaged
+    assert sorted(np.fromfile(path, np.float16).reshape(-1, 64).tolist()) == rows
+
+
+def test_embeddings_are_not_believed_where_the_checksums_are_damaged(index: Path) -> None:
+    before = current_generation(index) / CHECKSUMS
+    (path,) = index.glob("vectors/*/vectors.f16")
+    whole = path.read_bytes()
+    flip(path, 1)
+    flip(before, before.stat().st_size // 2)
+    build_index(DOCUMENTS, index, HASHED.index)
+    assert path.read_bytes() == whole
+
+
+def test_a_swapped_file_of_the_same_size_is_damage(index: Path) -> None:
+    shutil.copy(file_in(index, "doc_ids.slots.npy"), file_in(index, "chunk_ids.sums.npy"))
+    with pytest.raises(CorpusError, match=r"chunk_ids\.sums\.npy is damaged"):
+        open_index(index)
+
+
+def test_files_below_a_folder_keep_their_checksums(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(b"x")
+    files = Files(tmp_path, {"a/b": sums_of(tmp_path / "a" / "b")})
+    (tmp_path / "a" / "b").write_bytes(b"y")
+    with pytest.raises(DamagedFile):
+        files.below("a").file("b")

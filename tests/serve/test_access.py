@@ -1,0 +1,202 @@
+"""Who may call a server: known hosts, pages from nowhere else, JSON, and a token if there is one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness1.config import Config, load_config
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.http.client import read_token
+from harness1.retrieval.open import open_retriever
+from harness1.retrieval.protocol import SearchRequest, SearchResult
+from harness1.serve.access import Access
+from harness1.serve.proxy.record import Recorder, read_records
+from harness1.serve.proxy.service import ProxyService
+from harness1.serve.retrieve import RetrievalService
+from harness1.serve.server import answering
+from tests.cli.commands import command_in_process
+from tests.proxying import ANTHROPIC_PATH, LIMITS, OPENAI_PATH, Dice, ask, hermes, upstream_of
+from tests.serving import HOST, Reply, asking, in_thread
+from tests.support import CORPUS, WordRetriever, run
+
+TOKEN = "a-token-of-sixteen-or-more"
+WORDS = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
+
+
+async def search() -> bytes:
+    return b'{"queries":["poet"],"topk":1}'
+
+
+def status(headers: dict[str, str], access: Access | None = None, path: str = "/retrieve") -> int:
+    service = RetrievalService(WordRetriever(CORPUS), Config(), access=access)
+    reply = run(asking(service.app, "GET" if path in ("/info", "/health") else "POST", path, search, headers))
+    assert reply.kind == "application/json"
+    assert reply.status == 200 or list(json.loads(reply.body)) == ["error"]
+    return reply.status
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:8000", "localhost.:1", "wiki.lan:8000", "[fe80::2]"]
+)
+def test_a_server_answers_to_its_own_names_at_any_port(host: str) -> None:
+    assert status({"host": host}, Access(["Wiki.LAN", "fe80::2"])) == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1", "", "localhost@evil", "a:b"],
+)
+@pytest.mark.parametrize("path", ["/retrieve", "/info", "/nothing"])
+def test_a_server_is_silent_under_a_name_that_is_not_its_own(host: str, path: str) -> None:
+    assert status({"host": host}, path=path) == 421
+    assert status({"host": host}, path="/health") == 200
+
+
+def test_a_server_of_a_network_answers_to_addresses_and_not_to_other_names() -> None:
+    access = Access(["0.0.0.0"], TOKEN, addresses=True)
+    sent = {"authorization": f"Bearer {TOKEN}"}
+    assert status({"host": "192.168.1.5:8000", **sent}, access) == 200
+    assert status({"host": "evil.example", **sent}, access) == 421
+    page = {"host": "192.168.1.5:8000", **sent}
+    assert status({"origin": "http://192.168.1.5:3000", **page}, access) == 200
+    assert status({"origin": "http://203.0.113.9", **page}, access) == 403, "a page at an address of its own"
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example", "http://[", ""])
+def test_pages_of_other_sites_may_not_call(origin: str) -> None:
+    assert status({"origin": origin}) == 403
+    assert status({"origin": "http://localhost:3000"}) == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_a_body_of_another_type_than_json_is_refused(kind: str) -> None:
+    assert status({"content-type": kind}) == 415
+    assert status({"content-type": "Application/JSON; charset=utf-8"}) == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {},
+        {"authorization": TOKEN},
+        {"authorization": f"Basic {TOKEN}"},
+        {"authorization": f"Bearer {TOKEN}x"},
+        {"authorization": "Bearer é"},
+        {"x-api-key": TOKEN[:-1]},
+    ],
+)
+@pytest.mark.parametrize("path", ["/retrieve", "/info", "/nothing"])
+def test_a_server_with_a_token_answers_nobody_without_it(sent: dict[str, str], path: str) -> None:
+    assert status(sent, Access(token=TOKEN), path) == 401
+    assert status(sent, Access(token=TOKEN), "/health") == 200
+
+
+@pytest.mark.parametrize("sent", [{"authorization": f"bearer {TOKEN}"}, {"x-api-key": TOKEN}])
+def test_a_token_may_come_as_the_official_clients_send_their_keys(sent: dict[str, str]) -> None:
+    assert status(sent, Access(token=TOKEN)) == 200
+
+
+@pytest.mark.parametrize("carrier", ["authorization", "x-api-key"])
+def test_a_proxy_neither_records_a_token_nor_names_a_session_by_it(tmp_path: Path, carrier: str) -> None:
+    model = Dice(hermes())
+    sent = {carrier: f"Bearer {TOKEN}" if carrier == "authorization" else TOKEN}
+
+    async def scene() -> list[Reply]:
+        with Recorder(tmp_path) as recorder:
+            proxy = ProxyService(upstream_of(model, model.chat), recorder, LIMITS, access=Access(token=TOKEN))
+            known = [await ask(proxy, WORDS, path, sent) for path in (OPENAI_PATH, ANTHROPIC_PATH)]
+            known.append(await ask(proxy, WORDS, OPENAI_PATH, sent, {"session": "episode-1"}))
+            other = {name: value.replace(TOKEN, "another-token-of-nobody") for name, value in sent.items()}
+            return [*known, *[await ask(proxy, WORDS, path, other) for path in (OPENAI_PATH, ANTHROPIC_PATH)]]
+
+    replies = run(scene())
+    assert [reply.status for reply in replies] == [200, 200, 200, 401, 401]
+    assert json.loads(replies[4].body)["error"]["type"] == "authentication_error"
+    sessions = [call.session_id for call in read_records(tmp_path)]
+    assert sessions[2] == "episode-1"
+    assert len(set(sessions)) == 3
+    assert all(TOKEN.encode() not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    "headers", [{"host": "evil.example"}, {"origin": "http://evil.example"}, {"content-type": "x"}]
+)
+def test_a_proxy_is_as_careful(tmp_path: Path, headers: dict[str, str]) -> None:
+    model = Dice(hermes())
+
+    async def scene() -> Reply:
+        with Recorder(tmp_path) as recorder:
+            return await ask(ProxyService(upstream_of(model, model.chat), recorder, LIMITS), WORDS, headers=headers)
+
+    assert run(scene()).status in (403, 415, 421)
+    assert not model.calls
+
+
+def test_a_remote_retriever_sends_the_token_of_a_file_and_never_shows_it(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    quick = ["machine.attempts=1", "env.retrieval.mode=bm25"]
+    served = load_config(None, quick)
+
+    def opened() -> Any:
+        service = RetrievalService(WordRetriever(CORPUS), served, access=Access(token=TOKEN))
+        return answering(service.app, service.limits, HOST, 0)
+
+    with in_thread(opened) as url:
+        remote = open_retriever(url, load_config(None, [*quick, f"machine.token_file={file}"]))
+        assert isinstance(run(remote.search([SearchRequest("poet", 1)]))[0], SearchResult)
+        file.write_text("another-token-of-nobody")
+        with pytest.raises(InfrastructureFault, match="401") as caught:
+            open_retriever(url, load_config(None, [*quick, f"machine.token_file={file}"]))
+    assert "nobody" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"short", b"two words that are long enough", b"\xff" * 20, b"caf\xc3\xa9" * 9]
+)
+def test_a_file_without_a_token_is_an_error_that_does_not_repeat_it(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "token").write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        read_token(str(tmp_path / "token"))
+    assert "words" not in str(caught.value)
+    with pytest.raises(UsageError, match="No such file"):
+        read_token(str(tmp_path / "nothing"))
+
+
+def test_a_server_beyond_this_machine_needs_a_token_or_a_clear_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = command_in_process(monkeypatch, capsys)
+    nowhere = ["--index", str(tmp_path / "nothing"), "--port", "0"]
+    code, _, told = command("serve", "retrieve", *nowhere, "--host", "0.0.0.0")
+    assert (code, len(told.splitlines()), "--token-file" in told, "--no-token" in told) == (2, 1, True, True)
+    record = ["--upstream", "http://127.0.0.1:1/v1", "--record", str(tmp_path / "run")]
+    code, _, told = command("serve", "proxy", *record, "--host", "0.0.0.0")
+    assert (code, len(told.splitlines()), "--no-token" in told) == (2, 1, True)
+    assert not (tmp_path / "run").exists()
+    code, _, told = command("serve", "retrieve", *nowhere, "--host", "0.0.0.0", "--no-token")
+    assert (code, "nobody is asked" in told, "nothing" in told) == (2, True, True)
+
+
+@pytest.mark.parametrize("name", ["wiki.lan:8463", "http://wiki.lan"])
+def test_an_allowed_host_is_a_name_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = command_in_process(monkeypatch, capsys)
+    code, _, told = command("serve", "retrieve", "--index", str(tmp_path), "--port", "0", "--allow-host", name)
+    assert (code, "the name alone" in told) == (2, True)
+
+
+@pytest.mark.service
+def test_the_command_takes_names_and_a_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    shown = subprocess.run(
+        [sys.executable, "-m", "harness1", "serve", "proxy", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert all(option in shown for option in ("--allow-host", "--token-file", "--no-token"))
