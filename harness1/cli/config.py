@@ -29,4 +29,4 @@ def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json =
 def config_hashes(config: Config) -> dict[str, str]:
     """Return the hashes that depend only on a configuration; `index_hash` needs a corpus too."""
     env = SearchEnv(config.env, Nowhere("", config.index.unit))
-    return {"env_hash": env.hash, "reward_hash": config.reward_hash, "index_settings": digest(config.index)}
+    return {"env_hash": env.hash, "reward_hash": config.reward_hash, "index_settings": digest(config.index.hashed())}

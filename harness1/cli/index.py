@@ -21,6 +21,10 @@ from harness1.redaction import without_password
 from harness1.retrieval.engines.build import build_engine
 from harness1.retrieval.index.checksums import Verdict, check_index
 from harness1.retrieval.protocol import IndexInfo
+from harness1.words import AUTO, NONE
+
+READ = {AUTO: "stemmed by script", NONE: "not stemmed"}
+"""How the words of an index were read, where it is not as English."""
 
 
 def index(
@@ -68,8 +72,9 @@ def index(
     if as_json:
         print_json(info)
     else:
+        read = f"; {READ.get(info.language, f'stemmed as {info.language}')}" if info.language else ""
         lost = f"; {left_out} left out" if left_out else ""
-        put(f"{where}: {info.documents} documents, {info.chunks} chunks, index {info.index_hash[:12]}{lost}")
+        put(f"{where}: {info.documents} documents, {info.chunks} chunks, index {info.index_hash[:12]}{read}{lost}")
 
 
 def check(

@@ -87,7 +87,7 @@ class Config(Settings):
     def hash(self) -> str:
         """Return the hash of all settings except `[machine]`, which affects no result."""
         tree = msgspec.to_builtins(msgspec.structs.replace(self, machine=Machine()))
-        tree["env"] = self.env.hashed()
+        tree["env"], tree["index"] = self.env.hashed(), self.index.hashed()
         # Recorded hashes were computed when the section was called `run`.
         machine = tree.pop("machine")
         tree[FORMER] = {name: value for name, value in machine.items() if name not in LATER}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
+from harness1.errors import ConfigError
 from harness1.settings import Count, Positive, Settings, Share
+from harness1.words import AUTO, NONE, languages
 
 
 class Dense(Settings):
@@ -35,4 +38,19 @@ class Index(Settings):
     """Documents longer than this (characters / 4) are cut at sentence boundaries; shorter ones stay whole."""
     k1: Annotated[float, Meta(ge=0.0)] = 1.2
     b: Share = 0.75
+    language: str = AUTO
+    """The language that words are stemmed in: one of Snowball's, such as `german`, or `none`. `auto` is `english` where
+    at most 1 % of the chunks are mostly in another script than Latin; else each word is stemmed by its script."""
     dense: Dense = Dense()
+
+    def __post_init__(self) -> None:
+        if self.language not in (AUTO, NONE) and self.language not in (known := languages()):
+            raise ConfigError(f"index.language={self.language}: give one of {', '.join((AUTO, NONE, *known))}")
+
+    def hashed(self) -> dict[str, Any]:
+        """Return the settings that enter hashes: all, but the language only where one is named, because earlier hashes
+        were made without."""
+        tree: dict[str, Any] = msgspec.to_builtins(self)
+        if self.language == AUTO:
+            del tree["language"]
+        return tree

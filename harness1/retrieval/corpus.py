@@ -31,6 +31,11 @@ class Document(Record):
     """The document's chunks, if the gold of its benchmark names chunks; if empty, indexing cuts the document."""
 
 
+def searched_text(chunk: Chunk) -> str:
+    """Return what a search by terms reads of a chunk."""
+    return f"{chunk.title} {chunk.text}"
+
+
 def approximate_tokens(text: str) -> int:
     """Return the size of a text in tokens, without a tokenizer: characters / 4, rounded up, equal on every machine."""
     return -(-len(text) // CHARACTERS_PER_TOKEN)

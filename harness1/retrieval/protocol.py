@@ -55,6 +55,8 @@ class IndexInfo(Record):
     unit: Unit
     documents: int
     chunks: int
+    language: str = ""
+    """What the analyser was made for: a language, `auto` (by script) or `none`; empty: English, in Latin script."""
 
 
 class Retriever(Protocol):

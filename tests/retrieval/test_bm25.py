@@ -8,12 +8,13 @@ import pytest
 from bm25s.stopwords import STOPWORDS_EN
 
 from harness1.records import ChunkId
-from harness1.retrieval.analyser import STOP_WORDS, Analyser
+from harness1.retrieval.analyser import Analyser
 from harness1.retrieval.bm25 import postings
 from harness1.retrieval.bm25.postings import Postings, PostingsWriter
 from harness1.retrieval.bm25.search import BM25, NONE
 from harness1.retrieval.checked import Files
 from harness1.retrieval.ordering import total_order
+from harness1.words import STOP_WORDS
 
 WORDS = (
     "river",
@@ -35,12 +36,12 @@ QUERIES = ["silver bridge", "run", "stone castle castle market", "winter the riv
 
 
 def build(folder, texts: list[str], k1: float = 1.2, b: float = 0.75, ranks=None) -> BM25:
-    writer = PostingsWriter(folder)
+    writer = PostingsWriter(folder, Analyser())
     for text in texts:
         writer.add(text)
     length = writer.finish()
     ranks = np.arange(len(texts), dtype=np.int32) if ranks is None else ranks
-    return BM25([Postings(Files(folder), NONE, None)], len(texts), length, ranks, k1, b)
+    return BM25([Postings(Files(folder), NONE, None)], len(texts), length, ranks, k1, b, Analyser())
 
 
 @pytest.fixture(scope="module")

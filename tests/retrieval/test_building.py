@@ -13,8 +13,7 @@ from harness1.records import ChunkId, DocId
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.dense.embedder import HashEmbedder, open_embedder
 from harness1.retrieval.dense.vectors import VectorStore
-from harness1.retrieval.index import build as building
-from harness1.retrieval.index import embeddings
+from harness1.retrieval.index import embeddings, merging
 from harness1.retrieval.index.build import add_documents, build_index, delete_documents
 from harness1.retrieval.index.index import EmbeddedIndex, SegmentEntry, open_index
 from harness1.retrieval.index.segment import SegmentSize
@@ -57,7 +56,7 @@ def delete(path, *ids: str):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_scores_do_not_depend_on_how_the_corpus_fell_into_segments(tmp_path, monkeypatch, seed: int) -> None:
     """Random additions, replacements and deletions, with merges, against one build of what is left: equal bits."""
-    monkeypatch.setattr(building, "MERGE", 3)
+    monkeypatch.setattr(merging, "MERGE", 3)
     rng = random.Random(seed)
     documents = {number: document(rng, number) for number in range(120)}
     build_index([documents[number] for number in range(20)], tmp_path / "grown", SETTINGS)
@@ -133,7 +132,7 @@ def test_ids_must_stay_unique_across_segments(tmp_path) -> None:
 
 
 def test_segments_stay_few_and_the_mostly_dead_are_written_anew(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(building, "MERGE", 3)
+    monkeypatch.setattr(merging, "MERGE", 3)
     build_index(named("w0"), tmp_path, SETTINGS)
     for number in range(1, 40):
         add_documents(named(f"w{number}"), tmp_path)
@@ -148,13 +147,13 @@ def test_segments_stay_few_and_the_mostly_dead_are_written_anew(tmp_path, monkey
 
 @pytest.mark.parametrize("sizes", [[1, 8] * 40, [30, *[1] * 60], [64, 32, 16, 8, 4, 2, 1] * 5])
 def test_segments_stay_few_whatever_comes(tmp_path, monkeypatch, sizes: list[int]) -> None:
-    monkeypatch.setattr(building, "MERGE", 4)
-    monkeypatch.setattr(building, "MOST", 5)
+    monkeypatch.setattr(merging, "MERGE", 4)
+    monkeypatch.setattr(merging, "MOST", 5)
     written: list[SegmentEntry] = []
     for size in sizes:
         entry = SegmentEntry("", SegmentSize(size, size, size))
         written.append(entry)
-        while group := building._to_merge(written):
+        while group := merging.to_merge(written):
             total = sum(entry.size.chunks for entry in written[group.start : group.stop])
             written[group.start : group.stop] = [SegmentEntry("", SegmentSize(total, total, total))]
     assert len(written) <= 5
@@ -163,16 +162,16 @@ def test_segments_stay_few_whatever_comes(tmp_path, monkeypatch, sizes: list[int
 
 def test_a_large_segment_is_not_written_again_for_small_ones() -> None:
     sizes = [10_000, *[1] * 7]
-    assert building._to_merge([SegmentEntry("", SegmentSize(size, size, size)) for size in sizes]) is None
+    assert merging.to_merge([SegmentEntry("", SegmentSize(size, size, size)) for size in sizes]) is None
     sizes.append(1)
-    assert building._to_merge([SegmentEntry("", SegmentSize(size, size, size)) for size in sizes]) == range(1, 9)
+    assert merging.to_merge([SegmentEntry("", SegmentSize(size, size, size)) for size in sizes]) == range(1, 9)
 
 
 def test_a_corpus_beyond_one_segment_is_searched_as_one(tmp_path, monkeypatch) -> None:
     rng = random.Random(3)
     documents = [document(rng, number) for number in range(90)]
     build_index(documents, tmp_path / "one", DENSE)
-    monkeypatch.setattr(building, "LARGEST", 40)
+    monkeypatch.setattr(merging, "LARGEST", 40)
     build_index(documents, tmp_path / "many", DENSE)
     one, many = open_index(tmp_path / "one"), open_index(tmp_path / "many")
     assert (len(one.segments), one.info) == (1, many.info)

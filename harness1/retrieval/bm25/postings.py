@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness1.retrieval.analyser import Vocabulary
+from harness1.retrieval.analyser import Analyser, Vocabulary
 from harness1.retrieval.checked import DamagedFile, Files
 from harness1.retrieval.strings import Keys, write_keys
 
@@ -35,9 +35,9 @@ NARROW_CODES = 1 << 16
 class PostingsWriter:
     """Takes the texts of all chunks in order, then writes their postings."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, analyser: Analyser) -> None:
         self._folder = folder
-        self._vocabulary = Vocabulary()
+        self._vocabulary = Vocabulary(analyser)
         self._numbers, self._sizes = array("i"), array("i")
         self._lengths = array("i")
         self._pairs = _Pairs()

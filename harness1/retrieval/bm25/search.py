@@ -42,8 +42,9 @@ class BM25:
         ranks: NDArray[np.int32],
         k1: float,
         b: float,
+        analyser: Analyser,
     ) -> None:
-        self._analyser = Analyser()
+        self._analyser = analyser
         self._segments = segments
         self._firsts = np.cumsum([0, *map(len, segments)])
         self._chunks = chunks

@@ -87,13 +87,17 @@ class ChunkStream:
         while batch := list(islice(placed, size)):
             yield batch
 
-    def finish(self, engine: str, embedder: str) -> EngineIndex:
+    def finish(self, engine: str, embedder: str, language: str = "") -> EngineIndex:
         """Return the description of the index, after the last batch. The order of documents does not affect its hash.
-        Raise CorpusError if there were no documents."""
+        Raise CorpusError if there were no documents.
+
+        Args:
+            language: of the analyser, as in `IndexInfo`.
+        """
         if not self._read:
             raise CorpusError("the corpus holds no documents")
-        name = digest([engine, index_hash(self._content_sum, self._settings, embedder)])
-        info = IndexInfo(name, self._settings.unit, self._read, self._chunks)
+        name = digest([engine, index_hash(self._content_sum, self._settings, embedder, language)])
+        info = IndexInfo(name, self._settings.unit, self._read, self._chunks, language)
         return EngineIndex(FORMAT, info, self._settings, embedder)
 
     def _placed(self) -> Iterator[Placed]:

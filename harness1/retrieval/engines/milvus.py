@@ -136,7 +136,7 @@ def chunk_of(row: dict[str, Any]) -> Chunk:
 Mode = Literal["bm25", "dense", "hybrid"]
 
 NO_TERM = "0"
-"""Search term of a query without terms. Terms have at least two characters, so it matches nothing."""
+"""Search term of a query without terms. Terms of ASCII have at least two characters, so it matches nothing."""
 
 
 def open_milvus(uri: str, config: config.Config) -> Retriever:
@@ -209,7 +209,7 @@ class MilvusEngine:
         self.info, self.errors = index.info, milvus_errors()
         self._client, self._collection, self._mode = client, collection, mode
         self._dense, self._retrieval, self._embedder = index.settings.dense, retrieval, embedder
-        self._analyser = Analyser()
+        self._analyser = Analyser(index.info.language)
 
     def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Found]:
         """Search for all queries in one call; the server fuses the lists of a hybrid search."""

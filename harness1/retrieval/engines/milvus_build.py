@@ -7,6 +7,7 @@ every version of Milvus and in the embedded index. Milvus only counts and scores
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ import msgspec
 
 from harness1 import config
 from harness1.errors import CorpusError, UsageError
-from harness1.retrieval.analyser import Analyser
-from harness1.retrieval.corpus import Document
+from harness1.retrieval.analyser import Analyser, reads_by_script
+from harness1.retrieval.corpus import Document, searched_text
 from harness1.retrieval.dense.embedder import Embedder, open_embedder
 from harness1.retrieval.engines.chunk_stream import ChunkStream, Placed
 from harness1.retrieval.engines.milvus import (
@@ -29,6 +30,7 @@ from harness1.retrieval.engines.milvus import (
     reporting,
 )
 from harness1.retrieval.protocol import IndexInfo
+from harness1.words import AUTO, is_foreign
 
 if TYPE_CHECKING:
     from pymilvus import CollectionSchema, MilvusClient
@@ -61,12 +63,15 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
     try:
         with reporting(where):
             earlier = _earlier(client, where)
-            fresh = where.fresh()
-            client.create_collection(fresh, schema=_schema(embedder))
-            stream, analyser = ChunkStream(documents, settings), Analyser()
-            for batch in stream.batches(BATCH):
+            fresh, stream = where.fresh(), ChunkStream(documents, settings)
+            batches = stream.batches(BATCH)
+            first = next(batches, [])
+            language = _language(settings, first)
+            client.create_collection(fresh, schema=_schema(embedder, language))
+            analyser = Analyser(language)
+            for batch in chain([first], batches):
                 client.insert(fresh, _rows(batch, analyser, embedder), timeout=machine.call_deadline_s)
-            index = stream.finish("milvus", embedder.hash if embedder else "")
+            index = stream.finish("milvus", embedder.hash if embedder else "", language)
             client.flush(fresh)
             client.create_index(fresh, _index_params(client, settings, index.info.chunks))
             client.load_collection(fresh)
@@ -98,7 +103,16 @@ def _publish(client: MilvusClient, where: Address, fresh: str, earlier: str | No
         client.drop_collection(earlier)
 
 
-def _schema(embedder: Embedder | None) -> CollectionSchema:
+def _language(settings: config.Index, first: Sequence[Placed]) -> str:
+    """Return the language of the analyser. What `auto` means is decided by the first batch, because an engine cannot
+    change its mind."""
+    if settings.language != AUTO:
+        return settings.language
+    foreign = sum(is_foreign(searched_text(piece)) for _, piece in first)
+    return AUTO if reads_by_script(foreign, len(first)) else ""
+
+
+def _schema(embedder: Embedder | None, language: str) -> CollectionSchema:
     from pymilvus import DataType, Function, FunctionType, MilvusClient
 
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -111,7 +125,8 @@ def _schema(embedder: Embedder | None) -> CollectionSchema:
         DataType.VARCHAR,
         max_length=LONGEST,
         enable_analyzer=True,
-        analyzer_params={"tokenizer": "standard"},
+        # The standard tokenizer would cut pairs of characters into single ones.
+        analyzer_params={"tokenizer": "whitespace" if language else "standard"},
     )
     schema.add_field(SPARSE, DataType.SPARSE_FLOAT_VECTOR)
     schema.add_function(Function(SPARSE, FunctionType.BM25, [ANALYSED], [SPARSE]))
@@ -148,7 +163,7 @@ def _rows(batch: Sequence[Placed], analyser: Analyser, embedder: Embedder | None
             "doc_id": piece.doc_id,
             "title": piece.title,
             "text": piece.text,
-            ANALYSED: " ".join(analyser.terms(f"{piece.title} {piece.text}")),
+            ANALYSED: " ".join(analyser.terms(searched_text(piece))),
         }
         for field, value in texts.items():
             if len(value.encode()) > LONGEST:

@@ -1,6 +1,6 @@
 """Builds the next generation of an index: build, add, delete.
 
-Documents added together form one segment, or several of at most `LARGEST` chunks, so that memory stays
+Documents added together form one segment, or several of at most `merging.LARGEST` chunks, so that memory stays
 bounded. Adding leaves the other segments as they are (their files are linked into the new generation); deleting marks
 chunks as dead. Adjacent small segments are merged, as Lucene's log-merge policy does, so that their number grows with
 the logarithm of the corpus, and a segment that is more than half dead is written anew.
@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain, groupby, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from harness1 import config
 from harness1.errors import CorpusError
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.analyser import Analyser
+from harness1.retrieval.analyser import Analyser, reads_by_script
 from harness1.retrieval.bm25.search import NONE
 from harness1.retrieval.checked import Files, Sums
-from harness1.retrieval.corpus import Document, chunk
+from harness1.retrieval.corpus import Document, chunk, searched_text
 from harness1.retrieval.dense.vectors import Progress
+from harness1.retrieval.index import merging
 from harness1.retrieval.index.checksums import MANIFEST, VECTORS, read_checksums, write_checksums
 from harness1.retrieval.index.embeddings import Embeddings
 from harness1.retrieval.index.generations import CURRENT, building, current_generation, new_generation
@@ -40,16 +41,11 @@ from harness1.retrieval.index.index import (
     live_rows,
     read_manifest,
 )
-from harness1.retrieval.index.segment import ROWS, Segment, SegmentWriter, document_sum
+from harness1.retrieval.index.merging import to_merge
+from harness1.retrieval.index.segment import ROWS, Segment, SegmentSize, SegmentWriter, document_sum
 from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.files import write_json
-
-MERGE = 8
-"""The least number of adjacent segments that are merged, if none is larger than the others together."""
-MOST = 16
-"""The most segments that may stay below full size; every search visits each of them."""
-LARGEST = 1 << 18
-"""The most chunks in a segment, which is then full."""
+from harness1.words import AUTO, is_foreign
 
 
 def build_index(
@@ -79,7 +75,7 @@ def build_index(
         UsageError: another build is at work in the folder.
     """
     with _generation(out, alone) as work:
-        draft = _Draft(out, work, settings, progress, machine)
+        draft = _Draft(out, work, settings, settings.language, progress, machine)
         draft.append(documents)
         return draft.finish()
 
@@ -151,12 +147,24 @@ class _Part:
 
 
 class _Draft:
-    """A generation in the making."""
+    """A generation in the making.
+
+    Args:
+        language: `index.language`; empty for an index that was made before there was such a setting.
+    """
 
     def __init__(
-        self, out: Path, work: Path, settings: config.Index, progress: Progress | None, machine: config.Machine
+        self,
+        out: Path,
+        work: Path,
+        settings: config.Index,
+        language: str,
+        progress: Progress | None,
+        machine: config.Machine,
     ) -> None:
-        self._out, self._work, self._settings = out, work, settings
+        self._out, self._work, self._settings, self._language = out, work, settings, language
+        self._analysed = "" if language == AUTO else language
+        """The language of the analyser that wrote the segments."""
         self._parts: list[_Part] = []
         self._content_sum = 0
         self._embeddings = (
@@ -171,7 +179,8 @@ class _Draft:
         current = current_generation(path)
         files = Files(current, read_checksums(current))
         manifest = read_manifest(files, path)
-        draft = cls(path, work, manifest.settings, progress, machine)
+        draft = cls(path, work, manifest.settings, manifest.language, progress, machine)
+        draft._analysed = manifest.info.language
         draft._content_sum = int(manifest.content_sum, 16)
         for entry in manifest.segments:
             _link(current / entry.name, work / entry.name)
@@ -190,8 +199,10 @@ class _Draft:
         parts: list[_Part] = []
         rest = iter(documents)
         first = next(rest, None)
+        if first and not self._parts and self._language == AUTO:
+            self._analysed = AUTO if is_foreign(first.text) else ""  # likely right, so that nothing is written twice
         while first is not None:
-            with SegmentWriter(self._new_folder()) as writer:
+            with self._new_segment() as writer:
                 first = self._fill(writer, chain([first], rest))
             doc_ids += writer.doc_ids
             chunk_ids += writer.chunk_ids
@@ -207,7 +218,7 @@ class _Draft:
     def _fill(self, writer: SegmentWriter, documents: Iterable[Document]) -> Document | None:
         """Write documents until the segment is full, and return the first that did not fit."""
         for document in documents:
-            if len(writer.chunk_ids) >= LARGEST:
+            if len(writer.chunk_ids) >= merging.LARGEST:
                 return document
             sum_ = document_sum(document)
             writer.add(document.doc_id, sum_, chunk(document, self._settings.chunk_tokens))
@@ -226,11 +237,12 @@ class _Draft:
         return [doc_id for doc_id in doc_ids if doc_id in missing]
 
     def finish(self) -> IndexInfo:
-        """Merge the segments that should be one, then write what belongs to the generation as a whole.
+        """Merge the segments that should be one, and write what belongs to the generation as a whole.
 
         Raises:
             CorpusError: no document is left.
         """
+        self._settle_language()
         self._merge()
         live = [part.entry.live for part in self._parts]
         if not sum(size.documents for size in live):
@@ -242,52 +254,69 @@ class _Draft:
                 np.save(self._work / f"{part.entry.name}.dead_counts.npy", part.dead_counts)
         np.save(self._work / "ranks.npy", _ranks(self._parts))
         info = IndexInfo(
-            index_hash=index_hash(self._content_sum, self._settings, vectors.embedder if vectors else ""),
+            index_hash=index_hash(
+                self._content_sum, self._settings, vectors.embedder if vectors else "", self._analysed
+            ),
             unit=self._settings.unit,
             documents=sum(size.documents for size in live),
             chunks=sum(size.chunks for size in live),
+            language=self._analysed,
         )
         entries = tuple(part.entry for part in self._parts)
         content_sum = f"{self._content_sum % 2**256:064x}"
-        manifest = Manifest(FORMAT, info, self._settings, content_sum, entries, vectors)
+        manifest = Manifest(FORMAT, info, self._settings, content_sum, entries, vectors, self._language)
         write_json(self._work / MANIFEST, manifest)
         known = {f"{part.entry.name}/{name}": sums for part in self._parts for name, sums in part.sums.items()}
         write_checksums(self._work, known | (self._embeddings.sums(vectors) if self._embeddings and vectors else {}))
         return info
 
-    def _new_folder(self) -> Path:
+    def _new_segment(self) -> SegmentWriter:
         numbers = [int(folder.name.removeprefix("segment-")) for folder in self._work.glob("segment-*")]
-        return self._work / f"segment-{max(numbers, default=0) + 1:06d}"
+        return SegmentWriter(self._work / f"segment-{max(numbers, default=0) + 1:06d}", Analyser(self._analysed))
 
     def _bury(self, part: _Part, segment: Segment, documents: list[int]) -> None:
         """Mark documents (by number) of a segment as dead."""
         chunks = [number for document in documents for number in segment.chunks_of(document)]
-        analyser = Analyser()
-        decoded = [segment.chunk(number) for number in chunks]
-        counts = segment.postings.count_terms([analyser.terms(f"{each.title} {each.text}") for each in decoded])
+        analyser = Analyser(self._analysed)
+        texts = [searched_text(segment.chunk(number)) for number in chunks]
+        counts = segment.postings.count_terms(list(map(analyser.terms, texts)))
         part.dead = np.union1d(part.dead, np.array(chunks, np.uint32)).astype(np.uint32)
         part.dead_counts = counts if part.dead_counts is None else part.dead_counts + counts
-        part.entry = part.entry.buried(len(documents), len(chunks), int(segment.postings.lengths[chunks].sum()))
+        length = int(segment.postings.lengths[chunks].sum())
+        buried = SegmentSize(len(documents), len(chunks), length, sum(map(is_foreign, texts)))
+        part.entry = part.entry.buried(buried)
         self._content_sum -= sum(int.from_bytes(segment.doc_sums[number].tobytes(), "big") for number in documents)
+
+    def _settle_language(self) -> None:
+        """Write all segments anew if `auto` means another analyser for what the index holds now."""
+        live = [part.entry.live for part in self._parts]
+        foreign, chunks = sum(size.foreign for size in live), sum(size.chunks for size in live)
+        meant = AUTO if reads_by_script(foreign, chunks) else ""
+        if self._language == AUTO and meant != self._analysed:
+            self._analysed = meant
+            self._parts = [new for part in self._parts for new in self._rewritten([part])]
 
     def _merge(self) -> None:
         """Rewrite segments as long as the merge policy asks for it."""
-        while group := _to_merge([part.entry for part in self._parts]):
-            parts = self._parts[group.start : group.stop]
-            merged = []
-            if any(part.entry.live.documents for part in parts):
-                segments = [part.open() for part in parts]
-                with SegmentWriter(self._new_folder()) as writer:
-                    for segment in segments:
-                        for doc_id, sum_, chunks in _live_documents(segment):
-                            writer.add(doc_id, sum_, chunks)
-                if all((part.folder / ROWS).exists() for part in parts):
-                    rows = live_rows(segments)
-                    np.save(writer.folder / ROWS, rows[rows >= 0])
-                merged.append(_Part(SegmentEntry(writer.folder.name, writer.size), writer.folder))
-            self._parts[group.start : group.stop] = merged
-            for part in parts:
-                shutil.rmtree(part.folder)
+        while group := to_merge([part.entry for part in self._parts]):
+            self._parts[group.start : group.stop] = self._rewritten(self._parts[group.start : group.stop])
+
+    def _rewritten(self, parts: Sequence[_Part]) -> list[_Part]:
+        """Write the living documents of segments as one, and remove the segments; nothing is left of dead ones."""
+        written = []
+        if any(part.entry.live.documents for part in parts):
+            segments = [part.open() for part in parts]
+            with self._new_segment() as writer:
+                for segment in segments:
+                    for doc_id, sum_, chunks in _live_documents(segment):
+                        writer.add(doc_id, sum_, chunks)
+            if all((part.folder / ROWS).exists() for part in parts):
+                rows = live_rows(segments)
+                np.save(writer.folder / ROWS, rows[rows >= 0])
+            written.append(_Part(SegmentEntry(writer.folder.name, writer.size), writer.folder))
+        for part in parts:
+            shutil.rmtree(part.folder)
+        return written
 
     def _embed(self, embeddings: Embeddings) -> VectorsEntry:
         """Give every chunk the row of its embedding."""
@@ -295,34 +324,6 @@ class _Draft:
             if not (part.folder / ROWS).exists():
                 np.save(part.folder / ROWS, embeddings.rows(part.open()))
         return embeddings.finish(self._work, [part.open() for part in self._parts])
-
-
-def _to_merge(entries: Sequence[SegmentEntry]) -> range | None:
-    """Return the next adjacent segments to write as one: one that is mostly dead, or enough small ones."""
-    for at, entry in enumerate(entries):
-        if 2 * entry.dead.chunks > entry.size.chunks:
-            return range(at, at + 1)
-    sizes = [entry.live.chunks for entry in entries]
-    for limit in sorted(set(sizes)):
-        for run in _runs(sizes, limit):
-            total, largest = sum(sizes[run.start : run.stop]), max(sizes[run.start : run.stop])
-            if len(run) >= MERGE and 2 * largest <= total <= LARGEST:
-                return run
-    if sum(2 * size <= LARGEST for size in sizes) <= MOST:
-        return None
-    pairs = [(sizes[at] + sizes[at + 1], at) for at in range(len(sizes) - 1)]
-    total, at = min(pairs)
-    return range(at, at + 2) if total <= LARGEST else None
-
-
-def _runs(sizes: Sequence[int], limit: int) -> Iterator[range]:
-    """Yield stretches of adjacent sizes up to a limit; of a stretch beyond a full segment, the last part."""
-    for small, group in groupby(range(len(sizes)), key=lambda at: sizes[at] <= limit):
-        places = list(group)
-        while small and sum(sizes[at] for at in places) > LARGEST:
-            places.pop(0)
-        if small and places:
-            yield range(places[0], places[-1] + 1)
 
 
 def _live_documents(segment: Segment) -> Iterator[tuple[DocId, bytes, list[Chunk]]]:

@@ -19,18 +19,20 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
+from operator import add, sub
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from harness1 import config
 from harness1.errors import MALFORMED, CorpusError, SchemaError
 from harness1.hashing import digest
 from harness1.records import Chunk, ChunkId, DocId, Record
-from harness1.retrieval.analyser import ANALYSER
+from harness1.retrieval.analyser import ANALYSER, Analyser
 from harness1.retrieval.bm25.search import BM25, NONE
 from harness1.retrieval.checked import DamagedFile, Files
 from harness1.retrieval.index.checksums import MANIFEST, read_checksums, store_of
@@ -59,13 +61,11 @@ class SegmentEntry(Record):
     def live(self) -> SegmentSize:
         """The size of the living part."""
         size, dead = self.size, self.dead
-        return SegmentSize(size.documents - dead.documents, size.chunks - dead.chunks, size.length - dead.length)
+        return SegmentSize(*map(sub, astuple(size), astuple(dead)))
 
-    def buried(self, documents: int, chunks: int, length: int) -> SegmentEntry:
+    def buried(self, more: SegmentSize) -> SegmentEntry:
         """Return the entry with this much more of the segment dead."""
-        dead = self.dead
-        grown = SegmentSize(dead.documents + documents, dead.chunks + chunks, dead.length + length)
-        return SegmentEntry(self.name, self.size, grown)
+        return SegmentEntry(self.name, self.size, SegmentSize(*map(add, astuple(self.dead), astuple(more))))
 
 
 class VectorsEntry(Record):
@@ -86,6 +86,8 @@ class Manifest(Record):
     """Sum of the hashes of all documents, modulo 2**256, hexadecimal."""
     segments: tuple[SegmentEntry, ...]
     vectors: VectorsEntry | None = None
+    language: str = ""
+    """`index.language`; empty in indexes made before there was such a setting, which stay as they are."""
 
 
 class _Format(msgspec.Struct):
@@ -94,13 +96,14 @@ class _Format(msgspec.Struct):
 
 def build_hash(settings: config.Index) -> str:
     """Return the hash of how an index is built, whatever the corpus: layout on disk, analyser and settings."""
-    return digest([FORMAT, ANALYSER, settings])
+    return digest([FORMAT, ANALYSER, settings.hashed()])
 
 
-def index_hash(content_sum: int, settings: config.Index, embedder: str) -> str:
+def index_hash(content_sum: int, settings: config.Index, embedder: str, language: str = "") -> str:
     """Return a hash that is equal for equal documents in any order, because sums do not depend on it. The embedder
-    enters by its own hash."""
-    named = msgspec.structs.replace(settings, dense=msgspec.structs.replace(settings.dense, model=embedder))
+    enters by its own hash, and the language only if the analyser was made for one, so that earlier hashes stay."""
+    named = settings.hashed() | ({"language": language} if language else {})
+    named["dense"]["model"] = embedder
     return digest({"documents": f"{content_sum % 2**256:064x}", "analyser": ANALYSER, "settings": named})
 
 
@@ -163,7 +166,8 @@ class EmbeddedIndex:
             raise DamagedFile(f"ranks.npy is damaged: it has {len(self._ranks)} ranks for {len(self)} chunks")
         length = sum(entry.live.length for entry in manifest.segments)
         postings = [segment.postings for segment in self.segments]
-        self.bm25 = BM25(postings, self.info.chunks, length, self._ranks, manifest.settings.k1, manifest.settings.b)
+        weights, analyser = (manifest.settings.k1, manifest.settings.b), Analyser(self.info.language)
+        self.bm25 = BM25(postings, self.info.chunks, length, self._ranks, *weights, analyser)
         self._places: dict[ChunkId, int] = {}
         self._named = lru_cache(CACHED_IDS)(self._name)
         self.chunk = lru_cache(CACHED_CHUNKS)(self._decode)

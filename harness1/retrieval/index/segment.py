@@ -25,21 +25,26 @@ from numpy.typing import NDArray
 
 from harness1.hashing import canonical
 from harness1.records import Chunk, ChunkId, DocId, Record
+from harness1.retrieval.analyser import Analyser
 from harness1.retrieval.bm25.postings import Postings, PostingsWriter
 from harness1.retrieval.checked import DamagedFile, Files
-from harness1.retrieval.corpus import Document
+from harness1.retrieval.corpus import Document, searched_text
 from harness1.retrieval.grep.trigrams import Trigrams, write_trigrams
 from harness1.retrieval.strings import Keys, Strings, StringWriter, write_keys
+from harness1.words import is_foreign
 
 ROWS = "rows.npy"
 
 
 class SegmentSize(Record):
-    """The size of a segment, dead chunks included; `length` is the total length of all chunks, in terms."""
+    """The size of a segment, dead chunks included."""
 
     documents: int
     chunks: int
     length: int
+    """The total length of all chunks, in terms."""
+    foreign: int = 0
+    """The number of chunks that are mostly in another script than Latin."""
 
 
 def document_sum(document: Document) -> bytes:
@@ -50,13 +55,14 @@ def document_sum(document: Document) -> bytes:
 class SegmentWriter:
     """Writes documents, each cut into chunks, as a segment; leaving the context without an error completes it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, analyser: Analyser) -> None:
         folder.mkdir()
         self.folder = folder
         self._contents = StringWriter(folder, "contents")
-        self._postings = PostingsWriter(folder)
+        self._postings = PostingsWriter(folder, analyser)
         self._title_bytes, self._first_chunks = array("i"), array("i", [0])
         self._sums = bytearray()
+        self._foreign = 0
         self.chunk_ids: list[ChunkId] = []
         self.doc_ids: list[DocId] = []
         self.size = SegmentSize(0, 0, 0)
@@ -69,7 +75,9 @@ class SegmentWriter:
             self._contents.add(title + b"\n" + chunk.text.encode())
             self._title_bytes.append(len(title))
             self.chunk_ids.append(chunk.chunk_id)
-            self._postings.add(f"{chunk.title} {chunk.text}")
+            text = searched_text(chunk)
+            self._postings.add(text)
+            self._foreign += is_foreign(text)
         self.doc_ids.append(doc_id)
         self._first_chunks.append(len(self.chunk_ids))
         self._sums += sum_
@@ -92,7 +100,7 @@ class SegmentWriter:
         np.save(folder / "doc_sums.npy", np.frombuffer(bytes(self._sums), np.uint8).reshape(-1, 32))
         contents = Strings(Files(folder), "contents")
         write_trigrams(folder, contents.file.bytes, contents.ends)
-        self.size = SegmentSize(len(self.doc_ids), len(self.chunk_ids), length)
+        self.size = SegmentSize(len(self.doc_ids), len(self.chunk_ids), length, self._foreign)
 
 
 class Segment:
