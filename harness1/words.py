@@ -1,10 +1,10 @@
 """The words of a text in any script, as search and the working memory compare them.
 
 Scripts without spaces between words, and Korean, whose particles are attached to words, are cut into overlapping pairs
-of characters: `東京都` gives `東京` and `京都`. Pairs need no dictionary, find a word wherever it stands in a longer run,
-and rank about as well as words do (Nie et al., "On the use of words and n-grams for Chinese information retrieval",
-IRAL 2000). Single characters say little and are in most texts, so they are terms only where they stand alone, and would
-be lost otherwise. A character is a letter with the vowel signs and tone marks that belong to it.
+of characters: `東京都` gives `東京` and `京都`. Pairs need no dictionary, find a word wherever it stands in a longer
+run, and rank about as well as words do (Nie et al., "On the use of words and n-grams for Chinese information
+retrieval", IRAL 2000). Single characters say little and are in most texts, so they are terms only where they stand
+alone, and would be lost otherwise. A character is a letter with the vowel signs and tone marks that belong to it.
 """
 
 from __future__ import annotations
@@ -106,6 +106,16 @@ def _pairs(run: str) -> list[str]:
     if len(characters) == 1:
         return [run]
     return [first + second for first, second in pairwise(characters)]
+
+
+def terms(text: str) -> list[str]:
+    """Return the stem of every word of a text, by its script."""
+    return list(map(stem, words(text)))
+
+
+def spaced_out(text: str) -> str:
+    """Return a text with spaces around each character of a script that puts none between words."""
+    return text if text.isascii() else _RUN.sub(lambda run: f" {' '.join(run[0])} ", text)
 
 
 def stemmer(language: str) -> Callable[[str], str]:

@@ -9,6 +9,7 @@ from itertools import chain
 from math import log
 
 from harness1.memory.sentences import split
+from harness1.words import is_foreign, terms
 
 K1, B, EPSILON = 1.5, 0.75, 0.25
 
@@ -28,10 +29,19 @@ def compress(text: str, query: str, k: int) -> str:
 
 def select(sentences: Sequence[str], query: str, k: int) -> tuple[int, ...]:
     """Return the positions, ascending, of the `k` sentences with the highest Okapi score. Ties go to the earlier
-    sentence, so that a query without a match selects the first `k`."""
-    scores = _okapi([sentence.lower().split() for sentence in sentences], query.lower().split())
+    sentence, so that a query without a match selects the first `k`.
+
+    Words are what stands between spaces, or those of `harness1.words` in text that is mostly of another script than
+    Latin.
+    """
+    cut = terms if is_foreign("".join(sentences)) else _by_spaces
+    scores = _okapi([cut(sentence) for sentence in sentences], cut(query))
     best = sorted(range(len(sentences)), key=[-score for score in scores].__getitem__)
     return tuple(sorted(best[: max(k, 0)]))
+
+
+def _by_spaces(text: str) -> list[str]:
+    return text.lower().split()
 
 
 def _okapi(documents: list[list[str]], query: list[str]) -> list[float]:

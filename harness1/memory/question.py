@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-import Stemmer
-
 from harness1.memory.entities import FUNCTION_WORDS, extract
+from harness1.words import has_foreign, spaced_out, stem, words
 
 SCANNED_CHARACTERS = 8000
 """Characters of a text that are read for names and sentences."""
@@ -45,13 +44,12 @@ RELATIONS = tuple(
 _LINK = "(?:of|the|and|or|in|on|to|for|at|with|a|an|my|de|la|&) "
 _JOINED = re.compile(rf"\b[A-Z][\w'’.-]*(?:,? (?:{_LINK})*[A-Z0-9][\w'’.-]*)+")
 _IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w+)+\b")
-_QUOTED = re.compile(r'["“]([^"”]{2,80})["”]')
+_QUOTED = re.compile(r'["“「『《]([^"”」』》]{2,80})["”」』》]')
 _SIDES = re.compile(
     r"(?:[,:]|\b[a-z]+) ([A-Z0-9][^,]*?),? (?:or|and) (?:[a-z]+ of [a-z]+ )?([A-Z0-9].*?)(?:,? [a-z]+[a-z ]*)?\?"
 )
 
 _WORD = re.compile(r"\w\w+")
-_STEMMER = Stemmer.Stemmer("english")
 
 
 class Question(NamedTuple):
@@ -65,10 +63,11 @@ class Question(NamedTuple):
 
 @lru_cache(maxsize=16384)
 def normalised_name(text: str) -> str:
-    """Normalise a name for comparison: lower case, no accents, no punctuation, no possessive s."""
+    """Normalise a name for comparison: lower case, no accents, no punctuation, no possessive s, and a space between the
+    characters of scripts without spaces, so that a name is found inside a sentence."""
     text = re.sub(r"['’][sS]\b", "", text.replace("&amp;", "&"))
     bare = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
-    return " ".join(re.findall(r"[^\W_]+", bare.lower().replace("'", "").replace("’", "")))
+    return " ".join(re.findall(r"[^\W_]+", spaced_out(bare.lower().replace("'", "").replace("’", ""))))
 
 
 @lru_cache(maxsize=16384)
@@ -140,8 +139,8 @@ def likeness(query: str, question: Question) -> float:
 def term_mask(text: str, terms: Mapping[str, int]) -> int:
     """Return the terms of a text as a set of bits."""
     mask = 0
-    for word in _WORD.findall(text.lower()):
-        at = terms.get(_stem(word))
+    for word in _words(text):
+        at = terms.get(stem(word))
         if at is not None:
             mask |= 1 << at
     return mask
@@ -149,10 +148,8 @@ def term_mask(text: str, terms: Mapping[str, int]) -> int:
 
 def content_terms(text: str) -> list[str]:
     """Return the stems of the words of a text, without function words."""
-    return [_stem(word) for word in _WORD.findall(text.lower()) if word not in FUNCTION_WORDS]
+    return [stem(word) for word in _words(text) if word not in FUNCTION_WORDS]
 
 
-@lru_cache(maxsize=1 << 16)
-def _stem(word: str) -> str:
-    stemmed: str = _STEMMER.stemWord(word)
-    return stemmed
+def _words(text: str) -> list[str]:
+    return words(text) if has_foreign(text) else _WORD.findall(text.lower())

@@ -7,6 +7,8 @@ from importlib import resources
 
 import msgspec
 
+from harness1.words import is_foreign
+
 LONGEST = 600
 """Characters after which text without a border is cut at white space: tables and lists need borders too."""
 
@@ -23,6 +25,11 @@ WORDS = {
 """The word lists of `words.toml`."""
 
 _BORDER = re.compile(rf"([.!?][\"'”’)\]]?)\s++(?=[\"'“‘(\[]?[A-Z0-9{UPPER}])")
+_UNCASED = "\u0590-\u109f\u10d0-\u1cff\u2e80-\ua63f\ua800-\uab2f\uab70-\ud7ff\uf900-\ufaff\ufb1d-\ufdff"
+"""Letters of scripts without capitals."""
+_FOREIGN_BORDER = re.compile(
+    rf"([.!?][\"'”’)\]]?)\s++(?=[\"'“‘(\[]?[A-Z0-9{UPPER}{_UNCASED}])|([。｡！？؟۔।॥።։។။]++[\"'”’)\]」』）】》]*+)\s*+"
+)
 _PIECE = re.compile(rf"\S(?:.{{0,{LONGEST - 2}}}\S)?(?!\S)|\S++", re.DOTALL)
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)+")
 _OPENING = "\"'“‘(["
@@ -36,18 +43,22 @@ def split(text: str) -> tuple[str, ...]:
     """Cut a text into its sentences, without the white space between them.
 
     A sentence ends at a newline, and at white space between `.`, `!` or `?` (with an optional closing quote or bracket)
-    and an upper-case letter or digit, unless what precedes is an abbreviation or an initial. Stretches longer than
-    `LONGEST` characters are cut at white space. Nothing but white space is lost; the time is linear.
+    and an upper-case letter or digit, unless what precedes is an abbreviation or an initial. In a text that is mostly
+    of another script than Latin, it also ends after the full stops of that script, and before letters without case.
+    Stretches longer than `LONGEST` characters are cut at white space. Nothing but white space is lost; the time is
+    linear.
     """
     pieces: list[str] = []
+    borders = _FOREIGN_BORDER if is_foreign(text) else _BORDER
     for line in text.splitlines():
         line = line.strip()
         start = 0
-        for border in _BORDER.finditer(line):
-            if not _abbreviates(line, border.end(1), border.end()):
-                pieces.append(line[start : border.end(1)])
+        for border in borders.finditer(line):
+            end = border.end(border.lastindex or 0)
+            if not _abbreviates(line, end, border.end()):
+                pieces.append(line[start:end])
                 start = border.end()
-        if line:
+        if start < len(line):
             pieces.append(line[start:])
     if any(len(piece) > LONGEST for piece in pieces):
         return tuple(part for piece in pieces for part in _PIECE.findall(piece))

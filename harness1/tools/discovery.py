@@ -18,6 +18,7 @@ from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN, approximate_tokens
 from harness1.retrieval.ordering import rrf
 from harness1.tools.requests import Answer
 from harness1.tools.tool import ToolFunction, Traits, traits_of
+from harness1.words import has_foreign
 
 _PATTERN_WORD = re.compile(r"(?<!\\)[^\W_]{3,}")
 HEADER_TOKENS = 24
@@ -123,7 +124,7 @@ def _uncut(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -> s
         return hit.text.strip()
     query = " ".join(ranking.query for ranking in rankings)
     if traits.shows == "pattern":
-        query = " ".join(_PATTERN_WORD.findall(query))
+        query = query if has_foreign(query) else " ".join(_PATTERN_WORD.findall(query))
     return _compressed(hit.text, query, env.compression.sentences)
 
 

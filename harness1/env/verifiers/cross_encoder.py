@@ -10,6 +10,7 @@ from harness1.records import UnitId
 from harness1.retrieval.analyser import Analyser
 from harness1.retrieval.batching import Batcher
 from harness1.retrieval.dense.cross_encoder import Pair, StanceScorer
+from harness1.words import AUTO, is_foreign
 
 SENTENCES = 4
 """Number of sentences, with the most terms of the claim, that are read alone and with their neighbours."""
@@ -74,7 +75,7 @@ def _passages(claim: str, text: str) -> dict[str, str]:
     """Return the texts that the model reads, each with its passage. The first sentence, which names the subject, is put
     before later passages, because they refer to it by pronouns."""
     sentences = split(text)
-    terms = Analyser().terms
+    terms = Analyser(AUTO if is_foreign(text) else "").terms
     wanted = frozenset(terms(claim))
     shared = [len(wanted.intersection(terms(sentence))) for sentence in sentences]
     nearest = sorted(range(len(sentences)), key=lambda at: -shared[at])[:SENTENCES]

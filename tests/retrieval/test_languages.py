@@ -1,0 +1,173 @@
+"""Indexes of all languages: each finds its words, and what was built before stays as it was."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness1 import config
+from harness1.config import Config, load_config
+from harness1.errors import ConfigError
+from harness1.hashing import digest
+from harness1.records import DocId
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.index import merging
+from harness1.retrieval.index.build import add_documents, build_index, delete_documents
+from harness1.retrieval.index.index import open_index
+
+ENGLISH = {"fox": "The quick foxes run.", "tower": "The tower (東京タワー) is high.", "ship": "Ships sail the sea."}
+JAPANESE = {
+    "tower": "東京タワーは1958年に完成した。設計者は内藤多仲である。",
+    "fuji": "富士山は日本で最も高い山である。",
+    "cat": "吾輩は猫である。名前はまだ無い。ｶﾀｶﾅとＮＨＫ。",
+}
+OTHERS = {
+    "zh": "北京是中华人民共和国的首都。长城很长。",
+    "ko": "서울은 대한민국의 수도이다. 한강이 흐른다.",
+    "th": "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย",
+    "ru": "Толстой написал много книг о войне.",
+    "ar": "القاهرة عاصمة جمهورية مصر العربية و المكتبات كثيرة",
+    "el": "Η Αθήνα είναι η πρωτεύουσα της Ελλάδας.",
+    "my": "ရန်ကုန်မြို့သည် မြန်မာနိုင်ငံ၏ မြို့တော်",
+    "km": "ភ្នំពេញជារាជធានីនៃប្រទេសកម្ពុជា",
+    "lo": "ວຽງຈັນເປັນນະຄອນຫຼວງຂອງລາວ",
+    "en": "Paris is the capital of France; books were written there.",
+}
+
+
+def documents(texts: dict[str, str]) -> list[Document]:
+    return [Document(DocId(name), "", text) for name, text in texts.items()]
+
+
+def build(path: Path, texts: dict[str, str], **settings: str):
+    return build_index(documents(texts), path, config.Index(**settings))
+
+
+def found(path: Path, query: str) -> list[str]:
+    index = open_index(path)
+    return list(index.chunk_ids(at for at, _ in index.bm25.search(query, 3)))
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("中国的首都", "zh"),
+        ("長城 长城", "zh"),
+        ("대한민국 수도", "ko"),
+        ("한강은", "ko"),
+        ("เมืองหลวง", "th"),
+        ("книгами", "ru"),
+        ("مكتبة", "ar"),
+        ("Αθήνας", "el"),
+        ("မြန်မာ", "my"),
+        ("កម្ពុជា", "km"),
+        ("ນະຄອນຫຼວງ", "lo"),
+        ("written books", "en"),
+    ],
+)
+def test_a_question_finds_the_document_in_its_language(tmp_path, query: str, name: str) -> None:
+    build(tmp_path, OTHERS)
+    assert found(tmp_path, query)[0] == name
+
+
+def test_japanese_is_found_inside_sentences_and_in_either_width(tmp_path) -> None:
+    info = build(tmp_path, JAPANESE)
+    assert info.language == open_index(tmp_path).info.language == "auto"
+    assert found(tmp_path, "東京タワーの設計者は誰")[0] == "tower"
+    assert found(tmp_path, "日本の山")[0] == "fuji"
+    assert found(tmp_path, "カタカナ") == found(tmp_path, "ｶﾀｶﾅ") == found(tmp_path, "nhk") == ["cat"]
+
+
+def test_a_named_language_stems_and_drops_no_words_of_another(tmp_path) -> None:
+    texts = {"a": "Die Häuser der Stadt", "b": "The is and a", "c": "東京タワー"}
+    info = build(tmp_path / "de", texts, language="german")
+    assert info.language == "german"
+    assert found(tmp_path / "de", "haus") == ["a"]
+    assert found(tmp_path / "de", "the") == ["b"]
+    assert found(tmp_path / "de", "京タワ") == ["c"]
+    build(tmp_path / "none", texts, language="none")
+    assert found(tmp_path / "none", "haus") == []
+    assert found(tmp_path / "none", "häuser") == ["a"]
+    assert len({info.index_hash, *(build(tmp_path / "x", texts, language=each).index_hash for each in NAMES)}) == 4
+
+
+NAMES = ("none", "english", "auto")
+
+
+def test_latin_text_is_read_and_hashed_as_before_there_was_a_choice(tmp_path) -> None:
+    info = build(tmp_path, ENGLISH)
+    sums = sum(int.from_bytes(open_index(tmp_path).segments[0].doc_sums[at].tobytes(), "big") for at in range(3))
+    before = msgspec.to_builtins(config.Index())
+    del before["language"]
+    analyser = "words of 2 or more letters, lower case, Lucene's English stop words, Snowball English stemmer"
+    assert info.index_hash == digest({"documents": f"{sums % 2**256:064x}", "analyser": analyser, "settings": before})
+    assert "language" not in msgspec.to_builtins(info)
+    assert found(tmp_path, "fox") == ["fox"]
+    assert found(tmp_path, "東京タワー") == ["tower"]
+    assert found(tmp_path, "タワー") == []
+
+
+def test_an_index_made_before_keeps_its_analyser_whatever_is_added(tmp_path) -> None:
+    """As a folder whose `index.json` knows no language."""
+    build(tmp_path, ENGLISH)
+    forget_language(tmp_path)
+    info = add_documents(documents({f"ja-{name}": text for name, text in JAPANESE.items()}), tmp_path)
+    assert info.language == ""
+    assert found(tmp_path, "富士山") == []
+    assert found(tmp_path, "富士山は日本で最も高い山である") == ["ja-fuji"]
+    assert found(tmp_path, "foxes") == ["fox"]
+
+
+def forget_language(path: Path) -> None:
+    (file,) = path.glob("gen-*/index.json")
+    manifest = msgspec.json.decode(file.read_bytes())
+    del manifest["language"], manifest["settings"]["language"]
+    file.write_bytes(msgspec.json.encode(manifest))
+    (file.parent / "checksums").unlink()
+
+
+def test_auto_depends_on_what_an_index_holds_not_on_how_it_came_there(tmp_path, monkeypatch) -> None:
+    """Grown over the border and back by additions and deletions, with merges, against one build of the same."""
+    monkeypatch.setattr(merging, "MERGE", 3)
+    rng = random.Random(5)
+    latin = {
+        f"en{number}": " ".join(("rivers", "stones", *rng.choices(("river", "東京都"), k=3))) for number in range(150)
+    }
+    few = {f"ja{number}": rng.choice([*JAPANESE.values()]) for number in range(2)}
+    build(tmp_path / "grown", dict([*latin.items()][:100]))
+    for step in (dict([*latin.items()][100:]), few):
+        info = add_documents(documents(step), tmp_path / "grown")
+    whole = latin | few
+    for order in (whole, dict(reversed(whole.items()))):
+        assert build(tmp_path / "whole", order) == info
+    assert info.language == "auto"
+    for query in ("東京", "rivers 京都", "富士山"):
+        assert ranked(tmp_path / "grown", query) == ranked(tmp_path / "whole", query) != []
+    info = delete_documents([DocId("ja0")], tmp_path / "grown")
+    del whole["ja0"]
+    assert info == build(tmp_path / "less", whole)
+    assert info.language == ""
+    for query in ("東京都", "rivers 富士山", JAPANESE["fuji"]):
+        assert ranked(tmp_path / "grown", query) == ranked(tmp_path / "less", query)
+
+
+def ranked(path: Path, query: str) -> list[tuple[str, float]]:
+    index = open_index(path)
+    return [(index.chunk_ids([at])[0], score) for at, score in index.bm25.search(query, 20)]
+
+
+def test_an_unknown_language_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"index.language=klingon: give one of auto, none, arabic, .*german.*yiddish"):
+        load_config(None, ["index.language=klingon"])
+
+
+def test_a_language_enters_the_hash_of_a_configuration_only_if_one_is_named() -> None:
+    plain = Config()
+    tree = msgspec.to_builtins(plain.index)
+    del tree["language"]
+    assert plain.index.hashed() == tree
+    assert load_config(None, ["index.language=auto"]).hash == plain.hash
+    assert load_config(None, ["index.language=german"]).hash != plain.hash
