@@ -28,13 +28,13 @@ class Analyser:
     def __init__(self, language: str = "") -> None:
         self._stem = stemmer(language or "english")
         self._dropped = _SINGLE | STOP_WORDS if language in _STOPPED else _SINGLE
-        self._all_scripts = bool(language)
+        self.language = language
 
     def words(self, text: str) -> list[str]:
         """Return all words in lower case. ASCII text, which splits three times as fast, also gives single letters."""
         if text.isascii():
             return text.lower().translate(_ASCII_WORDS).split()
-        return words(text) if self._all_scripts else _WORD.findall(text.lower())
+        return words(text) if self.language else _WORD.findall(text.lower())
 
     def term(self, word: str) -> str | None:
         """Return the term of a word, or None for stop words and single letters of ASCII."""

@@ -125,3 +125,27 @@ def test_a_check_names_the_damaged_file_and_block(folder: Path) -> None:
     assert (damage["file"], damage["blocks"]) == ("segment-000001/contents.bin", [1, 1])
     missing = harness1("index", "check", "old.jsonl", cwd=folder)
     assert (missing.returncode, "is not an index" in missing.stderr) == (2, True)
+
+
+def test_the_reading_of_an_index_is_said_where_it_is_not_english(folder: Path) -> None:
+    write_corpus(folder / "ja.jsonl", tower="東京タワーは1958年に完成した。", fuji="富士山は日本の山である。")
+    said = [
+        harness1("index", *arguments, cwd=folder).stdout
+        for arguments in (
+            ("old.jsonl", "--out", "en"),
+            ("ja.jsonl", "--out", "ja"),
+            ("old.jsonl", "--out", "de", "--set", "index.language=german"),
+            ("old.jsonl", "--out", "none", "--set", "index.language=none"),
+        )
+    ]
+    assert ";" not in said[0]
+    assert [line.partition("; ")[2].strip() for line in said[1:]] == [
+        "stemmed by script",
+        "stemmed as german",
+        "not stemmed",
+    ]
+    found = harness1("search", "富士山はどこ", "--index", "ja", cwd=folder)
+    assert "Fuji" in found.stdout
+    refused = harness1("index", "old.jsonl", "--out", "x", "--set", "index.language=klingon", cwd=folder)
+    assert refused.returncode == 2
+    assert "give one of auto, none, arabic" in refused.stderr

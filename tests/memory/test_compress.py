@@ -72,3 +72,47 @@ def test_long_stretches_without_a_border_are_cut_at_white_space() -> None:
 )
 def test_hostile_text_takes_linear_time_and_raises_nothing(text: str) -> None:
     assert len(compress(text, "query 1", 4)) <= len(text)
+
+
+JAPANESE = (
+    "東京タワーは1958年に完成した。高さは333メートルである！塔を建てたのは竹中工務店。「本当か？」設計者は内藤多仲です。"
+    "展望台からは富士山が見える。"
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ("設計者の名前", "設計者は内藤多仲です。"),
+        ("展望台から見える山", "展望台からは富士山が見える。"),
+        ("何ﾒｰﾄﾙ", "高さは333メートルである！"),
+    ],
+)
+def test_the_sentence_that_matters_survives_in_text_without_spaces(query: str, sentence: str) -> None:
+    assert compress(JAPANESE, query, 1) == sentence
+
+
+def test_other_scripts_are_compared_by_stems() -> None:
+    text = "Он родился в Москве. Толстой писал книги. Потом он уехал."
+    assert compress(text, "книгами", 1) == "Толстой писал книги."
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        (JAPANESE[:25], ("東京タワーは1958年に完成した。", "高さは333メー")),
+        ("「本当か？」と聞いた。『はい！！』", ("「本当か？」", "と聞いた。", "『はい！！』")),
+        ("서울은 수도이다. 한강이 흐른다.", ("서울은 수도이다.", "한강이 흐른다.")),
+        ("باريس عاصمة. هل هي جميلة؟ نعم", ("باريس عاصمة.", "هل هي جميلة؟", "نعم")),
+        ("दिल्ली राजधानी है। यह बड़ी है।", ("दिल्ली राजधानी है।", "यह बड़ी है।")),
+        ("Москва растёт. Река течёт. в лесу", ("Москва растёт.", "Река течёт. в лесу")),
+        ("He wrote 吾輩は猫である。名前は in 1905, they say.", ("He wrote 吾輩は猫である。名前は in 1905, they say.",)),
+    ],
+)
+def test_sentences_of_other_scripts_end_at_their_own_full_stops(text: str, sentences: tuple[str, ...]) -> None:
+    assert split(text) == sentences
+
+
+@given(st.text("あ東。！？」. \nA한1", max_size=200))
+def test_splitting_other_scripts_loses_nothing_but_white_space(text: str) -> None:
+    assert "".join("".join(split(text)).split()) == "".join(text.split())

@@ -221,3 +221,14 @@ def test_the_best_are_curated_anew_after_each_search_until_the_policy_curates() 
     assert second[0] == "ada"
     assert second != first
     assert third == fourth == [*second, "noise"] if "noise" not in second else second
+
+
+def test_evidence_is_seen_in_text_without_spaces() -> None:
+    hits = [
+        hit("rain", "今日は雨が降る。明日は晴れる。", "天気", rank=0),
+        hit("tower", "設計者は内藤多仲である。", "東京タワー", rank=1),
+    ]
+    found = memory_of(*hits, query="東京タワーの設計者は誰ですか")
+    assert of(found, "tower")["named"] == 1.0
+    assert of(found, "tower")["cover"] > of(found, "rain")["cover"]
+    assert order(found)[0] == "tower"

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from harness1.memory.question import head, mentions, normalised_name, relatedness, relation_stems
+from harness1.memory.question import (
+    content_terms,
+    head,
+    mentions,
+    normalised_name,
+    read_question,
+    relatedness,
+    relation_stems,
+    term_mask,
+)
 
 
 def test_names_compare_without_case_accents_punctuation_and_possessives() -> None:
@@ -34,3 +43,21 @@ def test_a_relation_word_makes_its_kin_relevant() -> None:
     relations = relation_stems("Who is the father of the director of Jaws?")
     text = "Jaws was directed by Steven Spielberg. The premiere was crowded and Bill Clinton came."
     assert relatedness(text, "Steven Spielberg", relations) > relatedness(text, "Bill Clinton", relations)
+
+
+def test_a_question_without_spaces_has_terms_and_shares_them_with_texts() -> None:
+    asked = read_question("東京タワーの設計者は誰ですか")
+    assert {"東京", "タワ", "設計"} <= asked.terms.keys()
+    both = term_mask("設計者は内藤多仲", asked.terms), term_mask("東京の天気", asked.terms)
+    assert both[0].bit_count() == 3 > both[1].bit_count() == 1
+    assert term_mask("Tokyo Tower", asked.terms) == 0
+
+
+def test_a_name_in_a_sentence_without_spaces_is_recognised() -> None:
+    assert f" {head('東京タワー')} " in read_question("東京タワーの設計者は誰").flat
+    assert f" {head('大阪')} " not in read_question("東京タワーの設計者は誰").flat
+    assert mentions("「君の名は」の監督は誰")[0] == "君の名は"
+
+
+def test_questions_in_other_scripts_are_stemmed_by_them() -> None:
+    assert content_terms("Кто писал книги") == content_terms("кто писала книгу")

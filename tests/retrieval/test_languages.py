@@ -136,7 +136,7 @@ def test_auto_depends_on_what_an_index_holds_not_on_how_it_came_there(tmp_path, 
     latin = {
         f"en{number}": " ".join(("rivers", "stones", *rng.choices(("river", "東京都"), k=3))) for number in range(150)
     }
-    few = {f"ja{number}": rng.choice([*JAPANESE.values()]) for number in range(2)}
+    few = {"ja0": JAPANESE["tower"], "ja1": JAPANESE["fuji"]}
     build(tmp_path / "grown", dict([*latin.items()][:100]))
     for step in (dict([*latin.items()][100:]), few):
         info = add_documents(documents(step), tmp_path / "grown")

@@ -204,3 +204,26 @@ def test_the_command_line_names_engines_by_a_prefix(path) -> None:
         with pytest.raises(UsageError, match="milvus:PATH") as error:
             build_engine(spec, DOCUMENTS, config.Index(), Machine())
         assert "secret" not in str(error.value)
+
+
+JAPANESE = [
+    Document(DocId("tower"), "東京タワー", "1958年に完成した。設計者は内藤多仲である。"),
+    Document(DocId("fuji"), "富士山", "日本で最も高い山である。"),
+    Document(DocId("capital"), "京都", "古い都である。"),
+]
+
+
+def test_pairs_of_characters_are_terms_and_not_cut_again(path) -> None:
+    info = build_milvus(JAPANESE, str(path), config.Index(), Machine())
+    retriever = open_milvus(str(path), Config())
+    assert retriever.info == info
+    assert info.language == "auto"
+    assert found(retriever, "設計者は誰") == ["tower"]
+    assert found(retriever, "京") == [], "東京 and 京都 hold it, and are terms of their own"
+
+
+def test_a_language_is_stemmed_as_in_an_index_folder(path) -> None:
+    german = [Document(DocId("a"), "", "Die Häuser der Stadt"), Document(DocId("b"), "", "Ein Buch")]
+    info = build_milvus(german, str(path), config.Index(language="german"), Machine())
+    assert info.language == "german"
+    assert found(open_milvus(str(path), Config()), "Haus") == ["a"]

@@ -133,6 +133,15 @@ def chunk_of(row: dict[str, Any]) -> Chunk:
     return Chunk(ChunkId(row["chunk_id"]), DocId(row["doc_id"]), int(row["number"]), row["title"], row["text"])
 
 
+def analysed(text: str, analyser: Analyser) -> str:
+    """Return the terms of a text as Milvus gets them: separated by spaces. In an index with a language, those beyond
+    ASCII are written in hexadecimal, because the tokenizer of Milvus would cut pairs of characters into single ones."""
+    terms = analyser.terms(text)
+    if analyser.language:
+        terms = [term if term.isascii() else f"u{term.encode('utf-8', 'surrogatepass').hex()}" for term in terms]
+    return " ".join(terms)
+
+
 Mode = Literal["bm25", "dense", "hybrid"]
 
 NO_TERM = "0"
@@ -257,7 +266,7 @@ class MilvusEngine:
         condition = f"chunk_id not in {listed(exclude)}" if exclude else ""
         lists = []
         if self._mode != "dense":
-            terms = [" ".join(self._analyser.terms(query)) or NO_TERM for query in queries]
+            terms = [analysed(query, self._analyser) or NO_TERM for query in queries]
             depth = max(limit, self._retrieval.bm25_depth)
             lists.append(AnnSearchRequest(terms, SPARSE, {"metric_type": "BM25"}, depth, expr=condition))
         if self._embedder:

@@ -25,6 +25,7 @@ from harness1.retrieval.engines.milvus import (
     PROPERTY,
     SPARSE,
     Address,
+    analysed,
     connect,
     parse_address,
     reporting,
@@ -64,14 +65,13 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
         with reporting(where):
             earlier = _earlier(client, where)
             fresh, stream = where.fresh(), ChunkStream(documents, settings)
+            client.create_collection(fresh, schema=_schema(embedder))
             batches = stream.batches(BATCH)
             first = next(batches, [])
-            language = _language(settings, first)
-            client.create_collection(fresh, schema=_schema(embedder, language))
-            analyser = Analyser(language)
+            analyser = Analyser(_language(settings, first))
             for batch in chain([first], batches):
                 client.insert(fresh, _rows(batch, analyser, embedder), timeout=machine.call_deadline_s)
-            index = stream.finish("milvus", embedder.hash if embedder else "", language)
+            index = stream.finish("milvus", embedder.hash if embedder else "", analyser.language)
             client.flush(fresh)
             client.create_index(fresh, _index_params(client, settings, index.info.chunks))
             client.load_collection(fresh)
@@ -112,7 +112,7 @@ def _language(settings: config.Index, first: Sequence[Placed]) -> str:
     return AUTO if reads_by_script(foreign, len(first)) else ""
 
 
-def _schema(embedder: Embedder | None, language: str) -> CollectionSchema:
+def _schema(embedder: Embedder | None) -> CollectionSchema:
     from pymilvus import DataType, Function, FunctionType, MilvusClient
 
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -125,8 +125,7 @@ def _schema(embedder: Embedder | None, language: str) -> CollectionSchema:
         DataType.VARCHAR,
         max_length=LONGEST,
         enable_analyzer=True,
-        # The standard tokenizer would cut pairs of characters into single ones.
-        analyzer_params={"tokenizer": "whitespace" if language else "standard"},
+        analyzer_params={"tokenizer": "standard"},
     )
     schema.add_field(SPARSE, DataType.SPARSE_FLOAT_VECTOR)
     schema.add_function(Function(SPARSE, FunctionType.BM25, [ANALYSED], [SPARSE]))
@@ -163,7 +162,7 @@ def _rows(batch: Sequence[Placed], analyser: Analyser, embedder: Embedder | None
             "doc_id": piece.doc_id,
             "title": piece.title,
             "text": piece.text,
-            ANALYSED: " ".join(analyser.terms(searched_text(piece))),
+            ANALYSED: analysed(searched_text(piece), analyser),
         }
         for field, value in texts.items():
             if len(value.encode()) > LONGEST:
