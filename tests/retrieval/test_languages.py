@@ -16,7 +16,7 @@ from harness1.records import DocId
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.index import merging
 from harness1.retrieval.index.build import add_documents, build_index, delete_documents
-from harness1.retrieval.index.index import open_index
+from harness1.retrieval.index.index import index_hash, open_index
 
 ENGLISH = {"fox": "The quick foxes run.", "tower": "The tower (東京タワー) is high.", "ship": "Ships sail the sea."}
 JAPANESE = {
@@ -76,6 +76,9 @@ def test_a_question_finds_the_document_in_its_language(tmp_path, query: str, nam
 def test_japanese_is_found_inside_sentences_and_in_either_width(tmp_path) -> None:
     info = build(tmp_path, JAPANESE)
     assert info.language == open_index(tmp_path).info.language == "auto"
+    sums = open_index(tmp_path).segments[0].doc_sums
+    content = sum(int.from_bytes(each.tobytes(), "big") for each in sums)
+    assert info.index_hash != index_hash(content, config.Index(), ""), "as if it were read as before"
     assert found(tmp_path, "東京タワーの設計者は誰")[0] == "tower"
     assert found(tmp_path, "日本の山")[0] == "fuji"
     assert found(tmp_path, "カタカナ") == found(tmp_path, "ｶﾀｶﾅ") == found(tmp_path, "nhk") == ["cat"]
