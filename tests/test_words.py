@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,7 +78,6 @@ def test_any_text_has_words_without_white_space(text: str) -> None:
     assert len(terms(text)) == len(words(text))
 
 
-def test_a_long_run_of_accents_takes_no_longer_than_other_text() -> None:
-    start = time.process_time()
-    words("a" + "\u0316\u0301" * 200_000)
-    assert time.process_time() - start < 10, "normalising it as it stands takes minutes"
+def test_a_long_run_of_accents_is_read_like_a_short_one() -> None:
+    """Normalised as it stands, it would take the square of the time: many minutes."""
+    assert words("ab" + "\u0316\u0301" * 200_000 + " 東京") == ["ab", "東京"]
