@@ -29,12 +29,12 @@ def compress(text: str, query: str, k: int) -> str:
 def select(sentences: Sequence[str], query: str, k: int) -> tuple[int, ...]:
     """Return the positions, ascending, of the `k` sentences with the highest Okapi score. Ties go to the earlier
     sentence, so that a query without a match selects the first `k`."""
-    scores = _okapi([sentence.lower().split() for sentence in sentences], query.lower().split())
+    scores = okapi([sentence.lower().split() for sentence in sentences], query.lower().split())
     best = sorted(range(len(sentences)), key=[-score for score in scores].__getitem__)
     return tuple(sorted(best[: max(k, 0)]))
 
 
-def _okapi(documents: list[list[str]], query: list[str]) -> list[float]:
+def okapi(documents: list[list[str]], query: list[str]) -> list[float]:
     """Return the Okapi BM25 score of every document, with the floor on negative idf (Trotman et al. 2014, "Improvements
     to BM25 and Language Models Examined", ATIRE variant).
 
