@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
-from math import log
 from typing import NamedTuple
 
 from harness1.memory.entity_handles import mentions
 from harness1.memory.evidence import Bridge, entity_key
-from harness1.memory.question import SCANNED_CHARACTERS, head
+from harness1.memory.question import SCANNED_CHARACTERS, head, normalised_name, read_question
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import UnitId
 
@@ -58,31 +57,30 @@ def bridge_documents(memory: WorkingMemory, order: Sequence[UnitId], limit: int)
 
 
 def rare_bridges(memory: WorkingMemory, order: Sequence[UnitId], limit: int, documents: int) -> list[Bridge]:
-    """Return names that the best units share with other documents, and that neither the question nor a title has: the
-    better these units and the rarer the name in the pool, the earlier; ties in order of the units.
+    """Return names that the best units share with other documents, and that neither the question nor a title has.
+
+    The strength of a unit is 1 / (2 + its place) among the best, else 0. Names come by the mean strength of the units
+    that have them, so that a name of many units comes late; ties in order of the units.
 
     Args:
         order: the pooled units, the best first.
         documents: units listed with each name.
     """
     graph, titled = memory.evidence, _Titles(memory)
+    asked = read_question(memory.query).flat
     strength: dict[str, float] = {}
     for place, unit_id in enumerate(order[:BEST]):
         for key in graph.entities.get(unit_id, ()):
-            if len(graph.units[key]) > 1:
-                strength[key] = strength.get(key, 0.0) + 1 / (2 + place)
-    value = {key: strength[key] * log((len(order) + 1) / len(graph.units[key])) for key in strength}
-    asked = {entity_key(name) for name in question_names(memory.query)}
+            if (units := len(graph.units[key])) > 1:
+                strength[key] = strength.get(key, 0.0) + 1 / (2 + place) / units
 
     def leads_on(key: str) -> bool:
-        documents = {memory.pool.entries[unit_id].doc_id for unit_id in graph.units[key]}
+        holders = {memory.pool.entries[unit_id].doc_id for unit_id in graph.units[key]}
         is_number = key.rstrip("s").replace("/", "").isdecimal()
-        return key not in asked and not is_number and len(documents) > 1 and not titled.by(key)
+        return not is_number and len(holders) > 1 and f" {normalised_name(key)} " not in asked and not titled.by(key)
 
-    leading = filter(leads_on, sorted(value, key=lambda key: -value[key]))
-    return [
-        Bridge(graph.names[key], graph.units[key][:documents], len(graph.units[key])) for key in islice(leading, limit)
-    ]
+    leading = islice(filter(leads_on, sorted(strength, key=lambda key: -strength[key])), limit)
+    return [Bridge(graph.names[key], graph.units[key][:documents], len(graph.units[key])) for key in leading]
 
 
 @lru_cache(maxsize=256)
