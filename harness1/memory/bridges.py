@@ -27,9 +27,9 @@ class BridgeDocument(NamedTuple):
 def bridge_documents(memory: WorkingMemory, order: Sequence[UnitId], limit: int) -> list[BridgeDocument]:
     """Return the units that link names of the question: those with the most names first, then by evidence.
 
-    A unit covers the names that its title or its text has. If it covers one, it also links the names whose own units
-    name it. (In Harness-1, arXiv 2606.02373, a bridge document has two frequent entities; names of the question say
-    more than frequency.)
+    A unit covers the names that its title or its text has. If it covers one and has none as its title, it also links
+    the names whose own units name it. (In Harness-1, arXiv 2606.02373, a bridge document has two frequent entities;
+    names of the question say more than frequency.)
 
     Args:
         order: the pooled units, the best first.
@@ -42,11 +42,12 @@ def bridge_documents(memory: WorkingMemory, order: Sequence[UnitId], limit: int)
     for name in names:
         for unit_id in (*memory.evidence.units_of(name), *titled.by(name)):
             links.setdefault(unit_id, set()).add(name)
-    covering = frozenset(links)
+    about = {name: titled.by(name) for name in names}
+    between = links.keys() - {unit_id for units in about.values() for unit_id in units}
     for name in names:
-        for about in titled.by(name):
-            named = (unit_id for key in memory.evidence.entities.get(about, ()) for unit_id in titled.by(key))
-            for unit_id in covering.intersection(named) - {about}:
+        for source in about[name]:
+            named = (unit_id for key in memory.evidence.entities.get(source, ()) for unit_id in titled.by(key))
+            for unit_id in between.intersection(named):
                 links[unit_id].add(name)
     found = [
         BridgeDocument(unit_id, tuple(name for name in names if name in links[unit_id]))

@@ -45,6 +45,11 @@ def test_a_document_links_the_name_that_it_covers_with_the_one_whose_document_na
     assert linked(memory_of(film, about, other)) == {"film": ("Ed Wood", "Scott Derrickson")}
 
 
+def test_a_document_about_a_name_links_only_what_it_covers() -> None:
+    named = hit("wood", "A director.", "Ed Wood")
+    assert linked(memory_of(named, hit("scott", "He met Ed Wood.", "Scott Derrickson"))).keys() == {"scott"}
+
+
 def test_those_that_link_most_names_come_first_and_ties_keep_the_evidence_order() -> None:
     question = "Did Ed Wood, Scott Derrickson or Tim Burton win?"
     memory = memory_of(
