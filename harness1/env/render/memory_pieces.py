@@ -44,11 +44,11 @@ class MemoryPieces:
         found = memory.assess() if self.env.evidence.ranks else Assessment()
         ranking = EvidenceOrder(found)
         placed = [Block((curated_piece(memory, self.env),))]
+        placed += self._curated_lines(memory, visible, ranking)
         if found.units:
             placed.append(Block((ranked_piece(memory, ranking, visible),), Drop.OLD_TURNS))
         if self.env.leads_on and found.leads:
             placed.append(Block((leads_piece(memory, found.leads[: self.env.leads.lines]),), Drop.EVIDENCE))
-        placed += self._curated_lines(memory, visible, ranking)
         placed += self._pool(memory, visible, ranking)
         if self.env.evidence.on:
             pieces = evidence_pieces(memory, self.env, found.units)
