@@ -11,6 +11,7 @@ import pytest
 from harness1.config import AutoPopulate, Env, Evidence, Leads, PoolView, Read, Rendering
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.evidence_pieces import RANKED as IN_ORDER
+from harness1.env.render.evidence_pieces import EvidenceOrder
 from harness1.env.render.orders import visible_units
 from harness1.episodes.replay import ReplayReport, replay_episode
 from harness1.episodes.rollout import rollout
@@ -123,19 +124,35 @@ def test_a_reason_stands_at_the_line_of_a_document_or_in_the_order_if_it_has_non
     assert told <= visible
     assert re.findall(r"D\d+", order) == list(step.context.view.ranked)
     assert len(step.context.view.ranked) == min(IN_ORDER, len(env.state.memory.pool.entries))
-    lines = [line(step, f"{handle} ") for handle in shown_in(step, "pool")]
-    assert any(re.match(r"D\d+ \((named|one sentence|shares)[a-z ]*\) ", text) for text in lines)
+
+
+def test_the_reason_at_a_line_is_the_one_of_now() -> None:
+    env, step = ranked_world()
+    told: dict[str, set[str]] = {}
+    for action in (*SEARCHES, *map(search, ("Ada Rome", "king war", "London", "engine program"))):
+        step = run(env.step([action]))
+        memory = env.state.memory
+        order = EvidenceOrder(memory.assess())
+        for handle in shown_in(step, "pool"):
+            reason = order.reason(memory.pool.handles[handle])
+            mark = f" ({reason})" if reason else ""
+            title = memory.pool.entries[memory.pool.handles[handle]].title
+            assert line(step, f"{handle} ").startswith(f"{handle}{mark} {title}: ")
+            told.setdefault(handle, set()).add(reason)
+    assert any(len(reasons) > 1 for reasons in told.values())
 
 
 def test_lines_are_made_again_only_for_another_reason() -> None:
     env, _ = ranked_world()
-    lines = dict(env.renderer.order.memory_pieces._lines)
+    made = env.renderer.order.memory_pieces._lines
+    before = dict(made)
     step = run(env.step([search("bridge program")]))
-    again = env.renderer.order.memory_pieces._lines
     assert step.context is not None
-    assert all(again[key] is block for key, block in lines.items())
+    assert all(made[key] is block for key, block in before.items())
+    pieces = [piece for block in made.values() for piece in block.pieces]
+    assert len({piece.text for piece in pieces}) == len(pieces)
     shown = [piece for piece in step.context.pieces if piece.key.startswith(("pool/", "curated/"))]
-    assert {id(piece) for piece in shown} <= {id(piece) for block in again.values() for piece in block.pieces}
+    assert {id(piece) for piece in shown} <= set(map(id, pieces))
 
 
 def test_bridge_documents_are_shown_with_the_names_that_they_link() -> None:
