@@ -61,7 +61,9 @@ def systems() -> dict[str, System]:
         for mode in ("bm25", "dense", "hybrid")
     }
     without = {
-        f"without {name}" if name != "all_off" else "all off": System(BASE, ablated(base, name)) for name in ABLATIONS
+        f"without {name}" if name != "all_off" else "all off": System(BASE, ablated(base, name))
+        for name, removed in ABLATIONS.items()
+        if removed(base.env) != base.env
     }
     transcript = System(BASE, load_config(TRANSCRIPT, [terms]))
     return {BASE: System(BASE, base), **single, **without, "transcript harness": transcript}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import systems
+from harness1.config import Env
 from harness1.eval.ablations.run import ABLATIONS
 from harness1.eval.run_view import read_run
 from tests.eval.run_folders import dataset, episode, run_folder
@@ -23,7 +24,10 @@ def test_every_mechanism_is_taken_away_from_the_same_base() -> None:
     found = systems.systems()
     assert next(iter(found)) == systems.BASE
     without = {name for name in found if name.startswith("without ")}
-    assert without == {f"without {name}" for name in ABLATIONS if name != "all_off"}
+    on = {name for name, removed in ABLATIONS.items() if removed(Env()) != Env()}
+    assert without == {f"without {name}" for name in on - {"all_off"}}
+    assert "without dedup" in without
+    assert "without rank" not in without
     assert {"all off", "transcript harness"} <= found.keys()
     modes = {each.config.env.retrieval.mode for each in found.values() if not each.is_single}
     assert modes == {"bm25"}

@@ -21,7 +21,7 @@ HITS_SHARE = 0.5
 """The largest share of a prompt that the hits of one observation may take with all that is shown beside their texts."""
 TITLE_SHARE = 1 / 16
 """The largest share of a prompt that one title may take."""
-_LATER = (("evidence", "rank", False), ("auto_populate", "by", "first"))
+_LATER = (("evidence", "rank", False), ("auto_populate", "by", "first"), ("read", "by", "order"))
 """Settings that came later: group, name, and the value that means off."""
 
 
@@ -74,6 +74,8 @@ class Grep(Settings):
 class Read(Settings):
     on: bool = True
     tokens: Positive = 4096
+    by: Literal["order", "evidence"] = "order"
+    """Of a document longer than `tokens`, show the first parts, or those nearest to the question."""
 
 
 class Review(Settings):

@@ -112,6 +112,7 @@ class SearchEnv:
     def begin(self, memory: WorkingMemory) -> Context | None:
         """Begin an episode with a memory, as replay does without a retriever."""
         memory.name_entities([shown_question(memory.query)], self.config)
+        memory.name_leads(self.config)
         self._state = State(memory)
         return self._render()
 

@@ -27,7 +27,7 @@ def transition(
     *,
     crowded: bool = False,
 ) -> Steps:
-    """Execute one action: count the turn, run the tool, add the history line, name shown entities, add guidance.
+    """Execute one action: count the turn, run the tool, add the history line, name what is shown, add guidance.
 
     Args:
         crowded: the transcript is so large that only actions that make room, curate or end the search are executed.
@@ -42,6 +42,7 @@ def transition(
         memory.history.append(history_line(memory.turn, memory.pool, call, observation))
     traits = toolbox.traits(observation.tool)
     memory.name_entities((words for _, words in shown_words(memory, env, observation, traits)), env)
+    memory.name_leads(env)
     _count(memory, observation, traits)
     notes = (*observation.notes, *guidance(memory, env, observation, traits))
     if ignored:

@@ -35,7 +35,7 @@ def select(sentences: Sequence[str], query: str, k: int) -> tuple[int, ...]:
     Latin.
     """
     cut = terms if is_foreign("".join(sentences)) else _by_spaces
-    scores = _okapi([cut(sentence) for sentence in sentences], cut(query))
+    scores = okapi([cut(sentence) for sentence in sentences], cut(query))
     best = sorted(range(len(sentences)), key=[-score for score in scores].__getitem__)
     return tuple(sorted(best[: max(k, 0)]))
 
@@ -44,7 +44,7 @@ def _by_spaces(text: str) -> list[str]:
     return text.lower().split()
 
 
-def _okapi(documents: list[list[str]], query: list[str]) -> list[float]:
+def okapi(documents: list[list[str]], query: list[str]) -> list[float]:
     """Return the Okapi BM25 score of every document, with the floor on negative idf (Trotman et al. 2014, "Improvements
     to BM25 and Language Models Examined", ATIRE variant).
 

@@ -38,6 +38,11 @@ class EntityHandles(Forkable):
                 self.names.append(name)
                 self.numbers[key] = len(self.names)
 
+    def handle_of(self, name: str) -> str:
+        """Return the handle of an entity in any form of its name, or an empty string."""
+        number = self.numbers.get(entity_key(name))
+        return "" if number is None else f"E{number}"
+
     def marked(self, text: str, characters: int) -> tuple[str, dict[str, str]]:
         """Return a text with ` (E3)` behind the first mention of each entity that has a handle, and the names that
         these handles stand for, as the text writes them. `characters` is as in `mentions`."""

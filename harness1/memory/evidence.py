@@ -65,12 +65,6 @@ class EvidenceGraph(Forkable):
         """Return the number of entities in exactly one unit: possible next hops."""
         return len(self.units) - sum(map(len, self.levels.values()))
 
-    def bridge_documents(self, limit: int) -> list[UnitId]:
-        """Return the units with two or more bridge entities: those with the most first, then in order of addition."""
-        shared = {unit_id: sum(len(self.units[key]) > 1 for key in keys) for unit_id, keys in self.entities.items()}
-        joined = [unit_id for unit_id, count in shared.items() if count >= 2]
-        return nsmallest(limit, joined, key=lambda unit_id: -shared[unit_id])
-
     def entities_of(self, unit_id: UnitId) -> tuple[str, ...]:
         """Return the entities of a unit in order of addition; none for an unknown unit."""
         return tuple(self.names[key] for key in self.entities.get(unit_id, ()))

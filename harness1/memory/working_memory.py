@@ -95,6 +95,11 @@ class WorkingMemory(Forkable):
             for text in texts:
                 self.entities.add(mention.name for mention in mentions(text, env.evidence.characters))
 
+    def name_leads(self, env: Env) -> None:
+        """Give handles to the leads that the next context shows."""
+        if env.evidence.handles and env.leads_on:
+            self.entities.add(" ".join(lead.name.split()) for lead in self.assess().leads[: env.leads.lines])
+
     def text_of(self, unit_id: UnitId) -> str:
         """Return the stored chunks of a pooled unit, in document order."""
         return "\n".join(hit.text for hit in self.hits_of(unit_id))

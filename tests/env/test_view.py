@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness1.config import Curation, Env, Evidence, Leads, PoolView, Pruning, Rendering
+from harness1.config import Curation, Env, Evidence, Leads, PoolView, Pruning, Read, Rendering
 from harness1.env.render import view as view_module
 from harness1.env.render.pieces import piece
 from harness1.env.render.prose import sentence
@@ -28,6 +28,8 @@ from harness1.env.render.view import (
     LeadsView,
     LeadView,
     LimitsView,
+    LinksView,
+    LinkView,
     OlderView,
     PoolSizeView,
     QueryView,
@@ -82,7 +84,10 @@ WORDS: dict[type[Record], Callable[[Any], dict[str, str]]] = {
     LeadView: lambda shown: {
         "name": f"{shown.name} (",
         "handles": f"named by {', '.join(shown.handles)};" if shown.handles else "named in the question;",
+        "entity": f"({shown.entity}; named" if shown.entity else "",
     },
+    LinkView: lambda shown: {"handle": f"{shown.handle} links {shown.names[0]}", "names": f"and {shown.names[-1]}"},
+    LinksView: lambda shown: {"links": "Bridge documents: "},
     LeadsView: lambda shown: {"leads": "Search next: "},
     OlderView: lambda shown: {
         "handles": ", ".join(shown.handles),
@@ -93,6 +98,7 @@ WORDS: dict[type[Record], Callable[[Any], dict[str, str]]] = {
         "document": f"[{shown.document.handle}",
         "found_by": "",  # Compared with marks and places below.
         "copies": f"also: {shown.copies} cop" if shown.copies else "",
+        "passed_over": f"[{shown.passed_over} passage" if shown.passed_over else "",
         "entities": "",  # Off here; see entity handles.
     },
     ActionView: lambda shown: {
@@ -203,10 +209,11 @@ def test_everything_in_the_view_can_be_read_in_the_text(order: str, tags: bool) 
         pruning=Pruning(on=order == "transcript"),
         evidence=Evidence(rank=True),
         leads=Leads(on=True),
+        read=Read(tokens=250, by="evidence"),
     )
     env = make_env(config, wide_corpus(60))
     seen: set[type] = set()
-    for step in play(env, *ACTIONS):
+    for step in play(env, *ACTIONS, query="Where did Ada and the poet Byron meet in London?"):
         assert step.context is not None
         view = step.context.view
         for each in step.context.pieces:
@@ -225,6 +232,7 @@ def test_everything_in_the_view_can_be_read_in_the_text(order: str, tags: bool) 
         assert all((entry.tag is not None) == tags for entry in view.curated)
     of_memory = {CuratedSetView, CuratedView, PoolSizeView, OlderView, BridgesView, BridgeView}
     of_memory |= {VerdictsView, VerdictView, HistoryView, HistoryLine, RankedView, LeadsView, LeadView}
+    of_memory |= {LinksView, LinkView}
     assert seen == (WORDS.keys() - of_memory if order == "transcript" else WORDS.keys())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.config import Config, Env, Evidence, Rendering, load_config
+from harness1.config import AutoPopulate, Config, Env, Evidence, Leads, Read, Rendering, load_config
 from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
 from harness1.eval.ablations import table as ablation_table
@@ -32,10 +32,20 @@ from tests.test_ablations import played
 WORDS = {
     **{each.switch.removesuffix(".on"): each.words for each in SWITCHES},
     "importance_tags": next(each.words for each in SWITCHES if each.switch == "curation.tags") + r"|important",
-    "evidence": r"(?i)shared entit|\(E\d+\)|\bE3\b",
+    "auto_populate": r"curated for you|were curated|first search|stay curated|are curated now",
+    "evidence": r"(?i)shared entit|\(E\d+[);]|\bE3\b",
+    "rank": r"By evidence|Bridge documents|Search next|stay curated|follows the evidence",
+    "leads": r"Search next|not found yet",
+    "auto_populate_by_evidence": r"stay curated|follows the evidence",
+    "read_by_evidence": r"nearest to the question",
 }
-HANDLES = Env(evidence=Evidence(handles=True))
-FULL = played(HANDLES)[2]
+FULL = Env(
+    evidence=Evidence(handles=True, rank=True),
+    leads=Leads(on=True),
+    auto_populate=AutoPopulate(by="evidence"),
+    read=Read(by="evidence"),
+)
+TEXT = played(FULL)[2]
 SOURCE = open_source("world:100")
 CONFIG = load_config(None, ["machine.workers=1", "machine.bootstrap=100"])
 NAMES = ("fan_out", "dedup")
@@ -43,15 +53,22 @@ NAMES = ("fan_out", "dedup")
 
 @pytest.mark.parametrize("name", [name for name in ABLATIONS if name != "all_off"])
 def test_an_ablated_mechanism_is_nowhere_to_be_read(name: str) -> None:
-    assert re.search(WORDS[name], FULL)
-    assert not re.search(WORDS[name], played(ABLATIONS[name](HANDLES))[2])
+    assert re.search(WORDS[name], TEXT)
+    assert not re.search(WORDS[name], played(ABLATIONS[name](FULL))[2])
+
+
+def test_without_a_way_to_use_the_evidence_the_others_stay() -> None:
+    ways = {"leads", "auto_populate_by_evidence", "read_by_evidence"}
+    for name in ways:
+        text = played(ABLATIONS[name](FULL))[2]
+        assert all(re.search(WORDS[other], text) for other in (ways | {"rank"}) - {name})
 
 
 @pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])
 @pytest.mark.parametrize("instructions", ["full", "brief"])
 def test_all_off_leaves_no_word_of_any_mechanism(order: Any, instructions: Any) -> None:
     rendering = Rendering(order=order, instructions=instructions)
-    env, _, text = played(ABLATIONS["all_off"](Env(evidence=Evidence(handles=True), rendering=rendering)))
+    env, _, text = played(ABLATIONS["all_off"](msgspec.structs.replace(FULL, rendering=rendering)))
     assert [spec.name for spec in env.toolbox.specs] == ["search_corpus", "curate", "end_search"]
     assert [name for name in ABLATIONS if name != "all_off" and re.search(WORDS[name], text)] == []
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
-from harness1.memory.compress import _okapi, compress, select
+from harness1.memory.compress import compress, okapi, select
 from harness1.memory.sentences import LONGEST, split
 
 _WORDS = st.sampled_from(["a", "b", "c", "d", "e", "the", "The", "THE", "of", "kite", "Kite.", "1999", "x,"])
@@ -19,7 +19,7 @@ _QUERIES = st.lists(_WORDS, max_size=6).map(" ".join)
 def test_scores_and_picks_are_those_of_rank_bm25_to_the_last_bit(sentences: list[str], query: str, k: int) -> None:
     documents = [sentence.lower().split() for sentence in sentences]
     scores = BM25Okapi(documents).get_scores(query.lower().split()).tolist()
-    assert _okapi(documents, query.lower().split()) == scores
+    assert okapi(documents, query.lower().split()) == scores
     best = sorted(range(len(sentences)), key=lambda i: (-scores[i], i))[:k]
     assert select(sentences, query, k) == tuple(sorted(best))
 

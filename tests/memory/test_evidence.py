@@ -33,9 +33,6 @@ def test_the_increments_equal_a_full_recount(additions: list[tuple[str, list[str
     assert built.bridges(100) == expected
     assert built.bridges(limit) == expected[:limit]
     assert built.singletons == sum(len(members) == 1 for members in units.values())
-    shared = {unit: sum(name in ranked for name in names) for unit, names in order.items()}
-    joined = sorted((unit for unit in order if shared[unit] > 1), key=lambda unit: -shared[unit])
-    assert built.bridge_documents(limit) == joined[:limit]
     for unit, names in order.items():
         assert set(built.entities_of(UnitId(unit))) == names
 
@@ -72,5 +69,5 @@ def test_a_fork_is_isolated_and_the_state_is_plain_data() -> None:
 
 def test_unknown_and_empty_are_no_errors() -> None:
     built = graph(("p", ["", "'s", "."]))
-    assert (built.bridges(3), built.singletons, built.bridge_documents(3)) == ([], 0, [])
+    assert (built.bridges(3), built.singletons) == ([], 0)
     assert (built.entities_of(UnitId("x")), built.units_of("x")) == ((), ())

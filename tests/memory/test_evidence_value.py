@@ -7,14 +7,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness1.config import AutoPopulate, Env, Evidence, Leads
+from harness1.episodes.replay import ReplayReport, replay_episode
+from harness1.episodes.rollout import rollout
 from harness1.memory.evidence_value import FEATURES, WEIGHTS, EvidenceValue
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import ChunkId, Hit, Ranking, Task, UnitId
-from tests.support import WORDS, curate, hit, make_env, play, run, search
+from tests.support import WORDS, Script, call, curate, hit, make_env, play, run, search
 
 RANKED = Env(evidence=Evidence(rank=True), leads=Leads(on=True))
 QUESTION = "Where did the father of Ada Lovelace die?"
@@ -173,6 +175,74 @@ def test_equal_documents_are_ranked_in_order_of_arrival(names: list[str]) -> Non
     hits = [hit(name, f"Text {name}.", "") for name in names]
     memory.absorb(hits, RANKED)
     assert order(memory) == names
+
+
+steps_of = st.lists(
+    st.tuples(st.sampled_from([QUESTION, "Byron poet", "Ada Lovelace", "rain town"]), hits_of), min_size=1, max_size=4
+)
+
+
+def after(steps: list[tuple[str, Any]]) -> WorkingMemory:
+    memory = WorkingMemory.empty(QUESTION, "document")
+    for query, drawn in steps:
+        searched(memory, drawn, query)
+    return memory
+
+
+@settings(max_examples=25)
+@given(steps_of, steps_of)
+def test_forks_that_take_turns_get_the_order_of_straight_runs(first: Any, second: Any) -> None:
+    one = WorkingMemory.empty(QUESTION, "document")
+    other = one.fork()
+    for at in range(max(len(first), len(second))):
+        for memory, steps in ((one, first), (other, second)):
+            if at < len(steps):
+                searched(memory, steps[at][1], steps[at][0])
+                memory.assess()
+                memory.fork().absorb([hit("astray", "Ada Lovelace and Lord Byron.", "Byron")], RANKED)
+    assert told(one) == told(after(first))
+    assert told(other) == told(after(second))
+
+
+@given(st.permutations(["p", "q", "r", "s"]), st.data())
+def test_documents_with_equal_features_keep_their_order_of_arrival_among_others(names: list[str], data: Any) -> None:
+    hits = [hit(name, f"The father came home on day {name}.", "") for name in names]
+    for number in range(data.draw(st.integers(0, 4))):
+        place = data.draw(st.integers(0, len(hits)))
+        hits.insert(place, hit(f"other{number}", "Ada Lovelace wrote. " * (number + 1), "Ada Lovelace"))
+    memory = WorkingMemory.empty(QUESTION, "document")
+    memory.absorb(hits, RANKED)
+    assert [unit for unit in order(memory) if unit in names] == names
+
+
+actions_of = st.lists(
+    st.one_of(
+        st.sampled_from([search(query) for query in ("Ada Lovelace", "Lord Byron poet", "town rain", "E1", "E3 E2")]),
+        st.sampled_from([call("read_document", doc_id="D1"), curate(add_ids=["D2"]), call("verify", doc_ids=["D1"])]),
+        st.just(call("fan_out_search", queries=["Byron", "Charles Babbage"])),
+    ),
+    max_size=5,
+)
+WHOLE = msgspec.structs.replace(
+    RANKED, evidence=Evidence(rank=True, handles=True), auto_populate=AutoPopulate(documents=2, by="evidence")
+)
+
+
+@settings(max_examples=25)
+@given(actions_of)
+def test_a_replayed_episode_has_the_same_order_and_leads(actions: list[Any]) -> None:
+    task = Task("t", QUESTION)
+    episode = run(rollout(make_env(WHOLE), Script(*actions), task))
+    assert replay_episode(episode, WHOLE) == ReplayReport(len(episode.turns), len(episode.turns))
+    live, again = make_env(WHOLE), make_env(WHOLE)
+    run(live.reset(task))
+    again.begin(WorkingMemory.empty(QUESTION, "document"))
+    for turn in episode.turns:
+        assert turn.action is not None
+        run(live.step([turn.action], turn.reasoning))
+        again.replay(turn)
+        assert told(live.state.memory) == told(again.state.memory)
+        assert live.state.memory.entities == again.state.memory.entities
 
 
 def test_values_are_finite_for_questions_of_any_length_and_documents_of_any_kind() -> None:

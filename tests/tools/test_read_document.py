@@ -6,9 +6,11 @@ import pytest
 
 from harness1.config import Env, Read
 from harness1.env.environment import SearchEnv
-from harness1.records import Note, Observation, ToolCall, Unit
+from harness1.episodes.replay import ReplayReport, replay_episode
+from harness1.episodes.rollout import rollout
+from harness1.records import Note, Observation, Task, ToolCall, Unit
 from harness1.tools.read_document import first_part, within
-from tests.support import WordRetriever, call, chunk, hit, make_env, play, search, text_of
+from tests.support import Script, WordRetriever, call, chunk, hit, make_env, play, run, search, text_of
 
 PARTS = [chunk("long", f"alpha{n} " + f"word{n} " * 60, "Long", n) for n in range(6)]
 CHUNKS = [*PARTS, chunk("a_b_c", "alpha9 short", "Short")]
@@ -84,3 +86,61 @@ def test_parts_are_taken_whole_and_at_least_one() -> None:
     assert [part.index for part in within(parts, 10)] == [0]
     assert [part.index for part in within(parts, 110)] == [0, 1]
     assert within([], 10) == []
+
+
+BY_EVIDENCE = Env(read=Read(tokens=250, by="evidence"))
+PAGES = [
+    chunk("long", f"alpha{n} " + ("Missolonghi in Greece. " if n in (3, 5, 6) else "") + f"word{n} " * 60, "Long", n)
+    for n in range(9)
+]
+WHERE = "Is Missolonghi in Greece?"
+
+
+def read_by_evidence(handle: str) -> tuple[Observation, str]:
+    env = make_env(BY_EVIDENCE, retriever=WordRetriever(PAGES))
+    step = play(env, search("alpha0"), call("read_document", doc_id=handle), query=WHERE)[1]
+    assert step.observation is not None
+    return step.observation, text_of(step.context)
+
+
+def test_by_evidence_the_parts_nearest_to_the_question_are_shown_in_document_order() -> None:
+    found, text = read_by_evidence("D1")
+    assert [part.index for part in found.hits] == [3, 5]
+    assert "[3 passages left out: read D1.1]\n[D1.4] Long\nalpha3 " in text
+    assert "[1 passage left out: read D1.5]\n[D1.6] Long\nalpha5 " in text
+    assert found.notes[0] == Note("continues", {"handle": "D1.7", "parts": 3})
+
+
+def test_parts_that_were_left_out_are_read_by_their_handles_in_order() -> None:
+    found, text = read_by_evidence("D1.1")
+    assert [part.index for part in found.hits] == [0, 1]
+    assert "left out" not in text
+    assert [part.index for part in read_by_evidence("D1.8")[0].hits] == [7, 8]
+
+
+def test_a_document_that_fits_is_read_whole_by_either_rule() -> None:
+    pages = PAGES[4:7]
+    small = [chunk("long", page.text[:300], "Long", n) for n, page in enumerate(pages)]
+    for by in ("order", "evidence"):
+        env = make_env(Env(read=Read(by=by)), retriever=WordRetriever(small))  # type: ignore[arg-type]
+        step = play(env, search("alpha4"), call("read_document", doc_id="D1"), query=WHERE)[1]
+        assert step.observation is not None
+        assert [part.index for part in step.observation.hits] == [0, 1, 2]
+        assert not [note for note in step.observation.notes if note.code == "continues"]
+        assert "left out" not in text_of(step.context)
+
+
+@pytest.mark.parametrize("tokens", [1, 250, 600, 5000])
+@pytest.mark.parametrize("unit", ["document", "chunk"])
+def test_a_reading_by_evidence_is_replayed(tokens: int, unit: Unit) -> None:
+    config = Env(read=Read(tokens=tokens, by="evidence"))
+    plan = Script(search("alpha0"), *(call("read_document", doc_id=handle) for handle in ("D1", "D1.2", "D1")))
+    episode = run(rollout(make_env(config, retriever=WordRetriever(PAGES, unit)), plan, Task("t", WHERE)))
+    assert replay_episode(episode, config) == ReplayReport(len(episode.turns), len(episode.turns))
+    assert [len(seen.hits) > 0 for seen in episode.observations] == [True, True, True, True, False]
+
+
+def test_the_prompt_says_so_where_a_reading_chooses() -> None:
+    rules = [make_env(Env(read=Read(on=on, by="evidence"))).renderer.static.text for on in (True, False)]
+    assert ["nearest to the question" in text for text in rules] == [True, False]
+    assert "nearest to the question" not in make_env().renderer.static.text

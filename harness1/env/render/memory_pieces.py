@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from itertools import islice
 
 from harness1.config import Env
 from harness1.env.render.budget import Block, Drop
+from harness1.env.render.evidence_pieces import EvidenceOrder, evidence_pieces, leads_piece, ranked_piece
 from harness1.env.render.pieces import Piece, piece
 from harness1.env.render.turn_pieces import handle_of
 from harness1.env.render.view import (
-    BridgesView,
-    BridgeView,
     CuratedSetView,
     CuratedView,
     DocumentView,
     HistoryView,
-    LeadsView,
-    LeadView,
     OlderView,
     PoolSizeView,
-    RankedView,
     VerdictsView,
     VerdictView,
 )
-from harness1.memory.evidence_value import Assessment, Value
+from harness1.memory.curated import RANK
+from harness1.memory.evidence_value import Assessment
 from harness1.memory.history import HistoryLine
-from harness1.memory.leads import Lead
 from harness1.memory.pool import Entry
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import ChunkId, UnitId
 from harness1.tools.discovery import shown_title
 
 CLAIM_CHARACTERS = 120
-RANKED = 30
-"""Documents that the line of the evidence order names: as many as can be delivered."""
-LEAD_SOURCES = 3
-"""Documents that are shown to name a lead."""
 
 
 class MemoryPieces:
@@ -44,45 +36,50 @@ class MemoryPieces:
 
     def __init__(self, env: Env) -> None:
         self.env = env
-        self._lines: dict[tuple[str, str, ChunkId], Block] = {}
+        self._lines: dict[tuple[str, str, ChunkId, str], Block] = {}
         self._turns: dict[HistoryLine, Block] = {}
 
     def of(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Block]:
         """Return all sections in order. Documents in `visible` appear in a shown turn and get no pool line."""
         found = memory.assess() if self.env.evidence.ranks else Assessment()
+        ranking = EvidenceOrder(found)
         placed = [Block((curated_piece(memory, self.env),))]
+        placed += self._curated_lines(memory, visible, ranking)
         if found.units:
-            placed.append(Block((_ranked(memory, found.best(RANKED)),), Drop.OLD_TURNS))
+            placed.append(Block((ranked_piece(memory, ranking, visible),), Drop.OLD_TURNS))
         if self.env.leads_on and found.leads:
-            placed.append(Block((_leads(memory, found.leads[: self.env.leads.lines], self.env),), Drop.EVIDENCE))
-        placed += self._curated_lines(memory, visible)
-        placed += self._pool(memory, visible)
+            placed.append(Block((leads_piece(memory, found.leads[: self.env.leads.lines]),), Drop.EVIDENCE))
+        placed += self._pool(memory, visible, ranking)
         if self.env.evidence.on:
-            placed += _evidence(memory, self.env)
+            pieces = evidence_pieces(memory, self.env, found.units)
+            placed += [Block((each,), Drop.EVIDENCE) for each in pieces]
         if self.env.verification.on:
             placed += _verdicts(memory, self.env)
         if self.env.history.on:
             placed += self._history(memory)
         return placed
 
-    def _curated_lines(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Block]:
+    def _curated_lines(self, memory: WorkingMemory, visible: Set[UnitId], ranking: EvidenceOrder) -> list[Block]:
         hidden = [entry for entry in memory.curated.ranked() if entry.unit_id not in visible]
-        return [self._line(Drop.CURATED_LINES, memory, entry.unit_id, entry.tag) for entry in hidden]
+        if self.env.evidence.ranks:
+            hidden.sort(key=lambda entry: (RANK[entry.tag], ranking.places[entry.unit_id]))
+        return [self._line(Drop.CURATED_LINES, memory, entry.unit_id, entry.tag, ranking) for entry in hidden]
 
-    def _pool(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Block]:
+    def _pool(self, memory: WorkingMemory, visible: Set[UnitId], ranking: EvidenceOrder) -> list[Block]:
         hidden = len(memory.pool.aliases)
         entries, tags = memory.pool.entries, memory.curated.tags
         size = PoolSizeView(len(entries), len(entries) - len(tags), hidden)
         copies = f", {hidden} near duplicates hidden" if self.env.dedup.on else ""
         text = f"Pool: {size.total} documents, {size.uncurated} not curated{copies}."
         placed = [Block((piece("pool", "user", text, size),))]
-        rest = (unit_id for unit_id in reversed(entries) if unit_id not in visible and unit_id not in tags)
+        order = ranking.units if self.env.evidence.ranks else reversed(entries)
+        rest = (unit_id for unit_id in order if unit_id not in visible and unit_id not in tags)
         shown = list(islice(rest, self.env.pool.lines))
         older = list(islice(rest, self.env.pool.older))
-        placed += [self._line(Drop.POOL, memory, unit_id, "") for unit_id in shown]
+        placed += [self._line(Drop.POOL, memory, unit_id, "", ranking) for unit_id in shown]
         left = size.uncurated - sum(unit_id in entries and unit_id not in tags for unit_id in visible) - len(shown)
         if left:
-            placed.append(Block((_older(memory, older, left - len(older)),), Drop.OLDER))
+            placed.append(Block((_older(memory, older, left - len(older), self.env),), Drop.OLDER))
         return placed
 
     def _history(self, memory: WorkingMemory) -> list[Block]:
@@ -98,12 +95,13 @@ class MemoryPieces:
             placed.append(self._turns[line])
         return placed
 
-    def _line(self, drop: Drop, memory: WorkingMemory, unit_id: UnitId, tag: str) -> Block:
+    def _line(self, drop: Drop, memory: WorkingMemory, unit_id: UnitId, tag: str, ranking: EvidenceOrder) -> Block:
         # In another episode or branch a unit has another handle or another first chunk.
         entry = memory.pool.entries[unit_id]
-        key = (tag, entry.handle, entry.chunk_ids[0])
+        reason = ranking.reason(unit_id) if self.env.evidence.ranks else ""
+        key = (tag, entry.handle, entry.chunk_ids[0], reason)
         if key not in self._lines:
-            self._lines[key] = Block((_document_line(entry, memory, tag, self.env),), drop)
+            self._lines[key] = Block((_document_line(entry, memory, tag, reason, self.env),), drop)
         return self._lines[key]
 
 
@@ -121,58 +119,21 @@ def curated_piece(memory: WorkingMemory, env: Env) -> Piece:
     return piece("curated", "user", text, CuratedSetView(entries, env.curation.cap))
 
 
-def _document_line(entry: Entry, memory: WorkingMemory, tag: str, env: Env) -> Piece:
+def _document_line(entry: Entry, memory: WorkingMemory, tag: str, reason: str, env: Env) -> Piece:
     text = memory.store[entry.chunk_ids[0]].text[: 4 * env.pool.snippet]
     snippet = " ".join(text.split())[: env.pool.snippet].rstrip()
     shown = DocumentView(entry.handle, entry.unit_id, shown_title(entry.title, env), snippet)
     section = "curated" if tag else "pool"
-    mark = f" ({tag})" if tag and env.curation.tags else ""
-    line = f"{entry.handle}{mark} {shown.title}: {snippet}"
+    marks = "; ".join(mark for mark in (tag if env.curation.tags else "", reason) if mark)
+    line = f"{entry.handle}{f' ({marks})' if marks else ''} {shown.title}: {snippet}"
     return piece(f"{section}/{entry.handle}", "user", line, shown)
 
 
-def _ranked(memory: WorkingMemory, values: Sequence[Value]) -> Piece:
-    handles = tuple(handle_of(memory, value.unit_id) for value in values)
-    words = [
-        f"{handle} ({'; '.join(value.reasons)})" if value.reasons else handle
-        for handle, value in zip(handles, values, strict=True)
-    ]
-    return piece("ranked", "user", f"By evidence: {', '.join(words)}.", RankedView(handles))
-
-
-def _leads(memory: WorkingMemory, leads: Sequence[Lead], env: Env) -> Piece:
-    shown, words = [], []
-    for lead in leads:
-        name = " ".join(lead.name.split())
-        handles = tuple(handle_of(memory, unit_id) for unit_id in lead.sources[:LEAD_SOURCES])
-        shown.append(LeadView(name, handles))
-        source = f"named by {', '.join(handles)}" if handles else "named in the question"
-        words.append(f"{memory.entities.marked(name, env.evidence.characters)[0]} ({source}; not found yet)")
-    return piece("leads", "user", f"Search next: {'; '.join(words)}.", LeadsView(tuple(shown)))
-
-
-def _older(memory: WorkingMemory, units: list[UnitId], more: int) -> Piece:
+def _older(memory: WorkingMemory, units: list[UnitId], more: int, env: Env) -> Piece:
     handles = tuple(handle_of(memory, unit_id) for unit_id in units)
-    text = f"Older: {', '.join(handles)}" + (f" (+{more} more)" if more else "")
+    label = "Further" if env.evidence.ranks else "Older"
+    text = f"{label}: {', '.join(handles)}" + (f" (+{more} more)" if more else "")
     return piece("older", "user", text, OlderView(handles, more))
-
-
-def _evidence(memory: WorkingMemory, env: Env) -> list[Block]:
-    found = memory.evidence.bridges(env.evidence.entities, env.evidence.documents)
-    if not found and not memory.evidence.singletons:
-        return []
-    bridges = []
-    for bridge in found:
-        handles = tuple(handle_of(memory, unit_id) for unit_id in bridge.unit_ids)
-        bridges.append(BridgeView(bridge.entity, handles, bridge.total))
-    words = [
-        f"{bridge.entity} ({', '.join(bridge.handles)}"
-        + (f" +{bridge.total - len(bridge.handles)} more)" if bridge.total > len(bridge.handles) else ")")
-        for bridge in bridges
-    ]
-    text = "Shared entities: " + ("; ".join(words) or "none") + f". In one document only: {memory.evidence.singletons}."
-    shown = BridgesView(tuple(bridges), memory.evidence.singletons)
-    return [Block((piece("evidence", "user", text, shown),), Drop.EVIDENCE)]
 
 
 def _verdicts(memory: WorkingMemory, env: Env) -> list[Block]:

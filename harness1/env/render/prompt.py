@@ -41,8 +41,14 @@ PRUNING = (
     "- The context grows with every turn. Above {soft} tokens prune useless documents with prune_chunks, or conclude;"
     " above {hard} tokens only prune_chunks, curate and end_search are carried out."
 )
-RANKED = "By evidence: documents in the order of all that speaks for them, with reasons. Deliver the best."
+RANKED = (
+    "By evidence: documents in the order of all that speaks for them, with reasons. Deliver the best. Bridge documents"
+    " link names of the question."
+)
 LEADS = "Search next: names that the question or strong documents mention and no search has found yet."
+READING = (
+    "Of a long document read_document shows the parts nearest to the question; D12.3 reads on from the third part."
+)
 NAMED = "Names are followed by handles such as (E3): a query may say E3 for the name."
 
 
@@ -66,6 +72,8 @@ def _brief(env: Env, toolbox: Toolbox) -> list[str]:
         lines.append(RANKED)
     if env.leads_on:
         lines.append(LEADS)
+    if "read_document" in toolbox.tools and env.read.by == "evidence":
+        lines.append(READING)
     if env.pruning.on:
         lines.append(PRUNING.removeprefix("- ").format(soft=env.pruning.tokens, hard=env.pruning.refusal))
     return lines
@@ -88,6 +96,8 @@ def _full(env: Env, toolbox: Toolbox) -> list[str]:
         lines.append("- grep_corpus finds exact names, dates, numbers and quotations.")
     if "read_document" in tools:
         lines.append("- read_document shows a whole document where the shown sentences are not enough.")
+        if env.read.by == "evidence":
+            lines.append(f"- {READING}")
     if "review_docs" in tools:
         lines.append("- review_docs shows documents from memory again without a search.")
     if env.compression.on:

@@ -16,6 +16,7 @@ from harness1.env.render.view import ActionView, ChangesView, DocumentView, HitV
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Delta, Hit, Observation, Ranking, Tag, Turn, UnitId, Verdict
 from harness1.tools.discovery import shown_text, shown_title
+from harness1.tools.read_document import passages_left_out
 from harness1.tools.tool import Traits
 
 QUERIES_CHARACTERS = 1000
@@ -132,6 +133,7 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, 
         for rank, chunk_id in enumerate(ranking.chunk_ids):
             places.setdefault(chunk_id, []).append((query, rank))
     copies = list(observation.delta.aliases.values())
+    left_out = passages_left_out(observation, env)
     pieces: list[Piece] = []
     for hit, words in shown_words(memory, env, observation, traits):
         unit_id = memory.pool.unit_of(hit)
@@ -142,6 +144,7 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, 
             document=DocumentView(handle_of(memory, unit_id), unit_id, title, text),
             found_by=((0, len(pieces)),) if queries == 1 else tuple(places.get(hit.chunk_id, ())),
             copies=copies.count(unit_id),
+            passed_over=left_out.get(hit.chunk_id, 0),
             entities=entities,
         )
         pieces.append(piece(f"hit/{turn}", "tool", _hit_text(memory, hit, marked, shown, queries), shown))
@@ -166,7 +169,15 @@ def _hit_text(memory: WorkingMemory, hit: Hit, words: str, shown: HitView, queri
         marks.append(f"also: {shown.copies} copies" if shown.copies > 1 else "also: 1 copy")
     title, _, text = words.partition("\n")
     header = " ".join(part for part in (f"[{label}]", title, *marks) if part)
-    return f"{header}\n{text}"
+    return f"{_gap(memory, hit, shown.passed_over)}{header}\n{text}"
+
+
+def _gap(memory: WorkingMemory, hit: Hit, passages: int) -> str:
+    """Return the line for the passages left out before a hit, with the handle that reads them."""
+    if not passages:
+        return ""
+    words = "1 passage" if passages == 1 else f"{passages} passages"
+    return f"[{words} left out: read D{memory.pool.numbers[hit.doc_id]}.{hit.index + 1 - passages}]\n"
 
 
 def handle_of(memory: WorkingMemory, unit_id: UnitId) -> str:

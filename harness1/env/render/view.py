@@ -80,10 +80,12 @@ class RankedView(Record):
 
 
 class LeadView(Record):
-    """A name worth a search, and the documents that name it, by handle; none if the question does."""
+    """A name worth a search, and the documents that name it, by handle; none if the question does. `entity` is the
+    handle of the name, where entities have handles."""
 
     name: str
     handles: tuple[str, ...] = ()
+    entity: str = ""
 
 
 class LeadsView(Record):
@@ -107,6 +109,8 @@ class HitView(Record):
     document: DocumentView
     found_by: tuple[tuple[int, int], ...] = ()
     copies: int = 0
+    passed_over: int = 0
+    """Passages of a document that was read which are left out before this one."""
     entities: dict[str, str] = {}
     """By handle: the names marked in title and text."""
 
@@ -157,6 +161,19 @@ class BridgeView(Record):
     entity: str
     handles: tuple[str, ...]
     total: int
+
+
+class LinkView(Record):
+    """A document, by handle, and the names of the question that it links."""
+
+    handle: str
+    names: tuple[str, ...]
+
+
+class LinksView(Record):
+    """The bridge documents, those that link most names first."""
+
+    links: tuple[LinkView, ...]
 
 
 class BridgesView(Record):
@@ -210,6 +227,8 @@ class View:
     ranked: tuple[str, ...] = ()
     """Handles by evidence, the best first; empty where documents are not ranked."""
     leads: tuple[LeadView, ...] = ()
+    links: tuple[LinkView, ...] = ()
+    """The bridge documents; empty where documents are not ranked."""
     older: OlderView = NO_OLDER
     actions: dict[int, ToolCall] = field(default_factory=dict)
     turns: dict[int, TurnView] = field(default_factory=dict)
@@ -264,6 +283,9 @@ class View:
                 self.ranked = handles
             case LeadsView(leads=leads):
                 self.leads = leads
+                self._name({lead.entity: lead.name for lead in leads if lead.entity})
+            case LinksView(links=links):
+                self.links = links
             case OlderView():
                 self.older = shown
             case BridgesView():

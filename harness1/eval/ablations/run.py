@@ -63,6 +63,10 @@ _MECHANISMS: Mapping[str, Ablation] = MappingProxyType(
         "fan_out": _with(fan_out={"on": False}),
         "grep": _with(grep={"on": False}),
         "read": _with(read={"on": False}),
+        "rank": _with(evidence={"rank": False}),
+        "leads": _with(leads={"on": False}),
+        "auto_populate_by_evidence": _with(auto_populate={"by": "first"}),
+        "read_by_evidence": _with(read={"by": "order"}),
     }
 )
 

@@ -1,0 +1,104 @@
+"""The pieces that tell where to look: the evidence order, the leads, the bridge documents and the shared entities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from harness1.config import Env
+from harness1.env.render.pieces import Piece, piece
+from harness1.env.render.turn_pieces import handle_of
+from harness1.env.render.view import (
+    BridgesView,
+    BridgeView,
+    LeadsView,
+    LeadView,
+    LinksView,
+    LinkView,
+    RankedView,
+)
+from harness1.memory.bridges import bridge_documents, rare_bridges
+from harness1.memory.evidence_value import Assessment, Value
+from harness1.memory.leads import Lead
+from harness1.memory.working_memory import WorkingMemory
+from harness1.records import UnitId
+
+RANKED = 30
+"""Documents that the line of the evidence order names: as many as can be delivered."""
+LEAD_SOURCES = 3
+"""Documents that are shown to name a lead."""
+LINKING = 5
+"""Bridge documents that are shown."""
+
+
+class EvidenceOrder:
+    """The evidence order of one state, with the place of every unit."""
+
+    def __init__(self, found: Assessment) -> None:
+        self.units, self._parts = found.units, found.parts
+        self.places = {unit_id: place for place, unit_id in enumerate(found.units)}
+
+    def reason(self, unit_id: UnitId) -> str:
+        """Return in a few words what speaks most for a unit, or an empty string."""
+        row = self._parts[self.places[unit_id]].tolist()
+        return next(iter(Value(unit_id, 0.0, tuple(row)).reasons), "")
+
+
+def ranked_piece(memory: WorkingMemory, ranking: EvidenceOrder, visible: Set[UnitId]) -> Piece:
+    """Return the evidence order by handle. Only units without a line of their own come with a reason here."""
+    shown = ranking.units[:RANKED]
+    handles = tuple(handle_of(memory, unit_id) for unit_id in shown)
+    words = []
+    for handle, unit_id in zip(handles, shown, strict=True):
+        reason = ranking.reason(unit_id) if unit_id in visible else ""
+        words.append(f"{handle} ({reason})" if reason else handle)
+    return piece("ranked", "user", f"By evidence: {', '.join(words)}.", RankedView(handles))
+
+
+def leads_piece(memory: WorkingMemory, leads: Sequence[Lead]) -> Piece:
+    """Return the names worth a search, with their handles and reasons."""
+    shown, words = [], []
+    for lead in leads:
+        name = " ".join(lead.name.split())
+        handles = tuple(handle_of(memory, unit_id) for unit_id in lead.sources[:LEAD_SOURCES])
+        shown.append(LeadView(name, handles, memory.entities.handle_of(name)))
+        source = f"named by {', '.join(handles)}" if handles else "named in the question"
+        said = [shown[-1].entity, source, "not found yet"]
+        words.append(f"{name} ({'; '.join(filter(None, said))})")
+    return piece("leads", "user", f"Search next: {'; '.join(words)}.", LeadsView(tuple(shown)))
+
+
+def evidence_pieces(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> list[Piece]:
+    """Return what links documents: the bridge documents, where units are ranked in an `order`, and shared entities."""
+    links = _links(memory, order) if env.evidence.ranks else None
+    return [each for each in (links, _shared(memory, env, order)) if each is not None]
+
+
+def _links(memory: WorkingMemory, order: Sequence[UnitId]) -> Piece | None:
+    """Return the bridge documents with the names of the question that they link; None if there is none."""
+    links = tuple(
+        LinkView(handle_of(memory, bridge.unit_id), bridge.names) for bridge in bridge_documents(memory, order, LINKING)
+    )
+    words = [f"{link.handle} links {', '.join(link.names[:-1])} and {link.names[-1]}" for link in links]
+    return piece("links", "user", f"Bridge documents: {'; '.join(words)}.", LinksView(links)) if links else None
+
+
+def _shared(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> Piece | None:
+    """Return the shared entities: the most frequent ones, or, where units are ranked, those that lead on from the
+    best. None where no entity is known."""
+    if env.evidence.ranks:
+        found = rare_bridges(memory, order, env.evidence.entities, env.evidence.documents)
+    else:
+        found = memory.evidence.bridges(env.evidence.entities, env.evidence.documents)
+    if not found and not memory.evidence.singletons:
+        return None
+    bridges = []
+    for bridge in found:
+        handles = tuple(handle_of(memory, unit_id) for unit_id in bridge.unit_ids)
+        bridges.append(BridgeView(bridge.entity, handles, bridge.total))
+    words = [
+        f"{bridge.entity} ({', '.join(bridge.handles)}"
+        + (f" +{bridge.total - len(bridge.handles)} more)" if bridge.total > len(bridge.handles) else ")")
+        for bridge in bridges
+    ]
+    text = "Shared entities: " + ("; ".join(words) or "none") + f". In one document only: {memory.evidence.singletons}."
+    return piece("evidence", "user", text, BridgesView(tuple(bridges), memory.evidence.singletons))

@@ -1,0 +1,191 @@
+"""What tells where to look: leads with handles, documents in evidence order with reasons, bridge documents."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness1.config import AutoPopulate, Env, Evidence, Leads, PoolView, Read, Rendering
+from harness1.env.environment import SearchEnv, Step
+from harness1.env.render.evidence_pieces import RANKED as IN_ORDER
+from harness1.env.render.evidence_pieces import EvidenceOrder
+from harness1.env.render.orders import visible_units
+from harness1.episodes.replay import ReplayReport, replay_episode
+from harness1.episodes.rollout import rollout
+from harness1.records import Task
+from tests.support import Script, call, curate, hit, make_env, play, run, search, text_of, wide_corpus
+
+RANK = Evidence(rank=True, handles=True)
+FULL = Env(evidence=RANK, leads=Leads(on=True), auto_populate=AutoPopulate(by="evidence"), read=Read(by="evidence"))
+QUESTION = "Where did the father of Ada Lovelace die?"
+TASK = Task("t", QUESTION)
+WORLD_QUESTION = "Which king of Paris met Ada in Rome before the war?"
+SEARCHES = [search(query) for query in ("river castle", "Paris king", "Rome war", "poet town", "Byron 1824", "rain")]
+
+
+def line(step: Step, start: str) -> str:
+    return next(line for line in text_of(step.context).splitlines() if line.startswith(start))
+
+
+def test_a_lead_has_a_handle_from_the_first_context_on() -> None:
+    env = make_env(FULL)
+    context = run(env.reset(Task("t", "Where was “the lady of the lake” born?")))
+    assert "Search next: the lady of the lake (E1; named in the question; not found yet).\n" in text_of(context)
+    assert context is not None
+    assert context.view.leads[0].entity == "E1"
+    assert context.view.entities == {"E1": "the lady of the lake"}
+
+
+def test_a_lead_that_no_hit_shows_gets_a_handle_at_the_end_of_the_turn() -> None:
+    short = msgspec.structs.replace(FULL, compression=msgspec.structs.replace(FULL.compression, sentences=1))
+    env = make_env(short)
+    step = play(env, search("Ada Lovelace program"))[0]
+    assert "Lord Byron" not in "".join(piece.text for turn in env.state.turns for piece in turn.hits)
+    assert "Lord Byron (E4; named by D1; not found yet)" in line(step, "Search next: ")
+    assert step.context is not None
+    assert step.context.view.entities["E4"] == "Lord Byron"
+
+
+def test_the_handle_of_a_lead_is_searched_for_by_both_tools() -> None:
+    for action in (search("E2"), call("fan_out_search", queries=["E2"])):
+        step = play(make_env(FULL), search("Ada Lovelace program"), action)[1]
+        assert step.observation is not None
+        assert step.observation.rankings[0].query == "Lord Byron"
+        assert step.observation.hits[0].doc_id == "byron"
+
+
+def test_only_leads_that_are_shown_get_handles() -> None:
+    counts = []
+    for lines in (1, 8):
+        env = make_env(msgspec.structs.replace(FULL, leads=Leads(on=True, lines=lines)), wide_corpus(40))
+        step = play(env, search("river castle"), query="Did “alpha one” see “beta two” and “gamma three”?")[0]
+        assert step.context is not None
+        assert all(lead.entity for lead in step.context.view.leads)
+        counts.append(sum(name.split()[0] in ("alpha", "beta", "gamma") for name in env.state.memory.entities.names))
+    assert counts == [1, 3]
+
+
+@pytest.mark.parametrize("evidence", [Evidence(rank=True), Evidence(handles=True)])
+def test_without_handles_or_leads_no_lead_gets_one(evidence: Evidence) -> None:
+    env = make_env(Env(evidence=evidence, leads=Leads(on=True)))
+    context = run(env.reset(Task("t", "Where was “the lady of the lake” born?")))
+    assert env.state.memory.entities.names == []
+    assert "(E1" not in text_of(context)
+
+
+def ranked_world(config: Env = FULL, **rendering: Any) -> tuple[SearchEnv, Step]:
+    config = msgspec.structs.replace(config, rendering=Rendering(recent=1, **rendering))
+    env = make_env(config, wide_corpus(60))
+    return env, play(env, *SEARCHES, query=WORLD_QUESTION)[-1]
+
+
+def shown_in(step: Step, section: str) -> list[str]:
+    assert step.context is not None
+    keys = [piece.key for piece in step.context.pieces]
+    return [key.partition("/")[2].partition("#")[0] for key in keys if key.startswith(f"{section}/")]
+
+
+def test_pool_lines_and_further_handles_come_in_evidence_order() -> None:
+    env, step = ranked_world(msgspec.structs.replace(FULL, pool=PoolView(lines=7, older=5)))
+    memory = env.state.memory
+    visible = visible_units(env.state.turns[-1:])
+    units = [unit for unit in memory.assess().units if unit not in visible and unit not in memory.curated]
+    handles = [memory.pool.entries[unit].handle for unit in units]
+    assert handles != sorted(handles, key=lambda handle: -int(handle[1:]))
+    assert shown_in(step, "pool") == handles[:7]
+    assert line(step, "Further: ") == f"Further: {', '.join(handles[7:12])} (+{len(handles) - 12} more)"
+
+
+def test_curated_lines_come_in_evidence_order_within_their_tag() -> None:
+    env, step = ranked_world()
+    worst = [env.state.memory.pool.entries[unit].handle for unit in reversed(env.state.memory.assess().units)]
+    run(env.step([curate(add_ids=worst[:4], importance=dict.fromkeys(worst[:4:2], "high"))]))
+    step = run(env.step([search("engine")]))
+    places = {env.state.memory.pool.entries[unit].handle: at for at, unit in enumerate(env.state.memory.assess().units)}
+    shown = shown_in(step, "curated")
+    tags = [line(step, f"{handle} (").partition("(")[2].split(";")[0].rstrip(")") for handle in shown]
+    assert {tag.partition(")")[0] for tag in tags} == {"high", "fair"}
+    assert shown == sorted(shown, key=lambda handle: (handle not in worst[:4:2], places[handle]))
+    assert step.context is not None
+    delivered = [entry.handle for entry in step.context.view.curated]
+    assert delivered != sorted(delivered, key=places.__getitem__)  # the order of delivery is the policy's
+
+
+def test_a_reason_stands_at_the_line_of_a_document_or_in_the_order_if_it_has_none() -> None:
+    env, step = ranked_world()
+    assert step.context is not None
+    order = line(step, "By evidence: ")
+    visible = {env.state.memory.pool.entries[unit].handle for unit in visible_units(env.state.turns[-1:])}
+    told = set(re.findall(r"(D\d+) \(", order))
+    assert told
+    assert told <= visible
+    assert re.findall(r"D\d+", order) == list(step.context.view.ranked)
+    assert len(step.context.view.ranked) == min(IN_ORDER, len(env.state.memory.pool.entries))
+
+
+def test_the_reason_at_a_line_is_the_one_of_now() -> None:
+    env, step = ranked_world()
+    told: dict[str, set[str]] = {}
+    for action in (*SEARCHES, *map(search, ("Ada Rome", "king war", "London", "engine program"))):
+        step = run(env.step([action]))
+        memory = env.state.memory
+        order = EvidenceOrder(memory.assess())
+        for handle in shown_in(step, "pool"):
+            reason = order.reason(memory.pool.handles[handle])
+            mark = f" ({reason})" if reason else ""
+            title = memory.pool.entries[memory.pool.handles[handle]].title
+            assert line(step, f"{handle} ").startswith(f"{handle}{mark} {title}: ")
+            told.setdefault(handle, set()).add(reason)
+    assert any(len(reasons) > 1 for reasons in told.values())
+
+
+def test_lines_are_made_again_only_for_another_reason() -> None:
+    env, _ = ranked_world()
+    made = env.renderer.order.memory_pieces._lines
+    before = dict(made)
+    step = run(env.step([search("bridge program")]))
+    assert step.context is not None
+    assert all(made[key] is block for key, block in before.items())
+    pieces = [piece for block in made.values() for piece in block.pieces]
+    assert len({piece.text for piece in pieces}) == len(pieces)
+    shown = [piece for piece in step.context.pieces if piece.key.startswith(("pool/", "curated/"))]
+    assert {id(piece) for piece in shown} <= set(map(id, pieces))
+
+
+def test_bridge_documents_are_shown_with_the_names_that_they_link() -> None:
+    step = play(make_env(FULL), search("Ada Lovelace engine"), query="Did Ada Lovelace know Charles Babbage?")[0]
+    assert line(step, "Bridge documents: ") == "Bridge documents: D1 links Ada Lovelace and Charles Babbage."
+    assert step.context is not None
+    assert [(link.handle, link.names) for link in step.context.view.links] == [
+        ("D1", ("Ada Lovelace", "Charles Babbage"))
+    ]
+
+
+def test_shared_entities_are_rare_names_of_the_best_where_documents_are_ranked() -> None:
+    texts = [
+        "Ada met Babbage in England.",
+        "Here Babbage came to England.",
+        *(f"In England. Rain {at}." for at in range(9)),
+    ]
+    found = [hit(f"d{at}", text, f"Title {at}") for at, text in enumerate(texts)]
+    lines = []
+    for config in (Env(), FULL):
+        env = make_env(config)
+        run(env.reset(Task("t", "Did Ada die?")))
+        env.state.memory.absorb(found, config)
+        step = run(env.step([search("nothing")]))
+        lines.append(line(step, "Shared entities: "))
+    assert lines[0].startswith("Shared entities: England (D1, D2, D3, D4, D5 +6 more); ")
+    assert lines[1].startswith("Shared entities: Babbage (D1, D2); England (")
+
+
+@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch", "transcript"])
+def test_an_episode_with_everything_on_is_replayed(order: Any) -> None:
+    config = msgspec.structs.replace(FULL, rendering=Rendering(order))
+    actions = [search("E1 program"), call("fan_out_search", queries=["E2", "town rain"]), curate(add_ids=["D1"])]
+    plan = Script(*actions, search("E3"), call("read_document", doc_id="D2"))
+    episode = run(rollout(make_env(config), plan, TASK))
+    assert replay_episode(episode, config) == ReplayReport(len(episode.turns), len(episode.turns))
