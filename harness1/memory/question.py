@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -51,7 +51,13 @@ _SIDES = re.compile(
 )
 
 _WORD = re.compile(r"\w\w+")
-_STEMMER = Stemmer.Stemmer("english")
+_LETTERS = re.compile(r"[^\W_]+")
+_POSSESSIVE = re.compile(r"['’][sS]\b")
+_BARE = re.compile(r"[A-Za-z0-9]+(?: [A-Za-z0-9]+)*")
+_BRACKETED = re.compile(r"\s*\([^)]*\)\s*$")
+_DASH = re.compile(r"\s+[-–|]\s+")
+_ARTICLES = frozenset(("the", "a", "an"))
+_stem: Callable[[str], str] = lru_cache(maxsize=1 << 16)(Stemmer.Stemmer("english").stemWord)
 
 
 class Question(NamedTuple):
@@ -66,16 +72,20 @@ class Question(NamedTuple):
 @lru_cache(maxsize=16384)
 def normalised_name(text: str) -> str:
     """Normalise a name for comparison: lower case, no accents, no punctuation, no possessive s."""
-    text = re.sub(r"['’][sS]\b", "", text.replace("&amp;", "&"))
-    bare = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
-    return " ".join(re.findall(r"[^\W_]+", bare.lower().replace("'", "").replace("’", "")))
+    return " ".join(_words(text))
 
 
 @lru_cache(maxsize=16384)
 def head(title: str) -> str:
     """Return what a title names: the title without bracketed detail, a section after a dash, and a leading article."""
-    bare = re.sub(r"\s*\([^)]*\)\s*$", "", title[:LONGEST_TITLE])
-    return re.sub(r"^(the|a|an) ", "", normalised_name(re.split(r"\s+[-–|]\s+", bare)[0]))
+    title = title[:LONGEST_TITLE]
+    if _BARE.fullmatch(title):  # as most names are
+        words = title.lower()
+    else:
+        bare = _BRACKETED.sub("", title)
+        words = normalised_name(_DASH.split(bare)[0])
+    first, _, rest = words.partition(" ")
+    return rest if rest and first in _ARTICLES else words
 
 
 def stems(words: list[str] | frozenset[str]) -> set[str]:
@@ -113,12 +123,12 @@ def is_whole(query: str, question: str) -> bool:
     return query == question or (len(query) >= CUT_FROM and question.startswith(query))
 
 
-def relatedness(text: str, name: str, relations: set[str]) -> int:
+def relatedness(text: str, name: str, relations: Set[str]) -> int:
     """Return the number of relation words within a clause of a name, at most 3."""
     start = max(0, text.find(name))
-    before = normalised_name(text[max(0, start - 60) : start]).split()[-8:]
-    after = normalised_name(text[start + len(name) : start + len(name) + 40]).split()[:4]
-    return min(3, len(stems(before + after) & relations))
+    end = start + len(name)
+    near = _words(text[max(0, start - 60) : start])[-8:] + _words(text[end : end + 40])[:4]
+    return min(3, len(stems([word for word in near if word[:STEM] in relations])))
 
 
 @lru_cache(maxsize=256)
@@ -147,12 +157,26 @@ def term_mask(text: str, terms: Mapping[str, int]) -> int:
     return mask
 
 
+def term_masks(texts: Sequence[str], terms: Mapping[str, int]) -> list[int]:
+    """Return the terms of each text as a set of bits; a word that several have is stemmed once."""
+    words = [_WORD.findall(text.lower()) for text in texts]
+    bits = {word: 1 << at for word in set().union(*words) if (at := terms.get(_stem(word))) is not None}
+    masks = [0] * len(texts)
+    for place, own in enumerate(words) if bits else ():
+        for word in bits.keys() & own:
+            masks[place] |= bits[word]
+    return masks
+
+
 def content_terms(text: str) -> list[str]:
     """Return the stems of the words of a text, without function words."""
     return [_stem(word) for word in _WORD.findall(text.lower()) if word not in FUNCTION_WORDS]
 
 
-@lru_cache(maxsize=1 << 16)
-def _stem(word: str) -> str:
-    stemmed: str = _STEMMER.stemWord(word)
-    return stemmed
+def _words(text: str) -> list[str]:
+    """Return the words of a text in lower case without accents, punctuation and possessive s."""
+    if "'" in text or "’" in text or "&" in text:
+        text = _POSSESSIVE.sub("", text.replace("&amp;", "&"))
+    if not text.isascii():
+        text = "".join([letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter)])
+    return _LETTERS.findall(text.lower().replace("'", "").replace("’", ""))

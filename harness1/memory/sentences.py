@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from importlib import resources
 
 import msgspec
@@ -32,6 +33,7 @@ _LONGEST_WORD = 7
 """Letters of a word that is longer than any abbreviation."""
 
 
+@lru_cache(maxsize=1024)
 def split(text: str) -> tuple[str, ...]:
     """Cut a text into its sentences, without the white space between them.
 
