@@ -11,6 +11,7 @@ from typing import NamedTuple
 import Stemmer
 
 from harness1.memory.entities import FUNCTION_WORDS, extract
+from harness1.memory.sentences import tokens
 
 SCANNED_CHARACTERS = 8000
 """Characters of a text that are read for names and sentences."""
@@ -50,14 +51,13 @@ _SIDES = re.compile(
     r"(?:[,:]|\b[a-z]+) ([A-Z0-9][^,]*?),? (?:or|and) (?:[a-z]+ of [a-z]+ )?([A-Z0-9].*?)(?:,? [a-z]+[a-z ]*)?\?"
 )
 
-_WORD = re.compile(r"\w\w+")
-_LETTERS = re.compile(r"[^\W_]+")
 _POSSESSIVE = re.compile(r"['’][sS]\b")
 _BARE = re.compile(r"[A-Za-z0-9]+(?: [A-Za-z0-9]+)*")
 _BRACKETED = re.compile(r"\s*\([^)]*\)\s*$")
 _DASH = re.compile(r"\s+[-–|]\s+")
 _ARTICLES = frozenset(("the", "a", "an"))
-_stem: Callable[[str], str] = lru_cache(maxsize=1 << 16)(Stemmer.Stemmer("english").stemWord)
+# The stemmer's own cache takes longer than stemming.
+_stem: Callable[[str], str] = lru_cache(maxsize=1 << 16)(Stemmer.Stemmer("english", 0).stemWord)
 
 
 class Question(NamedTuple):
@@ -149,28 +149,26 @@ def likeness(query: str, question: Question) -> float:
 
 def term_mask(text: str, terms: Mapping[str, int]) -> int:
     """Return the terms of a text as a set of bits."""
-    mask = 0
-    for word in _WORD.findall(text.lower()):
-        at = terms.get(_stem(word))
-        if at is not None:
-            mask |= 1 << at
-    return mask
+    return term_masks([text], terms)[0]
 
 
 def term_masks(texts: Sequence[str], terms: Mapping[str, int]) -> list[int]:
     """Return the terms of each text as a set of bits; a word that several have is stemmed once."""
-    words = [_WORD.findall(text.lower()) for text in texts]
-    bits = {word: 1 << at for word in set().union(*words) if (at := terms.get(_stem(word))) is not None}
-    masks = [0] * len(texts)
-    for place, own in enumerate(words) if bits else ():
+    words = [tokens(text) for text in texts]
+    found = set().union(*words)
+    bits = {word: 1 << at for word in found if len(word) > 1 and (at := terms.get(_stem(word))) is not None}
+    masks = []
+    for own in words:
+        mask = 0
         for word in bits.keys() & own:
-            masks[place] |= bits[word]
+            mask |= bits[word]
+        masks.append(mask)
     return masks
 
 
 def content_terms(text: str) -> list[str]:
     """Return the stems of the words of a text, without function words."""
-    return [_stem(word) for word in _WORD.findall(text.lower()) if word not in FUNCTION_WORDS]
+    return [_stem(word) for word in tokens(text) if len(word) > 1 and word not in FUNCTION_WORDS]
 
 
 def _words(text: str) -> list[str]:
@@ -179,4 +177,4 @@ def _words(text: str) -> list[str]:
         text = _POSSESSIVE.sub("", text.replace("&amp;", "&"))
     if not text.isascii():
         text = "".join([letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter)])
-    return _LETTERS.findall(text.lower().replace("'", "").replace("’", ""))
+    return tokens(text.replace("'", "").replace("’", "").replace("_", " "))
