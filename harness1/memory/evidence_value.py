@@ -31,7 +31,6 @@ from harness1.memory.question import (
     likeness,
     normalised_name,
     read_question,
-    term_mask,
     term_masks,
 )
 from harness1.memory.sentences import split
@@ -144,11 +143,11 @@ class EvidenceValue(Forkable):
         question = read_question(query)
         number = self.numbers.get(unit_id)
         text = hit.text[:SCANNED_CHARACTERS]
-        found = set(term_masks(split(text), question.terms))
+        name = hit.title[:LONGEST_TITLE]
+        title, *sentences = term_masks([name, *split(text)], question.terms)
+        found = set(sentences)
         if number is None:
             number = self.numbers[unit_id] = len(self.masks)
-            name = hit.title[:LONGEST_TITLE]
-            title = term_mask(name, question.terms)
             share = title.bit_count() / max(1, len(set(content_terms(name))))
             self.titles.append(name)
             self.texts.append(())

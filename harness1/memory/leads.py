@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from math import log
 from typing import NamedTuple
 
@@ -52,8 +51,6 @@ class Names(Forkable):
 
     def targets(self, name: str) -> list[tuple[int, float]]:
         """Return the units that a name may mean, with shares: an equal title, or a near one that the name found."""
-        if name not in self.heads and name not in self.near:
-            return []
         equal = self.heads.get(name, ())
         near = [(number, 0.5 / len(self.heads[self.titles[number]])) for number in self.near.get(name, ())]
         return [(number, 1 / len(equal)) for number in equal] + near
@@ -69,7 +66,8 @@ class Lead(NamedTuple):
 
 
 class Links(NamedTuple):
-    """What each unit gets from strong units that name it, in order of arrival, and the names in strong units by key."""
+    """What each unit gets from strong units that name it, in order of arrival, and the names in them that are worth a
+    search, by key."""
 
     strengths: NDArray[np.float64]
     names: dict[str, Lead]
@@ -84,25 +82,35 @@ def links(
 ) -> Links:
     """Pass the strength of strong units on to those that they name; arguments are by number of the unit."""
     found: dict[int, dict[str, tuple[int, str]]] = {}
+    passed = dict[int, float]()
+    times = Counter[str]()
     link = [0.0] * len(ids)
     values, sources = dict[str, float](), dict[str, tuple[str, dict[UnitId, None]]]()
     for _ in range(HOPS):
         for source in np.flatnonzero(strength >= STRONG).tolist():
             if source not in found:
                 found[source] = _named(texts[source], names.titles[source], question.relations)
-        common = {name: 1 + log(times) for name, times in Counter(chain.from_iterable(found.values())).items()}
+                times.update(found[source].keys())
         strengths = strength.tolist()
         for source in sorted(found, key=lambda at: -strengths[at]):
             own, unit_id = strengths[source], ids[source]
+            if passed.get(source) == own:
+                continue  # it has no more to give: names only get commoner
+            passed[source] = own
             for name, (near, spelling) in found[source].items():
-                value = own * (0.4 + 0.2 * near) * (1.5 if " " in name else 1.0) / common[name]
-                values[name] = max(values.get(name, 0.0), value)
+                value = own * (0.4 + 0.2 * near) * (1.5 if " " in name else 1.0)
+                if times[name] > 1:
+                    value /= 1 + log(times[name])
+                if value > values.get(name, 0.0):
+                    values[name] = value
                 sources.setdefault(name, (spelling, {}))[1][unit_id] = None
-                for target, share in names.targets(name):
-                    if target != source:
-                        link[target] = max(link[target], value * share)
+                if name in names.heads or name in names.near:
+                    for target, share in names.targets(name):
+                        if target != source and value * share > link[target]:
+                            link[target] = value * share
         strength = np.maximum(strength, DECAY * np.minimum(1.0, link))
-    leads = {name: Lead(spelling, values[name], tuple(units)) for name, (spelling, units) in sources.items()}
+    worth = [name for name, value in values.items() if value >= WORTHWHILE]
+    leads = {name: Lead(sources[name][0], values[name], tuple(sources[name][1])) for name in worth}
     return Links(np.minimum(link, MOST_LINK), leads)
 
 
@@ -118,8 +126,7 @@ def open_leads(
     searched = set(map(head, queries))
     leads = dict(_asked(question))
     for name, lead in names.items():
-        if lead.value >= WORTHWHILE:
-            leads.setdefault(name, lead)
+        leads.setdefault(name, lead)
     open_ = [lead for name, lead in leads.items() if name not in found and name not in searched]
     return tuple(sorted(open_, key=lambda lead: -lead.value))
 

@@ -156,7 +156,8 @@ def term_masks(texts: Sequence[str], terms: Mapping[str, int]) -> list[int]:
     """Return the terms of each text as a set of bits; a word that several have is stemmed once."""
     words = [tokens(text) for text in texts]
     found = set().union(*words)
-    bits = {word: 1 << at for word in found if len(word) > 1 and (at := terms.get(_stem(word))) is not None}
+    stemmed = zip(found, map(_stem, found), strict=True)
+    bits = {word: 1 << terms[stem] for word, stem in stemmed if stem in terms and len(word) > 1}
     masks = []
     for own in words:
         mask = 0
