@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from importlib import resources
+from string import ascii_lowercase, ascii_uppercase
 
 import msgspec
 
@@ -23,7 +24,10 @@ WORDS = {
 }
 """The word lists of `words.toml`."""
 
-_PLAIN = bytes(ord(chr(code).lower()) if code < 128 and chr(code).isalnum() or code == ord("_") else 32 for code in range(256))
+_SEPARATED = bytes(
+    code if code >= 128 or chr(code).isalnum() or chr(code) == "_" else 32 for code in range(256)
+).translate(bytes.maketrans(ascii_uppercase.encode(), ascii_lowercase.encode()))
+"""Bytes of UTF-8 with a space for every ASCII character outside words, in lower case."""
 _TOKEN = re.compile(r"\w+")
 _BORDER = re.compile(rf"([.!?][\"'”’)\]]?)\s++(?=[\"'“‘(\[]?[A-Z0-9{UPPER}])")
 _PIECE = re.compile(rf"\S(?:.{{0,{LONGEST - 2}}}\S)?(?!\S)|\S++", re.DOTALL)
@@ -36,9 +40,12 @@ _LONGEST_WORD = 7
 
 
 def tokens(text: str) -> list[str]:
-    """Return the runs of letters, digits and underscores of a text in lower case. Plain ASCII is cut five times as fast
-    as by the expression."""
-    return text.encode().translate(_PLAIN).decode().split() if text.isascii() else _TOKEN.findall(text.lower())
+    """Return the runs of letters, digits and underscores of a text in lower case. Bytes are cut five times as fast as by
+    the expression, which is left for what is not ASCII."""
+    if text.isascii():
+        return text.encode().translate(_SEPARATED).decode().split()
+    pieces = text.lower().encode("utf-8", "surrogatepass").translate(_SEPARATED).decode("utf-8", "surrogatepass")
+    return [word for piece in pieces.split() for word in ((piece,) if piece.isascii() else _TOKEN.findall(piece))]
 
 
 @lru_cache(maxsize=1024)
