@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import resources
-from string import ascii_lowercase, ascii_uppercase
 
 import msgspec
 
@@ -24,10 +24,6 @@ WORDS = {
 }
 """The word lists of `words.toml`."""
 
-_SEPARATED = bytes(
-    code if code >= 128 or chr(code).isalnum() or chr(code) == "_" else 32 for code in range(256)
-).translate(bytes.maketrans(ascii_uppercase.encode(), ascii_lowercase.encode()))
-"""Bytes of UTF-8 with a space for every ASCII character outside words, in lower case."""
 _TOKEN = re.compile(r"\w+")
 _BORDER = re.compile(rf"([.!?][\"'”’)\]]?)\s++(?=[\"'“‘(\[]?[A-Z0-9{UPPER}])")
 _PIECE = re.compile(rf"\S(?:.{{0,{LONGEST - 2}}}\S)?(?!\S)|\S++", re.DOTALL)
@@ -39,13 +35,26 @@ _LONGEST_WORD = 7
 """Letters of a word that is longer than any abbreviation."""
 
 
-def tokens(text: str) -> list[str]:
-    """Return the runs of letters, digits and underscores of a text in lower case. Bytes are cut five times as fast as by
-    the expression, which is left for what is not ASCII."""
+def table(kept: Callable[[str], bool]) -> bytes:
+    """Return the table for `runs` of these ASCII characters: a space for all others, and what is not ASCII as it is."""
+    return bytes(code if code >= 128 or kept(chr(code)) else ord(" ") for code in range(256))
+
+
+def runs(text: str, kept: bytes, pattern: re.Pattern[str]) -> list[str]:
+    """Return what `pattern.findall` finds. Bytes are cut five times as fast, so the pattern is left for pieces that are not
+    ASCII."""
     if text.isascii():
-        return text.encode().translate(_SEPARATED).decode().split()
-    pieces = text.lower().encode("utf-8", "surrogatepass").translate(_SEPARATED).decode("utf-8", "surrogatepass")
-    return [word for piece in pieces.split() for word in ((piece,) if piece.isascii() else _TOKEN.findall(piece))]
+        return text.encode().translate(kept).decode().split()
+    pieces = text.encode("utf-8", "surrogatepass").translate(kept).decode("utf-8", "surrogatepass").split()
+    return [run for piece in pieces for run in ((piece,) if piece.isascii() else pattern.findall(piece))]
+
+
+def tokens(text: str) -> list[str]:
+    """Return the runs of letters, digits and underscores of a text in lower case."""
+    return runs(text.lower(), _WORD_CHARACTERS, _TOKEN)
+
+
+_WORD_CHARACTERS = table(lambda character: character.isalnum() or character == "_")
 
 
 @lru_cache(maxsize=1024)
