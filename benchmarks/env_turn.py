@@ -1,15 +1,14 @@
 """Measure the cost of an environment turn, beside a peer built from the usual parts, on the same hits.
 
 Ours is the whole environment with every mechanism of the default configuration, a real tokenizer, all hashes, and the
-turn's line of the record. Times are CPU milliseconds of one process without model and engine: medians over episodes that
-share no text, and within each episode over the turns near the reported one that have the same action.
+turn's line of the record. Times are CPU milliseconds of one process without model and engine: medians over episodes
+that share no text, and within each episode over the turns near the reported one that have the same action.
 
     python benchmarks/env_turn.py [--text $DATA/2wikimultihopqa] [--evidence] [--ids] [--vocab o200k_base.tiktoken]
 
 With `--text`, hits are passages of a corpus in place of made-up text. `--evidence` also measures the environment with
-evidence ranking, leads and the curated set refilled by them; `--ids` also measures it with the token ids of each prompt
-built and named as for a model of the harmony format, and both do both. Each stands beside the plain turn (`ratio`) and
-the peer.
+evidence ranking, leads, and a curated set that follows them; `--ids` also with the token ids of each prompt, joined and
+named as for a model of the harmony format; both together, with both. Each stands beside the plain turn and the peer.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ class Forkable(msgspec.Struct):
     """A part of the state of an episode, as plain data."""
 
     def fork(self) -> Self:
-        """Return an independent copy: dictionaries, lists, buffers and parts are its own, and what is immutable is shared."""
+        """Return an independent copy: dictionaries, lists, buffers and parts are its own, what is immutable is
+        shared."""
         return type(self)(*map(_own, msgspec.structs.astuple(self)))
 
 

@@ -41,8 +41,8 @@ def table(kept: Callable[[str], bool]) -> bytes:
 
 
 def runs(text: str, kept: bytes, pattern: re.Pattern[str]) -> list[str]:
-    """Return what `pattern.findall` finds. Bytes are cut five times as fast, so the pattern is left for pieces that are not
-    ASCII."""
+    """Return what `pattern.findall` finds. Bytes are cut five times as fast, so the pattern is left for pieces that are
+    not ASCII."""
     if text.isascii():
         return text.encode().translate(kept).decode().split()
     pieces = text.encode("utf-8", "surrogatepass").translate(kept).decode("utf-8", "surrogatepass").split()
