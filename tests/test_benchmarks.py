@@ -65,7 +65,7 @@ def test_passages_come_once_and_their_copies_are_hidden() -> None:
             hits = [hit(chunk.doc_id, chunk.text, chunk.title) for chunk in move.found]
             memory.absorb(hits, Env())
         made = {chunk.doc_id for move in each.moves for chunk in move.found if "-copy" in chunk.doc_id}
-        assert made == memory.pool.aliases.keys()
+        assert made <= memory.pool.aliases.keys()
 
 
 def test_prefix_reuse_compares_the_orders(capsys: pytest.CaptureFixture[str]) -> None:
