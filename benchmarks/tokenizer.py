@@ -56,6 +56,21 @@ class EncodingCounter:
         return MESSAGE_TOKENS
 
 
+class EncodingTokenizer:
+    """A `Tokenizer` for chat formats over a tokenizer without control tokens: these are numbered behind its own."""
+
+    def __init__(self, encoding: tiktoken.Encoding, control: Sequence[str]) -> None:
+        self.encoding = encoding
+        self.control = {name: encoding.n_vocab + place for place, name in enumerate(control)}
+        self.hash = digest([encoding.name, self.control])
+
+    def encode(self, text: str) -> list[int]:
+        return self.encoding.encode_ordinary(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.encoding.decode([token for token in ids if token < self.encoding.n_vocab])
+
+
 def tokenizer(vocab: Path | None) -> tiktoken.Encoding:
     """Return the o200k_base vocabulary of a `.tiktoken` file, or else one trained on this Python's standard library.
 

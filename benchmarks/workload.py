@@ -9,9 +9,10 @@ sentences and thirty entities, most of them in no other chunk of the episode.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from string import ascii_lowercase
 from typing import Literal, get_args
 
@@ -71,13 +72,18 @@ class Served:
 def workload(turns: int, mode: Mode, seed: int) -> Workload:
     """Return an episode of the workload; no two seeds share a chunk."""
     rng = random.Random(f"{mode}/{seed}")
-    seen: list[str] = []
+    moves = moves_of(rng, _chunks(rng, seed), turns, mode)
+    return Workload(" ".join(rng.sample(_text(rng).split(), 20)), moves)
+
+
+def moves_of(rng: random.Random, chunks: Iterator[Chunk], turns: int, mode: Mode) -> tuple[Move, ...]:
+    """Return the turns of an episode whose searches find these chunks."""
     moves: list[Move] = []
     for turn in range(turns):
         if mode == "search" or turn % 2 == 0:
-            found = tuple(_chunk(seed, len(seen), _new_text(rng, seen)) for _ in range(CHUNKS))
+            found = tuple(islice(chunks, CHUNKS))
             words = found[0].text.split()
-            query = " ".join(rng.sample(words, 8))
+            query = " ".join(rng.sample(words, min(8, len(words))))
             thought = " ".join(rng.choices(found[1].text.split(), k=90))
             moves.append(Move(thought, ToolCall("search_corpus", {"query": query}), found))
         else:
@@ -85,7 +91,13 @@ def workload(turns: int, mode: Mode, seed: int) -> Workload:
             tags = {doc_id: rng.choice(TAGS) for doc_id in chosen}
             thought = " ".join(rng.choices(moves[-1].found[0].text.split(), k=60))
             moves.append(Move(thought, ToolCall("curate", {"add_ids": chosen, "importance": tags})))
-    return Workload(" ".join(rng.sample(_text(rng).split(), 20)), tuple(moves))
+    return tuple(moves)
+
+
+def _chunks(rng: random.Random, seed: int) -> Iterator[Chunk]:
+    seen: list[str] = []
+    while True:
+        yield _chunk(seed, len(seen), _new_text(rng, seen))
 
 
 def _chunk(seed: int, number: int, text: str) -> Chunk:

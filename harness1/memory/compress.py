@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import chain
 from math import log
 
@@ -13,15 +12,13 @@ from harness1.words import is_foreign, terms
 
 K1, B, EPSILON = 1.5, 0.75, 0.25
 
-_split = lru_cache(maxsize=1024)(split)
-
 
 def compress(text: str, query: str, k: int) -> str:
     """Return the `k` sentences of a text that match a query best, in text order, joined by a space.
 
     A text of at most `k` sentences is returned whole, stripped.
     """
-    sentences = _split(text)
+    sentences = split(text)
     if len(sentences) <= k:
         return text.strip()
     return " ".join(sentences[position] for position in select(sentences, query, k))

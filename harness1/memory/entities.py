@@ -72,6 +72,7 @@ def _parts(raw: str) -> list[str]:
     return [" ".join(part) for part in parts]
 
 
+@lru_cache(maxsize=4096)
 def _name(raw: str) -> tuple[str, bool]:
     """Return the name in a match, without leading function words, and whether it is a common word. A bare month,
     numeral, initial or letter gives an empty name."""

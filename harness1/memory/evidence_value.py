@@ -10,7 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from importlib import resources
+from operator import or_
+from struct import Struct
 from typing import NamedTuple
 
 import msgspec
@@ -30,13 +33,19 @@ from harness1.memory.question import (
     likeness,
     normalised_name,
     read_question,
-    term_mask,
+    term_masks,
 )
 from harness1.memory.sentences import split
 from harness1.records import Hit, Ranking, Record, UnitId
 
 SHARING = 3
 """Units at the top whose entities speak for others."""
+
+TOLD_FROM = 0.3
+"""What a feature must contribute to be told as a reason."""
+
+_OWN, _MASK, _SENTENCE = Struct("5d"), Struct("q"), Struct("2q")
+"""Rows of numbers that stand side by side in a buffer: read as arrays, they need not be gathered at each turn."""
 
 _DETAIL = re.compile(r"\(([^)]*)\)\s*$")
 
@@ -72,6 +81,16 @@ WEIGHTS = msgspec.toml.decode(resources.files(__package__).joinpath("evidence_we
 FEATURES = Weights.__struct_fields__
 _WEIGHTS = np.array([getattr(WEIGHTS, name) for name in FEATURES])
 _AT = {name: at for at, name in enumerate(FEATURES)}
+_TOLD = [
+    (_AT[name], words)
+    for name, words in (
+        ("named", "named in the question"),
+        ("sentence", "one sentence answers much"),
+        ("shared", "shares names with the best"),
+        ("link", "named by strong documents"),
+    )
+]
+"""Features that are reasons, by column, and their words."""
 
 
 class Value(NamedTuple):
@@ -84,8 +103,8 @@ class Value(NamedTuple):
     @property
     def reasons(self) -> tuple[str, ...]:
         """What contributes most beyond ranks, in a few words each."""
-        told = {words: part for name, part in zip(FEATURES, self.parts, strict=True) if (words := _TOLD.get(name))}
-        return tuple(sorted((words for words in told if told[words] >= 0.3), key=lambda words: -told[words])[:2])
+        told = [(self.parts[at], words) for at, words in _TOLD if self.parts[at] >= TOLD_FROM]
+        return tuple([words for _, words in sorted(told, key=lambda each: -each[0])[:2]])
 
 
 @dataclass(frozen=True)
@@ -110,12 +129,14 @@ class EvidenceValue(Forkable):
     numbers: dict[UnitId, int] = {}
     titles: list[str] = []
     texts: list[tuple[str, ...]] = []
-    own: list[tuple[float, ...]] = []
-    """Of each unit: margin, rank, the sum for `fused`, share of the title, via."""
-    masks: list[int] = []
-    """The terms of the question in each unit, as sets of bits."""
-    sentences: list[tuple[int, int]] = []
-    """Units, and the terms of one of their sentences."""
+    own: bytearray = bytearray()
+    """Of each unit, as `_OWN`: margin, rank, the sum for `fused`, share of the title, via."""
+    masks: bytearray = bytearray()
+    """The terms of the question in each unit, as sets of bits (`_MASK`)."""
+    sentences: bytearray = bytearray()
+    """Units, and the terms of one of their sentences, as `_SENTENCE`."""
+    asked: list[str] = []
+    """The names of units that the question has."""
     names: Names = msgspec.field(default_factory=Names)
     pages: dict[str, int] = {}
     """Ranks that were read of each query, page by page."""
@@ -127,21 +148,27 @@ class EvidenceValue(Forkable):
         question = read_question(query)
         number = self.numbers.get(unit_id)
         text = hit.text[:SCANNED_CHARACTERS]
-        found = {term_mask(sentence, question.terms) for sentence in split(text)}
+        name = hit.title[:LONGEST_TITLE]
+        title, *sentences = term_masks([name, *split(text)], question.terms)
+        found = set(sentences)
         if number is None:
-            number = self.numbers[unit_id] = len(self.masks)
-            name = hit.title[:LONGEST_TITLE]
-            title = term_mask(name, question.terms)
+            number = self.numbers[unit_id] = len(self.numbers)
             share = title.bit_count() / max(1, len(set(content_terms(name))))
             self.titles.append(name)
             self.texts.append(())
-            self.own.append((0.0, 0.0, 0.0, share, 0.0))
-            self.masks.append(title)
-            self.names.add_unit(number, head(name))
+            self.own += _OWN.pack(0.0, 0.0, 0.0, share, 0.0)
+            self.masks += _MASK.pack(title)
+            self._name(number, head(name), question)
         self.texts[number] = (*self.texts[number], text)
-        for mask in found:
-            self.masks[number] |= mask
-        self.sentences += [(number, mask) for mask in _largest(found)]
+        (mask,) = _MASK.unpack_from(self.masks, number * _MASK.size)
+        _MASK.pack_into(self.masks, number * _MASK.size, reduce(or_, found, mask))
+        for mask in _largest(found):
+            self.sentences += _SENTENCE.pack(number, mask)
+
+    def _name(self, number: int, name: str, question: Question) -> None:
+        if name not in self.names.heads and f" {name} " in question.flat and len(name) > 2:
+            self.asked += [name] * (name not in FUNCTION_WORDS)
+        self.names.add_unit(number, name)
 
     def rank(self, rankings: Sequence[Ranking], found: Mapping[str, tuple[UnitId, float]], query: str) -> None:
         """Take in the rankings of a search.
@@ -167,9 +194,11 @@ class EvidenceValue(Forkable):
                 self._found(self.numbers[unit_id], line, first + place, share, margin)
 
     def _found(self, number: int, query: str, rank: int, likeness: float, margin: float) -> None:
-        before, place, fused, title, via = self.own[number]
+        before, place, fused, title, via = _OWN.unpack_from(self.own, number * _OWN.size)
         other = likeness < 1
-        self.own[number] = (
+        _OWN.pack_into(
+            self.own,
+            number * _OWN.size,
             max(before, likeness * margin),
             max(place, likeness / (1 + rank / 5)),
             fused + (0.5 if other else 1.0) / (60 + rank),
@@ -194,8 +223,8 @@ class EvidenceValue(Forkable):
     def _features(self, query: str, graph: EvidenceGraph) -> tuple[NDArray[np.float64], dict[str, Lead]]:
         """Return the features, and by key the names in strong units."""
         question = read_question(query)
-        table = np.zeros((len(self.masks), len(FEATURES)))
-        if not self.masks:
+        table = np.zeros((len(self.numbers), len(FEATURES)))
+        if not self.numbers:
             return table, {}
         self._own(table, question)
         place = np.argsort(-table @ _WEIGHTS, kind="stable")
@@ -209,15 +238,15 @@ class EvidenceValue(Forkable):
 
     def _own(self, table: NDArray[np.float64], question: Question) -> None:
         """Write the features that each unit has by itself."""
-        columns = np.array(self.own)
+        columns = np.frombuffer(self.own, np.float64).reshape(len(table), -1)
         for name, column in zip(("margin", "rank", "fused", "title", "via"), columns.T, strict=True):
             table[:, _AT[name]] = column
         table[:, _AT["fused"]] /= max(float(columns[:, 2].max()), 1e-9)
-        masks: NDArray[np.int64] = np.array(self.masks, np.int64)
+        masks = np.frombuffer(self.masks, np.int64)
         bits = _bits(masks, len(question.terms))
         rarity = _rarity(bits)
         table[:, _AT["cover"]] = bits @ rarity
-        units, sentences = np.array(self.sentences, np.int64).reshape(-1, 2).T
+        units, sentences = np.frombuffer(self.sentences, np.int64).reshape(-1, 2).T
         best = np.zeros(len(table))
         np.maximum.at(best, units, _bits(sentences, len(question.terms)) @ rarity)
         table[:, _AT["sentence"]] = best
@@ -228,12 +257,10 @@ class EvidenceValue(Forkable):
 
     def _named(self, question: Question) -> dict[int, float]:
         """Return how surely the question names units: less for a title that is part of a longer name in it."""
-        heads = {name: units for name, units in self.names.heads.items() if f" {name} " in question.flat}
-        named = [name for name in heads if len(name) > 2 and name not in FUNCTION_WORDS]
         values: dict[int, float] = {}
-        for name in named:
-            part = any(other != name and f" {name} " in f" {other} " for other in named)
-            for number in heads[name]:
+        for name in self.asked:
+            part = any(other != name and f" {name} " in f" {other} " for other in self.asked)
+            for number in self.names.heads[name]:
                 detail = _DETAIL.search(self.titles[number])
                 meant = detail and f" {normalised_name(detail.group(1))} " in question.flat
                 values[number] = 0.25 if part and not meant else 1.0
@@ -242,10 +269,12 @@ class EvidenceValue(Forkable):
     def _shared(self, top: Sequence[int], graph: EvidenceGraph) -> NDArray[np.float64]:
         """Return how much each unit shares with the units at the top, itself left out."""
         ids = list(self.numbers)
-        shared = np.zeros(len(ids))
+        shared = [0.0] * len(ids)
         held = Counter(key for at in top for key in graph.entities.get(ids[at], ()))
         for key, times in held.items():
             units = graph.units[key]
+            if len(units) == 1:  # no unit but one of the top
+                continue
             for unit_id in units:
                 number = self.numbers.get(unit_id)
                 if number is not None and times > (number in top):
@@ -269,11 +298,3 @@ def _bits(masks: NDArray[np.int64], terms: int) -> NDArray[np.float64]:
 def _largest(masks: set[int]) -> list[int]:
     """Return the sets that are not part of another one, in a fixed order."""
     return sorted(mask for mask in masks if not any(mask != other and mask & other == mask for other in masks))
-
-
-_TOLD = {
-    "named": "named in the question",
-    "link": "named by strong documents",
-    "shared": "shares names with the best",
-    "sentence": "one sentence answers much",
-}

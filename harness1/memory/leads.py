@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import log
 from typing import NamedTuple
@@ -66,7 +66,8 @@ class Lead(NamedTuple):
 
 
 class Links(NamedTuple):
-    """What each unit gets from strong units that name it, in order of arrival, and the names in strong units by key."""
+    """What each unit gets from strong units that name it, in order of arrival, and the names in them that are worth a
+    search, by key."""
 
     strengths: NDArray[np.float64]
     names: dict[str, Lead]
@@ -81,26 +82,40 @@ def links(
 ) -> Links:
     """Pass the strength of strong units on to those that they name; arguments are by number of the unit."""
     found: dict[int, dict[str, tuple[int, str]]] = {}
-    link, leads = np.zeros(len(ids)), dict[str, Lead]()
+    passed = dict[int, float]()
+    times = Counter[str]()
+    link = [0.0] * len(ids)
+    values, sources = dict[str, float](), dict[str, tuple[str, dict[UnitId, None]]]()
     for _ in range(HOPS):
         for source in np.flatnonzero(strength >= STRONG).tolist():
             if source not in found:
                 found[source] = _named(texts[source], names.titles[source], question.relations)
-        counts = Counter(name for held in found.values() for name in held)
-        for source in sorted(found, key=lambda at: -strength[at]):
+                times.update(found[source].keys())
+        strengths = strength.tolist()
+        for source in sorted(found, key=lambda at: -strengths[at]):
+            own, unit_id = strengths[source], ids[source]
+            if passed.get(source) == own:
+                continue  # it has no more to give: names only get commoner
+            passed[source] = own
             for name, (near, spelling) in found[source].items():
-                value = float(strength[source]) * (0.4 + 0.2 * near) * (1.5 if " " in name else 1.0)
-                value /= 1 + log(counts[name])
-                _note(leads, name, Lead(spelling, value, (ids[source],)))
-                for target, share in names.targets(name):
-                    if target != source:
-                        link[target] = max(link[target], value * share)
+                value = own * (0.4 + 0.2 * near) * (1.5 if " " in name else 1.0)
+                if times[name] > 1:
+                    value /= 1 + log(times[name])
+                if value > values.get(name, 0.0):
+                    values[name] = value
+                sources.setdefault(name, (spelling, {}))[1][unit_id] = None
+                if name in names.heads or name in names.near:
+                    for target, share in names.targets(name):
+                        if target != source and value * share > link[target]:
+                            link[target] = value * share
         strength = np.maximum(strength, DECAY * np.minimum(1.0, link))
+    worth = [name for name, value in values.items() if value >= WORTHWHILE]
+    leads = {name: Lead(sources[name][0], values[name], tuple(sources[name][1])) for name in worth}
     return Links(np.minimum(link, MOST_LINK), leads)
 
 
 def open_leads(
-    names: Mapping[str, Lead], found: Iterable[str], queries: Iterable[str], question: str
+    names: Mapping[str, Lead], found: Container[str], queries: Iterable[str], question: str
 ) -> tuple[Lead, ...]:
     """Return the names that are worth a search, the best first, those of the question before all: nothing of their
     title was found, and nobody searched for them.
@@ -108,23 +123,18 @@ def open_leads(
     Args:
         found: what the titles of all units name.
     """
-    known = {*found, *map(head, queries)}
-    leads = {head(name): Lead(name, 1.0, ()) for name in mentions(question)}
+    searched = set(map(head, queries))
+    leads = dict(_asked(question))
     for name, lead in names.items():
-        if lead.value >= WORTHWHILE:
-            leads.setdefault(name, lead)
-    open_ = [lead for name, lead in leads.items() if name not in known]
+        leads.setdefault(name, lead)
+    open_ = [lead for name, lead in leads.items() if name not in found and name not in searched]
     return tuple(sorted(open_, key=lambda lead: -lead.value))
 
 
-def _note(leads: dict[str, Lead], name: str, lead: Lead) -> None:
-    """Keep the highest value of a name, and the units that name it."""
-    before = leads.get(name)
-    if before is None:
-        leads[name] = lead
-        return
-    sources = tuple(dict.fromkeys((*before.sources, *lead.sources)))
-    leads[name] = Lead(before.name, max(before.value, lead.value), sources)
+@lru_cache(maxsize=256)
+def _asked(question: str) -> dict[str, Lead]:
+    """Return the names of the question by key."""
+    return {head(name): Lead(name, 1.0, ()) for name in mentions(question)}
 
 
 @lru_cache(maxsize=1024)
@@ -132,11 +142,12 @@ def _named(texts: tuple[str, ...], own: str, relations: frozenset[str]) -> dict[
     """Return the names in a unit's texts, except its own, with the number of relation words near each and its
     spelling."""
     names: dict[str, tuple[int, str]] = {}
+    own = f" {own} "
     for text in texts:
         for name in extract(text, SCANNED_CHARACTERS):
             key = head(name)
-            if len(key) > 2 and not key.isdecimal() and f" {key} " not in f" {own} ":
-                near = relatedness(text, name, set(relations))
+            if len(key) > 2 and not key.isdecimal() and f" {key} " not in own:
+                near = relatedness(text, name, relations)
                 if near >= names.get(key, (0, ""))[0]:
                     names[key] = near, name
     return names

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from typing import NamedTuple
 
 from harness1.memory.entities import FUNCTION_WORDS, extract
+from harness1.memory.sentences import tokens
 from harness1.words import has_foreign, spaced_out, stem, words
 
 SCANNED_CHARACTERS = 8000
@@ -49,7 +50,27 @@ _SIDES = re.compile(
     r"(?:[,:]|\b[a-z]+) ([A-Z0-9][^,]*?),? (?:or|and) (?:[a-z]+ of [a-z]+ )?([A-Z0-9].*?)(?:,? [a-z]+[a-z ]*)?\?"
 )
 
-_WORD = re.compile(r"\w\w+")
+_POSSESSIVE = re.compile(r"['’][sS]\b")
+_BARE = re.compile(r"[A-Za-z0-9]+(?: [A-Za-z0-9]+)*")
+_BRACKETED = re.compile(r"\s*\([^)]*\)\s*$")
+_DASH = re.compile(r"\s+[-–|]\s+")
+_ARTICLES = frozenset(("the", "a", "an"))
+_FIRST_FOREIGN = "\u0370"
+
+
+class _Stems(dict[str, str]):
+    """The stems of words: a plain dictionary, which is read without being written as `lru_cache` is."""
+
+    MOST = 1 << 16
+
+    def __missing__(self, word: str) -> str:
+        if len(self) >= self.MOST:
+            self.clear()
+        self[word] = stemmed = stem(word)
+        return stemmed
+
+
+_stem = _Stems().__getitem__
 
 
 class Question(NamedTuple):
@@ -65,16 +86,20 @@ class Question(NamedTuple):
 def normalised_name(text: str) -> str:
     """Normalise a name for comparison: lower case, no accents, no punctuation, no possessive s, and a space between the
     characters of scripts without spaces, so that a name is found inside a sentence."""
-    text = re.sub(r"['’][sS]\b", "", text.replace("&amp;", "&"))
-    bare = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
-    return " ".join(re.findall(r"[^\W_]+", spaced_out(bare.lower().replace("'", "").replace("’", ""))))
+    return " ".join(_words(text))
 
 
 @lru_cache(maxsize=16384)
 def head(title: str) -> str:
     """Return what a title names: the title without bracketed detail, a section after a dash, and a leading article."""
-    bare = re.sub(r"\s*\([^)]*\)\s*$", "", title[:LONGEST_TITLE])
-    return re.sub(r"^(the|a|an) ", "", normalised_name(re.split(r"\s+[-–|]\s+", bare)[0]))
+    title = title[:LONGEST_TITLE]
+    if _BARE.fullmatch(title):  # as most names are
+        words = title.lower()
+    else:
+        bare = _BRACKETED.sub("", title)
+        words = normalised_name(_DASH.split(bare)[0])
+    first, _, rest = words.partition(" ")
+    return rest if rest and first in _ARTICLES else words
 
 
 def stems(words: list[str] | frozenset[str]) -> set[str]:
@@ -112,12 +137,12 @@ def is_whole(query: str, question: str) -> bool:
     return query == question or (len(query) >= CUT_FROM and question.startswith(query))
 
 
-def relatedness(text: str, name: str, relations: set[str]) -> int:
+def relatedness(text: str, name: str, relations: Set[str]) -> int:
     """Return the number of relation words within a clause of a name, at most 3."""
     start = max(0, text.find(name))
-    before = normalised_name(text[max(0, start - 60) : start]).split()[-8:]
-    after = normalised_name(text[start + len(name) : start + len(name) + 40]).split()[:4]
-    return min(3, len(stems(before + after) & relations))
+    end = start + len(name)
+    near = _words(text[max(0, start - 60) : start])[-8:] + _words(text[end : end + 40])[:4]
+    return min(3, len(stems([word for word in near if word[:STEM] in relations])))
 
 
 @lru_cache(maxsize=256)
@@ -138,18 +163,42 @@ def likeness(query: str, question: Question) -> float:
 
 def term_mask(text: str, terms: Mapping[str, int]) -> int:
     """Return the terms of a text as a set of bits."""
-    mask = 0
-    for word in _words(text):
-        at = terms.get(stem(word))
-        if at is not None:
-            mask |= 1 << at
-    return mask
+    return term_masks([text], terms)[0]
+
+
+def term_masks(texts: Sequence[str], terms: Mapping[str, int]) -> list[int]:
+    """Return the terms of each text as a set of bits; a word that several have is stemmed once."""
+    cut = [_tokens(text) for text in texts]
+    found = set().union(*cut)
+    stemmed = zip(found, map(_stem, found), strict=True)
+    bits = {word: 1 << terms[stem] for word, stem in stemmed if stem in terms and _counts(word)}
+    masks = []
+    for own in cut:
+        mask = 0
+        for word in bits.keys() & own:
+            mask |= bits[word]
+        masks.append(mask)
+    return masks
 
 
 def content_terms(text: str) -> list[str]:
     """Return the stems of the words of a text, without function words."""
-    return [stem(word) for word in _words(text) if word not in FUNCTION_WORDS]
+    return [_stem(word) for word in _tokens(text) if _counts(word) and word not in FUNCTION_WORDS]
+
+
+def _tokens(text: str) -> list[str]:
+    return words(text) if has_foreign(text) else tokens(text)
+
+
+def _counts(word: str) -> bool:
+    """Return whether a word is more than a letter, or a character that stands for a word."""
+    return len(word) > 1 or word >= _FIRST_FOREIGN
 
 
 def _words(text: str) -> list[str]:
-    return words(text) if has_foreign(text) else _WORD.findall(text.lower())
+    """Return the words of a text in lower case without accents, punctuation and possessive s."""
+    if "'" in text or "’" in text or "&" in text:
+        text = _POSSESSIVE.sub("", text.replace("&amp;", "&"))
+    if not text.isascii():
+        text = "".join([letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter)])
+    return tokens(spaced_out(text.replace("'", "").replace("’", "").replace("_", " ")))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import lru_cache
 from importlib import resources
 
 import msgspec
@@ -24,6 +26,7 @@ WORDS = {
 }
 """The word lists of `words.toml`."""
 
+_TOKEN = re.compile(r"\w+")
 _BORDER = re.compile(rf"([.!?][\"'”’)\]]?)\s++(?=[\"'“‘(\[]?[A-Z0-9{UPPER}])")
 _UNCASED = "\u0590-\u109f\u10d0-\u1cff\u2e80-\ua63f\ua800-\uab2f\uab70-\ud7ff\uf900-\ufaff\ufb1d-\ufdff"
 """Letters of scripts without capitals."""
@@ -39,6 +42,29 @@ _LONGEST_WORD = 7
 """Letters of a word that is longer than any abbreviation."""
 
 
+def table(kept: Callable[[str], bool]) -> bytes:
+    """Return the table for `runs` of these ASCII characters: a space for all others, and what is not ASCII as it is."""
+    return bytes(code if code >= 128 or kept(chr(code)) else ord(" ") for code in range(256))
+
+
+def runs(text: str, kept: bytes, pattern: re.Pattern[str]) -> list[str]:
+    """Return what `pattern.findall` finds. Bytes are cut five times as fast, so the pattern is left for pieces that are
+    not ASCII."""
+    if text.isascii():
+        return text.encode().translate(kept).decode().split()
+    pieces = text.encode("utf-8", "surrogatepass").translate(kept).decode("utf-8", "surrogatepass").split()
+    return [run for piece in pieces for run in ((piece,) if piece.isascii() else pattern.findall(piece))]
+
+
+def tokens(text: str) -> list[str]:
+    """Return the runs of letters, digits and underscores of a text in lower case."""
+    return runs(text.lower(), _WORD_CHARACTERS, _TOKEN)
+
+
+_WORD_CHARACTERS = table(lambda character: character.isalnum() or character == "_")
+
+
+@lru_cache(maxsize=1024)
 def split(text: str) -> tuple[str, ...]:
     """Cut a text into its sentences, without the white space between them.
 

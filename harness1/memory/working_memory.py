@@ -7,6 +7,7 @@ cache, search history; the budget is derived when the context is rendered.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ from harness1.memory.verdicts import VerificationCache
 from harness1.records import ChunkId, Hit, Ranking, Unit, UnitId
 
 
-class WorkingMemory(Forkable):
+class WorkingMemory(Forkable, dict=True):
     """The state of an episode. Only tools change it; `fork` copies it and shares texts and signatures."""
 
     query: str
@@ -59,6 +60,7 @@ class WorkingMemory(Forkable):
         Returns:
             The units that are new in the pool, and the near duplicates with their representatives.
         """
+        self._forget()
         new: list[UnitId] = []
         aliases: dict[UnitId, UnitId] = {}
         for hit in hits:
@@ -80,6 +82,7 @@ class WorkingMemory(Forkable):
     def take_rankings(self, rankings: Sequence[Ranking], hits: Iterable[Hit], env: Env) -> None:
         """Take in at which ranks a search found the units of its shown hits."""
         if env.evidence.ranks:
+            self._forget()
             units = ((hit, self.pool.unit_of(hit)) for hit in hits)
             found = {str(hit.chunk_id): (unit, hit.score) for hit, unit in units if unit in self.pool.entries}
             self.value.rank(rankings, found, self.query)
@@ -87,7 +90,15 @@ class WorkingMemory(Forkable):
     def assess(self) -> Assessment:
         """Return the pooled units by evidence value, and the names to search next; nothing where units are not
         ranked."""
+        return self._assessment
+
+    @cached_property
+    def _assessment(self) -> Assessment:
+        # No field, so that it is neither copied nor compared; whatever it is computed from forgets it on a change.
         return self.value.assess(self.query, self.evidence)
+
+    def _forget(self) -> None:
+        self.__dict__.pop("_assessment", None)
 
     def name_entities(self, texts: Iterable[str], env: Env) -> None:
         """Give handles to the entities of shown texts, in text order."""
