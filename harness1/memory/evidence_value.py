@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from harness1.memory.entities import FUNCTION_WORDS
 from harness1.memory.evidence import EvidenceGraph
+from harness1.memory.feedback import Vocabulary
 from harness1.memory.forkable import Forkable
 from harness1.memory.leads import Lead, Names, links, open_leads
 from harness1.memory.question import (
@@ -37,12 +38,13 @@ from harness1.memory.sentences import split
 from harness1.records import Hit, Ranking, Record, UnitId
 
 SHARING = 3
-"""Units at the top whose entities speak for others."""
+"""Units at the top whose entities and words speak for others."""
 
 TOLD_FROM = 0.3
 """What a feature must contribute to be told as a reason."""
 
 _DETAIL = re.compile(r"\(([^)]*)\)\s*$")
+_PART = re.compile(r"(?: (?:page|part|section|chapter))?(?: \d+)+$")
 
 
 class Weights(Record):
@@ -70,6 +72,10 @@ class Weights(Record):
     """Strong units name it, in two hops; more if a word of the question's relations is near the name."""
     via: float
     """Reciprocal rank for a query about something else, such as a name."""
+    siblings: float
+    """Ranks of other units of the same source, such as pages of a report or sentences of an article, by their titles."""
+    alike: float
+    """It reads like the units at the top."""
 
 
 WEIGHTS = msgspec.toml.decode(resources.files(__package__).joinpath("evidence_weights.toml").read_bytes(), type=Weights)
@@ -133,6 +139,9 @@ class EvidenceValue(Forkable):
     asked: list[str] = []
     """The names of units that the question has."""
     names: Names = msgspec.field(default_factory=Names)
+    sources: list[int] = []
+    """Of each unit: the first unit of the same source; itself if its title is empty."""
+    words: Vocabulary = msgspec.field(default_factory=Vocabulary)
     pages: dict[str, int] = {}
     """Ranks that were read of each query, page by page."""
     best: dict[str, float] = {}
@@ -154,6 +163,7 @@ class EvidenceValue(Forkable):
             self.own.append((0.0, 0.0, 0.0, share, 0.0))
             self.masks.append(title)
             self._name(number, head(name), question)
+            self.words.add(f"{name} {text}", question.terms.keys())
         self.texts[number] = (*self.texts[number], text)
         for mask in found:
             self.masks[number] |= mask
@@ -163,6 +173,8 @@ class EvidenceValue(Forkable):
         if name not in self.names.heads and f" {name} " in question.flat and len(name) > 2:
             self.asked += [name] * (name not in FUNCTION_WORDS)
         self.names.add_unit(number, name)
+        source = _PART.sub("", name)
+        self.sources.append(self.names.sources.setdefault(source, number) if source else number)
 
     def rank(self, rankings: Sequence[Ranking], found: Mapping[str, tuple[UnitId, float]], query: str) -> None:
         """Take in the rankings of a search.
@@ -223,7 +235,9 @@ class EvidenceValue(Forkable):
         strength = np.empty(len(table))
         strength[place] = 1 / (2 + np.arange(len(table)))
         strength = np.maximum(strength, table[:, _AT["named"]])
-        table[:, _AT["shared"]] = self._shared(place[:SHARING].tolist(), graph)
+        best = place[:SHARING].tolist()
+        table[:, _AT["shared"]] = self._shared(best, graph)
+        table[:, _AT["alike"]] = self.words.likeness(best)
         found = links(list(self.numbers), self.texts, self.names, strength, question)
         table[:, _AT["link"]] = found.strengths
         return table, found.names
@@ -246,6 +260,9 @@ class EvidenceValue(Forkable):
             table[:, _AT["names"]] += (np.bitwise_and(masks, mask) == mask) / len(question.names)
         for number, value in self._named(question).items():
             table[number, _AT["named"]] = value
+        ranks = table[:, _AT["rank"]]
+        together = np.bincount(self.sources, ranks, len(table))[self.sources]
+        table[:, _AT["siblings"]] = np.minimum(1.5, (together - ranks) / 3)
 
     def _named(self, question: Question) -> dict[int, float]:
         """Return how surely the question names units: less for a title that is part of a longer name in it."""

@@ -147,7 +147,8 @@ def _leads(memory: WorkingMemory, leads: Sequence[Lead], env: Env) -> Piece:
         handles = tuple(handle_of(memory, unit_id) for unit_id in lead.sources[:LEAD_SOURCES])
         shown.append(LeadView(name, handles))
         source = f"named by {', '.join(handles)}" if handles else "named in the question"
-        words.append(f"{memory.entities.marked(name, env.evidence.characters)[0]} ({source}; not found yet)")
+        source = "part of the question" if lead.is_part else f"{source}; not found yet"
+        words.append(f"{memory.entities.marked(name, env.evidence.characters)[0]} ({source})")
     return piece("leads", "user", f"Search next: {'; '.join(words)}.", LeadsView(tuple(shown)))
 
 
