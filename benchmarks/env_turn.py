@@ -1,15 +1,14 @@
 """Measure the cost of an environment turn, beside a peer built from the usual parts, on the same hits.
 
 Ours is the whole environment with every mechanism of the default configuration, a real tokenizer, all hashes, and the
-turn's line of the record. Times are CPU milliseconds of one process without model and engine: medians over episodes that
-share no text, and within each episode over the turns near the reported one that have the same action.
+turn's line of the record. Times are CPU milliseconds of one process without model and engine: medians over episodes
+that share no text, and within each episode over the turns near the reported one that have the same action.
 
     python benchmarks/env_turn.py [--text $DATA/2wikimultihopqa] [--evidence] [--ids] [--vocab o200k_base.tiktoken]
 
 With `--text`, hits are passages of a corpus in place of made-up text. `--evidence` also measures the environment with
-evidence ranking, leads and the curated set refilled by them; `--ids` also measures it with the token ids of each prompt
-built and named as for a model of the harmony format, and both do both. Each stands beside the plain turn (`ratio`) and
-the peer.
+evidence ranking, leads, and a curated set that follows them; `--ids` also with the token ids of each prompt, joined and
+named as for a model of the harmony format; both together, with both. Each stands beside the plain turn and the peer.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ from harness1.config import Env, load_config
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.env.render.context import Context
+from harness1.models.formats.chat_format import joined
 from harness1.models.formats.harmony import Harmony
 from harness1.records import Episode, Hashes, Status, StopReason, Task, Turn, encode_episode
 
@@ -173,7 +173,7 @@ async def _ours(work: Workload, way: Way, encoding: tiktoken.Encoding) -> tuple[
 def _prompt(chat: Harmony, context: Context) -> tuple[list[int], dict[str, tuple[int, ...]]]:
     """Return the ids of a prompt, and by name those of its segments, as a policy hands them to model and record."""
     spans = [*chat.segments(context), chat.prompt_end()]
-    return [token for _, ids in spans for token in ids], {key: ids for key, ids in spans}
+    return joined(spans), {span.key: span.ids for span in spans}
 
 
 def _line(turn: Turn) -> bytes:

@@ -1,8 +1,8 @@
-"""The workload of `env_turn.py` on real passages: those of a corpus, in the order of its file, in place of made-up text.
+"""The workload of `env_turn.py` on real passages: those of a corpus, in its order, in place of made-up text.
 
-Corpora of multi-hop questions list the passages of one question together, so the passages of an episode name each other
-as those of a real search do. Its query is a question about some of them. One hit in ten is a copy of an earlier one with
-other words at its end, which the guard against near duplicates recognises.
+Corpora of multi-hop questions list the passages of one question together, so the passages of an episode name each
+other as those of a real search do. Its query is a question about some of them. One hit in ten is a copy of an earlier
+one with other words at its end, which the guard against near duplicates recognises.
 """
 
 from __future__ import annotations

@@ -11,12 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import env_turn, prefix_reuse, retrieval, rl_rows, throughput_table
+from benchmarks.passages import passages
 from benchmarks.peer import Peer
 from benchmarks.tokenizer import EncodingCounter, tokenizer
 from benchmarks.workload import CHUNKS, workload
 from harness1.config import Env
+from harness1.data.open import open_source
 from harness1.env.render.pieces import piece
+from harness1.errors import UsageError
 from harness1.memory.sentences import split
+from harness1.memory.working_memory import WorkingMemory
+from tests.support import hit
 from tests.vocabularies import vocabulary
 
 
@@ -34,6 +39,33 @@ def test_env_turn_compares_both_modes(capsys: pytest.CaptureFixture[str]) -> Non
 def test_env_turn_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     env_turn.main(["--episodes", "1", "--turns", "1"])
     assert "peer/ours" in capsys.readouterr().out
+
+
+def test_env_turn_measures_real_passages_with_evidence_and_token_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    report = env_turn.main(["--text", "world:60", "--episodes", "2", "--turns", "2", "--evidence", "--ids", "--json"])
+    assert json.loads(capsys.readouterr().out) == report
+    for row in (row for rows in report["modes"].values() for row in rows):
+        for way in ("ids", "evidence", "evidence_ids"):
+            assert row[f"{way}_ms"] > 0
+            assert row[f"{way}_ratio"] == pytest.approx(row[f"{way}_ms"] / row["ours_ms"], abs=0.02)
+    with pytest.raises(UsageError, match="need 800"):
+        env_turn.main(["--text", "world:60", "--episodes", "2"])
+
+
+def test_passages_come_once_and_their_copies_are_hidden() -> None:
+    work = passages(open_source("world:300"), 7, "search", 4)
+    chunks = [chunk for each in work for move in each.moves for chunk in move.found]
+    assert len({chunk.chunk_id for chunk in chunks}) == len(chunks) == 4 * 7 * CHUNKS
+    assert work == passages(open_source("world:300"), 7, "search", 4)
+    copies = [chunk for chunk in chunks if "-copy" in chunk.doc_id]
+    assert len(copies) >= 10
+    for each in work:
+        memory = WorkingMemory.empty(each.query, "document")
+        for move in each.moves:
+            hits = [hit(chunk.doc_id, chunk.text, chunk.title) for chunk in move.found]
+            memory.absorb(hits, Env())
+        made = {chunk.doc_id for move in each.moves for chunk in move.found if "-copy" in chunk.doc_id}
+        assert made == memory.pool.aliases.keys()
 
 
 def test_prefix_reuse_compares_the_orders(capsys: pytest.CaptureFixture[str]) -> None:

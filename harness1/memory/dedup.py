@@ -15,7 +15,7 @@ import numpy.typing as npt
 from harness1.config import Dedup
 from harness1.hashing import text_digest
 from harness1.memory.forkable import Forkable
-from harness1.memory.sentences import WORDS, tokens
+from harness1.memory.sentences import WORDS, runs, table, tokens
 
 Guard: TypeAlias = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
@@ -23,6 +23,7 @@ NEGATIONS, MONTHS, _DAYS, _NUMBER_WORDS = (WORDS[kind] for kind in ("negations",
 _WATCHED = NEGATIONS | MONTHS | _DAYS | _NUMBER_WORDS
 _TOKEN = re.compile(r"\w+")
 _DIGITS = re.compile(r"\d+")
+_KEPT_DIGITS = table(str.isdigit)
 _NUMBER = re.compile(r"\d(?:[\d.,:/\-–]*\d)?(?:%| %|st\b|nd\b|rd\b|th\b|s\b)?")
 _SIGNS = "$€£¥-−"
 
@@ -169,7 +170,7 @@ def _bucket_key(title: str, text: str) -> str:
 @lru_cache(maxsize=1024)
 def _figures(title: str, text: str) -> str:
     """Return the cheap part of the guard: the title and the runs of digits. Equal guards have equal figures."""
-    return "\x1f".join([" ".join(title.casefold().split()), *sorted(_DIGITS.findall(text))])
+    return "\x1f".join([" ".join(title.casefold().split()), *sorted(runs(text, _KEPT_DIGITS, _DIGITS))])
 
 
 def _signature(text: str, settings: Dedup) -> bytes:

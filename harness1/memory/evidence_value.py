@@ -10,8 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from importlib import resources
-from itertools import chain
+from operator import or_
+from struct import Struct
 from typing import NamedTuple
 
 import msgspec
@@ -42,6 +44,9 @@ SHARING = 3
 
 TOLD_FROM = 0.3
 """What a feature must contribute to be told as a reason."""
+
+_OWN, _MASK, _SENTENCE = Struct("5d"), Struct("q"), Struct("2q")
+"""Rows of numbers that stand side by side in a buffer: read as arrays, they need not be gathered at each turn."""
 
 _DETAIL = re.compile(r"\(([^)]*)\)\s*$")
 _PART = re.compile(r"(?: (?:page|part|section|chapter))?(?: \d+)+$")
@@ -130,12 +135,12 @@ class EvidenceValue(Forkable):
     numbers: dict[UnitId, int] = {}
     titles: list[str] = []
     texts: list[tuple[str, ...]] = []
-    own: list[tuple[float, ...]] = []
-    """Of each unit: margin, rank, the sum for `fused`, share of the title, via."""
-    masks: list[int] = []
-    """The terms of the question in each unit, as sets of bits."""
-    sentences: list[tuple[int, int]] = []
-    """Units, and the terms of one of their sentences."""
+    own: bytearray = bytearray()
+    """Of each unit, as `_OWN`: margin, rank, the sum for `fused`, share of the title, via."""
+    masks: bytearray = bytearray()
+    """The terms of the question in each unit, as sets of bits (`_MASK`)."""
+    sentences: bytearray = bytearray()
+    """Units, and the terms of one of their sentences, as `_SENTENCE`."""
     asked: list[str] = []
     """The names of units that the question has."""
     names: Names = msgspec.field(default_factory=Names)
@@ -156,18 +161,19 @@ class EvidenceValue(Forkable):
         title, *sentences = term_masks([name, *split(text)], question.terms)
         found = set(sentences)
         if number is None:
-            number = self.numbers[unit_id] = len(self.masks)
+            number = self.numbers[unit_id] = len(self.numbers)
             share = title.bit_count() / max(1, len(set(content_terms(name))))
             self.titles.append(name)
             self.texts.append(())
-            self.own.append((0.0, 0.0, 0.0, share, 0.0))
-            self.masks.append(title)
+            self.own += _OWN.pack(0.0, 0.0, 0.0, share, 0.0)
+            self.masks += _MASK.pack(title)
             self._name(number, head(name), question)
             self.words.add(f"{name} {text}", question.terms.keys())
         self.texts[number] = (*self.texts[number], text)
-        for mask in found:
-            self.masks[number] |= mask
-        self.sentences += [(number, mask) for mask in _largest(found)]
+        (mask,) = _MASK.unpack_from(self.masks, number * _MASK.size)
+        _MASK.pack_into(self.masks, number * _MASK.size, reduce(or_, found, mask))
+        for mask in _largest(found):
+            self.sentences += _SENTENCE.pack(number, mask)
 
     def _name(self, number: int, name: str, question: Question) -> None:
         if name not in self.names.heads and f" {name} " in question.flat and len(name) > 2:
@@ -200,9 +206,11 @@ class EvidenceValue(Forkable):
                 self._found(self.numbers[unit_id], line, first + place, share, margin)
 
     def _found(self, number: int, query: str, rank: int, likeness: float, margin: float) -> None:
-        before, place, fused, title, via = self.own[number]
+        before, place, fused, title, via = _OWN.unpack_from(self.own, number * _OWN.size)
         other = likeness < 1
-        self.own[number] = (
+        _OWN.pack_into(
+            self.own,
+            number * _OWN.size,
             max(before, likeness * margin),
             max(place, likeness / (1 + rank / 5)),
             fused + (0.5 if other else 1.0) / (60 + rank),
@@ -227,8 +235,8 @@ class EvidenceValue(Forkable):
     def _features(self, query: str, graph: EvidenceGraph) -> tuple[NDArray[np.float64], dict[str, Lead]]:
         """Return the features, and by key the names in strong units."""
         question = read_question(query)
-        table = np.zeros((len(self.masks), len(FEATURES)))
-        if not self.masks:
+        table = np.zeros((len(self.numbers), len(FEATURES)))
+        if not self.numbers:
             return table, {}
         self._own(table, question)
         place = np.argsort(-table @ _WEIGHTS, kind="stable")
@@ -244,15 +252,15 @@ class EvidenceValue(Forkable):
 
     def _own(self, table: NDArray[np.float64], question: Question) -> None:
         """Write the features that each unit has by itself."""
-        columns = np.fromiter(chain.from_iterable(self.own), np.float64).reshape(len(table), -1)
+        columns = np.frombuffer(self.own, np.float64).reshape(len(table), -1)
         for name, column in zip(("margin", "rank", "fused", "title", "via"), columns.T, strict=True):
             table[:, _AT[name]] = column
         table[:, _AT["fused"]] /= max(float(columns[:, 2].max()), 1e-9)
-        masks = np.fromiter(self.masks, np.int64, len(table))
+        masks = np.frombuffer(self.masks, np.int64)
         bits = _bits(masks, len(question.terms))
         rarity = _rarity(bits)
         table[:, _AT["cover"]] = bits @ rarity
-        units, sentences = np.fromiter(chain.from_iterable(self.sentences), np.int64).reshape(-1, 2).T
+        units, sentences = np.frombuffer(self.sentences, np.int64).reshape(-1, 2).T
         best = np.zeros(len(table))
         np.maximum.at(best, units, _bits(sentences, len(question.terms)) @ rarity)
         table[:, _AT["sentence"]] = best

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -62,8 +62,22 @@ _BARE = re.compile(r"[A-Za-z0-9]+(?: [A-Za-z0-9]+)*")
 _BRACKETED = re.compile(r"\s*\([^)]*\)\s*$")
 _DASH = re.compile(r"\s+[-–|]\s+")
 _ARTICLES = frozenset(("the", "a", "an"))
-# The stemmer's own cache takes longer than stemming.
-_stem: Callable[[str], str] = lru_cache(maxsize=1 << 16)(Stemmer.Stemmer("english", 0).stemWord)
+
+
+class _Stems(dict[str, str]):
+    """The stems of words: a plain dictionary, which is read without being written as `lru_cache` is."""
+
+    MOST = 1 << 16
+    stem = Stemmer.Stemmer("english", 0).stemWord  # the stemmer's own cache takes longer than stemming
+
+    def __missing__(self, word: str) -> str:
+        if len(self) >= self.MOST:
+            self.clear()
+        self[word] = stemmed = str(self.stem(word))
+        return stemmed
+
+
+_stem = _Stems().__getitem__
 
 
 class Question(NamedTuple):

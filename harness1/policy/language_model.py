@@ -12,7 +12,7 @@ from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece, piece
 from harness1.hashing import digest
 from harness1.models.backend import Backend
-from harness1.models.formats.chat_format import ChatFormat, Parsed, PromptSpan
+from harness1.models.formats.chat_format import ChatFormat, Parsed, PromptSpan, joined
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task
 from harness1.tools.tool import ToolSpec
@@ -96,7 +96,7 @@ class LanguageModelSession:
         )
         shown = [piece.call.call_id for piece in context.pieces if piece.call is not None]
         begun = time.time()
-        output = await policy.model.generate([token for _, ids in prompt for token in ids], sampling, grammar)
+        output = await policy.model.generate(joined(prompt), sampling, grammar)
         return ModelCall(
             call_id=f"{context.turn}.{attempt}",
             parent_call_id=shown[-1] if shown else None,

@@ -167,6 +167,15 @@ def test_the_order_is_a_function_of_the_memory_alone(first: Any, second: Any) ->
     assert set(fork.assess().units) == set(fork.pool.entries)
 
 
+@given(st.lists(hits_of, min_size=1, max_size=4))
+def test_a_kept_assessment_is_that_of_a_fresh_copy_after_every_search(searches: Any) -> None:
+    memory = WorkingMemory.empty(QUESTION, "document")
+    for at, drawn in enumerate(searches):
+        searched(memory, drawn, QUESTION if at % 2 else f"Byron {at}")
+        assert told(memory) == told(memory.fork())
+        assert memory.assess() is memory.assess()
+
+
 @given(st.permutations(["p", "q", "r", "s"]))
 def test_equal_documents_are_ranked_in_order_of_arrival(names: list[str]) -> None:
     memory = WorkingMemory.empty("Nothing fits?", "document")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import ClassVar, NamedTuple
 
 from harness1.env.render.context import Context
@@ -44,6 +45,11 @@ class PromptSpan(NamedTuple):
     ids: Ids
 
 
+def joined(spans: Iterable[PromptSpan]) -> list[int]:
+    """Return the ids of a prompt."""
+    return list(chain.from_iterable([span.ids for span in spans]))
+
+
 class ChatFormat(ABC):
     """A chat format: messages over one tokenizer. It is the `TokenCounter` of environments whose policy uses it.
 
@@ -67,6 +73,8 @@ class ChatFormat(ABC):
         self._pieces: dict[str, Ids] = {}
         self._cached_ids = 0
         self._written = lru_cache(CACHED_TEXTS)(self._encode_own)
+        self._frames = lru_cache(CACHED_TEXTS)(self._frame)
+        self._tools: tuple[tuple[ToolSpec, ...], PromptSpan] | None = None
 
     @cached_property
     def hash(self) -> str:
@@ -120,7 +128,7 @@ class ChatFormat(ABC):
         return len(self.ids(piece))
 
     def tools(self, specs: Sequence[ToolSpec]) -> int:
-        declared = self.declarations(specs) if specs else ()
+        declared = self._declared(specs).ids if specs else ()
         return len(declared) + len(self.write(self.generation_prompt()))
 
     def written(self, piece: Piece) -> str:
@@ -181,10 +189,17 @@ class ChatFormat(ABC):
         )
 
     def _declared(self, specs: Sequence[ToolSpec]) -> PromptSpan:
-        ids = self.declarations(specs)
-        return PromptSpan(f"=tools/{text_digest(str(ids))}", ids)
+        """Return the declarations, which are kept: the tools of an episode never change."""
+        asked, kept = tuple(specs), self._tools
+        if kept is None or kept[0] != asked:
+            ids = self.declarations(asked)
+            kept = self._tools = asked, PromptSpan(f"=tools/{text_digest(str(ids))}", ids)
+        return kept[1]
 
     def _structure(self, text: str) -> PromptSpan:
+        return self._frames(text)
+
+    def _frame(self, text: str) -> PromptSpan:
         return PromptSpan(f"={text_digest(text)}", self.write(text))
 
     def _call_spans(self, piece: Piece) -> list[PromptSpan]:

@@ -249,3 +249,22 @@ def test_segments_of_equal_text_have_equal_names_and_outputs_are_named_by_their_
     assert [key for key in keys if not key.startswith("=")] == ["query#1", "call/1.0", "turn/1#1"]
     assert "=stop" in keys
     assert dict(chat.messages(grouped(pieces), ()))["call/1.0"] == output[:-1]
+
+
+@pytest.mark.parametrize(("name", "kind"), SPOKEN)
+def test_declarations_are_encoded_once_for_the_same_tools(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, env = chat_format(name, kind), make_env()
+    context = run(env.reset(Task("t", "Who?")))
+    assert context is not None
+    made = []
+    encode = type(chat).declarations
+    monkeypatch.setattr(type(chat), "declarations", lambda self, specs: made.append(specs) or encode(self, specs))
+    first = [chat.segments(context), chat.segments(context), chat.tools(context.tools)]
+    assert len(made) <= 1
+    assert first[0] == first[1]
+    fewer = chat.messages(grouped(context.pieces), context.tools[:2])
+    assert fewer != first[0]
+    assert len(made) <= 2
+    assert chat.segments(context) == first[0]
