@@ -1,5 +1,5 @@
-"""Pseudo relevance feedback inside the pool: how much a unit reads like the best ones (Rocchio 1971, "Relevance feedback
-in information retrieval")."""
+"""Pseudo relevance feedback inside the pool: how much a unit reads like the best ones (Rocchio 1971, "Relevance
+feedback in information retrieval")."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from harness1.memory.question import content_terms
 
 READ_CHARACTERS = 3000
 """Characters of a unit that are read for its words."""
+FEW_TERMS = 50
+"""A unit of this many terms counts half: the fewer words it has, the less their likeness says."""
 
 
 class Vocabulary(Forkable):
@@ -40,7 +42,8 @@ class Vocabulary(Forkable):
         self.often.append(np.log1p(np.array(list(counts.values()), np.float64)).tobytes())
 
     def likeness(self, best: Sequence[int]) -> NDArray[np.float64]:
-        """Return the mean cosine of each unit with the best ones, itself left out, as a share of the highest.
+        """Return the mean cosine of each unit with the best ones, itself left out, as a share of the highest; less for
+        short units.
 
         Terms weigh more the rarer they are in the pool, and the n-th of the best units counts 1 / (1 + n).
         """
@@ -60,5 +63,6 @@ class Vocabulary(Forkable):
             shares[unit] -= 1 / (2 + place)
         cosines = np.bincount(units, weights * centre[terms], len(sizes)) - own
         found = np.round(np.maximum(cosines, 0.0) / np.maximum(shares, 1e-9), 9)
-        likeness: NDArray[np.float64] = found / max(float(found.max()), 1e-9)
+        counts = np.array(sizes)
+        likeness: NDArray[np.float64] = counts / (counts + FEW_TERMS) * found / max(float(found.max()), 1e-9)
         return likeness

@@ -95,7 +95,7 @@ class WorkingMemory(Forkable, dict=True):
     @cached_property
     def _assessment(self) -> Assessment:
         # No field, so that it is neither copied nor compared; whatever it is computed from forgets it on a change.
-        return self.value.assess(self.query, self.evidence)
+        return self.value.assess(self.query)
 
     def _forget(self) -> None:
         self.__dict__.pop("_assessment", None)
