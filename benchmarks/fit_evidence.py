@@ -100,7 +100,7 @@ async def _episode(task: Task, retriever: Retriever, policy: str, config: Config
     memory = env.state.memory
     assert task.gold is not None
     relevant = {UnitId(doc_id) for doc_id, grade in task.gold.relevant.items() if grade > 0}
-    features = memory.value.features(memory.query, memory.evidence)
+    features = memory.value.features(memory.query)
     return Found(features, np.array([unit in relevant for unit in memory.value.numbers]), len(relevant))
 
 

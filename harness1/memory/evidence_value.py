@@ -7,7 +7,6 @@ returned its units, and the question; statistics are those of the pool, so that 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness1.memory.entities import FUNCTION_WORDS
-from harness1.memory.evidence import EvidenceGraph
+from harness1.memory.feedback import Vocabulary
 from harness1.memory.forkable import Forkable
 from harness1.memory.leads import Lead, Names, links, open_leads
 from harness1.memory.question import (
@@ -38,8 +37,8 @@ from harness1.memory.question import (
 from harness1.memory.sentences import split
 from harness1.records import Hit, Ranking, Record, UnitId
 
-SHARING = 3
-"""Units at the top whose entities speak for others."""
+COMPARED = 3
+"""Units at the top whose words speak for others."""
 
 TOLD_FROM = 0.3
 """What a feature must contribute to be told as a reason."""
@@ -48,6 +47,7 @@ _OWN, _MASK, _SENTENCE = Struct("5d"), Struct("q"), Struct("2q")
 """Rows of numbers that stand side by side in a buffer: read as arrays, they need not be gathered at each turn."""
 
 _DETAIL = re.compile(r"\(([^)]*)\)\s*$")
+_PART = re.compile(r"(?: (?:page|part|section|chapter))?(?: \d+)+$")
 
 
 class Weights(Record):
@@ -69,12 +69,16 @@ class Weights(Record):
     """The same share in one sentence."""
     names: float
     """Share of the question's names that title and text have."""
-    shared: float
-    """Entities that it shares with the units at the top, the rarer in the pool the heavier."""
+    beyond: float
+    """Share of the question's terms that it has, a term divided by 1 + the better units that have it too."""
     link: float
     """Strong units name it, in two hops; more if a word of the question's relations is near the name."""
     via: float
     """Reciprocal rank for a query about something else, such as a name."""
+    siblings: float
+    """Ranks of other units of the same source by title, such as pages of a report or sentences of an article."""
+    alike: float
+    """It reads like the units at the top."""
 
 
 WEIGHTS = msgspec.toml.decode(resources.files(__package__).joinpath("evidence_weights.toml").read_bytes(), type=Weights)
@@ -86,7 +90,7 @@ _TOLD = [
     for name, words in (
         ("named", "named in the question"),
         ("sentence", "one sentence answers much"),
-        ("shared", "shares names with the best"),
+        ("alike", "reads like the best"),
         ("link", "named by strong documents"),
     )
 ]
@@ -138,6 +142,9 @@ class EvidenceValue(Forkable):
     asked: list[str] = []
     """The names of units that the question has."""
     names: Names = msgspec.field(default_factory=Names)
+    sources: list[int] = []
+    """Of each unit: the first unit of the same source; itself if its title is empty."""
+    words: Vocabulary = msgspec.field(default_factory=Vocabulary)
     pages: dict[str, int] = {}
     """Ranks that were read of each query, page by page."""
     best: dict[str, float] = {}
@@ -159,6 +166,7 @@ class EvidenceValue(Forkable):
             self.own += _OWN.pack(0.0, 0.0, 0.0, share, 0.0)
             self.masks += _MASK.pack(title)
             self._name(number, head(name), question)
+            self.words.add(f"{name} {text}", question.terms.keys())
         self.texts[number] = (*self.texts[number], text)
         (mask,) = _MASK.unpack_from(self.masks, number * _MASK.size)
         _MASK.pack_into(self.masks, number * _MASK.size, reduce(or_, found, mask))
@@ -169,6 +177,8 @@ class EvidenceValue(Forkable):
         if name not in self.names.heads and f" {name} " in question.flat and len(name) > 2:
             self.asked += [name] * (name not in FUNCTION_WORDS)
         self.names.add_unit(number, name)
+        source = _PART.sub("", name)
+        self.sources.append(self.names.sources.setdefault(source, number) if source else number)
 
     def rank(self, rankings: Sequence[Ranking], found: Mapping[str, tuple[UnitId, float]], query: str) -> None:
         """Take in the rankings of a search.
@@ -208,19 +218,19 @@ class EvidenceValue(Forkable):
         if other:
             self.names.add_query(number, head(query), rank)
 
-    def features(self, query: str, graph: EvidenceGraph) -> NDArray[np.float64]:
+    def features(self, query: str) -> NDArray[np.float64]:
         """Return the features of all units in order of arrival, shape [units, features]."""
-        return self._features(query, graph)[0]
+        return self._features(query)[0]
 
-    def assess(self, query: str, graph: EvidenceGraph) -> Assessment:
+    def assess(self, query: str) -> Assessment:
         """Return the order of the units, ties in order of arrival, and the leads."""
-        features, named = self._features(query, graph)
+        features, named = self._features(query)
         parts, ids = features * _WEIGHTS, list(self.numbers)
         order = np.argsort(-np.round(parts.sum(axis=1), 9), kind="stable")
         units = tuple([ids[at] for at in order.tolist()])
         return Assessment(units, parts[order], open_leads(named, self.names.heads, self.pages, query))
 
-    def _features(self, query: str, graph: EvidenceGraph) -> tuple[NDArray[np.float64], dict[str, Lead]]:
+    def _features(self, query: str) -> tuple[NDArray[np.float64], dict[str, Lead]]:
         """Return the features, and by key the names in strong units."""
         question = read_question(query)
         table = np.zeros((len(self.numbers), len(FEATURES)))
@@ -231,7 +241,8 @@ class EvidenceValue(Forkable):
         strength = np.empty(len(table))
         strength[place] = 1 / (2 + np.arange(len(table)))
         strength = np.maximum(strength, table[:, _AT["named"]])
-        table[:, _AT["shared"]] = self._shared(place[:SHARING].tolist(), graph)
+        table[:, _AT["beyond"]] = self._beyond(place, question)
+        table[:, _AT["alike"]] = self.words.likeness(place[:COMPARED].tolist())
         found = links(list(self.numbers), self.texts, self.names, strength, question)
         table[:, _AT["link"]] = found.strengths
         return table, found.names
@@ -254,6 +265,17 @@ class EvidenceValue(Forkable):
             table[:, _AT["names"]] += (np.bitwise_and(masks, mask) == mask) / len(question.names)
         for number, value in self._named(question).items():
             table[number, _AT["named"]] = value
+        ranks = table[:, _AT["rank"]]
+        together = np.bincount(self.sources, ranks, len(table))[self.sources]
+        table[:, _AT["siblings"]] = np.minimum(1.5, (together - ranks) / 3)
+
+    def _beyond(self, place: NDArray[np.intp], question: Question) -> NDArray[np.float64]:
+        """Return what each unit covers of the question beyond better units, given the units in order of strength."""
+        bits = _bits(np.frombuffer(self.masks, np.int64), len(question.terms))
+        ordered = bits[place]
+        beyond = np.empty(len(bits))
+        beyond[place] = (ordered / (1 + np.cumsum(ordered, axis=0) - ordered)) @ _rarity(bits)
+        return beyond
 
     def _named(self, question: Question) -> dict[int, float]:
         """Return how surely the question names units: less for a title that is part of a longer name in it."""
@@ -265,21 +287,6 @@ class EvidenceValue(Forkable):
                 meant = detail and f" {normalised_name(detail.group(1))} " in question.flat
                 values[number] = 0.25 if part and not meant else 1.0
         return values
-
-    def _shared(self, top: Sequence[int], graph: EvidenceGraph) -> NDArray[np.float64]:
-        """Return how much each unit shares with the units at the top, itself left out."""
-        ids = list(self.numbers)
-        shared = [0.0] * len(ids)
-        held = Counter(key for at in top for key in graph.entities.get(ids[at], ()))
-        for key, times in held.items():
-            units = graph.units[key]
-            if len(units) == 1:  # no unit but one of the top
-                continue
-            for unit_id in units:
-                number = self.numbers.get(unit_id)
-                if number is not None and times > (number in top):
-                    shared[number] += 1 / len(units)
-        return np.log1p(shared)
 
 
 def _rarity(bits: NDArray[np.float64]) -> NDArray[np.float64]:

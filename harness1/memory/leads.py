@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from harness1.memory.entities import extract
 from harness1.memory.forkable import Forkable
-from harness1.memory.question import SCANNED_CHARACTERS, Question, head, mentions, relatedness
+from harness1.memory.question import SCANNED_CHARACTERS, Question, head, mentions, parts, relatedness
 from harness1.records import UnitId
 
 STRONG = 0.1
@@ -25,6 +25,8 @@ HOPS, DECAY = 2, 0.7
 MOST_LINK = 1.5
 WORTHWHILE = 0.08
 """A name of less value than this is not worth a search."""
+PART_WORTH = 0.6
+"""The value of a part of the question: less than a name in it, more than most names in documents."""
 
 
 class Names(Forkable):
@@ -33,6 +35,8 @@ class Names(Forkable):
     heads: dict[str, tuple[int, ...]] = {}
     """Units by what their titles name."""
     titles: list[str] = []
+    sources: dict[str, int] = {}
+    """The first unit of each source."""
     near: dict[str, tuple[int, ...]] = {}
     """By query about a name: the units that it found near the top under a longer or shorter form of the name."""
 
@@ -57,12 +61,13 @@ class Names(Forkable):
 
 
 class Lead(NamedTuple):
-    """A name worth a search, as a text spells it. `sources` are the strong units that name it, the strongest first;
-    there is none if the question names it."""
+    """What is worth a search: a name as a text spells it, or a part of the question. `sources` are the strong units
+    that name it, the strongest first; there is none if the question has it."""
 
     name: str
     value: float
     sources: tuple[UnitId, ...]
+    is_part: bool = False
 
 
 class Links(NamedTuple):
@@ -117,8 +122,8 @@ def links(
 def open_leads(
     names: Mapping[str, Lead], found: Container[str], queries: Iterable[str], question: str
 ) -> tuple[Lead, ...]:
-    """Return the names that are worth a search, the best first, those of the question before all: nothing of their
-    title was found, and nobody searched for them.
+    """Return what is worth a search, the best first, the names in the question before all: nothing was found under
+    that title, and nobody searched for it.
 
     Args:
         found: what the titles of all units name.
@@ -133,8 +138,9 @@ def open_leads(
 
 @lru_cache(maxsize=256)
 def _asked(question: str) -> dict[str, Lead]:
-    """Return the names of the question by key."""
-    return {head(name): Lead(name, 1.0, ()) for name in mentions(question)}
+    """Return the parts and the names of the question by key."""
+    clauses = {head(part): Lead(part, PART_WORTH, (), True) for part in parts(question)}
+    return clauses | {head(name): Lead(name, 1.0, ()) for name in mentions(question)}
 
 
 @lru_cache(maxsize=1024)

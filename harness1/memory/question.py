@@ -50,6 +50,12 @@ _SIDES = re.compile(
     r"(?:[,:]|\b[a-z]+) ([A-Z0-9][^,]*?),? (?:or|and) (?:[a-z]+ of [a-z]+ )?([A-Z0-9].*?)(?:,? [a-z]+[a-z ]*)?\?"
 )
 
+_BORDERS = re.compile(
+    r"[,;:?]\s+|\s+(?:and|while|but|or|whereas|although|as opposed to|compared to|which|who|that|when|after|before|"
+    r"because|with|where)\s+"
+)
+PART_TERMS, PART_SHARE, MOST_PARTS = 3, 0.8, 6
+"""A part of a question has at least 3 terms and less than 80 % of them all; no more than 6 parts are told."""
 _POSSESSIVE = re.compile(r"['’][sS]\b")
 _BARE = re.compile(r"[A-Za-z0-9]+(?: [A-Za-z0-9]+)*")
 _BRACKETED = re.compile(r"\s*\([^)]*\)\s*$")
@@ -130,6 +136,16 @@ def mentions(question: str) -> list[str]:
     ]
     distinct = {head(name): name.strip(" ,.'’") for name in reversed(found)}
     return [name for key, name in reversed(distinct.items()) if key and key not in FUNCTION_WORDS]
+
+
+def parts(question: str) -> list[str]:
+    """Return the clauses of a question that can be searched by themselves; none if there are not two."""
+    question = question[:SCANNED_CHARACTERS]
+    whole = len(set(content_terms(question)))
+    found = [part.strip(" ,.?'\"") for part in _BORDERS.split(question)]
+    sizes = {part: len(set(content_terms(part))) for part in found}
+    apart = [part for part in sizes if PART_TERMS <= sizes[part] < PART_SHARE * whole]
+    return apart[:MOST_PARTS] if len(apart) > 1 else []
 
 
 def is_whole(query: str, question: str) -> bool:

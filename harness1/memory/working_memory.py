@@ -95,7 +95,7 @@ class WorkingMemory(Forkable, dict=True):
     @cached_property
     def _assessment(self) -> Assessment:
         # No field, so that it is neither copied nor compared; whatever it is computed from forgets it on a change.
-        return self.value.assess(self.query, self.evidence)
+        return self.value.assess(self.query)
 
     def _forget(self) -> None:
         self.__dict__.pop("_assessment", None)
@@ -107,9 +107,10 @@ class WorkingMemory(Forkable, dict=True):
                 self.entities.add(mention.name for mention in mentions(text, env.evidence.characters))
 
     def name_leads(self, env: Env) -> None:
-        """Give handles to the leads that the next context shows."""
+        """Give handles to the names among the leads that the next context shows."""
         if env.evidence.handles and env.leads_on:
-            self.entities.add(" ".join(lead.name.split()) for lead in self.assess().leads[: env.leads.lines])
+            shown = self.assess().leads[: env.leads.lines]
+            self.entities.add(" ".join(lead.name.split()) for lead in shown if not lead.is_part)
 
     def text_of(self, unit_id: UnitId) -> str:
         """Return the stored chunks of a pooled unit, in document order."""

@@ -43,7 +43,7 @@ def told(memory: WorkingMemory) -> tuple[object, ...]:
 
 def of(memory: WorkingMemory, unit: str) -> dict[str, float]:
     """The features of one unit by name."""
-    table = memory.value.features(memory.query, memory.evidence)
+    table = memory.value.features(memory.query)
     return dict(zip(FEATURES, table[list(memory.value.numbers).index(UnitId(unit))].tolist(), strict=True))
 
 
@@ -159,9 +159,9 @@ def test_the_order_is_a_function_of_the_memory_alone(first: Any, second: Any) ->
     before = told(memory)
     searched(fork, second, "Byron poet")
     assert told(memory) == before  # what a fork does is not seen
-    table = memory.value.features(memory.query, memory.evidence)
+    table = memory.value.features(memory.query)
     copied = msgspec.json.decode(msgspec.json.encode(memory.value), type=EvidenceValue)
-    assert copied.features(memory.query, memory.evidence).tolist() == table.tolist()
+    assert copied.features(memory.query).tolist() == table.tolist()
     again = WorkingMemory.empty(QUESTION, "document")
     searched(again, first, QUESTION)
     searched(again, second, "Byron poet")
@@ -258,7 +258,7 @@ def test_values_are_finite_for_questions_of_any_length_and_documents_of_any_kind
     for query in ("", "?", "the of and", "word " * 500, "日本 " * 100, "Ada " * 70 + "x1 " * 70):
         hits = [hit("e", "", ""), hit("n", "\n\n\n", "\n", rank=1), hit("l", "word " * 9000, "w" * 5000, rank=2)]
         memory = memory_of(*hits, query=query)
-        table = memory.value.features(query, memory.evidence)
+        table = memory.value.features(query)
         assert np.isfinite(table).all()
         assert (table >= 0).all()
 

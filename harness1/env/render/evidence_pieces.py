@@ -55,14 +55,14 @@ def ranked_piece(memory: WorkingMemory, ranking: EvidenceOrder, visible: Set[Uni
 
 
 def leads_piece(memory: WorkingMemory, leads: Sequence[Lead]) -> Piece:
-    """Return the names worth a search, with their handles and reasons."""
+    """Return what is worth a search, with handles and reasons."""
     shown, words = [], []
     for lead in leads:
         name = " ".join(lead.name.split())
         handles = tuple(handle_of(memory, unit_id) for unit_id in lead.sources[:LEAD_SOURCES])
         shown.append(LeadView(name, handles, memory.entities.handle_of(name)))
         source = f"named by {', '.join(handles)}" if handles else "named in the question"
-        said = [shown[-1].entity, source, "not found yet"]
+        said = ["part of the question"] if lead.is_part else [shown[-1].entity, source, "not found yet"]
         words.append(f"{name} ({'; '.join(filter(None, said))})")
     return piece("leads", "user", f"Search next: {'; '.join(words)}.", LeadsView(tuple(shown)))
 
