@@ -267,9 +267,7 @@ def _table(turning: _Turning) -> dict[str, tuple[tuple[int, int], ...]]:
 
 
 _TOKEN = re.compile(r"[^\W\d_]\w*")
-_TURNING = msgspec.toml.decode(
-    resources.files(__package__).joinpath("turning_words.toml").read_bytes(), type=_Turning
-)
+_TURNING = msgspec.toml.decode(resources.files(__package__).joinpath("turning_words.toml").read_bytes(), type=_Turning)
 _DENIALS = frozenset(_TURNING.denials.split())
 _SIDES = _table(_TURNING)
 _CONTENTLESS = FUNCTION_WORDS | _DENIALS | MONTHS | NUMBER_WORDS.keys()
