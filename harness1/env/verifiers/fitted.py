@@ -52,8 +52,8 @@ class Fit(Record):
         weights = table[:, 2:].reshape(len(table), len(LABELS), FORMS)
         forms = expand((values - table[:, 0]) / table[:, 1], short)
         constants = np.array(self.intercept)
-        scores: Array = np.einsum("tfk,flk->tl", forms, weights) + constants[:, 0]
-        return scores + short[:, None] * constants[:, 1]
+        scores: Array = np.einsum("tfk,flk->tl", forms, weights) + constants[:, 0] + short[:, None] * constants[:, 1]
+        return scores
 
 
 class Fits(Record):
