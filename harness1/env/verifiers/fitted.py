@@ -104,7 +104,7 @@ def summary(similar: Array) -> tuple[float, ...]:
 
 
 class FittedVerifier:
-    """Tells support, contradiction and neither apart, in a thread, in batches over all episodes.
+    """Tells support, contradiction and neither apart; with an embedding model in a thread, in batches over all episodes.
 
     The weights were fitted by `benchmarks/fit_verifier.py` with equally many texts of each kind. Most texts that a
     search finds say nothing about a claim, so a `yes` or `no` is a hint. A verdict does not depend on the other texts
@@ -125,8 +125,12 @@ class FittedVerifier:
 
     async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
         """Judge each document; if the embedding model fails, return a fault for each."""
+        pairs = [(claim, text[: self.characters]) for _, text in documents]
+        if self._embedder is None:
+            # Words alone take a few milliseconds; handing them to a thread can take longer.
+            return list(self._judge(pairs)) if pairs else []
         try:
-            return list(await self._batcher.submit([(claim, text[: self.characters]) for _, text in documents]))
+            return list(await self._batcher.submit(pairs))
         except ENGINE_ERRORS as error:
             return [VerifierFault(f"embedding model: {type(error).__name__}: {error}") for _ in documents]
 
