@@ -104,7 +104,7 @@ def summary(similar: Array) -> tuple[float, ...]:
 
 
 class FittedVerifier:
-    """Tells support, contradiction and neither apart. An embedding model works in a thread, in batches over all episodes.
+    """Tells support, contradiction and neither apart; an embedding model works in a thread, in batches of all episodes.
 
     The weights were fitted by `benchmarks/fit_verifier.py` with equally many texts of each kind. Most texts that a
     search finds say nothing about a claim, so a `yes` or `no` is a hint. A verdict does not depend on the other texts
