@@ -21,7 +21,12 @@ HITS_SHARE = 0.5
 """The largest share of a prompt that the hits of one observation may take with all that is shown beside their texts."""
 TITLE_SHARE = 1 / 16
 """The largest share of a prompt that one title may take."""
-_LATER = (("evidence", "rank", False), ("auto_populate", "by", "first"), ("read", "by", "order"))
+_LATER = (
+    ("evidence", "rank", False),
+    ("auto_populate", "by", "first"),
+    ("read", "by", "order"),
+    ("verification", "titles", False),
+)
 """Settings that came later: group, name, and the value that means off."""
 
 
@@ -86,10 +91,14 @@ class Review(Settings):
 
 class Verification(Settings):
     on: bool = True
-    judge: Literal["lexical", "cross_encoder", "language_model"] = "lexical"
-    """Shared words, the cross-encoder at `machine.reranker`, or the language model at `machine.verifier`."""
+    judge: Literal["lexical", "fitted", "cross_encoder", "language_model"] = "lexical"
+    """Shared words, fitted features, the cross-encoder at `machine.reranker`, or the language model at
+    `machine.verifier`."""
     model: str = ""
-    """The judging language model's name on its server."""
+    """The judging language model's name on its server; or the embedding model of `fitted`, as in `index.dense.model`
+    (empty: words alone)."""
+    titles: bool = False
+    """Put the title of a document on a line before the text that is judged."""
     documents: Positive = 5
     characters: Positive = 6000
     """Characters of a document that the verifier reads."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, variance
 from typing import TypeVar
 
@@ -93,6 +93,29 @@ def bootstrap_means(values: ArrayLike, resamples: int, seed: int = 0) -> list[In
     low, high = np.quantile(_resampled_means(shifted, resamples, seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     bounds = np.stack([shifted.mean(axis=0), low, high], axis=1) + origin[:, None]
     return [Interval(*map(float, row)) for row in bounds]
+
+
+def bootstrap_function(
+    values: ArrayLike, function: Callable[[NDArray[np.float64]], NDArray[np.float64]], resamples: int, seed: int = 0
+) -> Interval:
+    """Return a function of the means of columns, such as a ratio, with its interval. As all means come from the same
+    resamples, rates over unequal numbers of items keep the task as their unit.
+
+    Args:
+        values: one row for each task, shape [tasks, columns].
+        function: from means of shape [rows, columns] to one number for each row; NaN is left out of the interval.
+
+    Raises:
+        UsageError: `resamples` is below 1.
+    """
+    if resamples < 1:
+        raise UsageError(f"a bootstrap needs at least one resample, not {resamples}")
+    table = np.asarray(values, dtype=np.float64)
+    if len(table) == 0:
+        return Interval(np.nan, np.nan, np.nan)
+    drawn = function(_resampled_means(table, resamples, seed))
+    low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(function(table.mean(axis=0, keepdims=True))[0]), float(low), float(high))
 
 
 def paired_difference(a: Mapping[str, float], b: Mapping[str, float], resamples: int, seed: int = 0) -> Interval:

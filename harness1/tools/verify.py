@@ -42,7 +42,7 @@ def verify(
     cached = {unit_id for unit_id in asked if _known(memory, words, unit_id)}
     open_units = [unit_id for unit_id in asked if unit_id not in cached]
     if open_units:
-        texts = tuple((unit_id, memory.text_of(unit_id)[: env.verification.characters]) for unit_id in open_units)
+        texts = tuple((unit_id, _text(memory, env, unit_id)) for unit_id in open_units)
         answer = yield Judge(words, texts)
         for verdict in answer.verdicts:
             if verdict.unit_id in open_units:
@@ -53,6 +53,13 @@ def verify(
         if (found := _known(memory, words, unit_id))
     )
     return Observation("verify", verdicts=verdicts, resolved=dict(resolved), notes=tuple(notes))
+
+
+def _text(memory: WorkingMemory, env: Env, unit_id: UnitId) -> str:
+    """Return the text that is judged, under its title if the configuration asks for it."""
+    title = " ".join(memory.hits_of(unit_id)[0].title.split()) if env.verification.titles else ""
+    text = memory.text_of(unit_id)
+    return (f"{title}\n{text}" if title else text)[: env.verification.characters]
 
 
 def _known(memory: WorkingMemory, claim: str, unit_id: UnitId) -> Verdict | None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from harness1.errors import UsageError
 from harness1.eval import statistics
 from harness1.eval.statistics import (
+    bootstrap_function,
     bootstrap_mean,
     bootstrap_means,
     holm,
@@ -200,3 +201,18 @@ def test_holm_raises_p_values_and_keeps_their_order(p: dict[str, float]) -> None
     assert all(p[name] <= adjusted[name] <= min(1.0, len(p) * p[name]) + 1e-12 for name in p)
     ordered = sorted(p, key=lambda name: p[name])
     assert [adjusted[name] for name in ordered] == sorted(adjusted.values())
+
+
+def test_the_interval_of_a_ratio_has_tasks_as_its_unit() -> None:
+    # Of each task: right answers, and answers. All answers of a task are right, or none.
+    values = [(4.0, 4.0), (0.0, 4.0)] * 50 + [(0.0, 0.0)] * 7
+    found = bootstrap_function(values, lambda means: means[:, 0] / means[:, 1], 2000)
+    assert found.mean == 0.5
+    half = 1.96 * math.sqrt(0.25 / 100)
+    assert found.low == pytest.approx(0.5 - half, abs=0.015)
+    assert found.high == pytest.approx(0.5 + half, abs=0.015)
+    same = bootstrap_function([[2.0], [2.0]], lambda means: means[:, 0] ** 2, 10)
+    assert (same.mean, same.low, same.high) == (4.0, 4.0, 4.0)
+    assert math.isnan(bootstrap_function([], lambda means: means[:, 0], 10).mean)
+    with pytest.raises(UsageError):
+        bootstrap_function(values, lambda means: means[:, 0], 0)

@@ -98,3 +98,20 @@ def test_a_verdict_is_no_document() -> None:
     assert seen.hits == ()
     assert world.state.memory.history[-1].new == 0
     assert len(world.state.memory.pool.entries) == 3
+
+
+def test_the_title_is_judged_with_the_text_if_asked_for() -> None:
+    class Reader(Recorder):
+        async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
+            return [Judgement("yes", text[:40]) for _, text in documents]
+
+    def first(env: Env) -> str:
+        steps = play(make_env(env, verifier=Reader()), search("Ada Byron"), verify("D3"))
+        assert steps[-1].observation
+        return steps[-1].observation.verdicts[0].sentence
+
+    plain = first(Env())
+    titled = first(Env(verification=Verification(titles=True)))
+    assert titled.splitlines()[1] == plain[: len(titled.splitlines()[1])]
+    assert titled.splitlines()[0] == "Lord Byron"
+    assert len(first(Env(verification=Verification(titles=True, characters=10)))) == 10

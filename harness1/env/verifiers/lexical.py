@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import Stemmer
 
+from harness1.env.verifiers.numbers import NUMBER_WORDS, read_numbers
 from harness1.env.verifiers.protocol import Judgement, Label, VerifierFault
 from harness1.memory.dedup import MONTHS, NEGATIONS
 from harness1.memory.entities import FUNCTION_WORDS, extract
@@ -83,9 +84,6 @@ class LexicalVerifier:
 
 
 _TOKEN = re.compile(r"[^\W\d_]\w*")
-_NUMBER = re.compile(r"([$€£¥]?)(?<![\w.,])(\d[\d,]*+(?:\.\d+)?)(\s?%|\s?per\s?cent\b)?")
-_NUMERALS = "zero one two three four five six seven eight nine ten eleven twelve"
-_NUMBER_WORDS = {word: str(value) for value, word in enumerate(_NUMERALS.split())}
 _RISING, _FALLING = WORDS["rising"], WORDS["falling"]
 _OPPOSITES = dict.fromkeys(_RISING, _FALLING) | dict.fromkeys(_FALLING, _RISING)
 """Stems of opposite meaning, by stem."""
@@ -93,24 +91,12 @@ _OPPOSITES = dict.fromkeys(_RISING, _FALLING) | dict.fromkeys(_FALLING, _RISING)
 
 def _read(text: str, stemmer: Stemmer.Stemmer) -> _Passage:
     words = _TOKEN.findall(text.lower())
-    numbers = {_number(*match.groups("")) for match in _NUMBER.finditer(text.lower())}
-    numbers |= {("count", _NUMBER_WORDS[word]) for word in words if word in _NUMBER_WORDS and word != "one"}
-    numbers |= {("month", word) for word in words if word in MONTHS and word != "may"}
     negated = not NEGATIONS.isdisjoint(words) or "n't" in text or "n’t" in text
-    return _Passage(text, _stems(text, stemmer), frozenset(numbers), negated)
-
-
-def _number(sign: str, digits: str, percent: str) -> tuple[str, str]:
-    value = digits.replace(",", "")
-    if percent:
-        return "percent", value
-    if sign:
-        return "money", value
-    return ("year" if len(digits) == 4 and "1000" <= digits <= "2099" else "count"), value
+    return _Passage(text, _stems(text, stemmer), read_numbers(text.lower(), words), negated)
 
 
 def _stems(text: str, stemmer: Stemmer.Stemmer) -> frozenset[str]:
-    ignored = FUNCTION_WORDS | NEGATIONS | MONTHS | _NUMBER_WORDS.keys()
+    ignored = FUNCTION_WORDS | NEGATIONS | MONTHS | NUMBER_WORDS.keys()
     words = {word for word in _TOKEN.findall(text.lower()) if len(word) > 1 and word not in ignored}
     return frozenset(stemmer.stemWords(sorted(words)))
 
