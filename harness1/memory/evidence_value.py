@@ -69,8 +69,6 @@ class Weights(Record):
     """The same share in one sentence."""
     names: float
     """Share of the question's names that title and text have."""
-    beyond: float
-    """Share of the question's terms that it has, a term divided by 1 + the better units that have it too."""
     link: float
     """Strong units name it, in two hops; more if a word of the question's relations is near the name."""
     via: float
@@ -241,7 +239,6 @@ class EvidenceValue(Forkable):
         strength = np.empty(len(table))
         strength[place] = 1 / (2 + np.arange(len(table)))
         strength = np.maximum(strength, table[:, _AT["named"]])
-        table[:, _AT["beyond"]] = self._beyond(place, question)
         table[:, _AT["alike"]] = self.words.likeness(place[:COMPARED].tolist())
         found = links(list(self.numbers), self.texts, self.names, strength, question)
         table[:, _AT["link"]] = found.strengths
@@ -268,14 +265,6 @@ class EvidenceValue(Forkable):
         ranks = table[:, _AT["rank"]]
         together = np.bincount(self.sources, ranks, len(table))[self.sources]
         table[:, _AT["siblings"]] = np.minimum(1.5, (together - ranks) / 3)
-
-    def _beyond(self, place: NDArray[np.intp], question: Question) -> NDArray[np.float64]:
-        """Return what each unit covers of the question beyond better units, given the units in order of strength."""
-        bits = _bits(np.frombuffer(self.masks, np.int64), len(question.terms))
-        ordered = bits[place]
-        beyond = np.empty(len(bits))
-        beyond[place] = (ordered / (1 + np.cumsum(ordered, axis=0) - ordered)) @ _rarity(bits)
-        return beyond
 
     def _named(self, question: Question) -> dict[int, float]:
         """Return how surely the question names units: less for a title that is part of a longer name in it."""

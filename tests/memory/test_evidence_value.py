@@ -213,12 +213,14 @@ def test_forks_that_take_turns_get_the_order_of_straight_runs(first: Any, second
     assert told(other) == told(after(second))
 
 
-@given(st.permutations(["p", "q", "r", "s"]), st.data())
-def test_documents_with_equal_features_keep_their_order_of_arrival_among_others(names: list[str], data: Any) -> None:
+@given(st.permutations(["p", "q", "r", "s"]), st.permutations(range(4)))
+def test_documents_with_equal_features_keep_their_order_of_arrival_among_others(
+    names: list[str], places: list[int]
+) -> None:
+    others = [hit(f"other{at}", "Ada Lovelace wrote. " * (at + 1), "Ada Lovelace") for at in range(3)]
     hits = [hit(name, f"The father came home on day {name}.", "") for name in names]
-    for number in range(data.draw(st.integers(0, 4))):
-        place = data.draw(st.integers(0, len(hits)))
-        hits.insert(place, hit(f"other{number}", "Ada Lovelace wrote. " * (number + 1), "Ada Lovelace"))
+    for other, place in zip(others, places, strict=False):
+        hits.insert(place, other)
     memory = WorkingMemory.empty(QUESTION, "document")
     memory.absorb(hits, RANKED)
     assert [unit for unit in order(memory) if unit in names] == names
