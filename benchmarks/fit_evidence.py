@@ -3,7 +3,7 @@
 A policy plays the tasks of each split; the features of all units that it has found are what is fitted. The
 loss is that of a softmax over the units of a task (Cao et al. 2007, "Learning to rank: from pairwise approach to
 listwise approach", ICML), each split weighs the same, and no weight may be negative. Every row is printed with the
-weights fitted on all splits, and with those fitted without its own dataset (`left out`).
+weights fitted on all splits, and with those fitted without its own dataset, titled or not (`left out`).
 
     python benchmarks/fit_evidence.py --data $DATA --indexes indexes [--tasks 500] [--write FILE]
 """
@@ -15,10 +15,11 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize  # type: ignore[import-untyped, unused-ignore]
@@ -35,12 +36,17 @@ from harness1.episodes.rollout import rollout
 from harness1.memory.evidence_value import FEATURES, WEIGHTS
 from harness1.policy.registry import open_policy
 from harness1.records import Task, UnitId
+from harness1.retrieval.corpus import Document
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
 
 SPLITS = (("hotpotqa", "train"), ("2wikimultihopqa", "train"), ("scifact", "train"), ("fm2", "dev"), ("wice", "dev"))
+UNTITLED = SPLITS[:3]
+"""Splits over documents whose titles are unique: they are played a second time without any titles, so that the weights
+carry over to corpora that have none."""
 SIZES = (3, 8, 15)
 RIDGE = 1e-3
+WITHOUT = " untitled"
 Array = NDArray[np.float64]
 
 
@@ -62,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Fit and print; return what `--json` prints."""
     options = _options(arguments)
     config = load_config(None, ["env.evidence.rank=true", "env.leads.on=true", *options.overrides])
-    found = {name: asyncio.run(_play(options, name, split, config)) for name, split in SPLITS}
+    found = {name: asyncio.run(_play(options, name, split, config, True)) for name, split in SPLITS}
+    for name, split in UNTITLED:
+        found[f"{name}{WITHOUT}"] = asyncio.run(_play(options, name, split, config, False))
     weights = fit(list(found.values()))
     rows = [_row(name, found, weights) for name in found]
     report = {"tasks": options.tasks, "weights": dict(zip(FEATURES, map(float, weights), strict=True)), "splits": rows}
@@ -84,14 +92,22 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-async def _play(options: argparse.Namespace, name: str, split: str, config: Config) -> list[Found]:
+async def _play(options: argparse.Namespace, name: str, split: str, config: Config, titled: bool) -> list[Found]:
     """Return what the episodes of a split found, without tasks of which nothing was found."""
     source = open_source(str(options.data / name))
-    ensure_index(source, options.indexes / name, config)
-    retriever = open_retriever(str(options.indexes / name), config)
+    if not titled:
+        named = source.documents
+        source = replace(source, name=name + WITHOUT, documents=lambda: map(_untitled, named()), edition=WITHOUT)
+    index = options.indexes / source.name.replace(" ", "-")
+    ensure_index(source, index, config)
+    retriever = open_retriever(str(index), config)
     tasks = source.tasks(split)[: options.tasks]
     found = [await _episode(task, retriever, options.policy, config) for task in tasks]
     return [each for each in found if len(each.features)]
+
+
+def _untitled(document: Document) -> Document:
+    return msgspec.structs.replace(document, title="")
 
 
 async def _episode(task: Task, retriever: Retriever, policy: str, config: Config) -> Found:
@@ -126,8 +142,8 @@ def fit(splits: Sequence[Sequence[Found]]) -> Array:
 
 def _row(name: str, found: Mapping[str, Sequence[Found]], weights: Array) -> dict[str, Any]:
     """Return the recall of one split by several weights, for each size."""
-    others = fit([split for other, split in found.items() if other != name])
-    searched = np.array([float(feature in ("margin", "rank")) for feature in FEATURES])
+    others = fit([split for other, split in found.items() if _dataset(other) != _dataset(name)])
+    searched = np.array([float(feature == "margin") for feature in FEATURES])
     now = np.array([getattr(WEIGHTS, feature) for feature in FEATURES])
     row: dict[str, Any] = {
         "split": name,
@@ -136,6 +152,10 @@ def _row(name: str, found: Mapping[str, Sequence[Found]], weights: Array) -> dic
     for label, each in (("searched", searched), ("now", now), ("fitted", weights), ("left_out", others)):
         row[label] = [float(np.mean([task.recall(each, size) for task in found[name]])) for size in SIZES]
     return row
+
+
+def _dataset(name: str) -> str:
+    return name.removesuffix(WITHOUT)
 
 
 def _write(path: Path, weights: Array) -> None:
@@ -152,7 +172,7 @@ def _table(report: Mapping[str, Any]) -> str:
             f"{label} {' '.join(f'{value:.3f}' for value in row[label])}"
             for label in ("searched", "now", "fitted", "left_out")
         ]
-        lines.append(f"{row['split']:>16}  seen {row['seen']:.3f}  " + "  ".join(cells))
+        lines.append(f"{row['split']:>24}  seen {row['seen']:.3f}  " + "  ".join(cells))
     return "\n".join(lines)
 
 

@@ -40,8 +40,8 @@ from harness1.records import Hit, Ranking, Record, UnitId
 COMPARED = 3
 """Units at the top whose words speak for others."""
 
-TOLD_FROM = 0.3
-"""What a feature must contribute to be told as a reason."""
+TOLD_FROM = 0.5
+"""The least value of a feature that is told as a reason."""
 
 _OWN, _MASK, _SENTENCE = Struct("5d"), Struct("q"), Struct("2q")
 """Rows of numbers that stand side by side in a buffer: read as arrays, they need not be gathered at each turn."""
@@ -54,9 +54,7 @@ class Weights(Record):
     """The weight of each feature. All features grow with the evidence, and none of their weights is negative."""
 
     margin: float
-    """Score of the best hit, as a share of the best score of its query."""
-    rank: float
-    """Rank of the best hit: 1 / (1 + rank / 5)."""
+    """Score for the question, from the lowest that was read (0) to the highest (1)."""
     fused: float
     """Reciprocal ranks over all queries, as a share of the highest sum."""
     named: float
@@ -64,15 +62,16 @@ class Weights(Record):
     title: float
     """Share of the title's words that the question has."""
     cover: float
-    """Share of the question's terms that title and text have, the rarer in the pool the heavier."""
+    """Share of the question's terms that title and text have, the rarer in the pool the heavier; as a share of the
+    highest."""
     sentence: float
-    """The same share in one sentence."""
+    """The same in one sentence."""
     names: float
     """Share of the question's names that title and text have."""
     link: float
     """Strong units name it, in two hops; more if a word of the question's relations is near the name."""
     via: float
-    """Reciprocal rank for a query about something else, such as a name."""
+    """Reciprocal rank for a query about something else, such as a name, that the unit has word by word."""
     siblings: float
     """Ranks of other units of the same source by title, such as pages of a report or sentences of an article."""
     alike: float
@@ -105,7 +104,7 @@ class Value(NamedTuple):
     @property
     def reasons(self) -> tuple[str, ...]:
         """What contributes most beyond ranks, in a few words each."""
-        told = [(self.parts[at], words) for at, words in _TOLD if self.parts[at] >= TOLD_FROM]
+        told = [(self.parts[at], words) for at, words in _TOLD if self.parts[at] >= TOLD_FROM * _WEIGHTS[at] > 0]
         return tuple([words for _, words in sorted(told, key=lambda each: -each[0])[:2]])
 
 
@@ -132,7 +131,8 @@ class EvidenceValue(Forkable):
     titles: list[str] = []
     texts: list[tuple[str, ...]] = []
     own: bytearray = bytearray()
-    """Of each unit, as `_OWN`: margin, rank, the sum for `fused`, share of the title, via."""
+    """Of each unit, as `_OWN`: share of the best score for the question, best rank as 1 / (1 + rank / 5), the sum for
+    `fused`, share of the title, via."""
     masks: bytearray = bytearray()
     """The terms of the question in each unit, as sets of bits (`_MASK`)."""
     sentences: bytearray = bytearray()
@@ -202,19 +202,18 @@ class EvidenceValue(Forkable):
                 self._found(self.numbers[unit_id], line, first + place, share, margin)
 
     def _found(self, number: int, query: str, rank: int, likeness: float, margin: float) -> None:
-        before, place, fused, title, via = _OWN.unpack_from(self.own, number * _OWN.size)
-        other = likeness < 1
-        _OWN.pack_into(
-            self.own,
-            number * _OWN.size,
-            max(before, likeness * margin),
-            max(place, likeness / (1 + rank / 5)),
-            fused + (0.5 if other else 1.0) / (60 + rank),
-            title,
-            max(via, 1 / (1 + rank)) if other else via,
-        )
-        if other:
+        best, place, fused, title, via = _OWN.unpack_from(self.own, number * _OWN.size)
+        place, fused = max(place, likeness / (1 + rank / 5)), fused + (1.0 if likeness == 1 else 0.5) / (60 + rank)
+        if likeness == 1:
+            best = max(best, margin)
+        else:
             self.names.add_query(number, head(query), rank)
+            if 1 / (1 + rank) > via and self._has(number, query.lower()):
+                via = 1 / (1 + rank)
+        _OWN.pack_into(self.own, number * _OWN.size, best, place, fused, title, via)
+
+    def _has(self, number: int, words: str) -> bool:
+        return any(words in text.lower() for text in (self.titles[number], *self.texts[number]))
 
     def features(self, query: str) -> NDArray[np.float64]:
         """Return the features of all units in order of arrival, shape [units, features]."""
@@ -246,25 +245,26 @@ class EvidenceValue(Forkable):
 
     def _own(self, table: NDArray[np.float64], question: Question) -> None:
         """Write the features that each unit has by itself."""
-        columns = np.frombuffer(self.own, np.float64).reshape(len(table), -1)
-        for name, column in zip(("margin", "rank", "fused", "title", "via"), columns.T, strict=True):
-            table[:, _AT[name]] = column
-        table[:, _AT["fused"]] /= max(float(columns[:, 2].max()), 1e-9)
+        best, ranks, fused, title, via = np.frombuffer(self.own, np.float64).reshape(len(table), -1).T
+        lowest = best[best > 0].min(initial=1.0)
+        table[:, _AT["margin"]] = np.maximum(best - lowest, 0.0) / max(1 - lowest, 1e-9)
+        table[:, _AT["fused"]] = fused / max(float(fused.max()), 1e-9)
+        table[:, _AT["title"]], table[:, _AT["via"]] = title, via
+        together = np.bincount(self.sources, ranks, len(table))[self.sources]
+        table[:, _AT["siblings"]] = np.minimum(1.5, (together - ranks) / 3)
         masks = np.frombuffer(self.masks, np.int64)
         bits = _bits(masks, len(question.terms))
         rarity = _rarity(bits)
-        table[:, _AT["cover"]] = bits @ rarity
+        cover = bits @ rarity
+        table[:, _AT["cover"]] = cover / max(float(cover.max()), 1e-9)
         units, sentences = np.frombuffer(self.sentences, np.int64).reshape(-1, 2).T
-        best = np.zeros(len(table))
-        np.maximum.at(best, units, _bits(sentences, len(question.terms)) @ rarity)
-        table[:, _AT["sentence"]] = best
+        said = np.zeros(len(table))
+        np.maximum.at(said, units, _bits(sentences, len(question.terms)) @ rarity)
+        table[:, _AT["sentence"]] = said / max(float(said.max()), 1e-9)
         for mask in question.names:
             table[:, _AT["names"]] += (np.bitwise_and(masks, mask) == mask) / len(question.names)
         for number, value in self._named(question).items():
             table[number, _AT["named"]] = value
-        ranks = table[:, _AT["rank"]]
-        together = np.bincount(self.sources, ranks, len(table))[self.sources]
-        table[:, _AT["siblings"]] = np.minimum(1.5, (together - ranks) / 3)
 
     def _named(self, question: Question) -> dict[int, float]:
         """Return how surely the question names units: less for a title that is part of a longer name in it."""

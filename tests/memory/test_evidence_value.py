@@ -98,21 +98,65 @@ def test_one_sentence_that_answers_counts_beside_the_whole_text() -> None:
     assert of(found, "together")["sentence"] > of(found, "apart")["sentence"]
 
 
+def test_the_score_for_the_question_counts_from_the_lowest_to_the_highest_that_was_read() -> None:
+    scores = {"a": 9.0, "b": 7.0, "c": 5.0}
+    hits = [msgspec.structs.replace(hit(name, f"{name}.", ""), score=score) for name, score in scores.items()]
+    memory = memory_of(*hits)
+    assert [of(memory, name)["margin"] for name in scores] == pytest.approx([1.0, 0.5, 0.0])
+
+
 def test_later_pages_of_a_query_continue_its_ranks() -> None:
     memory = memory_of(hit("a", "One.", "A"), hit("b", "Two.", "B", rank=1))
     more = [hit("c", "Three.", "C")]
     memory.absorb(more, RANKED)
     memory.take_rankings([Ranking(QUESTION, (ChunkId("c#0"),))], more, RANKED)
-    assert of(memory, "c")["rank"] == pytest.approx(1 / (1 + 2 / 5))
+    assert of(memory, "c")["fused"] == pytest.approx(60 / 62)
 
 
-def test_a_query_about_something_else_gives_no_rank_for_the_question() -> None:
+def test_a_query_about_something_else_counts_for_documents_that_have_its_words() -> None:
     memory = memory_of(hit("a", "One.", "A"))
-    more = [hit("g", "A town in Greece.", "Missolonghi")]
+    more = [hit("other", "A town in Greece.", "Athens"), hit("g", "Near Missolonghi.", "Greece", rank=1)]
     memory.absorb(more, RANKED)
-    memory.take_rankings([Ranking("Missolonghi", (ChunkId("g#0"),))], more, RANKED)
-    assert of(memory, "g")["rank"] == 0.0
-    assert of(memory, "g")["via"] == 1.0
+    memory.take_rankings([Ranking("Missolonghi", tuple(each.chunk_id for each in more))], more, RANKED)
+    assert of(memory, "g")["margin"] == 0.0
+    assert of(memory, "g")["via"] == 0.5
+    assert of(memory, "other")["via"] == 0.0
+
+
+def test_other_parts_of_the_same_source_speak_for_a_document() -> None:
+    pages = [hit(f"p{at}", f"Nothing {at}.", f"Report 2018 page {at}", rank=at) for at in range(3)]
+    other = hit("other", "Nothing more.", "Letter", rank=3)
+    nameless = [hit(f"n{at}", f"Nameless {at}.", "", rank=4 + at) for at in range(2)]
+    found = memory_of(*pages, other, *nameless)
+    assert of(found, "p2")["siblings"] == pytest.approx((1 + 1 / (1 + 1 / 5)) / 3)
+    assert of(found, "other")["siblings"] == 0.0
+    assert of(found, "n0")["siblings"] == 0.0
+
+
+def test_a_document_that_reads_like_the_best_is_lifted_and_less_so_if_it_is_short() -> None:
+    best = hit("best", "Ada Lovelace: the engine weaves algebraic patterns of numbers and cards.", "Ada Lovelace")
+    noise = [
+        hit(f"x{at}", f"Entirely unrelated matter {word}.", f"X{at}", rank=1 + at) for at, word in enumerate(WORDS)
+    ]
+    like = hit("like", "An engine that weaves algebraic patterns of numbers with punched cards.", "Loom", rank=40)
+    short = hit("short", "Algebraic patterns.", "Loom two", rank=41)
+    found = memory_of(best, *noise[:6], like, short)
+    assert of(found, "like")["alike"] > of(found, "short")["alike"] > of(found, "x5")["alike"]
+
+
+def test_the_parts_of_a_long_question_are_leads_until_they_are_searched() -> None:
+    question = "Which firm opened a harbour museum in Lisbon, and who designed the glass tower beside the old station?"
+    memory = WorkingMemory.empty(question, "document")
+    told_parts = [lead.name for lead in memory.assess().leads if lead.is_part]
+    assert told_parts == [
+        "Which firm opened a harbour museum in Lisbon",
+        "designed the glass tower beside the old station",
+    ]
+    memory.take_rankings([Ranking(told_parts[0], (ChunkId("a#0"),))], [], RANKED)
+    more = [hit("a", "One.", "A")]
+    memory.absorb(more, RANKED)
+    memory.take_rankings([Ranking(told_parts[0], (ChunkId("a#0"),))], more, RANKED)
+    assert [lead.name for lead in memory.assess().leads if lead.is_part] == told_parts[1:]
 
 
 def test_leads_are_names_of_the_question_first_then_names_in_strong_documents() -> None:
