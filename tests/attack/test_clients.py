@@ -45,7 +45,7 @@ CALLS: dict[str, Any] = {
 REQUESTS = [posting(path, json.dumps(call).encode()) for path, call in CALLS.items()] + [
     b"GET /info HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"GET /health HTTP/1.0\r\n\r\n",
-    posting("/retrieve", gzip.compress(SEARCH), b"Content-Encoding: gzip\r\n"),
+    posting("/retrieve", gzip.compress(SEARCH, mtime=0), b"Content-Encoding: gzip\r\n"),
     posting("/retrieve", SEARCH, b"Expect: 100-continue\r\n"),
     posting("/retrieve", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"5\r\n{}   \r\n0\r\n\r\n",
 ]
@@ -209,7 +209,7 @@ def lying(answer: Callable[[socket.socket], None]) -> Iterator[str]:
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 GOOD = msgspec.json.encode({"answers": [{"result": {}}]})
-PACKED = gzip.compress(b" " * 50_000_000, 1)
+PACKED = gzip.compress(b" " * 50_000_000, 1, mtime=0)
 HUGE, ENDLESS = b"9" * 400, b"x" * 65_536
 
 
@@ -252,7 +252,7 @@ LIES: dict[str, Callable[[socket.socket], None]] = {
     "not UTF-8": said(OK + b'\r\n{"answers":"\xff\xfe"}'),
     "half a pair": said(OK + b'\r\n{"result":[[{"document":{"contents":"\\ud800"}}]]}'),
     "gzip": said(OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(PACKED) + PACKED),
-    "gzip in gzip": said(OK + b"Content-Encoding: gzip, gzip\r\n\r\n" + gzip.compress(PACKED)),
+    "gzip in gzip": said(OK + b"Content-Encoding: gzip, gzip\r\n\r\n" + gzip.compress(PACKED, mtime=0)),
     "a redirect": said(b"HTTP/1.1 307 Go\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"),
     "a redirect to a file": said(b"HTTP/1.1 302 Go\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n"),
     "nothing": said(b""),
