@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from itertools import pairwise
 
 import Stemmer
@@ -136,12 +136,26 @@ def _snowball(language: str) -> Callable[[str], str]:
     return stem_word
 
 
-@lru_cache(maxsize=1 << 16)
-def stem(word: str) -> str:
-    """Return the stem of a word by its first letter: Latin as English, Cyrillic as Russian; some scripts have none."""
+class _Stems(dict[str, str]):
+    """The stems of words: a plain dictionary, which is read without being written as `lru_cache` is."""
+
+    MOST = 1 << 16
+
+    def __missing__(self, word: str) -> str:
+        if len(self) >= self.MOST:
+            self.clear()
+        self[word] = stemmed = _stem(word)
+        return stemmed
+
+
+def _stem(word: str) -> str:
     if word < "\u0370":
         return _snowball("english")(word)
     for first, after, language in _STEMMED:
         if first <= word < after:
             return _snowball(language)(word)
     return word
+
+
+stem: Callable[[str], str] = _Stems().__getitem__
+"""Returns the stem of a word by its first letter: Latin as English, Cyrillic as Russian; some scripts have none."""

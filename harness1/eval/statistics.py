@@ -82,9 +82,7 @@ def bootstrap_means(values: ArrayLike, resamples: int, seed: int = 0) -> list[In
     Raises:
         UsageError: `resamples` is below 1.
     """
-    if resamples < 1:
-        raise UsageError(f"a bootstrap needs at least one resample, not {resamples}")
-    table = np.asarray(values, dtype=np.float64)
+    table = _table(values, resamples)
     if len(table) == 0:
         return [Interval(np.nan, np.nan, np.nan)] * table.shape[1]
     # Relative to the first task a constant column stays exact: its interval has no width.
@@ -108,14 +106,19 @@ def bootstrap_function(
     Raises:
         UsageError: `resamples` is below 1.
     """
-    if resamples < 1:
-        raise UsageError(f"a bootstrap needs at least one resample, not {resamples}")
-    table = np.asarray(values, dtype=np.float64)
+    table = _table(values, resamples)
     if len(table) == 0:
         return Interval(np.nan, np.nan, np.nan)
     drawn = function(_resampled_means(table, resamples, seed))
     low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(function(table.mean(axis=0, keepdims=True))[0]), float(low), float(high))
+
+
+def _table(values: ArrayLike, resamples: int) -> NDArray[np.float64]:
+    """Return the values that are to be resampled."""
+    if resamples < 1:
+        raise UsageError(f"a bootstrap needs at least one resample, not {resamples}")
+    return np.asarray(values, dtype=np.float64)
 
 
 def paired_difference(a: Mapping[str, float], b: Mapping[str, float], resamples: int, seed: int = 0) -> Interval:

@@ -146,7 +146,7 @@ class EvidenceValue(Forkable):
     pages: dict[str, int] = {}
     """Ranks that were read of each query, page by page."""
     best: dict[str, float] = {}
-    """The best score of each query."""
+    """The best score of each query that has all terms of the question."""
 
     def add(self, unit_id: UnitId, hit: Hit, query: str) -> None:
         """Take in a chunk of a pooled unit."""
@@ -193,7 +193,7 @@ class EvidenceValue(Forkable):
             first = self.pages.get(line, 0)
             self.pages[line] = first + len(ranking.chunk_ids)
             share = likeness(line, question)
-            alone = len(rankings) == 1
+            alone = len(rankings) == 1 and share == 1
             if alone:
                 self.best.setdefault(line, max(score for _, _, score in shown))
             for place, unit_id, score in shown:

@@ -64,21 +64,6 @@ _ARTICLES = frozenset(("the", "a", "an"))
 _FIRST_FOREIGN = "\u0370"
 
 
-class _Stems(dict[str, str]):
-    """The stems of words: a plain dictionary, which is read without being written as `lru_cache` is."""
-
-    MOST = 1 << 16
-
-    def __missing__(self, word: str) -> str:
-        if len(self) >= self.MOST:
-            self.clear()
-        self[word] = stemmed = stem(word)
-        return stemmed
-
-
-_stem = _Stems().__getitem__
-
-
 class Question(NamedTuple):
     """What the question asks for, in the forms that units are compared with."""
 
@@ -186,8 +171,8 @@ def term_masks(texts: Sequence[str], terms: Mapping[str, int]) -> list[int]:
     """Return the terms of each text as a set of bits; a word that several have is stemmed once."""
     cut = [_tokens(text) for text in texts]
     found = set().union(*cut)
-    stemmed = zip(found, map(_stem, found), strict=True)
-    bits = {word: 1 << terms[stem] for word, stem in stemmed if stem in terms and _counts(word)}
+    stemmed = zip(found, map(stem, found), strict=True)
+    bits = {word: 1 << terms[term] for word, term in stemmed if term in terms and _counts(word)}
     masks = []
     for own in cut:
         mask = 0
@@ -199,7 +184,7 @@ def term_masks(texts: Sequence[str], terms: Mapping[str, int]) -> list[int]:
 
 def content_terms(text: str) -> list[str]:
     """Return the stems of the words of a text, without function words."""
-    return [_stem(word) for word in _tokens(text) if _counts(word) and word not in FUNCTION_WORDS]
+    return [stem(word) for word in _tokens(text) if _counts(word) and word not in FUNCTION_WORDS]
 
 
 def _tokens(text: str) -> list[str]:

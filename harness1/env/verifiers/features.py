@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import Stemmer
 
 from harness1.env.verifiers.numbers import NUMBER_WORDS, read_numbers
 from harness1.memory.dedup import MONTHS
 from harness1.memory.entities import FUNCTION_WORDS, extract
 from harness1.memory.sentences import WORDS, split
 from harness1.records import Record
+from harness1.words import stemmer
 
 NEAREST = 3
 """Sentences that are compared by embeddings."""
@@ -247,9 +247,7 @@ def _share(count: int, total: int) -> float:
     return count / max(1, total)
 
 
-@lru_cache(maxsize=1 << 14)
-def _stem_of(word: str) -> str:
-    return str(Stemmer.Stemmer("english").stemWord(word))
+_stem_of = lru_cache(maxsize=1 << 14)(stemmer("english"))
 
 
 def _stem(words: Sequence[str]) -> tuple[str, ...]:
