@@ -1,8 +1,9 @@
 """Measure the cost of an environment turn, beside a peer built from the usual parts, on the same hits.
 
-Ours is the whole environment with every mechanism of the default configuration, a real tokenizer, all hashes, and the
-turn's line of the record. Times are CPU milliseconds of one process without model and engine: medians over episodes
-that share no text, and within each episode over the turns near the reported one that have the same action.
+Ours is the whole environment in the default configuration without ranking by evidence, with a real tokenizer, all
+hashes, and the turn's line of the record. Times are CPU milliseconds of one process without model and engine: medians
+over episodes that share no text, and within each episode over the turns near the reported one that have the same
+action.
 
     python benchmarks/env_turn.py [--text $DATA/2wikimultihopqa] [--evidence] [--ids] [--vocab o200k_base.tiktoken]
 
@@ -51,11 +52,11 @@ BESIDE = 2
 WARM = 3
 """Turns of another episode before each measured one, so that its first turn does not pay for a cold process."""
 HASHES = Hashes("", "", "")
-EVIDENCE = ("env.evidence.rank=true", "env.leads.on=true", "env.auto_populate.by=evidence")
+PLAIN = ("env.evidence.rank=false", "env.leads.on=false", "env.auto_populate.by=first", "env.read.by=order")
 
 
 class Way(NamedTuple):
-    """A way of taking a turn: with mechanisms that are off by default, with the token ids of the prompt."""
+    """A way of taking a turn: with the mechanisms of ranking by evidence, with the token ids of the prompt."""
 
     evidence: bool = False
     ids: bool = False
@@ -153,7 +154,7 @@ async def _ours(work: Workload, way: Way, encoding: tiktoken.Encoding) -> tuple[
     """Return the milliseconds of each turn, and the tokens of the prompt after it."""
     served = Served()
     chat = Harmony(EncodingTokenizer(encoding, Harmony.control)) if way.ids else None
-    overrides = [f"env.max_turns={len(work.moves) + 1}", *(EVIDENCE if way.evidence else ())]
+    overrides = [f"env.max_turns={len(work.moves) + 1}", *(() if way.evidence else PLAIN)]
     env = SearchEnv(load_config(None, overrides).env, served, counter=chat or EncodingCounter(encoding))
     await env.reset(Task("workload", work.query))
     times, tokens = [], []

@@ -1,11 +1,13 @@
 """Fit the weights of a document's evidence value on splits that are no test splits, and show whether they carry over.
 
-A policy plays the tasks of each split; the features of all units that it has found are what is fitted. The
-loss is that of a softmax over the units of a task (Cao et al. 2007, "Learning to rank: from pairwise approach to
-listwise approach", ICML), each split weighs the same, and no weight may be negative. Every row is printed with the
-weights fitted on all splits, and with those fitted without its own dataset, titled or not (`left out`).
+A policy plays the tasks of each split; the features of all units that it has found are what is fitted. Searches by
+terms and hybrid ones have weights of their own; only the former are fitted on untitled copies too, which would have to
+be embedded once more. The loss is that of a softmax over the units of a task (Cao et al. 2007, "Learning to rank: from
+pairwise approach to listwise approach", ICML), each split weighs the same, and no weight may be negative. Every row is
+printed with the weights fitted on all splits, and with those fitted without its own dataset, titled or not (`left
+out`).
 
-    python benchmarks/fit_evidence.py --data $DATA --indexes indexes [--tasks 500] [--write FILE]
+    python benchmarks/fit_evidence.py --data $DATA --indexes indexes [--mode hybrid] [--tasks 500] [--write FILE]
 """
 
 from __future__ import annotations
@@ -28,12 +30,13 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.hybrid_table import MODEL
 from harness1.config import Config, load_config
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import rollout
-from harness1.memory.evidence_value import FEATURES, WEIGHTS
+from harness1.memory.evidence_value import FEATURES, FITTED
 from harness1.policy.registry import open_policy
 from harness1.records import Task, UnitId
 from harness1.retrieval.corpus import Document
@@ -67,15 +70,23 @@ class Found:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Fit and print; return what `--json` prints."""
     options = _options(arguments)
-    config = load_config(None, ["env.evidence.rank=true", "env.leads.on=true", *options.overrides])
+    settings = [f"env.retrieval.mode={options.mode}", "env.evidence.rank=true", "env.leads.on=true"]
+    dense = [f"index.dense.model={MODEL}"] if options.mode == "hybrid" else []
+    config = load_config(None, [*settings, *dense, *options.overrides])
     found = {name: asyncio.run(_play(options, name, split, config, True)) for name, split in SPLITS}
-    for name, split in UNTITLED:
+    for name, split in UNTITLED if options.mode == "bm25" else ():
         found[f"{name}{WITHOUT}"] = asyncio.run(_play(options, name, split, config, False))
     weights = fit(list(found.values()))
-    rows = [_row(name, found, weights) for name in found]
-    report = {"tasks": options.tasks, "weights": dict(zip(FEATURES, map(float, weights), strict=True)), "splits": rows}
+    now = FITTED.embeddings if options.mode == "hybrid" else FITTED.terms
+    rows = [_row(name, found, weights, np.array(msgspec.structs.astuple(now))) for name in found]
+    report = {
+        "mode": options.mode,
+        "tasks": options.tasks,
+        "weights": dict(zip(FEATURES, map(float, weights), strict=True)),
+        "splits": rows,
+    }
     if options.write:
-        _write(options.write, weights)
+        _write(options.write, options.mode, weights)
     print(json.dumps(report) if options.json else _table(report))
     return report
 
@@ -84,8 +95,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fit_evidence", description="Fit the weights of the evidence value.")
     parser.add_argument("--data", type=Path, required=True, help="folder of the benchmarks")
     parser.add_argument("--indexes", type=Path, default=Path("indexes"), help="folder of their indexes")
+    parser.add_argument("--mode", choices=("bm25", "hybrid"), default="bm25", help="ranking of searches")
     parser.add_argument("--tasks", type=int, default=500, help="tasks of each split")
-    parser.add_argument("--policy", default="follow-leads", help="policy that plays them")
+    parser.add_argument("--policy", default="scripted", help="policy that plays them")
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="setting, such as env.max_turns=9")
     parser.add_argument("--write", type=Path, help="file to write the weights to")
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
@@ -140,11 +152,10 @@ def fit(splits: Sequence[Sequence[Found]]) -> Array:
     return np.asarray(fitted.x, np.float64)
 
 
-def _row(name: str, found: Mapping[str, Sequence[Found]], weights: Array) -> dict[str, Any]:
+def _row(name: str, found: Mapping[str, Sequence[Found]], weights: Array, now: Array) -> dict[str, Any]:
     """Return the recall of one split by several weights, for each size."""
     others = fit([split for other, split in found.items() if _dataset(other) != _dataset(name)])
     searched = np.array([float(feature == "margin") for feature in FEATURES])
-    now = np.array([getattr(WEIGHTS, feature) for feature in FEATURES])
     row: dict[str, Any] = {
         "split": name,
         "seen": float(np.mean([each.gold.sum() / each.asked for each in found[name]])),
@@ -158,10 +169,14 @@ def _dataset(name: str) -> str:
     return name.removesuffix(WITHOUT)
 
 
-def _write(path: Path, weights: Array) -> None:
-    lines = [f"{name} = {weight:.2f}" for name, weight in zip(FEATURES, weights, strict=True)]
-    comments = [line for line in path.read_text().splitlines() if line.startswith("#")] if path.exists() else []
-    path.write_text("\n".join([*comments, *lines]) + "\n")
+def _write(path: Path, mode: str, weights: Array) -> None:
+    """Replace one of the two tables of weights in a file."""
+    tables = msgspec.to_builtins(FITTED)
+    tables["embeddings" if mode == "hybrid" else "terms"] = dict(zip(FEATURES, weights, strict=True))
+    lines = [line for line in path.read_text().splitlines() if line.startswith("#")] if path.exists() else []
+    for table, fitted in tables.items():
+        lines += ["", f"[{table}]", *(f"{name} = {weight:.2f}" for name, weight in fitted.items())]
+    path.write_text("\n".join(lines) + "\n")
 
 
 def _table(report: Mapping[str, Any]) -> str:

@@ -79,6 +79,8 @@ class Hit(Record):
     rank: int
     tokens: int
     """Approximate size of the text in tokens (characters / 4), equal on every machine."""
+    likeness: float | None = None
+    """Cosine with the embedding of the question; None where the engine does not compare."""
 
 
 class Ranking(Record):

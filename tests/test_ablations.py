@@ -60,10 +60,14 @@ ABLATIONS = (
     Ablation("review.on", r"review_docs"),
     Ablation("verification.on", r"(?i)verif"),
     Ablation("curation.tags", r"very_high|\bfair\b|\blow\b|(?i:\btags?\b)|re-tag|importan"),
-    Ablation("auto_populate.on", r"curated for you|were curated|first search"),
+    Ablation("auto_populate.on", r"curated for you|were curated|first search|stay curated|curated now"),
+    Ablation("auto_populate.by", r"stay curated|curated now", "first"),
     Ablation("dedup.on", r"(?i)duplicate|copies|also: "),
     Ablation("compression.on", r"sentences nearest"),
     Ablation("evidence.on", r"(?i)shared entit"),
+    Ablation("evidence.rank", r"By evidence|by evidence|with more evidence"),
+    Ablation("leads.on", r"Search next"),
+    Ablation("read.by", r"nearest to the question", "order"),
     Ablation("history.on", r"History"),
     Ablation("budget_marker.on", r"Budget|budget"),
     Ablation("guidance", r"Returned \d|The curated set is empty|so far", "none"),
@@ -100,7 +104,14 @@ def test_a_mechanism_that_is_off_is_nowhere_to_be_read(ablation: Ablation) -> No
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=lambda ablation: ablation.switch)
 def test_the_other_mechanisms_stay(ablation: Ablation) -> None:
     _, _, text = played(ablation.env)
-    coupled = {"fan_out.on": {"dedup.on"}, "curation.tags": {"auto_populate.on"}, "dedup.on": set()}
+    ranked = {"evidence.rank", "leads.on", "auto_populate.by"}
+    coupled = {
+        "fan_out.on": {"dedup.on"},
+        "read.on": {"read.by"},
+        "auto_populate.on": {"auto_populate.by"},
+        "evidence.on": ranked,
+        "evidence.rank": ranked,
+    }
     for other in ABLATIONS:
         if other is not ablation and other.switch not in coupled.get(ablation.switch, set()):
             assert re.search(other.words, text), other.switch

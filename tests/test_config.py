@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from harness1.cli.config import config_hashes
-from harness1.config import Config, Env, Reward, load_config
+from harness1.config import Config, Env, Reward, load_config, present_tree
 from harness1.errors import ConfigError
 from harness1.settings import Settings
 from tests.support import make_env
@@ -51,18 +51,27 @@ def changed(settings: Settings, path: str) -> str:
     return f"env.{path}={new}"
 
 
-def test_the_published_constants_are_the_defaults() -> None:
-    assert load_config(PAPER) == Config()
+def test_the_defaults_are_the_published_constants_but_for_four_settings() -> None:
+    published, default = (dict(leaves(config)) for config in (load_config(PAPER), Config()))
+    assert {path: (value, default[path]) for path, value in published.items() if value != default[path]} == {
+        "env.evidence.rank": (False, True),
+        "env.leads.on": (False, True),
+        "env.auto_populate.by": ("first", "evidence"),
+        "env.read.by": ("order", "evidence"),
+    }
     # Quotas name datasets, and no default speaks of anybody's.
-    assert load_config(RECIPE, ["sft.gates.quotas={}"]) == Config()
-    assert load_config(RL_RECIPE).rl == Config().rl
+    recipe = load_config(RECIPE, ["sft.gates.quotas={}"])
+    assert recipe == msgspec.structs.replace(Config(), env=load_config(PAPER).env)
+    trained = load_config(RL_RECIPE)
+    assert (trained.rl, trained.env) == (Config().rl, recipe.env)
 
 
 def test_the_files_of_published_constants_spell_out_every_setting() -> None:
-    tree = msgspec.toml.decode(PAPER.read_bytes()) | msgspec.toml.decode(RECIPE.read_bytes())
+    paper = msgspec.toml.decode(PAPER.read_bytes())
+    tree = paper | msgspec.toml.decode(RECIPE.read_bytes()) | {"env": paper["env"]}
     tree["sft"]["gates"]["quotas"] = {}
     tree["rl"] = msgspec.toml.decode(RL_RECIPE.read_bytes())["rl"]
-    full = msgspec.to_builtins(Config())
+    full = msgspec.to_builtins(msgspec.structs.replace(Config(), env=load_config(PAPER).env))
     full.pop("machine")
     assert tree == full
 
@@ -96,8 +105,11 @@ def test_how_work_is_carried_out_is_in_no_hash() -> None:
 def test_the_hash_of_all_decisive_settings_outlives_the_name_of_the_machine() -> None:
     """Recorded in provenance files since the section was called `run`."""
     recorded = "49c1cb4654504649ddab6b81962689da9b05acefb0a09c64ecd5ad3d10aec84b"
-    assert load_config(None, ["machine.workers=3"]).hash == Config().hash == recorded
-    assert load_config(None, ["env.max_turns=9"]).hash != recorded
+    assert load_config(PAPER, ["machine.workers=3"]).hash == load_config(PAPER).hash == recorded
+    assert load_config(PAPER, ["env.max_turns=9"]).hash != recorded
+    ranked = "05a2b26b9cf1fd43552cb2f3bfb7fb77e6040c8bd91108c1dc9b237dd27b8597"
+    assert load_config(None, ["machine.workers=3"]).hash == Config().hash == ranked
+    assert load_config(None, ["env.max_turns=9"]).hash != ranked
 
 
 def test_the_former_name_of_the_machine_is_refused_with_the_present_one(tmp_path: Path) -> None:
@@ -178,3 +190,13 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 def test_the_prompt_limit_is_the_window_without_the_reserve() -> None:
     assert Env().prompt_limit == 30_720
     assert Env(context_window=1000, generation_reserve=100).observation_limit(4096) == 360
+
+
+def test_a_recorded_configuration_is_without_the_mechanisms_that_it_does_not_mention() -> None:
+    recorded = msgspec.to_builtins(Config())
+    for group, name in (("evidence", "rank"), ("auto_populate", "by"), ("read", "by")):
+        del recorded["env"][group][name]
+    del recorded["env"]["leads"]
+    paper = load_config(PAPER)
+    assert msgspec.convert(present_tree(recorded), Config).env.hashed() == paper.env.hashed()
+    assert msgspec.convert(present_tree(msgspec.to_builtins(Config())), Config) == Config()

@@ -41,6 +41,6 @@ def test_a_dataset_is_left_out_with_and_without_its_titles(monkeypatch: pytest.M
         return fit(splits)
 
     monkeypatch.setattr(fit_evidence, "fit", counted)
-    row = fit_evidence._row("one untitled", found, fit(list(found.values())))
+    row = fit_evidence._row("one untitled", found, fit(list(found.values())), np.ones(len(FEATURES)))
     assert learned == [1]
     assert row["left_out"][0] < row["fitted"][0]

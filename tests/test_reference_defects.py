@@ -13,7 +13,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from harness1.config import Compression, Config, Curation, Env, Index, Machine, Rerank, Retrieval, Review, Verification
+from harness1.config import (
+    AutoPopulate,
+    Compression,
+    Config,
+    Curation,
+    Env,
+    Index,
+    Machine,
+    Rerank,
+    Retrieval,
+    Review,
+    Verification,
+)
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import rollout
 from harness1.memory.compress import compress
@@ -179,7 +191,7 @@ def test_verdicts_are_remembered_and_shown_after_the_turns_are_gone() -> None:
 
 def test_a_full_set_without_tags_gives_up_its_oldest_entry_where_fifo_is_asked_for() -> None:
     """12: first-in-first-out eviction was described, and the set refused instead."""
-    env = make_env(Env(curation=Curation(cap=2, tags=False, eviction="fifo")))
+    env = make_env(Env(curation=Curation(cap=2, tags=False, eviction="fifo"), auto_populate=AutoPopulate(by="first")))
     memory = memory_after(env, search("Ada Byron"), curate(add_ids=["D3"]))
     assert list(memory.curated.tags) == ["babbage", "byron"]
 
@@ -212,7 +224,8 @@ def test_end_search_beside_a_curation_does_not_lose_it() -> None:
 def test_budget_marker_survives_long_observations() -> None:
     """16: results were cut at a number of characters, and the marker at their end with them."""
     env = make_env(
-        Env(compression=Compression(on=False)), [chunk(f"d{n}", f"common {LONG * 3}", f"T{n}") for n in range(40)]
+        Env(compression=Compression(on=False), auto_populate=AutoPopulate(by="first")),
+        [chunk(f"d{n}", f"common {LONG * 3}", f"T{n}") for n in range(40)],
     )
     step = play(env, call("fan_out_search", queries=[f"common Sentence {n}" for n in range(5)]))[0]
     text = text_of(step.context)
@@ -325,7 +338,7 @@ def test_every_failure_of_a_policy_is_scored_and_none_of_the_infrastructure() ->
     def scored(env: SearchEnv, *script: object) -> Episode:
         return score(run(rollout(env, Script(*script), Task("t", "q"))), gold, Config())  # type: ignore[arg-type]
 
-    truncated = scored(make_env(Env(context_window=1970, generation_reserve=300)), call("unknown", text="x" * 20_000))
+    truncated = scored(make_env(Env(context_window=2050, generation_reserve=300)), call("unknown", text="x" * 20_000))
     assert (truncated.stop_reason, truncated.reward is not None) == (StopReason.CONTEXT_LIMIT, True)
     limited = scored(make_env(Env(max_turns=1)), search("Ada"))
     assert limited.reward is not None

@@ -1,5 +1,6 @@
 """The whole configuration as one frozen value, from TOML plus dotted overrides (design section 2.5). Each section has
-its own file; defaults are the published constants (Harness-1, arXiv 2606.02373; see `configs/paper.toml`)."""
+its own file; defaults are the published constants (Harness-1, arXiv 2606.02373; see `configs/paper.toml`), except that
+documents are ranked by evidence (`env.evidence.rank`, `env.leads.on`, `env.auto_populate.by`, `env.read.by`)."""
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ from harness1.config.env import (
     Review,
     Search,
     Verification,
+    recorded_without,
 )
 from harness1.config.index import Dense, Index
 from harness1.config.machine import Fleet, Keyed, Learn, Machine, Model, ModelServer, Price, Web
@@ -98,7 +100,8 @@ def load_config(path: Path | None = None, overrides: list[str] | None = None) ->
     """Return the defaults, overlaid with a TOML file, overlaid with `a.b=value` settings.
 
     Reward weights set by neither are those of `reward.recipe`; an override of the recipe replaces the file's whole
-    `[reward]` section. Defaults are the published constants (Harness-1, arXiv 2606.02373).
+    `[reward]` section. Defaults are the published constants but for four (Harness-1, arXiv
+    2606.02373).
 
     Args:
         path: a TOML file with any of the keys that `harness1 config show` prints.
@@ -141,8 +144,10 @@ def _toml(path: Path) -> Any:
 
 
 def present_tree(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return a recorded configuration with its sections under their current names."""
-    return {"machine" if name == FORMER else name: section for name, section in tree.items()}
+    """Return a recorded configuration with its sections under their current names, and with the mechanisms that it was
+    recorded without switched off."""
+    present = {"machine" if name == FORMER else name: section for name, section in tree.items()}
+    return present | {"env": recorded_without(present["env"])} if isinstance(present.get("env"), dict) else present
 
 
 def _refuse_infinite(tree: Mapping[str, Any], prefix: str = "") -> None:

@@ -6,6 +6,7 @@ prompt, the tool schemas, the memory, the reward and the metrics together.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,11 +24,12 @@ TITLE_SHARE = 1 / 16
 """The largest share of a prompt that one title may take."""
 _LATER = (
     ("evidence", "rank", False),
+    ("leads", "on", False),
     ("auto_populate", "by", "first"),
     ("read", "by", "order"),
     ("verification", "titles", False),
 )
-"""Settings that came later: group, name, and the value that means off."""
+"""Settings that did not exist when environments were first recorded: group, name, and the value that means off."""
 
 
 class Search(Settings):
@@ -79,7 +81,7 @@ class Grep(Settings):
 class Read(Settings):
     on: bool = True
     tokens: Positive = 4096
-    by: Literal["order", "evidence"] = "order"
+    by: Literal["order", "evidence"] = "evidence"
     """Of a document longer than `tokens`, show the first parts, or those nearest to the question."""
 
 
@@ -118,7 +120,7 @@ class AutoPopulate(Settings):
     on: bool = True
     documents: Positive = 8
     tag: Tag = "fair"
-    by: Literal["first", "evidence"] = "first"
+    by: Literal["first", "evidence"] = "evidence"
     """Curate the first units of the first search; or, with `evidence.rank`, the best of all searches so far, anew after
     each search until the policy edits the set."""
 
@@ -146,7 +148,7 @@ class Evidence(Settings):
     handles: bool = False
     """Give entities of the question and of shown hits handles (E3), which search queries may contain. Independent of
     `on`, which is about entities that documents share."""
-    rank: bool = False
+    rank: bool = True
     """Rank the pool by evidence value, and show the order on a line of its own."""
 
     @property
@@ -158,7 +160,7 @@ class Evidence(Settings):
 class Leads(Settings):
     """Names worth a search, found by `evidence.rank`."""
 
-    on: bool = False
+    on: bool = True
     lines: Positive = 8
 
 
@@ -210,8 +212,8 @@ class Rendering(Settings):
 class Env(Settings):
     """Everything that decides what a policy can do and see. All of it enters `env_hash`.
 
-    Defaults are the published constants (Harness-1, arXiv 2606.02373, as in `configs/paper.toml`). Sizes are in tokens
-    unless a field says otherwise.
+    Defaults are the published constants (Harness-1, arXiv 2606.02373, as in `configs/paper.toml`), except that units
+    are ranked by evidence, with what rests on that. Sizes are in tokens unless a field says otherwise.
     """
 
     max_turns: Positive = 40
@@ -251,9 +253,7 @@ class Env(Settings):
         for group, name, off in _LATER:
             if tree[group][name] == off:
                 del tree[group][name]
-        if self.leads == Leads():
-            del tree["leads"]
-        return tree
+        return {group: settings for group, settings in tree.items() if group != "leads" or self.leads.on}
 
     @property
     def leads_on(self) -> bool:
@@ -279,3 +279,13 @@ class Env(Settings):
         """Cap an allowance in tokens, so that even a small context window holds a whole turn."""
         most = int(self.prompt_limit * OBSERVATION_SHARE)
         return min(tokens, most, self.pruning.output) if self.pruning.on else min(tokens, most)
+
+
+def recorded_without(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded settings of an environment with every mechanism that they do not mention switched off."""
+    complete = dict(tree)
+    for group, name, off in _LATER:
+        settings = complete.get(group, {})
+        if isinstance(settings, dict):  # else the card is damaged, which its reader says
+            complete[group] = {name: off} | settings
+    return complete

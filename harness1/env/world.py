@@ -44,7 +44,8 @@ class World:
     async def _search(self, request: SearchFor, memory: WorkingMemory) -> Answer:
         """Search for all queries at once; repeat only those that failed."""
         seen = frozenset(memory.store)
-        searches = [SearchRequest(query, request.k, seen, self.machine.call_deadline_s) for query in request.queries]
+        deadline = self.machine.call_deadline_s
+        searches = [SearchRequest(query, request.k, seen, deadline, request.about) for query in request.queries]
 
         async def one_batch() -> list[SearchResult] | RetrievalFault:
             pending = [place for place in range(len(searches)) if place not in done]
@@ -65,7 +66,7 @@ class World:
         rankings = []
         for query, result in zip(request.queries, results, strict=True):
             for rank, scored in enumerate(result.hits):
-                hits.setdefault(scored.chunk.chunk_id, _hit(scored.chunk, scored.score, rank))
+                hits.setdefault(scored.chunk.chunk_id, _hit(scored.chunk, rank, scored.score, scored.likeness))
             ids = tuple(scored.chunk.chunk_id for scored in result.hits)
             rankings.append(Ranking(query, ids, result.pre_rerank_ids))
         return Answer(tuple(hits.values()), tuple(rankings))
@@ -118,11 +119,11 @@ async def patiently(
     return await retried(once, machine.attempts, machine.backoff_s)
 
 
-def _hit(chunk: Chunk, score: float, rank: int) -> Hit:
+def _hit(chunk: Chunk, rank: int, score: float = 0.0, likeness: float | None = None) -> Hit:
     tokens = approximate_tokens(chunk.text)
-    return Hit(chunk.chunk_id, chunk.doc_id, chunk.index, chunk.title, chunk.text, score, rank, tokens)
+    return Hit(chunk.chunk_id, chunk.doc_id, chunk.index, chunk.title, chunk.text, score, rank, tokens, likeness)
 
 
 def _unranked(chunks: tuple[Chunk, ...]) -> Answer:
     """Return unscored chunks as hits in the order given."""
-    return Answer(tuple(_hit(chunk, 0.0, rank) for rank, chunk in enumerate(chunks)))
+    return Answer(tuple(_hit(chunk, rank) for rank, chunk in enumerate(chunks)))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from importlib import resources
+from itertools import chain
 from operator import or_
 from struct import Struct
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from harness1.memory.entities import FUNCTION_WORDS
 from harness1.memory.feedback import Vocabulary
 from harness1.memory.forkable import Forkable
-from harness1.memory.leads import Lead, Names, links, open_leads
+from harness1.memory.leads import Lead, Links, Names, links, open_leads
 from harness1.memory.question import (
     LONGEST_TITLE,
     SCANNED_CHARACTERS,
@@ -30,9 +31,9 @@ from harness1.memory.question import (
     content_terms,
     head,
     likeness,
+    mask_of,
     normalised_name,
     read_question,
-    term_masks,
 )
 from harness1.memory.sentences import split
 from harness1.records import Hit, Ranking, Record, UnitId
@@ -43,7 +44,7 @@ COMPARED = 3
 TOLD_FROM = 0.5
 """The least value of a feature that is told as a reason."""
 
-_OWN, _MASK, _SENTENCE = Struct("5d"), Struct("q"), Struct("2q")
+_OWN, _MASK, _SENTENCE = Struct("6d"), Struct("q"), Struct("2q")
 """Rows of numbers that stand side by side in a buffer: read as arrays, they need not be gathered at each turn."""
 
 _DETAIL = re.compile(r"\(([^)]*)\)\s*$")
@@ -76,36 +77,38 @@ class Weights(Record):
     """Ranks of other units of the same source by title, such as pages of a report or sentences of an article."""
     alike: float
     """It reads like the units at the top."""
+    semantic: float
+    """Place by the likeness of its embedding to the question's, as 1 / (1 + place / 5); 0 without embeddings."""
 
 
-WEIGHTS = msgspec.toml.decode(resources.files(__package__).joinpath("evidence_weights.toml").read_bytes(), type=Weights)
+class Fitted(Record):
+    """The weights where nothing is known of embeddings, and where something is."""
+
+    terms: Weights
+    embeddings: Weights
+
+
+FITTED = msgspec.toml.decode(resources.files(__package__).joinpath("evidence_weights.toml").read_bytes(), type=Fitted)
 FEATURES = Weights.__struct_fields__
-_WEIGHTS = np.array([getattr(WEIGHTS, name) for name in FEATURES])
+_TERMS, _EMBEDDINGS = (np.array(msgspec.structs.astuple(weights)) for weights in (FITTED.terms, FITTED.embeddings))
 _AT = {name: at for at, name in enumerate(FEATURES)}
-_TOLD = [
-    (_AT[name], words)
-    for name, words in (
-        ("named", "named in the question"),
-        ("sentence", "one sentence answers much"),
-        ("alike", "reads like the best"),
-        ("link", "named by strong documents"),
-    )
-]
-"""Features that are reasons, by column, and their words."""
+_TOLD = {
+    "named": "named in the question",
+    "sentence": "one sentence answers much",
+    "alike": "reads like the best",
+    "link": "named by strong documents",
+    "semantic": "close in meaning",
+}
+"""Features that are reasons, and their words."""
+_COLUMNS, _REASONS = [_AT[name] for name in _TOLD], (*_TOLD.values(), "")
 
 
 class Value(NamedTuple):
-    """A unit with its evidence value, and what each feature contributes."""
+    """A unit with its evidence value and its features."""
 
     unit_id: UnitId
     value: float
-    parts: tuple[float, ...]
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """What contributes most beyond ranks, in a few words each."""
-        told = [(self.parts[at], words) for at, words in _TOLD if self.parts[at] >= TOLD_FROM * _WEIGHTS[at] > 0]
-        return tuple([words for _, words in sorted(told, key=lambda each: -each[0])[:2]])
+    features: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -113,14 +116,21 @@ class Assessment:
     """The pooled units and the names to search next, each with the most valuable first."""
 
     units: tuple[UnitId, ...] = ()
-    parts: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, len(FEATURES))))
-    """What each feature contributes to each unit, shape [units, features]."""
+    features: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, len(FEATURES))))
+    """Shape [units, features]."""
+    values: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     leads: tuple[Lead, ...] = ()
 
     def best(self, limit: int) -> list[Value]:
         """Return the first units with their values."""
-        rows = self.parts[:limit].tolist()
-        return [Value(unit, sum(row), tuple(row)) for unit, row in zip(self.units, rows, strict=False)]
+        rows = zip(self.units[:limit], self.values.tolist(), self.features.tolist(), strict=False)
+        return [Value(unit, value, tuple(row)) for unit, value, row in rows]
+
+    def reasons(self) -> list[str]:
+        """Return for each unit its highest feature beyond ranks, in a few words; an empty string if none is high."""
+        told = self.features[:, _COLUMNS]
+        highest = np.where(told.max(axis=1) >= TOLD_FROM, told.argmax(axis=1), len(_COLUMNS))
+        return [_REASONS[at] for at in highest.tolist()]
 
 
 class EvidenceValue(Forkable):
@@ -132,7 +142,7 @@ class EvidenceValue(Forkable):
     texts: list[tuple[str, ...]] = []
     own: bytearray = bytearray()
     """Of each unit, as `_OWN`: share of the best score for the question, best rank as 1 / (1 + rank / 5), the sum for
-    `fused`, share of the title, via."""
+    `fused`, share of the title, via, and the likeness of the embedding (0: unknown)."""
     masks: bytearray = bytearray()
     """The terms of the question in each unit, as sets of bits (`_MASK`)."""
     sentences: bytearray = bytearray()
@@ -154,18 +164,22 @@ class EvidenceValue(Forkable):
         number = self.numbers.get(unit_id)
         text = hit.text[:SCANNED_CHARACTERS]
         name = hit.title[:LONGEST_TITLE]
-        title, *sentences = term_masks([name, *split(text)], question.terms)
+        read = [content_terms(line) for line in (name, *split(text))]
+        title, *sentences = [mask_of(line, question.terms) for line in read]
         found = set(sentences)
         if number is None:
             number = self.numbers[unit_id] = len(self.numbers)
             share = title.bit_count() / max(1, len(set(content_terms(name))))
             self.titles.append(name)
             self.texts.append(())
-            self.own += _OWN.pack(0.0, 0.0, 0.0, share, 0.0)
+            self.own += _OWN.pack(0.0, 0.0, 0.0, share, 0.0, 0.0)
             self.masks += _MASK.pack(title)
             self._name(number, head(name), question)
-            self.words.add(f"{name} {text}", question.terms.keys())
+            self.words.add(chain.from_iterable(read), question.terms)
         self.texts[number] = (*self.texts[number], text)
+        if hit.likeness is not None:
+            *own, known = _OWN.unpack_from(self.own, number * _OWN.size)
+            _OWN.pack_into(self.own, number * _OWN.size, *own, max(known, hit.likeness))
         (mask,) = _MASK.unpack_from(self.masks, number * _MASK.size)
         _MASK.pack_into(self.masks, number * _MASK.size, reduce(or_, found, mask))
         for mask in _largest(found):
@@ -202,7 +216,7 @@ class EvidenceValue(Forkable):
                 self._found(self.numbers[unit_id], line, first + place, share, margin)
 
     def _found(self, number: int, query: str, rank: int, likeness: float, margin: float) -> None:
-        best, place, fused, title, via = _OWN.unpack_from(self.own, number * _OWN.size)
+        best, place, fused, title, via, semantic = _OWN.unpack_from(self.own, number * _OWN.size)
         place, fused = max(place, likeness / (1 + rank / 5)), fused + (1.0 if likeness == 1 else 0.5) / (60 + rank)
         if likeness == 1:
             best = max(best, margin)
@@ -210,7 +224,7 @@ class EvidenceValue(Forkable):
             self.names.add_query(number, head(query), rank)
             if 1 / (1 + rank) > via and self._has(number, query.lower()):
                 via = 1 / (1 + rank)
-        _OWN.pack_into(self.own, number * _OWN.size, best, place, fused, title, via)
+        _OWN.pack_into(self.own, number * _OWN.size, best, place, fused, title, via, semantic)
 
     def _has(self, number: int, words: str) -> bool:
         return any(words in text.lower() for text in (self.titles[number], *self.texts[number]))
@@ -221,35 +235,39 @@ class EvidenceValue(Forkable):
 
     def assess(self, query: str) -> Assessment:
         """Return the order of the units, ties in order of arrival, and the leads."""
-        features, named = self._features(query)
-        parts, ids = features * _WEIGHTS, list(self.numbers)
-        order = np.argsort(-np.round(parts.sum(axis=1), 9), kind="stable")
+        features, found = self._features(query)
+        values, ids = np.round(features @ _weights(features), 9), list(self.numbers)
+        order = np.argsort(-values, kind="stable")
         units = tuple([ids[at] for at in order.tolist()])
-        return Assessment(units, parts[order], open_leads(named, self.names.heads, self.pages, query))
+        return Assessment(
+            units, features[order], values[order], open_leads(found, self.names.heads.keys(), self.pages, query)
+        )
 
-    def _features(self, query: str) -> tuple[NDArray[np.float64], dict[str, Lead]]:
-        """Return the features, and by key the names in strong units."""
+    def _features(self, query: str) -> tuple[NDArray[np.float64], Links]:
+        """Return the features, and what strong units name."""
         question = read_question(query)
         table = np.zeros((len(self.numbers), len(FEATURES)))
         if not self.numbers:
-            return table, {}
+            return table, Links(np.zeros(0), {}, {})
         self._own(table, question)
-        place = np.argsort(-table @ _WEIGHTS, kind="stable")
+        place = np.argsort(-table @ _weights(table), kind="stable")
         strength = np.empty(len(table))
         strength[place] = 1 / (2 + np.arange(len(table)))
         strength = np.maximum(strength, table[:, _AT["named"]])
         table[:, _AT["alike"]] = self.words.likeness(place[:COMPARED].tolist())
         found = links(list(self.numbers), self.texts, self.names, strength, question)
         table[:, _AT["link"]] = found.strengths
-        return table, found.names
+        return table, found
 
     def _own(self, table: NDArray[np.float64], question: Question) -> None:
         """Write the features that each unit has by itself."""
-        best, ranks, fused, title, via = np.frombuffer(self.own, np.float64).reshape(len(table), -1).T
+        best, ranks, fused, title, via, semantic = np.frombuffer(self.own, np.float64).reshape(len(table), -1).T
         lowest = best[best > 0].min(initial=1.0)
         table[:, _AT["margin"]] = np.maximum(best - lowest, 0.0) / max(1 - lowest, 1e-9)
         table[:, _AT["fused"]] = fused / max(float(fused.max()), 1e-9)
         table[:, _AT["title"]], table[:, _AT["via"]] = title, via
+        better = len(table) - np.searchsorted(np.sort(semantic), semantic, side="right")
+        table[:, _AT["semantic"]] = (semantic > 0) / (1 + better / 5)
         together = np.bincount(self.sources, ranks, len(table))[self.sources]
         table[:, _AT["siblings"]] = np.minimum(1.5, (together - ranks) / 3)
         masks = np.frombuffer(self.masks, np.int64)
@@ -276,6 +294,10 @@ class EvidenceValue(Forkable):
                 meant = detail and f" {normalised_name(detail.group(1))} " in question.flat
                 values[number] = 0.25 if part and not meant else 1.0
         return values
+
+
+def _weights(features: NDArray[np.float64]) -> NDArray[np.float64]:
+    return _EMBEDDINGS if features[:, _AT["semantic"]].any() else _TERMS
 
 
 def _rarity(bits: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -4,16 +4,16 @@ feedback in information retrieval")."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Container, Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness1.memory.forkable import Forkable
-from harness1.memory.question import content_terms
 
-READ_CHARACTERS = 3000
-"""Characters of a unit that are read for its words."""
+READ_TERMS = 400
+"""Terms of a unit that count."""
 FEW_TERMS = 50
 """A unit of this many terms counts half: the fewer words it has, the less their likeness says."""
 
@@ -23,23 +23,24 @@ class Vocabulary(Forkable):
 
     terms: dict[str, int] = {}
     """Terms with their numbers."""
-    numbers: list[bytes] = []
-    """Of each unit: the numbers of its terms, int32."""
-    often: list[bytes] = []
-    """Of each unit: the logarithms of 1 + how often it has each term, float64."""
+    sizes: list[int] = []
+    """Distinct terms of each unit."""
+    numbers: bytearray = bytearray()
+    """Unit by unit, the numbers of its terms, int32."""
+    often: bytearray = bytearray()
+    """Beside them, the logarithms of 1 + how often the unit has the term, float64."""
 
-    def add(self, text: str, asked: Set[str]) -> None:
-        """Take in the text of the next unit.
+    def add(self, terms: Iterable[str], asked: Container[str]) -> None:
+        """Take in the terms of the next unit.
 
         Args:
             asked: terms that are left out.
         """
-        counts = Counter(content_terms(text[:READ_CHARACTERS]))
-        for term in asked:
-            counts.pop(term, None)
+        counts = Counter([term for term in islice(terms, READ_TERMS) if term not in asked])
         numbers = [self.terms.setdefault(term, len(self.terms)) for term in counts]
-        self.numbers.append(np.array(numbers, np.int32).tobytes())
-        self.often.append(np.log1p(np.array(list(counts.values()), np.float64)).tobytes())
+        self.sizes.append(len(numbers))
+        self.numbers += np.array(numbers, np.int32).tobytes()
+        self.often += np.log1p(np.array(list(counts.values()), np.float64)).tobytes()
 
     def likeness(self, best: Sequence[int]) -> NDArray[np.float64]:
         """Return the mean cosine of each unit with the best ones, itself left out, as a share of the highest; less for
@@ -47,11 +48,11 @@ class Vocabulary(Forkable):
 
         Terms weigh more the rarer they are in the pool, and the n-th of the best units counts 1 / (1 + n).
         """
-        sizes = [len(numbers) // 4 for numbers in self.numbers]
+        sizes = self.sizes
         units, starts = np.repeat(np.arange(len(sizes)), sizes), np.cumsum([0, *sizes])
-        terms = np.frombuffer(b"".join(self.numbers), np.int32)
+        terms = np.frombuffer(self.numbers, np.int32)
         rarity = np.log1p(len(sizes) / np.maximum(np.bincount(terms, minlength=1), 1))
-        weights = np.frombuffer(b"".join(self.often)) * rarity[terms]
+        weights = np.frombuffer(self.often) * rarity[terms]
         lengths = np.sqrt(np.bincount(units, weights * weights, len(sizes)))
         weights /= np.maximum(lengths, 1e-9)[units]
         shares = np.full(len(sizes), sum(1 / (2 + place) for place in range(len(best))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence, Set
 from functools import lru_cache
 from math import log
 from typing import NamedTuple
@@ -25,6 +25,8 @@ HOPS, DECAY = 2, 0.7
 MOST_LINK = 1.5
 WORTHWHILE = 0.08
 """A name of less value than this is not worth a search."""
+MOST_LEADS = 30
+"""Names in documents that are told as leads."""
 PART_WORTH = 0.6
 """The value of a part of the question: less than a name in it, more than most names in documents."""
 
@@ -71,11 +73,12 @@ class Lead(NamedTuple):
 
 
 class Links(NamedTuple):
-    """What each unit gets from strong units that name it, in order of arrival, and the names in them that are worth a
-    search, by key."""
+    """What each unit gets from strong units that name it, in order of arrival; and by key the value of each name in
+    them, its spelling, and the units that have it, the strongest first."""
 
     strengths: NDArray[np.float64]
-    names: dict[str, Lead]
+    values: dict[str, float]
+    sources: dict[str, tuple[str, dict[UnitId, None]]]
 
 
 def links(
@@ -114,26 +117,28 @@ def links(
                         if target != source and value * share > link[target]:
                             link[target] = value * share
         strength = np.maximum(strength, DECAY * np.minimum(1.0, link))
-    worth = [name for name, value in values.items() if value >= WORTHWHILE]
-    leads = {name: Lead(sources[name][0], values[name], tuple(sources[name][1])) for name in worth}
-    return Links(np.minimum(link, MOST_LINK), leads)
+    return Links(np.minimum(link, MOST_LINK), values, sources)
 
 
-def open_leads(
-    names: Mapping[str, Lead], found: Container[str], queries: Iterable[str], question: str
-) -> tuple[Lead, ...]:
+def open_leads(links: Links, found: Set[str], queries: Iterable[str], question: str) -> tuple[Lead, ...]:
     """Return what is worth a search, the best first, the names in the question before all: nothing was found under
     that title, and nobody searched for it.
 
     Args:
         found: what the titles of all units name.
     """
-    searched = set(map(head, queries))
-    leads = dict(_asked(question))
-    for name, lead in names.items():
-        leads.setdefault(name, lead)
-    open_ = [lead for name, lead in leads.items() if name not in found and name not in searched]
-    return tuple(sorted(open_, key=lambda lead: -lead.value))
+    asked, closed = _asked(question), found | set(map(head, queries))
+    worth = [
+        (value, name)
+        for name, value in links.values.items()
+        if value >= WORTHWHILE and name not in closed and name not in asked
+    ]
+    worth.sort(key=lambda each: -each[0])
+    leads = [lead for name, lead in asked.items() if name not in closed]
+    for value, name in worth[:MOST_LEADS]:
+        spelling, sources = links.sources[name]
+        leads.append(Lead(spelling, value, tuple(sources)))
+    return tuple(sorted(leads, key=lambda lead: -lead.value))
 
 
 @lru_cache(maxsize=256)

@@ -60,6 +60,8 @@ _POSSESSIVE = re.compile(r"['’][sS]\b")
 _BARE = re.compile(r"[A-Za-z0-9]+(?: [A-Za-z0-9]+)*")
 _BRACKETED = re.compile(r"\s*\([^)]*\)\s*$")
 _DASH = re.compile(r"\s+[-–|]\s+")
+_OPENING = "who whom whose what which when where why how is are was were do does did in of"
+QUESTION_WORDS = frozenset(_OPENING.split())
 _ARTICLES = frozenset(("the", "a", "an"))
 _FIRST_FOREIGN = "\u0370"
 
@@ -133,6 +135,14 @@ def parts(question: str) -> list[str]:
     return apart[:MOST_PARTS] if len(apart) > 1 else []
 
 
+def claim(question: str) -> str:
+    """Turn a question into a statement that a document can support: drop its question mark and question words."""
+    words = question.strip().rstrip("?").split()
+    while len(words) > 3 and words[0].lower() in QUESTION_WORDS:
+        words.pop(0)
+    return " ".join(words)
+
+
 def is_whole(query: str, question: str) -> bool:
     """Return whether a query as a context shows it, possibly cut, is the whole question."""
     return query == question or (len(query) >= CUT_FROM and question.startswith(query))
@@ -164,36 +174,40 @@ def likeness(query: str, question: Question) -> float:
 
 def term_mask(text: str, terms: Mapping[str, int]) -> int:
     """Return the terms of a text as a set of bits."""
-    return term_masks([text], terms)[0]
+    return mask_of(content_terms(text), terms)
 
 
-def term_masks(texts: Sequence[str], terms: Mapping[str, int]) -> list[int]:
-    """Return the terms of each text as a set of bits; a word that several have is stemmed once."""
-    cut = [_tokens(text) for text in texts]
-    found = set().union(*cut)
-    stemmed = zip(found, map(stem, found), strict=True)
-    bits = {word: 1 << terms[term] for word, term in stemmed if term in terms and _counts(word)}
-    masks = []
-    for own in cut:
-        mask = 0
-        for word in bits.keys() & own:
-            mask |= bits[word]
-        masks.append(mask)
-    return masks
+def mask_of(found: Sequence[str], terms: Mapping[str, int]) -> int:
+    """Return those of the terms that were found as a set of bits."""
+    mask = 0
+    for term in terms.keys() & found:
+        mask |= 1 << terms[term]
+    return mask
 
 
 def content_terms(text: str) -> list[str]:
     """Return the stems of the words of a text, without function words."""
-    return [stem(word) for word in _tokens(text) if _counts(word) and word not in FUNCTION_WORDS]
+    return [term for term in map(_TERMS.__getitem__, _tokens(text)) if term]
+
+
+class _Terms(dict[str, str]):
+    """The stems of words; empty for function words, and for a letter that is no word."""
+
+    MOST = 1 << 16
+
+    def __missing__(self, word: str) -> str:
+        if len(self) >= self.MOST:
+            self.clear()
+        counts = (len(word) > 1 or word >= _FIRST_FOREIGN) and word not in FUNCTION_WORDS
+        self[word] = term = stem(word) if counts else ""
+        return term
+
+
+_TERMS = _Terms()
 
 
 def _tokens(text: str) -> list[str]:
     return words(text) if has_foreign(text) else tokens(text)
-
-
-def _counts(word: str) -> bool:
-    """Return whether a word is more than a letter, or a character that stands for a word."""
-    return len(word) > 1 or word >= _FIRST_FOREIGN
 
 
 def _words(text: str) -> list[str]:

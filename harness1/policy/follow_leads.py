@@ -1,22 +1,17 @@
-"""A policy that leaves judgement to the harness: it searches the question and the leads, and delivers the evidence
+"""A policy that leaves judgement to the harness: it searches the question, then the leads, and delivers the evidence
 order. It needs `env.evidence.rank` and `env.leads.on`."""
 
 from __future__ import annotations
 
-import copy
-
 from harness1.env.render.context import Context
-from harness1.env.render.view import View
 from harness1.hashing import digest
 from harness1.policy.actions import curate_call, is_late, search_call
-from harness1.policy.policy import Decision
+from harness1.policy.policy import Decision, Session
 from harness1.records import Tag, Task, ToolCall
 from harness1.tools.end_search import END_SEARCH
 
-LIMIT = 15
-"""Documents delivered."""
-PAGES, WAVES, FAN = 6, 3, 5
-"""The most pages of the question's ranking, turns that follow leads, and leads searched in one turn."""
+LIMIT, PAGES, WAVES, FAN = 15, 2, 3, 5
+"""Documents delivered, pages of the question's ranking, turns that follow leads, and leads searched in one of them."""
 
 
 class FollowLeads:
@@ -25,36 +20,20 @@ class FollowLeads:
     name = "follow-leads"
     hash = digest([name, LIMIT, PAGES, WAVES, FAN])
 
-    def open(self, task: Task, seed: int) -> FollowSession:
-        return FollowSession()
-
-
-class FollowSession:
-    """One episode. A further page of the question is read as long as the last one brought something to deliver."""
-
-    def __init__(self) -> None:
-        self._pages = self._waves = 0
+    def open(self, task: Task, seed: int) -> Session:
+        return self
 
     async def act(self, context: Context) -> Decision:
-        view = context.view
+        view, turn = context.view, max(context.view.turns, default=0)
         best: dict[str, Tag] = dict.fromkeys(view.ranked[:LIMIT], "high")
-        if not is_late(view) and self._brought(view, best):
-            self._pages += 1
-            return Decision((search_call(view.query),), "Rank for the whole question.")
-        if not is_late(view) and view.leads and self._waves < WAVES:
-            self._waves += 1
-            names = [lead.name for lead in view.leads[:FAN]]
-            return Decision((search_call(*names),), f"Follow {', '.join(names)}.")
-        if best and [entry.handle for entry in view.curated] != list(best):
-            drop = [entry.handle for entry in view.curated]
-            return Decision((curate_call(context.tools, best, drop),), "Deliver the best.")
+        drop = [entry.handle for entry in view.curated]
+        if turn < PAGES:
+            return Decision((search_call(view.query),))
+        if view.leads and turn < PAGES + WAVES and not is_late(view):
+            return Decision((search_call(*[lead.name for lead in view.leads[:FAN]]),))
+        if best and drop != list(best):
+            return Decision((curate_call(context.tools, best, drop),))
         return Decision((ToolCall(END_SEARCH, {"reasoning": "The leads are followed."}),))
 
-    def fork(self) -> FollowSession:
-        return copy.copy(self)
-
-    def _brought(self, view: View, best: dict[str, Tag]) -> bool:
-        """Return whether the question's ranking is worth another page."""
-        newest = view.hits.get(max(view.turns, default=0), ())
-        brought = any(hit.document.handle in best for hit in newest)
-        return self._waves == 0 and self._pages < PAGES and (brought or self._pages == 0)
+    def fork(self) -> Session:
+        return self

@@ -16,6 +16,8 @@ class SearchRequest(Record):
     k: Count
     exclude: frozenset[ChunkId] = frozenset()
     deadline: float = 30.0
+    about: str = ""
+    """A text that the embeddings of the results are compared with; empty: none."""
 
 
 class Scored(Record):
@@ -23,6 +25,8 @@ class Scored(Record):
 
     chunk: Chunk
     score: float
+    likeness: float | None = None
+    """Cosine with the embedding of the request's `about`; None if the engine does not compare."""
 
 
 class SearchResult(Record):

@@ -75,7 +75,7 @@ class CachingRetriever:
 
     def _key(self, request: SearchRequest) -> bytes:
         # A digest, because excluded ids would take more room than results; of a `repr`, which escapes lone surrogates.
-        parts = repr((request.query, request.k, sorted(request.exclude), self._settings))
+        parts = repr((request.query, request.k, sorted(request.exclude), request.about, self._settings))
         return hashlib.blake2b(parts.encode(), digest_size=16).digest()
 
     def _under_way(self, key: bytes) -> _Flight | None:

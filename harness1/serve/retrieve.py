@@ -101,8 +101,7 @@ class RetrievalService:
         self._bound_ids(chunk_id for asked in call.requests for chunk_id in asked.exclude)
         latest = self.limits.deadline_s
         requests = [
-            SearchRequest(asked.query, asked.k, asked.exclude, min(asked.deadline, latest) - waited)
-            for asked in call.requests
+            msgspec.structs.replace(asked, deadline=min(asked.deadline, latest) - waited) for asked in call.requests
         ]
         answers = (
             SearchAnswer(fault=found.message) if isinstance(found, RetrievalFault) else SearchAnswer(result=found)
@@ -131,7 +130,7 @@ class RetrievalService:
     async def _searched(self, requests: list[SearchRequest]) -> list[SearchResult | RetrievalFault]:
         _bound(len(requests), self.limits.queries, "queries")
         _bound(sum(request.k for request in requests), self.limits.hits, "hits")
-        self._bound_texts((request.query for request in requests), "query")
+        self._bound_texts((text for request in requests for text in (request.query, request.about)), "query")
         if not requests:
             return []
         latest = max(request.deadline for request in requests)

@@ -16,7 +16,8 @@ from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Delta, Hit, Note, Observation, Ranking
 from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN, approximate_tokens
 from harness1.retrieval.ordering import rrf
-from harness1.tools.requests import Answer
+from harness1.tools.handles import QUERY_CHARACTERS
+from harness1.tools.requests import Answer, SearchFor
 from harness1.tools.tool import ToolFunction, Traits, traits_of
 from harness1.words import has_foreign
 
@@ -29,6 +30,12 @@ TITLE_CHARACTERS = 1000
 """Characters shown of a title: three times the longest title of the benchmarks."""
 UNCUT_CHARACTERS = 1000
 """Characters up to which a text is shown whole, however small the window."""
+
+
+def search_for(memory: WorkingMemory, env: Env, queries: tuple[str, ...]) -> SearchFor:
+    """Return the request for some queries. Where units are ranked by evidence, results are compared with the
+    question."""
+    return SearchFor(queries, env.search.hits, memory.query[:QUERY_CHARACTERS] if env.evidence.ranks else "")
 
 
 def discover(

@@ -9,9 +9,8 @@ from msgspec import Meta
 from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation
-from harness1.tools.discovery import discover
+from harness1.tools.discovery import discover, search_for
 from harness1.tools.handles import spelled
-from harness1.tools.requests import SearchFor
 from harness1.tools.search_corpus import Query
 from harness1.tools.tool import Steps, Traits
 
@@ -30,6 +29,6 @@ def fan_out_search(
     if not in_words.queries:
         return Observation("fan_out_search", error=in_words.refusal)
     kept, left = in_words.queries[: env.fan_out.queries], in_words.queries[env.fan_out.queries :]
-    answer = yield SearchFor(kept, env.search.hits)
+    answer = yield search_for(memory, env, kept)
     notes = (Note("queries_left_out", {"count": len(left), "limit": env.fan_out.queries}),) if left else ()
     return discover(fan_out_search, memory, env, answer, (*in_words.notes, *notes), resolved=in_words.resolved)

@@ -10,6 +10,8 @@ class SearchFor(Record):
 
     queries: tuple[str, ...]
     k: int
+    about: str = ""
+    """A text that the embeddings of the results are compared with; empty: none."""
 
 
 class GrepFor(Record):

@@ -9,9 +9,8 @@ from msgspec import Meta
 from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Observation
-from harness1.tools.discovery import discover
+from harness1.tools.discovery import discover, search_for
 from harness1.tools.handles import QUERY_CHARACTERS, spelled
-from harness1.tools.requests import SearchFor
 from harness1.tools.tool import Steps, Traits
 
 Query = Annotated[
@@ -29,5 +28,5 @@ def search_corpus(memory: WorkingMemory, env: Env, query: Query) -> Steps:
     in_words = spelled(memory, env, [query])
     if not in_words.queries:
         return Observation("search_corpus", error=in_words.refusal)
-    answer = yield SearchFor(in_words.queries, env.search.hits)
+    answer = yield search_for(memory, env, in_words.queries)
     return discover(search_corpus, memory, env, answer, in_words.notes, resolved=in_words.resolved)

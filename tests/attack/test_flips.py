@@ -36,6 +36,8 @@ KINDS = {
 QUERIES = ("river bridge castle", "who founded the company", "born in the city", "treaty of", "harbour", "museum 19")
 PATTERNS = (r"\bfounded\b", "(?i)City", "[a-m]ur[a-z]+ of", "19[0-9][0-9]")
 NAMES = re.compile("DamagedFile|No such file")
+PATIENCE = 600.0
+"""Seconds that an answer may take: a busy machine is no damage."""
 
 Answers = list[Any]
 
@@ -70,11 +72,11 @@ def answers_of(place: Place) -> Answers:
     """Open the index and ask for everything that a policy can ask for."""
     retriever = open_embedded(place.index, place.config)
     named = [ChunkId(doc_id) for doc_id in place.doc_ids]
-    asked = [SearchRequest(query, 10, frozenset(named)) for query in QUERIES]
+    asked = [SearchRequest(query, 10, frozenset(named), PATIENCE) for query in QUERIES]
     answers: Answers = [retriever.info]
-    for found in run(retriever.search([*asked, *(SearchRequest(query, 30) for query in QUERIES)])):
+    for found in run(retriever.search([*asked, *(SearchRequest(query, 30, deadline=PATIENCE) for query in QUERIES)])):
         answers.append(found if isinstance(found, RetrievalFault) else found.hits)
-    answers += [run(retriever.grep(pattern, 20, 60.0)) for pattern in PATTERNS]
+    answers += [run(retriever.grep(pattern, 20, PATIENCE)) for pattern in PATTERNS]
     answers += [run(retriever.read(doc_id)) for doc_id in place.doc_ids]
     return [*answers, run(retriever.get(named))]
 

@@ -54,6 +54,9 @@ def save_model(folder: Path, seed: int, kind: str = "chatml") -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     closing = [token for text in ("\n", '"', '"}', "}") for token in tokenizer(kind).encode(text)]
     with torch.no_grad():
+        for layer in model.model.layers:  # they leave alone what says so
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
         model.model.embed_tokens.weight[:, 0] = 8.0
         model.lm_head.weight[closing, 0] = 9.0
     model.save_pretrained(folder)

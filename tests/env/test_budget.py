@@ -17,7 +17,7 @@ from harness1.records import StopReason, Task, ToolCall
 from tests.support import WordRetriever, call, curate, make_env, play, recount, run, search, text_of, wide_corpus
 
 ORDERS = ("paper", "stable_first", "epoch")
-WINDOWS = (2000, 2900, 3400, 4200, 6000)
+WINDOWS = (2050, 2900, 3400, 4200, 6000)
 RESERVE = 300
 STATES = 10_000
 
@@ -91,7 +91,7 @@ def test_ten_thousand_random_states_are_never_over_budget() -> None:
 
 
 def test_the_smallest_context_that_does_not_fit_ends_the_episode() -> None:
-    env = make_env(Env(context_window=1970, generation_reserve=RESERVE))
+    env = make_env(Env(context_window=2050, generation_reserve=RESERVE))
     steps = play(env, ToolCall("unknown", {"text": "x" * 20_000}))
     assert (steps[0].done, steps[0].context) == (StopReason.CONTEXT_LIMIT, None)
     narrow = make_env(Env(context_window=2400, generation_reserve=RESERVE))

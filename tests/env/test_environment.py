@@ -282,7 +282,7 @@ def test_an_environment_refuses_gold_and_needs_a_reset() -> None:
     [
         (Env(), (search("Ada"), END)),
         (Env(max_turns=1), (search("Ada"),)),
-        (Env(context_window=1970, generation_reserve=300), (ToolCall("unknown", {"text": "x" * 20_000}),)),
+        (Env(context_window=2050, generation_reserve=300), (ToolCall("unknown", {"text": "x" * 20_000}),)),
     ],
 )
 def test_there_is_no_step_after_the_end(config: Env, actions: tuple[ToolCall, ...]) -> None:

@@ -68,7 +68,7 @@ def test_only_leads_that_are_shown_get_handles() -> None:
     assert counts == [1, 3]
 
 
-@pytest.mark.parametrize("evidence", [Evidence(rank=True), Evidence(handles=True)])
+@pytest.mark.parametrize("evidence", [Evidence(rank=True), Evidence(rank=False, handles=True)])
 def test_without_handles_or_leads_no_lead_gets_one(evidence: Evidence) -> None:
     env = make_env(Env(evidence=evidence, leads=Leads(on=True)))
     context = run(env.reset(Task("t", "Where was “the lady of the lake” born?")))
@@ -172,7 +172,7 @@ def test_shared_entities_are_rare_names_of_the_best_where_documents_are_ranked()
     ]
     found = [hit(f"d{at}", text, f"Title {at}") for at, text in enumerate(texts)]
     lines = []
-    for config in (Env(), FULL):
+    for config in (Env(evidence=Evidence(rank=False)), FULL):
         env = make_env(config)
         run(env.reset(Task("t", "Did Ada die?")))
         env.state.memory.absorb(found, config)

@@ -22,7 +22,8 @@ def codes(*actions: ToolCall, guidance: Any = "facts", **options: Any) -> list[l
 
 
 def test_facts_follow_a_discovery() -> None:
-    assert codes(search("river")) == [["result", "seeded"]]
+    assert codes(search("river")) == [["result", "refilled"]]
+    assert codes(search("river"), auto_populate=AutoPopulate(by="first")) == [["result", "seeded"]]
     assert codes(search("river"), auto_populate=UNSEEDED) == [["result", "curated_empty"]]
 
 

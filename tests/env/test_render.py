@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import msgspec
 
-from harness1.config import Dedup, Env, History, PoolView, Rendering
+from harness1.config import AutoPopulate, Dedup, Env, Evidence, History, PoolView, Rendering
 from harness1.env.render.orders import visible_units
 from harness1.env.render.renderer import Renderer
 from harness1.env.render.view import CuratedView
 from harness1.records import Task
 from tests.support import call, chunk, curate, make_env, play, run, search, text_of, wide_corpus
+
+PLAIN = Env(evidence=Evidence(rank=False))
 
 
 def test_an_empty_memory_is_shown_as_such() -> None:
@@ -34,7 +36,7 @@ def test_rendering_twice_or_anew_gives_the_same() -> None:
 
 
 def test_documents_in_recent_hits_need_no_line_of_their_own() -> None:
-    env = make_env()
+    env = make_env(PLAIN)
     steps = play(env, search("Ada Lovelace"), *[curate(add_ids=["D1"])] * 5)
     assert "\nD1 (fair)" not in text_of(steps[0].context)
     assert "\nD1 (fair) Ada Lovelace: Ada Lovelace wrote" in text_of(steps[-1].context)
@@ -44,8 +46,13 @@ def test_documents_in_recent_hits_need_no_line_of_their_own() -> None:
 
 def test_pool_lines_come_newest_first_with_a_snippet_then_handles_alone() -> None:
     chunks = [chunk(f"d{number}", f"common word {number} " + "x" * 300, f"Title {number}") for number in range(9)]
-    quiet = Env(pool=PoolView(lines=2, older=3, snippet=20), dedup=Dedup(on=False), rendering=Rendering(recent=1))
-    config = msgspec.structs.replace(quiet, auto_populate=msgspec.structs.replace(quiet.auto_populate, on=False))
+    config = msgspec.structs.replace(
+        PLAIN,
+        pool=PoolView(lines=2, older=3, snippet=20),
+        dedup=Dedup(on=False),
+        rendering=Rendering(recent=1),
+        auto_populate=AutoPopulate(on=False),
+    )
     steps = play(make_env(config, chunks), search("common"), curate(remove_ids=["D1"]))
     text = text_of(steps[-1].context)
     assert "\nD9 Title 8: common word 8 xxxxxx\nD8 Title 7:" in text
@@ -98,7 +105,7 @@ def test_history_shows_its_last_lines_and_counts_the_others() -> None:
 
 
 def test_shared_entities_are_shown_with_handles() -> None:
-    text = text_of(play(make_env(), search("Ada Byron town"))[-1].context)
+    text = text_of(play(make_env(PLAIN), search("Ada Byron town"))[-1].context)
     assert "Shared entities: Ada Lovelace (D1, D" in text
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from harness1.config import Compression, Curation, Env, Read, Rendering, Search
+from harness1.config import Compression, Curation, Env, Evidence, Read, Rendering, Search
 from harness1.env.render.pieces import ApproximateCounter
 from harness1.episodes.replay import ReplayReport, replay_env, replay_episode, replay_live
 from harness1.episodes.rollout import rollout
@@ -66,7 +66,7 @@ PLAN = (
 )
 
 
-def configured(order: str = "paper") -> Env:
+def configured(order: str = "paper", *, rank: bool = True) -> Env:
     """Small allowances, so that hits and parts are left out."""
     return Env(
         search=Search(tokens=500),
@@ -74,11 +74,12 @@ def configured(order: str = "paper") -> Env:
         compression=Compression(sentences=3),
         context_window=9000,
         rendering=Rendering(order),  # type: ignore[arg-type]
+        evidence=Evidence(rank=rank),
     )
 
 
-def recorded(order: str = "paper") -> Episode:
-    episode = run(rollout(make_env(configured(order), WORLD), Script(*PLAN), TASK))
+def recorded(order: str = "paper", *, rank: bool = True) -> Episode:
+    episode = run(rollout(make_env(configured(order, rank=rank), WORLD), Script(*PLAN), TASK))
     return decode_episode(encode_episode(episode))
 
 
@@ -94,13 +95,14 @@ def observed(change: Callable[[Observation], Observation]) -> Callable[[Turn], T
     return lambda turn: replace(turn, observation=change(turn.observation))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("rank", "populated"), [(True, "refilled"), (False, "seeded")])
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_hash_comes_out_equal(order: str) -> None:
-    episode = recorded(order)
-    report = replay_episode(episode, configured(order))
+def test_every_hash_comes_out_equal(order: str, rank: bool, populated: str) -> None:
+    episode = recorded(order, rank=rank)
+    report = replay_episode(episode, configured(order, rank=rank))
     assert (report.turns, report.equal, report.difference) == (12, 12, None)
     codes = {note.code for turn in episode.turns if turn.observation for note in turn.observation.notes}
-    assert {"hits_left_out", "continues", "unknown_handles", "not_executed", "seeded"} <= codes
+    assert {"hits_left_out", "continues", "unknown_handles", "not_executed", populated} <= codes
 
 
 @pytest.mark.parametrize("order", ORDERS)

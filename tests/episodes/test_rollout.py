@@ -55,7 +55,7 @@ def test_the_turn_limit_ends_a_complete_episode() -> None:
 
 
 def test_a_context_that_does_not_fit_truncates() -> None:
-    env = make_env(Env(context_window=1970, generation_reserve=300))
+    env = make_env(Env(context_window=2050, generation_reserve=300))
     huge = call("unknown", text="x" * 20_000)
     assert ended(play_script(huge, env=env)) == (StopReason.CONTEXT_LIMIT, Status.TRUNCATED)
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from harness1.config import AutoPopulate, Env, Evidence, Leads
 from harness1.episodes.replay import ReplayReport, replay_episode
 from harness1.episodes.rollout import rollout
-from harness1.memory.evidence_value import FEATURES, WEIGHTS, EvidenceValue
+from harness1.memory.evidence_value import FEATURES, FITTED, EvidenceValue
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import ChunkId, Hit, Ranking, Task, UnitId
 from tests.support import WORDS, Script, call, curate, hit, make_env, play, run, search
@@ -69,8 +70,8 @@ def test_a_document_that_a_strong_one_names_is_linked_and_more_so_near_a_word_of
     found = memory_of(first, *others)
     assert of(found, "byron")["link"] > of(found, "babbage")["link"] > 0
     assert of(found, "ada")["link"] == 0
-    byron = next(value for value in found.assess().best(9) if value.unit_id == "byron")
-    assert "named by strong documents" in byron.reasons
+    reasons = dict(zip(found.assess().units, found.assess().reasons(), strict=True))
+    assert reasons[UnitId("byron")] == "named by strong documents"
 
 
 def test_a_link_reaches_over_two_hops() -> None:
@@ -175,8 +176,9 @@ def test_a_name_that_was_searched_or_found_is_no_lead() -> None:
 
 
 def test_no_weight_is_negative_and_every_feature_has_one() -> None:
-    assert all(getattr(WEIGHTS, name) >= 0 for name in FEATURES)
-    assert sum(getattr(WEIGHTS, name) > 0 for name in FEATURES) >= len(FEATURES) - 2
+    for weights in map(structs.astuple, (FITTED.terms, FITTED.embeddings)):
+        assert min(weights) >= 0
+        assert sum(weight > 0 for weight in weights) >= len(FEATURES) - 2
 
 
 hits_of = st.lists(
@@ -310,7 +312,7 @@ def test_values_are_finite_for_questions_of_any_length_and_documents_of_any_kind
 
 
 def test_without_ranking_nothing_is_kept_and_nothing_is_shown() -> None:
-    plain = make_env()
+    plain = make_env(Env(evidence=Evidence(rank=False)))
     step = play(plain, search("Ada Lovelace"))[-1]
     assert not plain.state.memory.value.numbers
     assert step.context is not None

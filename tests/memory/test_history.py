@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.config import Env, History
+from harness1.config import AutoPopulate, Env, History
 from harness1.memory.history import SUBJECT_CHARACTERS, history_line, subject
 from harness1.memory.pool import Pool
 from harness1.records import Observation, ToolCall
@@ -30,7 +30,7 @@ def test_a_subject_is_the_argument_that_matters() -> None:
 
 
 def test_a_line_counts_units_returned_new_and_curated() -> None:
-    env = make_env()
+    env = make_env(Env(auto_populate=AutoPopulate(by="first")))
     play(env, search("Ada Lovelace"), search("Ada Byron"), curate(add_ids=["D3"]))
     lines = env.state.memory.history
     assert [(line.turn, line.returned, line.new, line.curated) for line in lines] == [

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.memory.question import content_terms, term_masks
+from harness1.memory.question import content_terms, term_mask
 from harness1.memory.sentences import runs, table, tokens
 
 LETTERS = st.text(st.sampled_from("aB_'’-–.& \n\x1c\u00a0\u2028Σσİıé\u0301日本ñ½Ⅳ09٣\ud800"), max_size=30)
@@ -26,7 +26,7 @@ def test_runs_of_digits_are_those_of_the_expression(text: str) -> None:
 @given(st.lists(st.lists(st.sampled_from(["directed", "film", "a", "aed", "rain"])), max_size=4))
 def test_each_text_gets_the_terms_that_it_has(texts: list[list[str]]) -> None:
     terms = {term: at for at, term in enumerate(content_terms("director film aed"))}
-    masks = term_masks([" ".join(words) for words in texts], terms)
+    masks = [term_mask(" ".join(words), terms) for words in texts]
     assert masks == [
         sum({1 << terms[term] for term in content_terms(" ".join(words)) if term in terms}) for words in texts
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness1.config import Curation, Env, FanOut, Grep, Read, Review, Verification
+from harness1.config import AutoPopulate, Curation, Env, FanOut, Grep, Read, Review, Verification
 from harness1.episodes.rollout import rollout
 from harness1.policy.baselines import REPEATS, ROUNDS, RULES, ReflexPolicy
 from harness1.policy.registry import open_policy
@@ -42,7 +42,7 @@ def test_stop_at_once_delivers_what_one_search_populated() -> None:
 
 
 def test_the_repeater_asks_one_question() -> None:
-    found = episode("query-repeater")
+    found = episode("query-repeater", env=Env(auto_populate=AutoPopulate(by="first")))
     asked = [turn.action.arguments for turn in found.turns if turn.action and turn.action.name == "search_corpus"]
     assert asked == [{"query": QUERY}] * REPEATS
     assert [entry.unit_id for entry in found.curated] == populated(found)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from harness1.config import Env, Evidence, Leads
+from harness1.config import Env, Evidence
 from harness1.episodes.replay import replay_episode
 from harness1.episodes.rollout import rollout
 from harness1.policy.registry import open_policy
 from harness1.records import Episode, Status, Task
 from tests.support import make_env, run
 
-RANKED = Env(evidence=Evidence(rank=True), leads=Leads(on=True))
+PLAIN = Env(evidence=Evidence(rank=False))
 
 
 def played(config: Env) -> Episode:
@@ -18,17 +18,17 @@ def played(config: Env) -> Episode:
 
 
 def test_it_searches_leads_and_delivers_the_evidence_order() -> None:
-    episode = played(RANKED)
+    episode = played(Env())
     assert episode.status is Status.COMPLETED
     searched = [ranking.query for seen in episode.observations for ranking in seen.rankings]
     assert {"Lord Byron", "Missolonghi"} <= set(searched)
     delivered = [entry.unit_id for entry in episode.curated]
     assert {"ada", "byron", "miss"} <= set(delivered[:4])
-    assert replay_episode(episode, RANKED).difference is None
+    assert replay_episode(episode, Env()).difference is None
 
 
 def test_without_leads_and_order_it_ends_with_what_was_populated() -> None:
-    episode = played(Env())
+    episode = played(PLAIN)
     assert episode.status is Status.COMPLETED
     assert all(len(seen.rankings) <= 1 for seen in episode.observations)
     assert episode.curated

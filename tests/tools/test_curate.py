@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from harness1.config import Curation, Env
+import msgspec
+
+from harness1.config import AutoPopulate, Curation, Env
 from harness1.records import Observation, ToolCall
 from tests.support import curate, make_env, play, search, text_of
 
 
 def curated(*actions: ToolCall, env: Env | None = None) -> tuple[dict[str, str], Observation, str]:
     """The set after searching (which curates D1 to D3 as fair) and the actions, and what the last one was told."""
-    world = make_env(env)
+    world = make_env(msgspec.structs.replace(env or Env(), auto_populate=AutoPopulate(by="first")))
     step = play(world, search("Ada Byron"), *actions)[-1]
     assert step.observation is not None
     return dict(world.state.memory.curated.tags), step.observation, text_of(step.context)

@@ -26,7 +26,8 @@ def test_the_order_is_the_fusion_of_all_queries() -> None:
 
 
 def test_the_first_documents_come_from_every_query() -> None:
-    seeded = fan_out("alpha", "beta", env=Env(auto_populate=AutoPopulate(documents=5))).delta.auto_populated
+    first = Env(auto_populate=AutoPopulate(documents=5, by="first"))
+    seeded = fan_out("alpha", "beta", env=first).delta.auto_populated
     assert seeded[0] == "z"
     assert {unit[0] for unit in seeded[1:]} == {"x", "y"}
 

@@ -17,7 +17,7 @@ CHUNKS = [*PARTS, chunk("a_b_c", "alpha9 short", "Short")]
 
 
 def read(handle: str, tokens: int = 250, unit: Unit = "document") -> tuple[SearchEnv, Observation, str]:
-    env = make_env(Env(read=Read(tokens=tokens)), retriever=WordRetriever(CHUNKS, unit))
+    env = make_env(Env(read=Read(tokens=tokens, by="order")), retriever=WordRetriever(CHUNKS, unit))
     step = play(env, search("alpha0 alpha9"), call("read_document", doc_id=handle))[1]
     assert step.observation is not None
     return env, step.observation, text_of(step.context)
@@ -34,7 +34,7 @@ def test_a_document_is_read_from_the_start_as_far_as_the_allowance_goes() -> Non
 
 @pytest.mark.parametrize("unit", ["document", "chunk"])
 def test_following_the_handles_reads_the_whole_document(unit: Unit) -> None:
-    env = make_env(Env(read=Read(tokens=250)), retriever=WordRetriever(CHUNKS, unit))
+    env = make_env(Env(read=Read(tokens=250, by="order")), retriever=WordRetriever(CHUNKS, unit))
     handle, seen = "D2", []
     actions: list[ToolCall] = [search("alpha0 alpha9")]
     for _ in range(3):
@@ -143,4 +143,4 @@ def test_a_reading_by_evidence_is_replayed(tokens: int, unit: Unit) -> None:
 def test_the_prompt_says_so_where_a_reading_chooses() -> None:
     rules = [make_env(Env(read=Read(on=on, by="evidence"))).renderer.static.text for on in (True, False)]
     assert ["nearest to the question" in text for text in rules] == [True, False]
-    assert "nearest to the question" not in make_env().renderer.static.text
+    assert "nearest to the question" not in make_env(Env(read=Read(by="order"))).renderer.static.text

@@ -103,7 +103,8 @@ def test_differences_add_up_to_the_memory_at_the_end() -> None:
     assert {names[unit] for unit in curated} == {entry.unit_id for entry in episode.curated}
     assert [names[unit] for unit in pool] == list(episode.pool)
     changes = [set(turn["change"]) for turn in data["turns"]]
-    assert {"added"} <= changes[2]
+    assert {"added"} <= changes[0]
+    assert {"retagged"} <= changes[2]
     assert {"verdicts"} <= changes[3]
     assert {"retagged", "removed"} <= changes[4]
 

@@ -62,7 +62,7 @@ def test_a_file_holds_every_episode_and_its_row(folder: Path) -> None:
     assert done.size == (folder.parent / "view.html").stat().st_size
     rows = page["rows"]
     assert [row["failure"] for row in rows] == ["search", "format", "empty", "empty"]
-    assert (rows[0]["recall"], rows[0]["trajectory"], rows[0]["turns"]) == (round(1 / 3, 4), round(2 / 3, 4), 7)
+    assert (rows[0]["recall"], rows[0]["trajectory"], rows[0]["turns"]) == (round(2 / 3, 4), round(2 / 3, 4), 7)
     assert page["tags"]["e0"]["query"].startswith("Where did the father")
     assert {"r0", "e0", "e1", "e2", "e3"} == set(page["tags"])
     tools = page["runs"][0]["tools"]

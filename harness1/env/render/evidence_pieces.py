@@ -17,7 +17,7 @@ from harness1.env.render.view import (
     RankedView,
 )
 from harness1.memory.bridges import bridge_documents, rare_bridges
-from harness1.memory.evidence_value import Assessment, Value
+from harness1.memory.evidence_value import Assessment
 from harness1.memory.leads import Lead
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import UnitId
@@ -34,13 +34,12 @@ class EvidenceOrder:
     """The evidence order of one state, with the place of every unit."""
 
     def __init__(self, found: Assessment) -> None:
-        self.units, self._parts = found.units, found.parts
+        self.units, self._reasons = found.units, found.reasons()
         self.places = {unit_id: place for place, unit_id in enumerate(found.units)}
 
     def reason(self, unit_id: UnitId) -> str:
         """Return in a few words what speaks most for a unit, or an empty string."""
-        row = self._parts[self.places[unit_id]].tolist()
-        return next(iter(Value(unit_id, 0.0, tuple(row)).reasons), "")
+        return self._reasons[self.places[unit_id]]
 
 
 def ranked_piece(memory: WorkingMemory, ranking: EvidenceOrder, visible: Set[UnitId]) -> Piece:
@@ -62,9 +61,10 @@ def leads_piece(memory: WorkingMemory, leads: Sequence[Lead]) -> Piece:
         handles = tuple(handle_of(memory, unit_id) for unit_id in lead.sources[:LEAD_SOURCES])
         shown.append(LeadView(name, handles, memory.entities.handle_of(name)))
         source = f"named by {', '.join(handles)}" if handles else "named in the question"
-        said = ["part of the question"] if lead.is_part else [shown[-1].entity, source, "not found yet"]
-        words.append(f"{name} ({'; '.join(filter(None, said))})")
-    return piece("leads", "user", f"Search next: {'; '.join(words)}.", LeadsView(tuple(shown)))
+        told = ["part of the question"] if lead.is_part else [shown[-1].entity, source, "not found yet"]
+        words.append(f"{name} ({'; '.join(filter(None, told))})")
+    said = "; ".join(words) or "nothing is open"
+    return piece("leads", "user", f"Search next: {said}.", LeadsView(tuple(shown)))
 
 
 def evidence_pieces(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> list[Piece]:

@@ -31,6 +31,13 @@ from harness1.tools.discovery import shown_title
 CLAIM_CHARACTERS = 120
 
 
+def told_evidence(memory: WorkingMemory, env: Env) -> list[Piece]:
+    """Return the evidence order, without reasons, and the leads, even if there are none, where units are ranked."""
+    found = memory.assess() if env.evidence.ranks else Assessment()
+    told = [ranked_piece(memory, EvidenceOrder(found), frozenset())] if found.units else []
+    return told + ([leads_piece(memory, found.leads[: env.leads.lines])] if env.leads_on else [])
+
+
 class MemoryPieces:
     """Renders the memory, and reuses the lines of documents that did not change."""
 

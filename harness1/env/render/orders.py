@@ -13,11 +13,11 @@ from typing import NamedTuple
 from harness1.config import Env, Rendering
 from harness1.env.render.budget import Block, CachedCounter, Drop
 from harness1.env.render.context import Context
-from harness1.env.render.memory_pieces import MemoryPieces, curated_piece
+from harness1.env.render.memory_pieces import MemoryPieces, curated_piece, told_evidence
 from harness1.env.render.pieces import Piece
 from harness1.env.render.prompt import query_piece
 from harness1.env.render.turn_pieces import TurnPieces
-from harness1.env.render.view import HitView, TurnView
+from harness1.env.render.view import NO_LEADS, HitView, TurnView
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import UnitId
 
@@ -95,10 +95,10 @@ class Epoch(Order):
         yield Layout(blocks, self._turn_room(turns), epoch_start=memory.turn)
 
     def _changed(self, memory: WorkingMemory, before: Context) -> list[Piece]:
-        """Return what the last action changed without its observation saying so: the curated set."""
-        now = curated_piece(memory, self.env)
-        shown = next(each for each in reversed(before.pieces) if each.key.startswith("curated#"))
-        return [] if now.key == shown.key else [now]
+        """Return what the last action changed without its observation saying so: the curated set, and the evidence."""
+        shown = {_kind(each): each.shows for each in before.pieces}
+        now = (curated_piece(memory, self.env), *told_evidence(memory, self.env))
+        return [each for each in now if each.shows != shown.get(_kind(each), NO_LEADS)]
 
     def _turn_room(self, turns: Sequence[TurnPieces]) -> int:
         """Return the mean tokens of the last turns: a new epoch keeps that much free, or it would end with the next
@@ -132,6 +132,10 @@ def visible_units(shown: Sequence[TurnPieces]) -> set[UnitId]:
     """Return the units that the hits of the shown turns display."""
     shows = (hit.shows for turn in shown for hit in turn.hits)
     return {hit.document.unit_id for hit in shows if isinstance(hit, HitView)}
+
+
+def _kind(piece: Piece) -> str:
+    return piece.key.partition("#")[0]
 
 
 def _turn_blocks(shown: Sequence[TurnPieces]) -> list[Block]:

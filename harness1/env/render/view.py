@@ -207,6 +207,7 @@ class HistoryView(Record):
 NO_BUDGET = BudgetView(0, 0, 0, 0)
 NO_POOL = PoolSizeView(0, 0, 0)
 NO_OLDER = OlderView((), 0)
+NO_LEADS = LeadsView(())
 NO_BRIDGES = BridgesView((), 0)
 NO_HISTORY = HistoryView((), 0)
 

@@ -10,10 +10,9 @@ from itertools import pairwise
 
 from harness1.env.render.view import DocumentView
 from harness1.memory.entities import FUNCTION_WORDS, extract
-from harness1.memory.question import SCANNED_CHARACTERS, head, mentions, normalised_name, relatedness
-from harness1.policy.evidence_score import EvidenceScore
-from harness1.policy.scripted import QUESTION_WORDS
+from harness1.memory.question import QUESTION_WORDS, SCANNED_CHARACTERS, head, mentions, normalised_name, relatedness
 from harness1.policy.teacher.evidence import SeenEvidence
+from harness1.policy.teacher.evidence_score import EvidenceScore
 
 LEAD = 0.08
 """Least value of a name in a document that is not gold for it to be searched."""

@@ -109,6 +109,18 @@ class DenseIndex:
         found = self._candidates.find(queries, ks, dead)
         return [self._best(*each) for each in zip(queries, found, ks, excludes, strict=True)]
 
+    def cosines(self, query: NDArray[np.float32], positions: Integers) -> NDArray[np.float64]:
+        """Return the cosine of a query of length 1 with the chunk at each position; 0 for a chunk without a row.
+
+        Raises:
+            DamagedFile: the vectors are not as they were written.
+        """
+        self._check()
+        slots = self._slots[positions]
+        found = np.zeros(len(positions))
+        found[slots >= 0] = _cosines(query, self._vectors, self._used[slots[slots >= 0]])
+        return found
+
     def _dead(self, exclude: Integers) -> Integers:
         """Return the slots whose chunks are all excluded."""
         slots, counts = np.unique(self._slots[exclude], return_counts=True)

@@ -80,7 +80,7 @@ class EngineRetriever:
         """Search in one call of the engine for all requests that differ only in the query."""
         groups: dict[SearchRequest, list[int]] = {}
         for place, request in enumerate(requests):
-            alike = SearchRequest("", request.k, request.exclude, request.deadline)
+            alike = replace(request, query="", about="")
             groups.setdefault(alike, []).append(place)
         answers: dict[int, SearchResult | RetrievalFault] = {}
         calls = (self._search(alike, [requests[place].query for place in places]) for alike, places in groups.items())

@@ -148,7 +148,8 @@ def _query(request: SearchRequest) -> SearchRequest:
     """Return a request for the wire. Invalid Unicode is in no text, so replacing it changes no result."""
     query = request.query.encode("utf-8", "replace").decode()
     exclude = frozenset(filter(is_unicode, request.exclude))
-    return SearchRequest(query, max(request.k, 0), exclude, min(request.deadline, LATEST_S))
+    about = request.about.encode("utf-8", "replace").decode()
+    return SearchRequest(query, max(request.k, 0), exclude, min(request.deadline, LATEST_S), about)
 
 
 def _search_answer(query: SearchRequest, answer: SearchAnswer) -> SearchResult | RetrievalFault:

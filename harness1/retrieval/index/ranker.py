@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from harness1.config import Retrieval
@@ -88,10 +89,18 @@ class Ranker:
             before = [tuple(hit.chunk.chunk_id for hit in each) for each in hits]
             hits = self._rerank(requests, hits, self._scorer)
             clock.lap("rerank")
-        return [
-            SearchResult(tuple(each[: request.k]), ids, clock.laps)
-            for request, each, ids in zip(requests, hits, before, strict=True)
-        ]
+        hits = [self._compared(request, each[: request.k]) for request, each in zip(requests, hits, strict=True)]
+        return [SearchResult(tuple(each), ids, clock.laps) for each, ids in zip(hits, before, strict=True)]
+
+    def _compared(self, request: SearchRequest, hits: list[Scored]) -> list[Scored]:
+        """Compare hits with the text that the request is about, if there are embeddings at hand."""
+        dense = self._index.dense if self._embedder and request.about else None
+        if dense is None or self._embedder is None:
+            return hits
+        (about,) = self._embedder.embed_queries([request.about])
+        positions = self._index.positions([hit.chunk.chunk_id for hit in hits])
+        cosines = dense.cosines(about, np.array(positions, np.int64)).tolist()
+        return [structs.replace(hit, likeness=round(at, 6)) for hit, at in zip(hits, cosines, strict=True)]
 
     def _depth(self, k: int) -> int:
         """Return how many chunks of a ranking are needed."""
