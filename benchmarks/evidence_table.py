@@ -118,13 +118,13 @@ def dataset_row(dataset: str, mode: str, options: argparse.Namespace) -> Row:
     """Return the measures of each system on a dataset, and the differences of the pairs."""
     source = open_source(dataset)
     index = options.indexes / source.name
-    ensure_index(source, index, load_config(None, _dense(mode, options.model)))
+    # One index serves both modes; without the hybrid one, nothing is embedded.
+    dense = [f"index.dense.model={options.model}"] if "hybrid" in options.modes else []
+    ensure_index(source, index, load_config(None, dense))
     tasks = source.tasks("test")[: options.limit or None]
     sets = {}
     for name in options.systems:
-        config = load_config(
-            None, [f"env.retrieval.mode={mode}", *_dense(mode, options.model), *SYSTEMS[name].settings]
-        )
+        config = load_config(None, [f"env.retrieval.mode={mode}", *dense, *SYSTEMS[name].settings])
         sets[name] = _sets(options.out / mode / source.name / f"{name}.json", name, tasks, str(index), config)
     pairs = [pair for pair in PAIRS if pair[0] in sets and pair[1] in sets]
     return {
@@ -132,10 +132,6 @@ def dataset_row(dataset: str, mode: str, options: argparse.Namespace) -> Row:
         "systems": {name: _measures(tasks, found) for name, found in sets.items()},
         "differences": {f"{one} - {two}": _difference(tasks, sets[one], sets[two]) for one, two in pairs},
     }
-
-
-def _dense(mode: str, model: str) -> list[str]:
-    return [f"index.dense.model={model}"] if mode == "hybrid" else []
 
 
 def _sets(file: Path, name: str, tasks: Sequence[Task], index: str, config: Config) -> Sets:
