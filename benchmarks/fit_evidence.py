@@ -36,7 +36,7 @@ from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import rollout
-from harness1.memory.evidence_value import FEATURES, FITTED
+from harness1.memory.evidence_value import FEATURES, FITTED, Fitted
 from harness1.policy.registry import open_policy
 from harness1.records import Task, UnitId
 from harness1.retrieval.corpus import Document
@@ -171,7 +171,8 @@ def _dataset(name: str) -> str:
 
 def _write(path: Path, mode: str, weights: Array) -> None:
     """Replace one of the two tables of weights in a file."""
-    tables = msgspec.to_builtins(FITTED)
+    known = msgspec.toml.decode(path.read_bytes(), type=Fitted) if path.exists() else FITTED
+    tables = msgspec.to_builtins(known)
     tables["embeddings" if mode == "hybrid" else "terms"] = dict(zip(FEATURES, weights, strict=True))
     lines = [line for line in path.read_text().splitlines() if line.startswith("#")] if path.exists() else []
     for table, fitted in tables.items():

@@ -32,7 +32,7 @@ TRIM = 0.8
 """Share of the limit that is delivered when at least two documents have evidence beyond the plain ranking."""
 VERIFIED = 5
 REVISION = 1
-"""Increased whenever this policy, or a part of it elsewhere, decides differently; the hash depends on it."""
+"""The revision that the script had when it was frozen."""
 
 
 class FormerScript:

@@ -100,8 +100,8 @@ def load_config(path: Path | None = None, overrides: list[str] | None = None) ->
     """Return the defaults, overlaid with a TOML file, overlaid with `a.b=value` settings.
 
     Reward weights set by neither are those of `reward.recipe`; an override of the recipe replaces the file's whole
-    `[reward]` section. Defaults are the published constants but for four (Harness-1, arXiv
-    2606.02373).
+    `[reward]` section. Defaults are the published constants
+    (Harness-1, arXiv 2606.02373) but for four settings of the environment.
 
     Args:
         path: a TOML file with any of the keys that `harness1 config show` prints.

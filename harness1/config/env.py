@@ -161,7 +161,7 @@ class Leads(Settings):
     """Names worth a search, found by `evidence.rank`."""
 
     on: bool = True
-    lines: Positive = 8
+    lines: Annotated[int, Meta(ge=1, le=30)] = 8
 
 
 class History(Settings):

@@ -127,7 +127,7 @@ class Assessment:
         return [Value(unit, value, tuple(row)) for unit, value, row in rows]
 
     def reasons(self) -> list[str]:
-        """Return for each unit its highest feature beyond ranks, in a few words; an empty string if none is high."""
+        """Return for each unit the strongest feature that can be put in words; an empty string if none is strong."""
         told = self.features[:, _COLUMNS]
         highest = np.where(told.max(axis=1) >= TOLD_FROM, told.argmax(axis=1), len(_COLUMNS))
         return [_REASONS[at] for at in highest.tolist()]

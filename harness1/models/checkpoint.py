@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.config import Config
+from harness1.config import Config, recorded_without
 from harness1.env.environment import env_hash
 from harness1.errors import MALFORMED, ConfigError, SchemaError
 from harness1.records import Record
@@ -71,7 +71,8 @@ def format_of(folder: Path, config: Config) -> str:
     if env_hash(config.env) != card.env_hash:
         current: dict[str, Any] = msgspec.to_builtins(config.env)
         differing += [
-            f"{name}={ours} (trained: {theirs})" for name, ours, theirs in differences(current, card.env, "env.")
+            f"{name}={ours} (trained: {theirs})"
+            for name, ours, theirs in differences(current, recorded_without(card.env), "env.")
         ] or ["the wording of the prompt or of a tool"]
     if differing:
         shown = ", ".join(differing[:SHOWN]) + (f" and {len(differing) - SHOWN} more" if differing[SHOWN:] else "")

@@ -25,9 +25,9 @@ class FollowLeads:
 
     async def act(self, context: Context) -> Decision:
         view, turn = context.view, max(context.view.turns, default=0)
-        best: dict[str, Tag] = dict.fromkeys(view.ranked[:LIMIT], "high")
+        best: dict[str, Tag] = dict.fromkeys(view.ranked[: min(LIMIT, view.cap)], "high")
         drop = [entry.handle for entry in view.curated]
-        if turn < PAGES:
+        if turn < PAGES and not (turn and is_late(view)):
             return Decision((search_call(view.query),))
         if view.leads and turn < PAGES + WAVES and not is_late(view):
             return Decision((search_call(*[lead.name for lead in view.leads[:FAN]]),))

@@ -5,7 +5,7 @@ harness ranks. It has no model and reads only the view.
 2. Search the leads, in three waves at most, until none is open.
 3. Verify the best, curate with tags, end.
 
-Where documents are not ranked (`env.evidence.rank`), they count in the order found, and the names in the question are
+Where documents are not ranked (`env.evidence.rank`), they are taken in the order found, and the names in the question are
 the leads. A transcript is pruned of what would not be delivered before it is too full.
 """
 
@@ -27,7 +27,7 @@ LIMIT = 15
 PAGES, WAVES, FAN = 6, 3, 5
 """The most pages of the question's ranking, turns that follow leads, and leads searched in one turn."""
 VERIFIED = 5
-"""Documents verified; those among them that are not confirmed are called `high`, all others `fair`."""
+"""Documents verified: `very_high` if confirmed, else `high`; the rest are `fair`."""
 REVISION = 2
 """Increased whenever this policy decides differently; the hash depends on it."""
 
@@ -61,7 +61,7 @@ class ScriptedSession:
 
     async def act(self, context: Context) -> Decision:
         view, names = context.view, {spec.name for spec in context.tools}
-        newest = [hit.document.handle for hit in view.hits.get(max(view.turns, default=0), ())]
+        newest = [hit.document.handle for hit in view.hits.get(max(view.hits, default=0), ())]
         self._found |= dict.fromkeys(newest)
         best = list(dict.fromkeys((*view.ranked, *self._found)))[: min(self._limit, view.cap)]
         if is_full(view) and "prune_chunks" in names and (useless := self._useless(view, best)):

@@ -130,7 +130,9 @@ class RetrievalService:
     async def _searched(self, requests: list[SearchRequest]) -> list[SearchResult | RetrievalFault]:
         _bound(len(requests), self.limits.queries, "queries")
         _bound(sum(request.k for request in requests), self.limits.hits, "hits")
-        self._bound_texts((text for request in requests for text in (request.query, request.about)), "query")
+        self._bound_texts(
+            (text for request in requests for text in (request.query, request.about)), "query or its comparison"
+        )
         if not requests:
             return []
         latest = max(request.deadline for request in requests)

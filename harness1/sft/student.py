@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness1.config import Config, Env
+from harness1.config import Config, Env, recorded_without
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.env.verifiers.open import open_verifier
@@ -47,7 +47,7 @@ class Student:
                 "has another: build them again with --rerender --tokenizer"
             )
         try:
-            return cls(folder, card, chat, msgspec.convert(card.env, Env))
+            return cls(folder, card, chat, msgspec.convert(recorded_without(card.env), Env))
         except msgspec.ValidationError as error:
             raise SchemaError(f"the data card's environment cannot be read: {error}") from error
 

@@ -33,7 +33,7 @@ CLAIM_CHARACTERS = 120
 
 def told_evidence(memory: WorkingMemory, env: Env) -> list[Piece]:
     """Return the evidence order, without reasons, and the leads, even if there are none, where units are ranked."""
-    found = memory.assess() if env.evidence.ranks else Assessment()
+    found = memory.assess()
     told = [ranked_piece(memory, EvidenceOrder(found), frozenset())] if found.units else []
     return told + ([leads_piece(memory, found.leads[: env.leads.lines])] if env.leads_on else [])
 

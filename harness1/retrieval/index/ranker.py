@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from msgspec import structs
@@ -22,6 +22,9 @@ from harness1.retrieval.dense.rerank import rerank
 from harness1.retrieval.index.index import EmbeddedIndex
 from harness1.retrieval.ordering import rrf
 from harness1.retrieval.protocol import Scored, SearchRequest, SearchResult
+
+if TYPE_CHECKING:
+    from harness1.retrieval.dense.search import DenseIndex
 
 Mode = Literal["bm25", "dense", "hybrid"]
 Positions = list[tuple[int, float]]
@@ -89,18 +92,27 @@ class Ranker:
             before = [tuple(hit.chunk.chunk_id for hit in each) for each in hits]
             hits = self._rerank(requests, hits, self._scorer)
             clock.lap("rerank")
-        hits = [self._compared(request, each[: request.k]) for request, each in zip(requests, hits, strict=True)]
+        hits = self._compared(requests, [each[: request.k] for request, each in zip(requests, hits, strict=True)])
+        if any(hit.likeness is not None for each in hits for hit in each[:1]):
+            clock.lap("compare")
         return [SearchResult(tuple(each), ids, clock.laps) for each, ids in zip(hits, before, strict=True)]
 
-    def _compared(self, request: SearchRequest, hits: list[Scored]) -> list[Scored]:
-        """Compare hits with the text that the request is about, if there are embeddings at hand."""
-        dense = self._index.dense if self._embedder and request.about else None
+    def _compared(self, requests: Sequence[SearchRequest], hits: list[list[Scored]]) -> list[list[Scored]]:
+        """Compare hits with the texts that the requests are about, if there are embeddings at hand."""
+        texts = list(dict.fromkeys(request.about for request in requests if request.about))
+        dense = self._index.dense if self._embedder and texts else None
         if dense is None or self._embedder is None:
             return hits
-        (about,) = self._embedder.embed_queries([request.about])
+        about = dict(zip(texts, self._embedder.embed_queries(texts), strict=True))
+        return [
+            self._likened(each, dense, about[request.about]) if request.about else each
+            for request, each in zip(requests, hits, strict=True)
+        ]
+
+    def _likened(self, hits: list[Scored], dense: DenseIndex, about: NDArray[np.float32]) -> list[Scored]:
         positions = self._index.positions([hit.chunk.chunk_id for hit in hits])
         cosines = dense.cosines(about, np.array(positions, np.int64)).tolist()
-        return [structs.replace(hit, likeness=round(at, 6)) for hit, at in zip(hits, cosines, strict=True)]
+        return [structs.replace(hit, likeness=round(cosine, 6)) for hit, cosine in zip(hits, cosines, strict=True)]
 
     def _depth(self, k: int) -> int:
         """Return how many chunks of a ranking are needed."""
