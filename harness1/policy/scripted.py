@@ -5,8 +5,8 @@ harness ranks. It has no model and reads only the view.
 2. Search the leads, in three waves at most, until none is open.
 3. Verify the best, curate with tags, end.
 
-Where documents are not ranked (`env.evidence.rank`), they are taken in the order found, and the names in the question are
-the leads. A transcript is pruned of what would not be delivered before it is too full.
+Where documents are not ranked (`env.evidence.rank`), they are taken in the order found, and the names in the question
+are the leads. A transcript is pruned of what would not be delivered before it is too full.
 """
 
 from __future__ import annotations
