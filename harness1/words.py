@@ -136,16 +136,20 @@ def _snowball(language: str) -> Callable[[str], str]:
     return stem_word
 
 
-class _Stems(dict[str, str]):
-    """The stems of words: a plain dictionary, which is read without being written as `lru_cache` is."""
+class Remembered(dict[str, str]):
+    """What a function returns for words: a plain dictionary, which is read without being written as `lru_cache` is."""
 
     MOST = 1 << 16
+
+    def __init__(self, function: Callable[[str], str]) -> None:
+        super().__init__()
+        self._function = function
 
     def __missing__(self, word: str) -> str:
         if len(self) >= self.MOST:
             self.clear()
-        self[word] = stemmed = _stem(word)
-        return stemmed
+        self[word] = found = self._function(word)
+        return found
 
 
 def _stem(word: str) -> str:
@@ -157,5 +161,5 @@ def _stem(word: str) -> str:
     return word
 
 
-stem: Callable[[str], str] = _Stems().__getitem__
+stem: Callable[[str], str] = Remembered(_stem).__getitem__
 """Returns the stem of a word by its first letter: Latin as English, Cyrillic as Russian; some scripts have none."""

@@ -14,7 +14,6 @@ from importlib import resources
 from itertools import chain
 from operator import or_
 from struct import Struct
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -103,14 +102,6 @@ _TOLD = {
 _COLUMNS, _REASONS = [_AT[name] for name in _TOLD], (*_TOLD.values(), "")
 
 
-class Value(NamedTuple):
-    """A unit with its evidence value and its features."""
-
-    unit_id: UnitId
-    value: float
-    features: tuple[float, ...]
-
-
 @dataclass(frozen=True)
 class Assessment:
     """The pooled units and the names to search next, each with the most valuable first."""
@@ -120,11 +111,6 @@ class Assessment:
     """Shape [units, features]."""
     values: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     leads: tuple[Lead, ...] = ()
-
-    def best(self, limit: int) -> list[Value]:
-        """Return the first units with their values."""
-        rows = zip(self.units[:limit], self.values.tolist(), self.features.tolist(), strict=False)
-        return [Value(unit, value, tuple(row)) for unit, value, row in rows]
 
     def reasons(self) -> list[str]:
         """Return for each unit the strongest feature that can be put in words; an empty string if none is strong."""

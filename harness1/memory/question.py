@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from harness1.memory.entities import FUNCTION_WORDS, extract
 from harness1.memory.sentences import tokens
-from harness1.words import has_foreign, spaced_out, stem, words
+from harness1.words import Remembered, has_foreign, spaced_out, stem, words
 
 SCANNED_CHARACTERS = 8000
 """Characters of a text that are read for names and sentences."""
@@ -190,20 +190,13 @@ def content_terms(text: str) -> list[str]:
     return [term for term in map(_TERMS.__getitem__, _tokens(text)) if term]
 
 
-class _Terms(dict[str, str]):
-    """The stems of words; empty for function words, and for a letter that is no word."""
-
-    MOST = 1 << 16
-
-    def __missing__(self, word: str) -> str:
-        if len(self) >= self.MOST:
-            self.clear()
-        counts = (len(word) > 1 or word >= _FIRST_FOREIGN) and word not in FUNCTION_WORDS
-        self[word] = term = stem(word) if counts else ""
-        return term
+def _term(word: str) -> str:
+    """Return the stem of a word; an empty string for a function word, and for a letter that is no word."""
+    counts = (len(word) > 1 or word >= _FIRST_FOREIGN) and word not in FUNCTION_WORDS
+    return stem(word) if counts else ""
 
 
-_TERMS = _Terms()
+_TERMS = Remembered(_term)
 
 
 def _tokens(text: str) -> list[str]:

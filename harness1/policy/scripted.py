@@ -61,7 +61,7 @@ class ScriptedSession:
 
     async def act(self, context: Context) -> Decision:
         view, names = context.view, {spec.name for spec in context.tools}
-        newest = [hit.document.handle for hit in view.hits.get(max(view.hits, default=0), ())]
+        newest = [hit.document.handle for hit in view.hits.get(max(view.turns, default=0), ())]
         self._found |= dict.fromkeys(newest)
         best = list(dict.fromkeys((*view.ranked, *self._found)))[: min(self._limit, view.cap)]
         if is_full(view) and "prune_chunks" in names and (useless := self._useless(view, best)):

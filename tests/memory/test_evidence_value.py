@@ -39,7 +39,7 @@ def order(memory: WorkingMemory) -> list[UnitId]:
 def told(memory: WorkingMemory) -> tuple[object, ...]:
     """All that an assessment says."""
     found = memory.assess()
-    return found.best(len(found.units)), found.leads
+    return found.units, found.values.tolist(), found.features.tolist(), found.leads
 
 
 def of(memory: WorkingMemory, unit: str) -> dict[str, float]:

@@ -52,8 +52,7 @@ def test_the_weights_for_embeddings_count_only_where_a_likeness_is_known() -> No
     for each, weights in ((like("one", 0.5), FITTED.embeddings), (like("one", None), FITTED.terms)):
         memory = found(each)
         row = memory.value.features(memory.query)[0]
-        (value,) = memory.assess().best(1)
-        assert value.value == pytest.approx(float(row @ structs.astuple(weights)))
+        assert memory.assess().values.tolist() == pytest.approx([float(row @ structs.astuple(weights))])
 
 
 @pytest.mark.parametrize("ranks", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from functools import cached_property
 
 from harness1.config import Env
 from harness1.env.render.pieces import Piece, piece
@@ -34,8 +35,15 @@ class EvidenceOrder:
     """The evidence order of one state, with the place of every unit."""
 
     def __init__(self, found: Assessment) -> None:
-        self.units, self._reasons = found.units, found.reasons()
-        self.places = {unit_id: place for place, unit_id in enumerate(found.units)}
+        self.units, self._found = found.units, found
+
+    @cached_property
+    def places(self) -> dict[UnitId, int]:
+        return {unit_id: place for place, unit_id in enumerate(self.units)}
+
+    @cached_property
+    def _reasons(self) -> list[str]:
+        return self._found.reasons()
 
     def reason(self, unit_id: UnitId) -> str:
         """Return in a few words what speaks most for a unit, or an empty string."""

@@ -33,6 +33,8 @@ CLAIM_CHARACTERS = 120
 
 def told_evidence(memory: WorkingMemory, env: Env) -> list[Piece]:
     """Return the evidence order, without reasons, and the leads, even if there are none, where units are ranked."""
+    if not env.evidence.ranks:
+        return []
     found = memory.assess()
     told = [ranked_piece(memory, EvidenceOrder(found), frozenset())] if found.units else []
     return told + ([leads_piece(memory, found.leads[: env.leads.lines])] if env.leads_on else [])

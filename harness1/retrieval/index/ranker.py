@@ -92,18 +92,17 @@ class Ranker:
             before = [tuple(hit.chunk.chunk_id for hit in each) for each in hits]
             hits = self._rerank(requests, hits, self._scorer)
             clock.lap("rerank")
-        hits = self._compared(requests, [each[: request.k] for request, each in zip(requests, hits, strict=True)])
-        if any(hit.likeness is not None for each in hits for hit in each[:1]):
+        hits = [each[: request.k] for request, each in zip(requests, hits, strict=True)]
+        if self.mode != "bm25" and any(request.about for request in requests):
+            hits = self._compared(requests, hits)
             clock.lap("compare")
         return [SearchResult(tuple(each), ids, clock.laps) for each, ids in zip(hits, before, strict=True)]
 
     def _compared(self, requests: Sequence[SearchRequest], hits: list[list[Scored]]) -> list[list[Scored]]:
-        """Compare hits with the texts that the requests are about, if there are embeddings at hand."""
+        """Compare hits with the texts that their requests are about."""
+        dense, embedder = self._embeddings()
         texts = list(dict.fromkeys(request.about for request in requests if request.about))
-        dense = self._index.dense if self._embedder and texts else None
-        if dense is None or self._embedder is None:
-            return hits
-        about = dict(zip(texts, self._embedder.embed_queries(texts), strict=True))
+        about = dict(zip(texts, embedder.embed_queries(texts), strict=True))
         return [
             self._likened(each, dense, about[request.about]) if request.about else each
             for request, each in zip(requests, hits, strict=True)
@@ -128,12 +127,16 @@ class Ranker:
     def _by_embeddings(
         self, requests: Sequence[SearchRequest], excludes: Sequence[NDArray[np.int64]]
     ) -> list[Positions]:
-        dense, depth = self._index.dense, self._settings.dense_depth if self.mode == "hybrid" else 0
-        if dense is None or self._embedder is None:
-            raise ValueError("no embeddings, or nothing to embed queries with")
-        queries = self._embedder.embed_queries([request.query for request in requests])
+        dense, embedder = self._embeddings()
+        depth = self._settings.dense_depth if self.mode == "hybrid" else 0
+        queries = embedder.embed_queries([request.query for request in requests])
         depths = [max(depth, self._depth(request.k)) for request in requests]
         return dense.search(queries, depths, excludes)
+
+    def _embeddings(self) -> tuple[DenseIndex, Embedder]:
+        if self._index.dense is None or self._embedder is None:
+            raise ValueError("no embeddings, or nothing to embed queries with")
+        return self._index.dense, self._embedder
 
     def _fuse(self, lists: Sequence[Positions], weights: Sequence[float], k: int) -> list[tuple[int, float]]:
         """Return the best `k` of one list, or of several by reciprocal rank fusion."""
