@@ -12,7 +12,10 @@ import pytest
 
 from harness1.cli.config import config_hashes
 from harness1.config import Config, Env, Reward, load_config, present_tree
+from harness1.env import environment
+from harness1.env.environment import env_hash
 from harness1.errors import ConfigError
+from harness1.memory.evidence_value import FITTED
 from harness1.settings import Settings
 from tests.support import make_env
 
@@ -89,6 +92,15 @@ def test_every_weight_is_in_the_reward_hash(path: str) -> None:
     value = getattr(Reward(), path)
     new = "robust" if isinstance(value, str) else value + 0.01 if isinstance(value, float) else 3
     assert load_config(None, [f"reward.{path}={new}"]).reward_hash != Config().reward_hash
+
+
+def test_the_fitted_weights_are_in_the_hash_where_evidence_is_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranked, plain = load_config().env, load_config(None, ["env.evidence.rank=false"]).env
+    before = env_hash(ranked), env_hash(plain)
+    weights = msgspec.structs.replace(FITTED.terms, link=FITTED.terms.link + 0.01)
+    monkeypatch.setattr(environment, "FITTED", msgspec.structs.replace(FITTED, terms=weights))
+    assert env_hash(ranked) != before[0]
+    assert env_hash(plain) == before[1]
 
 
 def test_how_work_is_carried_out_is_in_no_hash() -> None:

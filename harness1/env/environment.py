@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from harness1.config import Env, Machine
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import ApproximateCounter, TokenCounter
@@ -17,6 +19,7 @@ from harness1.env.verifiers.protocol import Verifier
 from harness1.env.world import World
 from harness1.errors import ConfigError, HarnessError
 from harness1.hashing import digest
+from harness1.memory.evidence_value import FITTED
 from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import json_safe_call, utf8_safe
 from harness1.records import ModelCall, Observation, StopReason, Task, ToolCall, Turn
@@ -212,9 +215,11 @@ class SearchEnv:
 
 
 def env_hash(env: Env) -> str:
-    """Return the hash of an environment, which does not depend on the tokenizer."""
+    """Return the hash of an environment, which does not depend on the tokenizer. The fitted weights enter it where
+    evidence is ranked."""
     toolbox = Toolbox.of(env)
-    return digest([env.hashed(), static_piece(env, toolbox).text, toolbox.specs])
+    weights = [msgspec.to_builtins(FITTED)] if env.evidence.ranks else []
+    return digest([env.hashed(), static_piece(env, toolbox).text, toolbox.specs, *weights])
 
 
 def choose(actions: Sequence[ToolCall]) -> tuple[ToolCall, tuple[ToolCall, ...]]:

@@ -24,6 +24,7 @@ from harness1.memory.feedback import Vocabulary
 from harness1.memory.forkable import Forkable
 from harness1.memory.leads import Lead, Links, Names, links, open_leads
 from harness1.memory.question import (
+    ARTICLE,
     LONGEST_TITLE,
     SCANNED_CHARACTERS,
     Question,
@@ -32,6 +33,7 @@ from harness1.memory.question import (
     likeness,
     mask_of,
     normalised_name,
+    opening,
     read_question,
 )
 from harness1.memory.sentences import split
@@ -56,14 +58,16 @@ class Weights(Record):
     margin: float
     """Score for the question, from the lowest that was read (0) to the highest (1)."""
     fused: float
-    """Reciprocal ranks over all queries, as a share of the highest sum."""
+    """Reciprocal ranks over all queries, as a share of the highest sum; 0 for what only searches for something else
+    found, unless it begins with what they were about or strong units name it."""
     named: float
-    """The question names the unit by its title."""
+    """The question names the unit by its title; without a title, by the name that its text begins with, which counts
+    less if other texts begin with it too."""
     title: float
     """Share of the title's words that the question has."""
     cover: float
-    """Share of the question's terms that title and text have, the rarer in the pool the heavier; as a share of the
-    highest."""
+    """Share of the question's terms that title and text have, the heavier the rarer among the units that the question
+    found; as a share of the highest."""
     sentence: float
     """The same in one sentence."""
     names: float
@@ -71,7 +75,8 @@ class Weights(Record):
     link: float
     """Strong units name it, in two hops; more if a word of the question's relations is near the name."""
     via: float
-    """Reciprocal rank for a query about something else, such as a name, that the unit has word by word."""
+    """Reciprocal rank for a query about something else, such as a name, that the title or a text begins with; divided
+    by the number of units of the same source, as many pages of one report say that they are about its company."""
     siblings: float
     """Ranks of other units of the same source by title, such as pages of a report or sentences of an article."""
     alike: float
@@ -137,7 +142,8 @@ class EvidenceValue(Forkable):
     """The names of units that the question has."""
     names: Names = msgspec.field(default_factory=Names)
     sources: list[int] = []
-    """Of each unit: the first unit of the same source; itself if its title is empty."""
+    """Of each unit: the first unit that is about the same by title, or without one by the name that its text begins
+    with; itself if it has neither."""
     words: Vocabulary = msgspec.field(default_factory=Vocabulary)
     pages: dict[str, int] = {}
     """Ranks that were read of each query, page by page."""
@@ -149,7 +155,7 @@ class EvidenceValue(Forkable):
         question = read_question(query)
         number = self.numbers.get(unit_id)
         text = hit.text[:SCANNED_CHARACTERS]
-        name = hit.title[:LONGEST_TITLE]
+        name = hit.title[:LONGEST_TITLE].strip()
         read = [content_terms(line) for line in (name, *split(text))]
         title, *sentences = [mask_of(line, question.terms) for line in read]
         found = set(sentences)
@@ -160,7 +166,7 @@ class EvidenceValue(Forkable):
             self.texts.append(())
             self.own += _OWN.pack(0.0, 0.0, 0.0, share, 0.0, 0.0)
             self.masks += _MASK.pack(title)
-            self._name(number, head(name), question)
+            self._name(number, name, text, question)
             self.words.add(chain.from_iterable(read), question.terms)
         self.texts[number] = (*self.texts[number], text)
         if hit.likeness is not None:
@@ -171,7 +177,8 @@ class EvidenceValue(Forkable):
         for mask in _largest(found):
             self.sentences += _SENTENCE.pack(number, mask)
 
-    def _name(self, number: int, name: str, question: Question) -> None:
+    def _name(self, number: int, title: str, text: str, question: Question) -> None:
+        name = head(title) or opening(text)
         if name not in self.names.heads and f" {name} " in question.flat and len(name) > 2:
             self.asked += [name] * (name not in FUNCTION_WORDS)
         self.names.add_unit(number, name)
@@ -208,12 +215,14 @@ class EvidenceValue(Forkable):
             best = max(best, margin)
         else:
             self.names.add_query(number, head(query), rank)
-            if 1 / (1 + rank) > via and self._has(number, query.lower()):
+            if 1 / (1 + rank) > via and self._opens(number, query.lower()):
                 via = 1 / (1 + rank)
         _OWN.pack_into(self.own, number * _OWN.size, best, place, fused, title, via, semantic)
 
-    def _has(self, number: int, words: str) -> bool:
-        return any(words in text.lower() for text in (self.titles[number], *self.texts[number]))
+    def _opens(self, number: int, words: str) -> bool:
+        """Return whether the title or a text begins with some words; an article may stand before them."""
+        end = len(words) + ARTICLE
+        return any(words in text[:end].lower() for text in (self.titles[number], *self.texts[number]))
 
     def features(self, query: str) -> NDArray[np.float64]:
         """Return the features of all units in order of arrival, shape [units, features]."""
@@ -243,6 +252,8 @@ class EvidenceValue(Forkable):
         table[:, _AT["alike"]] = self.words.likeness(place[:COMPARED].tolist())
         found = links(list(self.numbers), self.texts, self.names, strength, question)
         table[:, _AT["link"]] = found.strengths
+        vouched = table[:, [_AT["link"], _AT["via"]]].any(axis=1) | self._by_question()
+        table[:, _AT["fused"]] *= vouched
         return table, found
 
     def _own(self, table: NDArray[np.float64], question: Question) -> None:
@@ -251,14 +262,17 @@ class EvidenceValue(Forkable):
         lowest = best[best > 0].min(initial=1.0)
         table[:, _AT["margin"]] = np.maximum(best - lowest, 0.0) / max(1 - lowest, 1e-9)
         table[:, _AT["fused"]] = fused / max(float(fused.max()), 1e-9)
-        table[:, _AT["title"]], table[:, _AT["via"]] = title, via
+        table[:, _AT["title"]], table[:, _AT["via"]] = title, via / np.bincount(self.sources)[self.sources]
         better = len(table) - np.searchsorted(np.sort(semantic), semantic, side="right")
         table[:, _AT["semantic"]] = (semantic > 0) / (1 + better / 5)
         together = np.bincount(self.sources, ranks, len(table))[self.sources]
-        table[:, _AT["siblings"]] = np.minimum(1.5, (together - ranks) / 3)
+        titled = np.array(list(map(bool, self.titles)))
+        table[:, _AT["siblings"]] = titled * np.minimum(1.5, (together - ranks) / 3)
         masks = np.frombuffer(self.masks, np.int64)
         bits = _bits(masks, len(question.terms))
-        rarity = _rarity(bits)
+        by_question = self._by_question()
+        # What the leads bring has other terms: it must not reorder what the question found.
+        rarity = _rarity(bits[by_question] if by_question.any() else bits)
         cover = bits @ rarity
         table[:, _AT["cover"]] = cover / max(float(cover.max()), 1e-9)
         units, sentences = np.frombuffer(self.sentences, np.int64).reshape(-1, 2).T
@@ -270,6 +284,11 @@ class EvidenceValue(Forkable):
         for number, value in self._named(question).items():
             table[number, _AT["named"]] = value
 
+    def _by_question(self) -> NDArray[np.bool_]:
+        """Return which units a search for the whole question found."""
+        best: NDArray[np.float64] = np.frombuffer(self.own).reshape(-1, 6)[:, 0]
+        return best > 0
+
     def _named(self, question: Question) -> dict[int, float]:
         """Return how surely the question names units: less for a title that is part of a longer name in it."""
         values: dict[int, float] = {}
@@ -278,7 +297,8 @@ class EvidenceValue(Forkable):
             for number in self.names.heads[name]:
                 detail = _DETAIL.search(self.titles[number])
                 meant = detail and f" {normalised_name(detail.group(1))} " in question.flat
-                values[number] = 0.25 if part and not meant else 1.0
+                share = 1.0 if self.titles[number] else 1 / len(self.names.heads[name])
+                values[number] = share * (0.25 if part and not meant else 1.0)
         return values
 
 
@@ -287,7 +307,7 @@ def _weights(features: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _rarity(bits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the inverse document frequency of each term of the question in the pool; they sum to 1."""
+    """Return the inverse document frequency of each term of the question among units; they sum to 1."""
     counts = bits.sum(axis=0)
     weights: NDArray[np.float64] = np.log1p((len(bits) - counts + 0.5) / (counts + 0.5))
     weights /= max(float(weights.sum()), 1e-9)

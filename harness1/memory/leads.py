@@ -35,7 +35,7 @@ class Names(Forkable):
     """The units that a name may mean, by number. Only `add_unit` and `add_query` write the fields."""
 
     heads: dict[str, tuple[int, ...]] = {}
-    """Units by what their titles name."""
+    """Units by what their titles name; without a title, by the name that the text begins with."""
     titles: list[str] = []
     sources: dict[str, int] = {}
     """The first unit of each source."""

@@ -19,6 +19,8 @@ MOST_TERMS = 60
 """Terms of a question that count; a set of them is a machine word."""
 CUT_FROM = 100
 """Queries are never cut to fewer characters than this when shown."""
+ARTICLE = 5
+"""Characters before a name that a text begins with: room for an article or a bracket."""
 STEM = 5
 """Letters that identify a word: director, directed and directing share them."""
 
@@ -93,6 +95,12 @@ def head(title: str) -> str:
         words = normalised_name(_DASH.split(bare)[0])
     first, _, rest = words.partition(" ")
     return rest if rest and first in _ARTICLES else words
+
+
+def opening(text: str) -> str:
+    """Return the name that a text begins with, as `head` returns it; empty if it begins otherwise."""
+    first = next(iter(extract(text[:SCANNED_CHARACTERS], SCANNED_CHARACTERS)), "")
+    return head(first) if first and text.find(first) <= ARTICLE else ""
 
 
 def stems(words: list[str] | frozenset[str]) -> set[str]:

@@ -114,14 +114,56 @@ def test_later_pages_of_a_query_continue_its_ranks() -> None:
     assert of(memory, "c")["fused"] == pytest.approx(60 / 62)
 
 
-def test_a_query_about_something_else_counts_for_documents_that_have_its_words() -> None:
+def searched_for(memory: WorkingMemory, query: str, *hits: Hit) -> None:
+    memory.absorb(hits, RANKED)
+    memory.take_rankings([Ranking(query, tuple(each.chunk_id for each in hits))], hits, RANKED)
+
+
+def test_a_query_about_something_else_counts_for_documents_that_begin_with_its_words() -> None:
     memory = memory_of(hit("a", "One.", "A"))
-    more = [hit("other", "A town in Greece.", "Athens"), hit("g", "Near Missolonghi.", "Greece", rank=1)]
-    memory.absorb(more, RANKED)
-    memory.take_rankings([Ranking("Missolonghi", tuple(each.chunk_id for each in more))], more, RANKED)
-    assert of(memory, "g")["margin"] == 0.0
-    assert of(memory, "g")["via"] == 0.5
-    assert of(memory, "other")["via"] == 0.0
+    begins = hit("begins", "(Missolonghi) is a town.", "", rank=1)
+    searched_for(memory, "Missolonghi", hit("inside", "Not far from Missolonghi.", "Greece"), begins)
+    assert of(memory, "begins")["margin"] == 0.0
+    assert of(memory, "begins")["via"] == 0.5
+    assert of(memory, "inside")["via"] == 0.0
+
+
+def test_many_pages_that_begin_with_the_words_of_a_query_share_what_it_counts() -> None:
+    memory = memory_of(hit("a", "One.", "A"))
+    searched_for(memory, "Acme", *(hit(f"p{at}", f"Words {at}.", f"Acme 2018 page {at}", rank=at) for at in range(4)))
+    assert of(memory, "p0")["via"] == 0.25
+
+
+def test_ranks_of_other_queries_count_only_for_what_they_are_about_or_strong_documents_name() -> None:
+    memory = memory_of(hit("ada", "Her father was Lord Byron.", "Ada Lovelace"))
+    about, named = hit("about", "Missolonghi is a town.", "", rank=1), hit("byron", "A poet.", "Lord Byron", rank=2)
+    searched_for(memory, "Missolonghi", hit("inside", "Not far from Missolonghi.", "Greece"), about, named)
+    assert of(memory, "inside")["fused"] == 0.0
+    assert min(of(memory, unit)["fused"] for unit in ("ada", "about", "byron")) > 0.4
+
+
+def test_a_text_without_a_title_is_about_the_name_that_it_begins_with() -> None:
+    first = hit("ada", "Her father was Lord Byron.", "Ada Lovelace")
+    byron, other = hit("byron", "Lord Byron was a poet.", "", rank=1), hit("other", "He met Lord Byron.", "", rank=2)
+    found = memory_of(first, byron, other)
+    assert of(found, "byron")["link"] > 0
+    assert of(found, "other")["link"] == 0
+    assert not [lead for lead in found.assess().leads if lead.name == "Lord Byron"]
+
+
+def test_a_text_without_a_title_is_named_less_surely_the_more_texts_begin_alike() -> None:
+    alone = memory_of(hit("ada", "Ada Lovelace wrote programs.", ""))
+    shared = memory_of(*(hit(f"ada{at}", f"Ada Lovelace wrote {at} programs.", "", rank=at) for at in range(4)))
+    assert of(alone, "ada")["named"] == 1.0
+    assert of(shared, "ada0")["named"] == 0.25
+
+
+def test_what_other_queries_find_does_not_reorder_what_the_question_found_by_its_terms() -> None:
+    hits = [hit("die", "To die is nothing.", "One"), hit("father", "The father came.", "Two", rank=1)]
+    memory = memory_of(*hits, hit("both", "The father came home.", "Three", rank=2))
+    before = {name: of(memory, name)["sentence"] for name in ("die", "father")}
+    searched_for(memory, "graves", *(hit(f"g{at}", "They die.", f"Grave {at}", rank=at) for at in range(9)))
+    assert {name: of(memory, name)["sentence"] for name in ("die", "father")} == before
 
 
 def test_other_parts_of_the_same_source_speak_for_a_document() -> None:
