@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class HarnessError(Exception):
@@ -44,12 +45,18 @@ class MissingExtra(UsageError):
     """
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; run: pip install 'harness1[{extra}]'")
+        super().__init__(f"{package} is not installed; run: pip install {_installable()}[{extra}]'")
         self.package, self.extra = package, extra
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
         # Worker processes pickle it, and by default an exception is rebuilt from the arguments of its base class.
         return type(self), (self.package, self.extra)
+
+
+def _installable() -> str:
+    """Return what to install, with an open quotation mark: the checkout that this package runs from, or its name."""
+    checkout = Path(__file__).parent.parent
+    return f"-e '{checkout}" if (checkout / "pyproject.toml").exists() else "'harness1"
 
 
 @contextmanager

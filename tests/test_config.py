@@ -212,3 +212,22 @@ def test_a_recorded_configuration_is_without_the_mechanisms_that_it_does_not_men
     paper = load_config(PAPER)
     assert msgspec.convert(present_tree(recorded), Config).env.hashed() == paper.env.hashed()
     assert msgspec.convert(present_tree(msgspec.to_builtins(Config())), Config) == Config()
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("env.evidnce.rank=true", "env.evidence"),
+        ("env.max_turn=4", "env.max_turns"),
+        ("envv.max_turns=4", "env"),
+        ("env.hits=4", "env.search.hits or env.grep.hits"),
+    ],
+)
+def test_a_misspelt_setting_is_answered_with_the_one_that_may_be_meant(override: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"did you mean {re.escape(meant)}\?$"):
+        load_config(None, [override])
+
+
+def test_a_setting_like_no_other_is_answered_without_a_guess() -> None:
+    with pytest.raises(ConfigError, match=r"unknown field `zzzqqq`$"):
+        load_config(None, ["zzzqqq=1"])

@@ -14,7 +14,7 @@ from harness1.cli.dashboard import evaluated
 from harness1.cli.printing import print_result, say
 from harness1.cli.terminal import Terminal
 from harness1.eval.ablations.run import ABLATIONS, ablate, conditions
-from harness1.eval.ablations.table import COLUMNS, AblationTable, cells, title
+from harness1.eval.ablations.table import COLUMNS, LEGEND, AblationTable, cells, title
 from harness1.eval.evaluate import Evaluation, Play
 from harness1.viewer.report import ensure_report
 
@@ -54,7 +54,7 @@ def print_ablations(table: AblationTable, out: Path) -> None:
     width = console.measure(shown, options=console.options.update(width=WIDEST)).maximum
     console.print(title(table), soft_wrap=True)
     Terminal(width=max(console.width, width)).print(shown)
-    for text in filter(None, (table.verdict, table.remarks)):
+    for text in filter(None, (LEGEND, table.verdict, table.remarks)):
         console.print(text)
     console.print(f"Everything is in {out}.", soft_wrap=True)
 

@@ -20,6 +20,7 @@ from harness1.eval.answers.asking import CONDITIONS
 from harness1.eval.answers.run import AnswerRequest, AnswerRun, open_answers
 from harness1.eval.answers.summary import METRICS
 from harness1.eval.run_view import read_run
+from harness1.eval.statistics import probability
 
 
 def answer(
@@ -87,8 +88,8 @@ def print_answers(summary: dict[str, Any], out: Path) -> None:
         values = (
             f"{difference['mean']:+.3f}",
             _interval(difference, "+.3f"),
-            f"{pair['p']:.4f}",
-            f"{pair['p_holm']:.4f}",
+            probability(pair["p"]),
+            probability(pair["p_holm"]),
         )
         table.add_row(f"{pair['a']} - {pair['b']}", pair["metric"], *values)
     if summary["pairs"]:

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from harness1.cli.bars import count_of_documents
 from harness1.cli.options import Force, Json
-from harness1.cli.printing import print_json, put, say
+from harness1.cli.printing import counted, print_json, put, say
 from harness1.data.benchmarks.registry import BENCHMARKS, Benchmark, benchmark_named
 from harness1.data.check import FINDINGS, Report, encoded
 from harness1.data.check import check as check_dataset
@@ -79,7 +79,7 @@ def import_(
     for line in dict.fromkeys(left):
         say(f"left out: {line}")
     tasks = ", ".join(f"{count} {split}" for split, count in counts["tasks"].items())
-    put(f"{out}: {counts['documents']} documents, tasks: {tasks}")
+    put(f"{out}: {counted(counts['documents'], 'document')}, tasks: {tasks}")
     _say_next(benchmark, out)
 
 
@@ -106,9 +106,9 @@ def check(
 
 
 def _show(report: Report) -> None:
-    chunks = f" in {report.chunks} chunks" if report.chunks else ""
+    chunks = f" in {counted(report.chunks, 'chunk')}" if report.chunks else ""
     tasks = ", ".join(f"{count} {split}" for split, count in report.tasks.items()) or "none"
-    put(f"{report.source}: {report.documents} documents{chunks}, tasks: {tasks}")
+    put(f"{report.source}: {counted(report.documents, 'document')}{chunks}, tasks: {tasks}")
     for finding in report.findings:
         put(f"{finding.kind}: {finding.count}")
         for example in finding.examples:

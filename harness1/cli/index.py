@@ -11,7 +11,7 @@ from typer import Argument, Exit, Option
 
 from harness1.cli.bars import read_aloud
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
-from harness1.cli.printing import print_json, print_result, put
+from harness1.cli.printing import counted, print_json, print_result, put
 from harness1.config import Config
 from harness1.data.indexing import add_to_index, delete_from_index, ensure_index, left_out_of
 from harness1.data.open import open_source
@@ -74,7 +74,8 @@ def index(
     else:
         read = f"; {READ.get(info.language, f'stemmed as {info.language}')}" if info.language else ""
         lost = f"; {left_out} left out" if left_out else ""
-        put(f"{where}: {info.documents} documents, {info.chunks} chunks, index {info.index_hash[:12]}{read}{lost}")
+        size = f"{counted(info.documents, 'document')}, {counted(info.chunks, 'chunk')}"
+        put(f"{where}: {size}, index {info.index_hash[:12]}{read}{lost}")
 
 
 def check(

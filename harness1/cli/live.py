@@ -9,6 +9,7 @@ from typing import Literal, TypedDict
 from rich.console import Console
 from rich.text import Text
 
+from harness1.cli.printing import counted
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.prose import sentence
 from harness1.memory.history import subject
@@ -92,8 +93,8 @@ def _show_delta(env: SearchEnv, delta: Delta, console: Console) -> None:
 
 def show_result(env: SearchEnv, episode: Episode, console: Console) -> None:
     """Print the delivered set, ranked, with a snippet of each document."""
-    counted = f"\n{len(episode.curated)} documents", "bold"
-    console.print(Text.assemble(counted, " ", (f"({episode.stop_reason})", "dim")))
+    number = f"\n{counted(len(episode.curated), 'document')}", "bold"
+    console.print(Text.assemble(number, " ", (f"({episode.stop_reason})", "dim")))
     for place in episode.curated:
         entry = env.state.memory.pool.entries[place.unit_id]
         name = shown_title(entry.title or str(place.unit_id), env.config)

@@ -21,6 +21,11 @@ def put(text: str, *, flush: bool = False) -> None:
     print(printable(text), flush=flush)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun, in the plural unless there is one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def say(line: str) -> None:
     """Print a line about the work on standard error, with the name of the program."""
     print(printable(f"harness1: {line}").replace("\n", "\\u000a"), file=sys.stderr)

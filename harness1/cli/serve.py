@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from harness1.cli.options import ConfigFile, Overrides, resolve
-from harness1.cli.printing import put, say, say_torn
+from harness1.cli.printing import counted, put, say, say_torn
 from harness1.errors import MissingExtra, UsageError
 from harness1.http.client import read_token
 from harness1.redaction import without_password
@@ -55,7 +55,7 @@ def retrieve(
     def ready(bound: int) -> None:
         info = retriever.info
         put(
-            f"{without_password(index)} at {_address(host, bound)}: {info.documents} documents,"
+            f"{without_password(index)} at {_address(host, bound)}: {counted(info.documents, 'document')},"
             f" index {info.index_hash[:12]}",
             flush=True,
         )

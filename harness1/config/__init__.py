@@ -5,7 +5,9 @@ documents are ranked by evidence (`env.evidence.rank`, `env.leads.on`, `env.auto
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,9 @@ FORMER = "run"
 """The old name of `[machine]`. Recorded cards and hashes still use it."""
 LONGEST = 32 << 10
 """Bytes of the longest configuration file; all settings together are an eighth of it."""
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?$")
+MOST_MEANT = 3
+"""Settings of the same name that are offered for a wrong one."""
 LATER = ("token_file",)
 """Settings of `[machine]` that did not exist when hashes were first recorded."""
 
@@ -129,7 +134,7 @@ def load_config(path: Path | None = None, overrides: list[str] | None = None) ->
     try:
         found = msgspec.convert(tree, Config)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ConfigError(f"configuration: {error}") from error
+        raise ConfigError(f"configuration: {error}{_meant(str(error))}") from error
     _refuse_infinite(msgspec.to_builtins(msgspec.structs.replace(found, machine=found.machine.public())))
     return found
 
@@ -157,6 +162,25 @@ def _refuse_infinite(tree: Mapping[str, Any], prefix: str = "") -> None:
             _refuse_infinite(value, f"{prefix}{name}.")
         elif isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"configuration: {prefix}{name} must be a finite number, not {value}")
+
+
+def _meant(error: str) -> str:
+    """Return the question whether a setting with a similar name was meant, or an empty string."""
+    if not (found := _UNKNOWN.search(error)):
+        return ""
+    name = ".".join(filter(None, (found[2], found[1])))
+    names = list(_names(msgspec.to_builtins(Config())))
+    elsewhere = [each for each in names if each.endswith(f".{found[1]}")]
+    near = elsewhere if 0 < len(elsewhere) <= MOST_MEANT else get_close_matches(name, names, 1)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all groups and settings."""
+    for name, value in tree.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from _names(value, f"{prefix}{name}.")
 
 
 def _refuse_former(tree: dict[str, Any], path: Path | None, overrides: list[str]) -> None:

@@ -12,6 +12,7 @@ from harness1.config import Config
 from harness1.data.source import Source
 from harness1.errors import CorpusError, UsageError
 from harness1.hashing import digest
+from harness1.plain import utf8_safe
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.dense.vectors import Progress
@@ -25,6 +26,8 @@ from harness1.runs.stage import STAGE, Stage, read_stage
 
 LEFT_OUT = "left_out"
 """Names the number of documents that could not be read, in the card of an index."""
+CORPUS = "corpus"
+"""Names the corpus in the card of an index: its path, or the name of a generated one."""
 Reading = AbstractContextManager[tuple[Iterator[Document], Progress | None]]
 Read = Callable[[Source], Reading]
 """Opens the documents of a source, with a callback for the progress of their embeddings, or None."""
@@ -92,19 +95,22 @@ def ensure_index(
 
     Raises:
         CorpusError: the folder holds something else, or the source cannot be read.
-        UsageError: the folder cannot be written, or another process builds there.
+        UsageError: the folder cannot be written, another process builds there, or it is the index of another corpus.
     """
     stage = Stage("index", {"source": source.fingerprint, "build": build_hash(config.index)})
     if not force and (done := _done(stage, out, whole)):
         return done
     if out.exists() and any(out.iterdir()) and not _is_ours(out):
         raise CorpusError(f"{out} is not empty and holds no index: choose another folder")
+    other = _corpus_of(out)
+    if not force and other not in (None, _place(source)):
+        raise UsageError(f"{out} is the index of {other}: --force replaces it, --add adds to it")
     with building(out, on_wait):
         if not force and (done := _done(stage, out, whole)):
             return done
         with _changing(stage, out), read(source) as (documents, progress):
             info = build_index(documents, out, config.index, progress, config.machine, alone=True)
-        return _finished(stage, out, info, len(source.problems))
+        return _finished(stage, out, info, len(source.problems), _place(source))
 
 
 def add_to_index(source: Source, out: Path, config: Config, read: Read = read_silently) -> IndexInfo:
@@ -116,10 +122,10 @@ def add_to_index(source: Source, out: Path, config: Config, read: Read = read_si
     open_index(out)  # a folder without an index is refused before anything is written there
     with building(out):
         stage = Stage("index", {"base": open_index(out).info.index_hash, "added": source.fingerprint})
-        left_out = left_out_of(out)
+        left_out, corpus = left_out_of(out), _corpus_of(out)
         with _changing(stage, out), read(source) as (documents, progress):
             info = add_documents(documents, out, progress, config.machine, alone=True)
-        return _finished(stage, out, info, left_out + len(source.problems))
+        return _finished(stage, out, info, left_out + len(source.problems), corpus)
 
 
 def delete_from_index(ids: Sequence[str], out: Path, config: Config) -> IndexInfo:
@@ -131,10 +137,10 @@ def delete_from_index(ids: Sequence[str], out: Path, config: Config) -> IndexInf
     open_index(out)
     with building(out):
         stage = Stage("index", {"base": open_index(out).info.index_hash, "deleted": sorted(ids)})
-        left_out = left_out_of(out)
+        left_out, corpus = left_out_of(out), _corpus_of(out)
         with _changing(stage, out):
             info = delete_documents(map(DocId, ids), out, machine=config.machine, alone=True)
-        return _finished(stage, out, info, left_out)
+        return _finished(stage, out, info, left_out, corpus)
 
 
 @contextmanager
@@ -153,8 +159,8 @@ def _changing(stage: Stage, out: Path) -> Iterator[None]:
                 before.write(out)
 
 
-def _finished(stage: Stage, out: Path, info: IndexInfo, left_out: int) -> IndexInfo:
-    outputs = {**msgspec.to_builtins(info), LEFT_OUT: left_out}
+def _finished(stage: Stage, out: Path, info: IndexInfo, left_out: int, corpus: str | None) -> IndexInfo:
+    outputs = {**msgspec.to_builtins(info), LEFT_OUT: left_out, **({CORPUS: corpus} if corpus else {})}
     stage.write(out, status="finished", hashes={"index": info.index_hash}, outputs=outputs)
     return info
 
@@ -173,6 +179,17 @@ def left_out_of(out: Path) -> int:
     card = read_stage(out)
     count = card.outputs.get(LEFT_OUT) if card else None
     return count if isinstance(count, int) else 0
+
+
+def _place(source: Source) -> str:
+    return utf8_safe(str(source.root)) if source.root else source.name
+
+
+def _corpus_of(out: Path) -> str | None:
+    """Return the corpus of a finished index; None if there is none, or its card does not say."""
+    card = read_stage(out)
+    corpus = card.outputs.get(CORPUS) if card else None
+    return corpus if isinstance(corpus, str) else None
 
 
 def _is_ours(folder: Path) -> bool:

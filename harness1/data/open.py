@@ -63,6 +63,8 @@ def _opened(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool)
     if name:
         from harness1.data.benchmarks.registry import BENCHMARKS
 
+        if beir.is_beir(path) and beir.splits(path):
+            raise UsageError(f"{path} is a BEIR folder, not the official files of {name}: give the path alone")
         return BENCHMARKS[name].open(path, fault)
     return _of_files(path, fault, leave_out, follow_links)
 

@@ -106,7 +106,10 @@ class Evaluation:
         for task in self.tasks:
             targets(task.task_id, task.gold, self.config.index.unit)
         if not is_engine(self.index) and not self._finds_gold(open_index(Path(self.index))):
-            raise UsageError(f"{self.index} is an index of another corpus: it lacks the gold of {self.dataset}'s tasks")
+            raise UsageError(
+                f"{self.index} holds no gold document of the first tasks of {self.dataset}: it is an index of another"
+                f" corpus, or qrels name documents that the corpus lacks (harness1 data check {self.dataset})"
+            )
 
     def _finds_gold(self, index: EmbeddedIndex) -> bool:
         """Return whether an index contains anything that one of the first tasks asks for."""

@@ -203,3 +203,8 @@ def _block_of_means(values: NDArray[np.float64], size: int, rng: np.random.Gener
     counts = np.bincount(draws.ravel(), minlength=size * tasks).reshape(size, tasks)
     means: NDArray[np.float64] = counts.astype(np.float64) @ values / tasks
     return means
+
+
+def probability(p: float) -> str:
+    """Format a p-value, never as 0."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness1.config import Config
-from harness1.data.indexing import ensure_index, index_of
+from harness1.data.indexing import add_to_index, delete_from_index, ensure_index, index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
@@ -47,7 +47,7 @@ def at_work(out: Path, then: Callable[[], None]) -> None:
         then()
         yield source.documents(), None
 
-    ensure_index(LARGE, out, CONFIG, read=read)
+    ensure_index(LARGE, out, CONFIG, force=True, read=read)
 
 
 def test_a_build_that_is_refused_leaves_the_card_of_the_other_alone(out: Path) -> None:
@@ -125,3 +125,28 @@ def test_two_evaluations_over_one_fresh_cache_both_finish(tmp_path: Path) -> Non
     assert metrics[0].keys() == metrics[1].keys()
     assert sum(err.count("waiting for another process") for _, err in ended) <= 1
     assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@pytest.fixture
+def corpora(tmp_path: Path) -> tuple[Source, Source]:
+    for name in ("ours", "theirs"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"_id": name, "text": f"Words of {name}."}) + "\n")
+    return open_source(str(tmp_path / "ours.jsonl")), open_source(str(tmp_path / "theirs.jsonl"))
+
+
+def test_the_index_of_another_corpus_is_replaced_only_by_force(corpora: tuple[Source, Source], out: Path) -> None:
+    ours, theirs = corpora
+    first = ensure_index(ours, out, CONFIG)
+    with pytest.raises(UsageError, match=r"is the index of .*ours.jsonl: --force replaces it"):
+        ensure_index(theirs, out, CONFIG)
+    assert open_index(out).info.index_hash == first.index_hash
+    assert ensure_index(theirs, out, CONFIG, force=True).index_hash != first.index_hash
+
+
+def test_an_index_that_was_changed_remembers_its_corpus(corpora: tuple[Source, Source], out: Path) -> None:
+    ours, theirs = corpora
+    ensure_index(ours, out, CONFIG)
+    add_to_index(theirs, out, CONFIG)
+    delete_from_index(["theirs"], out, CONFIG)
+    with pytest.raises(UsageError, match=r"is the index of .*ours.jsonl"):
+        ensure_index(theirs, out, CONFIG)

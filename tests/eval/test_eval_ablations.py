@@ -265,3 +265,17 @@ def test_the_verdict_names_what_helps_what_does_not_and_what_hurts() -> None:
         *("useful", "0.500", "0.500", "-40.0", "-60.0 to -20.0", "0.010", "", "0", "50%", "1.0", "1.0"),
     )
     assert next(cells(table))[3:8] == ("",) * 5
+
+
+def test_ablations_that_change_nothing_share_one_line() -> None:
+    none = Interval(0.0, 0.0, 0.0)
+    lines = [
+        Condition(name=name, recall=0.5, answer_recall=0.5, search_share=0.5, turns=turns, set_size=9.0)
+        for name, turns in (("base", 4.0), ("idle", 4.0), ("idler", 4.0), ("slower", 5.0))
+    ]
+    same = [msgspec.structs.replace(line, change=none, answer_change=none, p=1.0) for line in lines[1:]]
+    table = AblationTable(
+        dataset="d", split="test", policy="p", tasks=1, samples=1, seed=0, conditions=(lines[0], *same)
+    )
+    assert [line[0] for line in cells(table)] == ["base", "slower"]
+    assert "Nothing changes without: idle, idler." in markdown(table)

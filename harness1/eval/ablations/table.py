@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness1.eval.statistics import Interval, paired_difference, randomisation_test
+from harness1.eval.statistics import Interval, paired_difference, probability, randomisation_test
 from harness1.records import Record
 
 ALL_OFF = "all_off"
@@ -15,8 +15,11 @@ RECALL = "curated_recall"
 ANSWER_RECALL = "answer_recall"
 SEARCHES = ("search_corpus", "fan_out_search")
 COLUMNS = ("condition", "R", "FA", "ΔR %", "95 % interval", "p", "ΔFA %", "hard", "search", "turns", "set")
-"""Headings of `cells`: recall, final-answer recall, and their changes in percent of the base's; hard failures (tasks
-where the base found something and the ablation nothing); searches as a share of all calls; turns; size of the set."""
+"""Headings of `cells`, which `LEGEND` explains."""
+LEGEND = (
+    "R: curated recall; FA: recall of the documents that hold the answer; Δ: their changes in percent of the base's;"
+    " hard: tasks where the base found something and the ablation nothing; search: share of all calls; set: documents."
+)
 
 Rows = Mapping[str, Mapping[str, float]]
 """The metrics of each task."""
@@ -47,6 +50,10 @@ class Condition(Record, kw_only=True):
     set_size: float | None
     broken: int = 0
     """Episodes broken by the infrastructure, which the same command runs again."""
+
+    def same_effort(self, other: Condition) -> bool:
+        """Return whether calls, turns and sizes of sets are those of another condition."""
+        return (self.search_share, self.turns, self.set_size) == (other.search_share, other.turns, other.set_size)
 
     @property
     def percent(self) -> Interval | None:
@@ -88,9 +95,21 @@ class AblationTable(Record, kw_only=True):
         return "; ".join(f"{word}: {', '.join(names) or 'none'}" for word, names in groups.items()) + "."
 
     @property
+    def unchanged(self) -> list[str]:
+        """The ablations whose figures all equal those of the base."""
+        base, *others = self.conditions
+        return [
+            each.name
+            for each in others
+            if each.same_effort(base)
+            and each.hard_failures == 0
+            and {each.change, each.answer_change} == {Interval(0.0, 0.0, 0.0)}
+        ]
+
+    @property
     def remarks(self) -> str:
-        """Remarks for the reader: ablations that were skipped, tasks that were not compared."""
-        remarks = []
+        """Remarks for the reader: ablations that changed nothing or were skipped, tasks that were not compared."""
+        remarks = [f"Nothing changes without: {', '.join(self.unchanged)}."] if self.unchanged else []
         if self.skipped:
             remarks.append(f"Skipped, because it is off in the base: {', '.join(self.skipped)}.")
         if partial := [each.name for each in self.conditions if each.paired < self.tasks]:
@@ -122,9 +141,12 @@ def compared(name: str, metrics: Mapping[str, Any], base: Rows, rows: Rows, resa
 
 
 def cells(table: AblationTable) -> Iterator[tuple[str, ...]]:
-    """Yield the lines of the table as texts, in the order of `COLUMNS`; the base has no changes."""
+    """Yield the lines of the table as texts, in the order of `COLUMNS`; the base has no changes. Ablations that changed
+    nothing have no lines."""
     for each in table.conditions:
         base = each is table.conditions[0]
+        if each.name in table.unchanged:
+            continue
         percent, answer = (None, None) if base else (each.percent, each.answer_percent)
         yield (
             each.name,
@@ -132,7 +154,7 @@ def cells(table: AblationTable) -> Iterator[tuple[str, ...]]:
             _number(each.answer_recall, ".3f"),
             _number(percent.mean if percent else None, "+.1f"),
             f"{percent.low:+.1f} to {percent.high:+.1f}" if percent else "",
-            "" if base else _number(each.p, ".3f"),
+            "" if base or each.p is None else probability(each.p),
             _number(answer.mean if answer else None, "+.1f"),
             "" if base else str(each.hard_failures),
             f"{each.search_share:.0%}",
@@ -151,7 +173,7 @@ def markdown(table: AblationTable) -> str:
     """Return the table with its verdict, as in `ablations.md`."""
     lines = [COLUMNS, tuple("---" for _ in COLUMNS), *cells(table)]
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join(filter(None, [f"# {title(table)}", rows, table.verdict, table.remarks])) + "\n"
+    return "\n\n".join(filter(None, [f"# {title(table)}", rows, LEGEND, table.verdict, table.remarks])) + "\n"
 
 
 def _percent(change: Interval | None, of: float) -> Interval | None:

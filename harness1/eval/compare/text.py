@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from harness1.eval.compare.comparison import Comparison, Difference, Pairing
+from harness1.eval.statistics import probability
 
-NAMES = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 ADDRESS = "/:#,%.~-_"
 """Characters that are not escaped in an address."""
+LONGEST = 12
+"""Characters of the longest folder that names a column."""
 COUNTED = ("set_size", "turns", "prompt_tokens", "prefill_tokens")
 """Metrics that are amounts, shown with one decimal."""
 
@@ -44,21 +48,24 @@ def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
     Args:
         viewer: the viewer file that the changed tasks link to; empty: no links.
     """
-    sides = [("first", comparison.first)]
-    sides += [(ordinal(number), pair.second) for number, pair in enumerate(comparison.others)]
+    sides = [comparison.first, *(pair.second for pair in comparison.others)]
+    first, *others = names = labels([side.folder for side in sides])
     yield Grid(
         ("run", "folder", "policy", "tasks"),
-        tuple((name, side.folder, side.policy, str(side.tasks)) for name, side in sides),
+        tuple((name, side.folder, side.policy, str(side.tasks)) for name, side in zip(names, sides, strict=True)),
         frozenset({3}),
         flexible=1,
     )
-    for number, pair in enumerate(comparison.others):
-        yield from _pair(comparison, pair, ordinal(number), viewer)
+    for name, pair in zip(others, comparison.others, strict=True):
+        yield from _pair(comparison, pair, first, name, viewer)
 
 
-def ordinal(number: int) -> str:
-    """Return the name of the n-th further run, from 0."""
-    return NAMES[number] if number < len(NAMES) else f"run {number + 2}"
+def labels(folders: Sequence[str]) -> list[str]:
+    """Return a name for each run: that of its folder, or its place where two names are equal or one is long."""
+    names = [one_line(Path(folder).name) for folder in folders]
+    if len(set(names)) == len(names) and all(0 < len(name) <= LONGEST for name in names):
+        return names
+    return [NAMES[place] if place < len(NAMES) else f"run {place + 1}" for place in range(len(folders))]
 
 
 def markdown(parts: Sequence[Block]) -> str:
@@ -71,26 +78,26 @@ def one_line(text: str) -> str:
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
-def _pair(comparison: Comparison, pair: Pairing, name: str, viewer: str) -> Iterator[Block]:
-    left = " and ".join(f"{count} of the {side}" for count, side in zip(pair.left_out, ("first", name), strict=True))
+def _pair(comparison: Comparison, pair: Pairing, first: str, name: str, viewer: str) -> Iterator[Block]:
+    left = " and ".join(f"{count} of {side}" for count, side in zip(pair.left_out, (first, name), strict=True))
     cut = "; the sets of both are cut to the smaller one, task by task" if comparison.equal_size else ""
-    yield f"{name} - first, {pair.tasks} common tasks (left out: {left}){cut}"
-    yield _metrics(pair.metrics, name)
+    yield f"{name} - {first}, {pair.tasks} common tasks (left out: {left}){cut}"
+    yield _metrics(pair.metrics, first, name)
     counts = f"{pair.wins} higher, {pair.losses} lower, {pair.ties} equal"
-    yield f"{comparison.metric} of the {name}, task by task: {counts}."
+    yield f"{comparison.metric} of {name}, task by task: {counts}."
     if pair.cards or pair.settings:
         rows = [(key, _shown(a), _shown(b)) for key, (a, b) in {**pair.cards, **pair.settings}.items()]
-        yield Grid(("what differs", "first", name), tuple(rows), frozenset(), flexible=2)
+        yield Grid(("what differs", first, name), tuple(rows), frozenset(), flexible=2)
     else:
         yield "Their cards and configurations are equal."
     if pair.changed or not pair.wins + pair.losses:
         yield f"Tasks that changed most in {comparison.metric}:"
-        yield _changed(pair, name) if pair.changed else "None changed."
+        yield _changed(pair, first, name) if pair.changed else "None changed."
     if pair.changed and viewer:
         yield Links(tuple((one_line(each.task_id), f"{viewer}{each.address}") for each in pair.changed))
 
 
-def _metrics(metrics: dict[str, Difference], name: str) -> Grid:
+def _metrics(metrics: dict[str, Difference], first: str, name: str) -> Grid:
     corrected = any(row.p_holm is not None for row in metrics.values())
     rows = []
     for metric, row in metrics.items():
@@ -106,21 +113,16 @@ def _metrics(metrics: dict[str, Difference], name: str) -> Grid:
                 probability(row.p if row.p_holm is None else row.p_holm),
             )
         )
-    heads = ("metric", "first", name, "diff", "95 % interval", "p (Holm)" if corrected else "p")
+    heads = ("metric", first, name, "diff", "95 % interval", "p (Holm)" if corrected else "p")
     return Grid(heads, tuple(rows), frozenset(range(1, 6)))
 
 
-def probability(p: float) -> str:
-    """Format a p-value, never as 0."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _changed(pair: Pairing, name: str) -> Grid:
+def _changed(pair: Pairing, first: str, name: str) -> Grid:
     rows = tuple(
         (one_line(each.task_id), f"{each.first:.3f}", f"{each.second:.3f}", f"{each.change:+.3f}", one_line(each.query))
         for each in pair.changed
     )
-    return Grid(("task", "first", name, "change", "query"), rows, frozenset({1, 2, 3}), flexible=4)
+    return Grid(("task", first, name, "change", "query"), rows, frozenset({1, 2, 3}), flexible=4)
 
 
 def _shown(value: Any) -> str:
