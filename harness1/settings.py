@@ -1,8 +1,13 @@
-"""The base class of settings groups, the ranges of their numbers, and how two configurations differ."""
+"""The base class of settings groups, the ranges of their numbers, how two configurations differ, and what each setting
+says of itself."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Annotated, Any, dataclass_transform
 
 import msgspec
@@ -34,3 +39,35 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str 
             yield from differences(mine or {}, other or {}, f"{prefix}{name}.")
         elif mine != other:
             yield f"{prefix}{name}", mine, other
+
+
+def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
+    """Return what the source says of each group and setting, by dotted name; settings without a word are left out.
+
+    Args:
+        kind: the class of the whole configuration, or of one group.
+        prefix: what names begin with, such as `env.`.
+    """
+    said = _said(kind)
+    found: dict[str, str] = {}
+    for each in msgspec.structs.fields(kind):
+        name = f"{prefix}{each.name}"
+        if isinstance(each.type, type) and issubclass(each.type, Settings):
+            if own := each.type.__dict__.get("__doc__"):
+                found[name] = " ".join(own.split())
+            found |= notes(each.type, f"{name}.")
+        elif each.name in said:
+            found[name] = said[each.name]
+    return found
+
+
+def _said(kind: type[Settings]) -> dict[str, str]:
+    """Return the strings that stand below the fields of a class, on one line each."""
+    module = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
+    (body,) = [each.body for each in module.body if isinstance(each, ast.ClassDef) and each.name == kind.__name__]
+    found = {}
+    for field, below in pairwise(body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found

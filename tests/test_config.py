@@ -16,7 +16,8 @@ from harness1.env import environment
 from harness1.env.environment import env_hash
 from harness1.errors import ConfigError
 from harness1.memory.evidence_value import FITTED
-from harness1.settings import Settings
+from harness1.runs.folder import shown_config, toml_lines
+from harness1.settings import Settings, notes
 from tests.support import make_env
 
 ROOT = Path(__file__).parent.parent
@@ -231,3 +232,21 @@ def test_a_misspelt_setting_is_answered_with_the_one_that_may_be_meant(override:
 def test_a_setting_like_no_other_is_answered_without_a_guess() -> None:
     with pytest.raises(ConfigError, match=r"unknown field `zzzqqq`$"):
         load_config(None, ["zzzqqq=1"])
+
+
+def test_what_the_source_says_of_settings_stands_above_them_and_is_read_back_as_nothing(tmp_path: Path) -> None:
+    config = load_config(None, ["env.max_turns=4"])
+    told = notes(Config)
+    lines = toml_lines(shown_config(config), told)
+    assert lines[lines.index("context_window = 32768") - 1] == "# Tokens of prompt and output together."
+    assert lines[lines.index("[env.search]") - 1] == "# The limits of one search query."
+    assert lines[lines.index("[env.fan_out]") - 1] == ""  # it says nothing of itself, and not what its base class says
+    (tmp_path / "shown.toml").write_text("\n".join(lines))
+    assert load_config(tmp_path / "shown.toml") == config
+
+
+def test_notes_are_of_settings_that_there_are() -> None:
+    there = {path for path, _ in leaves(Config())}
+    groups = {path.rsplit(".", depth)[0] for path in there for depth in range(1, 4)}
+    assert set(notes(Config)) <= there | groups
+    assert {"env.context_window", "env.search.tokens", "machine"} <= set(notes(Config))

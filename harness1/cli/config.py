@@ -9,10 +9,11 @@ from harness1.env.environment import SearchEnv
 from harness1.episodes.replay import Nowhere
 from harness1.hashing import digest
 from harness1.runs.folder import shown_config, toml_lines
+from harness1.settings import notes
 
 
 def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Print every setting as TOML, and the hashes computed from the settings.
+    """Print every setting as TOML with what it decides, and the hashes computed from the settings.
 
     Example: harness1 config show --set env.max_turns=4
     """
@@ -22,7 +23,7 @@ def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json =
     if as_json:
         print_json({"config": tree, "hashes": hashes})
         return
-    put("\n".join(toml_lines(tree)))
+    put("\n".join(toml_lines(tree, notes(Config))))
     put("\n".join(f"# {name} = {value}" for name, value in hashes.items()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -63,15 +64,26 @@ def shown_config(config: Config) -> dict[str, Any]:
     return tree
 
 
-def toml_lines(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return nested settings as lines of TOML: scalars first, then one table for each group."""
-    # JSON and TOML write scalars, and lists of them, alike.
-    scalars = {key: value for key, value in tree.items() if not isinstance(value, dict)}
-    lines = [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in scalars.items()]
+def toml_lines(tree: dict[str, Any], notes: Mapping[str, str] | None = None, prefix: str = "") -> list[str]:
+    """Return nested settings as lines of TOML: scalars first, then one table for each group.
+
+    Args:
+        notes: by dotted name, what a comment says of a group or a setting.
+    """
+    notes, lines = notes or {}, list[str]()
+    for key, value in tree.items():
+        if not isinstance(value, dict):
+            # JSON and TOML write scalars, and lists of them, alike.
+            lines += [*_comment(notes.get(prefix + key)), f"{key} = {msgspec.json.encode(value).decode()}"]
     for key, value in tree.items():
         if isinstance(value, dict):
-            lines += ["", f"[{prefix}{key}]", *toml_lines(value, f"{prefix}{key}.")]
+            comment = _comment(notes.get(prefix + key))
+            lines += ["", *comment, f"[{prefix}{key}]", *toml_lines(value, notes, f"{prefix}{key}.")]
     return lines
+
+
+def _comment(text: str | None) -> list[str]:
+    return textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ") if text else []
 
 
 def of_sample(name: str, sample: int) -> str:
