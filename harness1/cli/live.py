@@ -92,14 +92,15 @@ def _show_delta(env: SearchEnv, delta: Delta, console: Console) -> None:
 
 
 def show_result(env: SearchEnv, episode: Episode, console: Console) -> None:
-    """Print the delivered set, ranked, with a snippet of each document."""
+    """Print the delivered set, ranked, with the id of each document (its file, in a folder) and a snippet."""
     number = f"\n{counted(len(episode.curated), 'document')}", "bold"
     console.print(Text.assemble(number, " ", (f"({episode.stop_reason})", "dim")))
     for place in episode.curated:
         entry = env.state.memory.pool.entries[place.unit_id]
         name = shown_title(entry.title or str(place.unit_id), env.config)
         tag = f"{place.tag:<9}", STYLES[place.tag]
-        console.print(Text.assemble(f"{place.rank:>3} ", tag, " ", (name, "bold")), **ONE_LINE)
+        source = f"  {place.unit_id}" if entry.title else ""
+        console.print(Text.assemble(f"{place.rank:>3} ", tag, " ", (name, "bold"), (source, "dim")), **ONE_LINE)
         console.print(f"              {snippet(env, place.unit_id)}", style="dim", **ONE_LINE)
     if episode.error:
         console.print(f"The episode is invalid: {episode.error}", style="red")

@@ -25,7 +25,7 @@ from harness1.policy.policy import Decision
 from harness1.records import Task, ToolCall
 from harness1.redaction import printable
 from tests.cli.commands import command_in_process
-from tests.support import chunk, curate, make_env, run, search
+from tests.support import Script, chunk, curate, make_env, run, search
 
 PACKAGE = Path(__file__).parent.parent.parent / "harness1"
 OUTPUT = {PACKAGE / "cli" / "printing.py", PACKAGE / "cli" / "terminal.py"}
@@ -191,3 +191,12 @@ def test_errors_of_wrong_use_hold_no_acting_characters(
         assert ended.code == 2
         assert not acting(ended.out + ended.err), words
         assert "red" in ended.err
+
+
+def test_a_delivered_document_is_shown_with_its_id_beside_its_title() -> None:
+    env = make_env(chunks=[chunk("notes/danube.md", "the river", "Rivers"), chunk("rhine.txt", "a river")])
+    console, file = terminal()
+    policy = Script(search("river"), curate(add_ids=["D1", "D2"]))
+    show_result(env, run(rollout(env, policy, Task("t", "river"))), console)
+    assert "Rivers  notes/danube.md" in file.getvalue()
+    assert "rhine.txt  rhine.txt" not in file.getvalue()
