@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from rich.pretty import Pretty
 
+from harness1 import errors
 from harness1.cli.config import show
 from harness1.config import Config, load_config
 from harness1.errors import ConfigError, MissingExtra, UsageError
@@ -194,6 +195,13 @@ def test_what_is_not_installed_is_named_with_what_installs_it(
     with pytest.raises(MissingExtra) as caught:
         open_model(spec, config)
     assert str(caught.value) == str(MissingExtra(module, extra))
+
+
+def test_an_extra_is_installed_from_where_the_package_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "harness1" / "errors.py"))
+    assert str(MissingExtra("torch", "train")) == "torch is not installed; run: pip install 'harness1[train]'"
+    (tmp_path / "pyproject.toml").touch()
+    assert str(MissingExtra("torch", "train")).endswith(f"pip install -e '{tmp_path}[train]'")
 
 
 def test_the_vocabulary_of_gpt_oss_needs_an_extra_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

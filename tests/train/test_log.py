@@ -124,6 +124,6 @@ def test_what_is_not_installed_is_named_and_leaves_the_log_as_it_was(
 ) -> None:
     write(tmp_path, 1)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtra, match=rf"{package} is not installed; .*harness1\[logs\]"):
+    with pytest.raises(MissingExtra, match=rf"{package} is not installed; .*\[logs\]"):
         TrainLog(tmp_path, **options)
     assert len(read_log(tmp_path)) == 1
