@@ -87,17 +87,29 @@ def assert_same_calls(model: Dice, run: Path) -> None:
     assert {(call.version_start, call.status, call.session_id) for call in records} == {(3, 200, "episode-1")}
 
 
+def with_retries(number: int) -> tuple[int, Dice, Episode]:
+    """Return the seed of the n-th episode in this process that has retries and turns enough, its model, and itself."""
+    found = []
+    for seed in range(100):
+        model = Dice(hermes())
+        made = in_process(model, seed)
+        if len(model.calls) > len(made.turns) > 4:
+            found.append((seed, model, made))
+        if len(found) > number:
+            break
+    return found[number]
+
+
 @pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("number", [0, 1])
 def test_an_episode_through_a_client_has_the_very_tokens_of_one_in_process(
-    tmp_path: Path, client: str, seed: int
+    tmp_path: Path, client: str, number: int
 ) -> None:
-    alone, served = Dice(hermes()), Dice(hermes())
-    expected = in_process(alone, seed)
+    seed, alone, expected = with_retries(number)
+    served = Dice(hermes())
     with proxying(tmp_path, upstream_of(served, served.chat)) as url:
         agent = AgentPolicy(CLIENTS[client](url), hermes(), ENV.generation_reserve, SETTINGS.policy)
         found = episode(agent, seed)
-    assert len(alone.calls) > len(expected.turns) > 4, "there are retries, and turns enough"
     assert [turn.action for turn in found.turns] == [turn.action for turn in expected.turns]
     assert (found.curated, found.status) == (expected.curated, expected.status)
     assert_same_calls(alone, tmp_path)
