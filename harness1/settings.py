@@ -7,6 +7,7 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, dataclass_transform
 
@@ -63,11 +64,20 @@ def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
 
 def _said(kind: type[Settings]) -> dict[str, str]:
     """Return the strings that stand below the fields of a class, on one line each."""
-    module = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
-    (body,) = [each.body for each in module.body if isinstance(each, ast.ClassDef) and each.name == kind.__name__]
+    body = _classes(kind.__module__).get(kind.__name__, [])
     found = {}
     for field, below in pairwise(body):
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 found[name] = " ".join(text.split())
     return found
+
+
+@cache
+def _classes(module: str) -> dict[str, list[ast.stmt]]:
+    """Return the bodies of a module's classes by name; none where its source is not at hand."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):
+        return {}
+    return {each.name: each.body for each in tree.body if isinstance(each, ast.ClassDef)}

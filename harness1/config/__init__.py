@@ -168,11 +168,11 @@ def _meant(error: str) -> str:
     """Return the question whether a setting with a similar name was meant, or an empty string."""
     if not (found := _UNKNOWN.search(error)):
         return ""
-    name = ".".join(filter(None, (found[2], found[1])))
-    names = list(_names(msgspec.to_builtins(Config())))
-    elsewhere = [each for each in names if each.endswith(f".{found[1]}")]
-    near = elsewhere if 0 < len(elsewhere) <= MOST_MEANT else get_close_matches(name, names, 1)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    names = [each.rpartition(".") for each in _names(msgspec.to_builtins(Config()))]
+    group = {name: f"{above}{dot}{name}" for above, dot, name in names if above == (found[2] or "")}
+    elsewhere = [f"{above}.{name}" for above, _, name in names if above and name == found[1]]
+    near = [group[name] for name in get_close_matches(found[1], group, 1)] or elsewhere
+    return f"; did you mean {' or '.join(near)}?" if 0 < len(near) <= MOST_MEANT else ""
 
 
 def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

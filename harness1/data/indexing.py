@@ -17,7 +17,7 @@ from harness1.records import DocId
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.dense.vectors import Progress
 from harness1.retrieval.index.build import add_documents, build_index, delete_documents
-from harness1.retrieval.index.generations import building
+from harness1.retrieval.index.generations import LOCK, building
 from harness1.retrieval.index.index import build_hash, open_index
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import IndexInfo
@@ -100,14 +100,15 @@ def ensure_index(
     stage = Stage("index", {"source": source.fingerprint, "build": build_hash(config.index)})
     if not force and (done := _done(stage, out, whole)):
         return done
-    if out.exists() and any(out.iterdir()) and not _is_ours(out):
+    if out.exists() and {each.name for each in out.iterdir()} - {LOCK} and not _is_ours(out):
         raise CorpusError(f"{out} is not empty and holds no index: choose another folder")
-    other = _corpus_of(out)
-    if not force and other not in (None, _place(source)):
-        raise UsageError(f"{out} is the index of {other}: --force replaces it, --add adds to it")
+    if not force:
+        _refuse_other(source, out)
     with building(out, on_wait):
-        if not force and (done := _done(stage, out, whole)):
-            return done
+        if not force:
+            if done := _done(stage, out, whole):
+                return done
+            _refuse_other(source, out)  # another process may have built there meanwhile
         with _changing(stage, out), read(source) as (documents, progress):
             info = build_index(documents, out, config.index, progress, config.machine, alone=True)
         return _finished(stage, out, info, len(source.problems), _place(source))
@@ -185,8 +186,13 @@ def _place(source: Source) -> str:
     return utf8_safe(str(source.root)) if source.root else source.name
 
 
+def _refuse_other(source: Source, out: Path) -> None:
+    if (other := _corpus_of(out)) not in (None, _place(source)):
+        raise UsageError(f"{out} is the index of {other}: --force replaces it, --add adds to it")
+
+
 def _corpus_of(out: Path) -> str | None:
-    """Return the corpus of a finished index; None if there is none, or its card does not say."""
+    """Return the corpus of an index; None if its card does not say."""
     card = read_stage(out)
     corpus = card.outputs.get(CORPUS) if card else None
     return corpus if isinstance(corpus, str) else None

@@ -42,6 +42,8 @@ from harness1.records import Hit, Ranking, Record, UnitId
 COMPARED = 3
 """Units at the top whose words speak for others."""
 
+LEAST_MARGIN = 1e-9
+"""The share of the best score for a hit that an engine scored 0 or below: the question found it all the same."""
 TOLD_FROM = 0.5
 """The least value of a feature that is told as a reason."""
 
@@ -58,8 +60,8 @@ class Weights(Record):
     margin: float
     """Score for the question, from the lowest that was read (0) to the highest (1)."""
     fused: float
-    """Reciprocal ranks over all queries, as a share of the highest sum; 0 for what only searches for something else
-    found, unless it begins with what they were about or strong units name it."""
+    """Reciprocal ranks over all queries, as a share of the highest sum; where the whole question was searched, 0 for
+    what only searches for something else found, unless it begins with what they were about or strong units name it."""
     named: float
     """The question names the unit by its title; without a title, by the name that its text begins with, which counts
     less if other texts begin with it too."""
@@ -155,7 +157,7 @@ class EvidenceValue(Forkable):
         question = read_question(query)
         number = self.numbers.get(unit_id)
         text = hit.text[:SCANNED_CHARACTERS]
-        name = hit.title[:LONGEST_TITLE].strip()
+        name = hit.title[:LONGEST_TITLE] if head(hit.title) else ""
         read = [content_terms(line) for line in (name, *split(text))]
         title, *sentences = [mask_of(line, question.terms) for line in read]
         found = set(sentences)
@@ -205,14 +207,14 @@ class EvidenceValue(Forkable):
                 self.best.setdefault(line, max(score for _, _, score in shown))
             for place, unit_id, score in shown:
                 # The scores of several queries at once are those of whichever query found the hit first.
-                margin = score / self.best[line] if alone and self.best[line] else 1 / (1 + place / 20)
+                margin = score / self.best[line] if alone and self.best[line] > 0 else 1 / (1 + place / 20)
                 self._found(self.numbers[unit_id], line, first + place, share, margin)
 
     def _found(self, number: int, query: str, rank: int, likeness: float, margin: float) -> None:
         best, place, fused, title, via, semantic = _OWN.unpack_from(self.own, number * _OWN.size)
         place, fused = max(place, likeness / (1 + rank / 5)), fused + (1.0 if likeness == 1 else 0.5) / (60 + rank)
         if likeness == 1:
-            best = max(best, margin)
+            best = max(best, margin, LEAST_MARGIN)
         else:
             self.names.add_query(number, head(query), rank)
             if 1 / (1 + rank) > via and self._opens(number, query.lower()):
@@ -252,8 +254,9 @@ class EvidenceValue(Forkable):
         table[:, _AT["alike"]] = self.words.likeness(place[:COMPARED].tolist())
         found = links(list(self.numbers), self.texts, self.names, strength, question)
         table[:, _AT["link"]] = found.strengths
-        vouched = table[:, [_AT["link"], _AT["via"]]].any(axis=1) | self._by_question()
-        table[:, _AT["fused"]] *= vouched
+        by_question = self._by_question()
+        if by_question.any():
+            table[:, _AT["fused"]] *= by_question | table[:, [_AT["link"], _AT["via"]]].any(axis=1)
         return table, found
 
     def _own(self, table: NDArray[np.float64], question: Question) -> None:

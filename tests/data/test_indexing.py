@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness1.config import Config
+from harness1.data import indexing
 from harness1.data.indexing import add_to_index, delete_from_index, ensure_index, index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
@@ -150,3 +151,25 @@ def test_an_index_that_was_changed_remembers_its_corpus(corpora: tuple[Source, S
     delete_from_index(["theirs"], out, CONFIG)
     with pytest.raises(UsageError, match=r"is the index of .*ours.jsonl"):
         ensure_index(theirs, out, CONFIG)
+
+
+def test_a_folder_that_another_process_has_only_locked_so_far_may_be_built_into(out: Path) -> None:
+    out.mkdir()
+    (out / ".lock").touch()
+    assert ensure_index(SMALL, out, CONFIG).documents == 20
+
+
+def test_another_corpus_that_was_built_meanwhile_is_not_replaced(
+    corpora: tuple[Source, Source], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = corpora
+
+    @contextmanager
+    def late(folder: Path, on_wait: Callable[[], None] | None) -> Iterator[None]:
+        monkeypatch.undo()
+        ensure_index(theirs, folder, CONFIG)
+        yield
+
+    monkeypatch.setattr(indexing, "building", late)
+    with pytest.raises(UsageError, match=r"is the index of .*theirs.jsonl"):
+        ensure_index(ours, out, CONFIG)

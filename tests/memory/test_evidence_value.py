@@ -142,6 +142,23 @@ def test_ranks_of_other_queries_count_only_for_what_they_are_about_or_strong_doc
     assert min(of(memory, unit)["fused"] for unit in ("ada", "about", "byron")) > 0.4
 
 
+def test_ranks_count_for_all_where_the_whole_question_was_never_searched() -> None:
+    memory = WorkingMemory.empty(QUESTION, "document")
+    memory.turn = 1
+    searched_for(memory, "father of Ada", *(hit(f"u{at}", "Rain.", f"Rain {at}", rank=at) for at in range(3)))
+    assert of(memory, "u0")["fused"] > of(memory, "u1")["fused"] > of(memory, "u2")["fused"] > 0
+
+
+@pytest.mark.parametrize("scores", [(3.0, 0.0, -2.0), (-1.0, -2.0, -3.0)])
+def test_hits_of_the_question_that_an_engine_scores_at_zero_or_below_count_as_found_by_it(
+    scores: tuple[float, ...],
+) -> None:
+    hits = [msgspec.structs.replace(hit(f"u{at}", f"{at}.", ""), score=score) for at, score in enumerate(scores)]
+    memory = memory_of(*hits)
+    assert all(of(memory, f"u{at}")["fused"] > 0 for at in range(3))
+    assert all(0 <= of(memory, f"u{at}")["margin"] <= 1 for at in range(3))
+
+
 def test_a_text_without_a_title_is_about_the_name_that_it_begins_with() -> None:
     first = hit("ada", "Her father was Lord Byron.", "Ada Lovelace")
     byron, other = hit("byron", "Lord Byron was a poet.", "", rank=1), hit("other", "He met Lord Byron.", "", rank=2)

@@ -109,7 +109,7 @@ class AblationTable(Record, kw_only=True):
     @property
     def remarks(self) -> str:
         """Remarks for the reader: ablations that changed nothing or were skipped, tasks that were not compared."""
-        remarks = [f"Nothing changes without: {', '.join(self.unchanged)}."] if self.unchanged else []
+        remarks = [f"Nothing changes without: {', '.join(same)}."] if (same := self.unchanged) else []
         if self.skipped:
             remarks.append(f"Skipped, because it is off in the base: {', '.join(self.skipped)}.")
         if partial := [each.name for each in self.conditions if each.paired < self.tasks]:
@@ -143,9 +143,10 @@ def compared(name: str, metrics: Mapping[str, Any], base: Rows, rows: Rows, resa
 def cells(table: AblationTable) -> Iterator[tuple[str, ...]]:
     """Yield the lines of the table as texts, in the order of `COLUMNS`; the base has no changes. Ablations that changed
     nothing have no lines."""
+    unchanged = set(table.unchanged)
     for each in table.conditions:
         base = each is table.conditions[0]
-        if each.name in table.unchanged:
+        if each.name in unchanged:
             continue
         percent, answer = (None, None) if base else (each.percent, each.answer_percent)
         yield (

@@ -24,6 +24,8 @@ from harness1.errors import CorpusError
 from harness1.runs.files import lock, lock_or_wait
 
 CURRENT = "CURRENT"
+LOCK = ".lock"
+"""The file that a build holds locked; it stays."""
 KEPT = 2
 """Generations that a build keeps: its own, and the one that readers may be about to open."""
 
@@ -53,7 +55,7 @@ def building(out: Path, on_wait: Callable[[], None] | None = None) -> Iterator[N
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        file = (out / ".lock").open("w")
+        file = (out / LOCK).open("w")
     except OSError as error:
         raise _failed(out, error) from error
     with file:
