@@ -44,4 +44,5 @@ def demo(
     held = {str(place.unit_id) for place in episode.curated}
     found = [doc_id for doc_id in needed if doc_id in held]
     console.print(f"\nThe question needs {', '.join(needed)}: {len(found)} of {len(needed)} were found.")
-    console.print(f"Recorded in {run}. Look at it: harness1 view {run}. Check it: harness1 replay {run} --live.")
+    console.print(f"Recorded in {run}. Look at it, or check it:", soft_wrap=True)
+    console.print(f"    harness1 view {run}\n    harness1 replay {run} --live", soft_wrap=True)

@@ -11,7 +11,7 @@ from rich.status import Status
 from typer import Argument, Option
 
 from harness1.cli.options import Json
-from harness1.cli.printing import print_json, put
+from harness1.cli.printing import counted, print_json, put
 from harness1.cli.terminal import Terminal
 
 
@@ -47,7 +47,7 @@ def view(
     if as_json:
         print_json(asdict(done) | {"path": str(out)})
     else:
-        put(f"{out}: {done.episodes} episodes, {done.size / 1e6:.1f} MB")
+        put(f"{out}: {counted(done.episodes, 'episode')}, {done.size / 1e6:.1f} MB")
         if done.left_out:
             put(f"{done.left_out} are left out; the list shows them, and the command that holds them")
         if done.problems:
