@@ -6,15 +6,16 @@ VLLM := .venv/vllm
 # The tests need only the CPU build of torch; a build that is installed first is kept.
 TORCH ?= torch==2.13.0
 SEED ?= 0
+DOCS := .venv/docs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all test-vllm attack lint clean
+.PHONY: demo test test-all test-vllm attack docs docs-serve notebooks lint clean
 
 demo: $(DEMO)/ready
 	$(DEMO)/bin/harness1 demo
 
 test: $(TEST)/ready lint
-	$(TEST)/bin/python -m pytest -m "not service and not ray and not browser and not attack" -n 2
+	$(TEST)/bin/python -m pytest -m "not service and not ray and not browser and not docs and not attack" -n 2
 
 test-all: test
 	$(TEST)/bin/python tests/tiers.py
@@ -22,6 +23,13 @@ test-all: test
 # Hostile inputs, kills and clients, in full; SEED draws others.
 attack: $(TEST)/ready
 	$(TEST)/bin/python -m pytest -m attack --attack-scale 1 --attack-seed $(SEED)
+
+# The documentation as a site, in site/; a dead link fails.
+docs: $(DOCS)/ready
+	$(DOCS)/bin/mkdocs build --strict
+
+docs-serve: $(DOCS)/ready
+	$(DOCS)/bin/mkdocs serve
 
 # The backend's tests against a real vLLM, in its CPU build (3.4 GB).
 test-vllm: $(VLLM)/ready
@@ -33,8 +41,14 @@ lint: $(TEST)/ready
 	$(TEST)/bin/mypy
 
 $(DEMO)/ready: pyproject.toml
-	$(PYTHON) -m venv --clear $(DEMO)
-	$(DEMO)/bin/pip install --quiet --editable .
+	@echo "Making a virtual environment in $(DEMO) and installing harness1 with its 11 dependencies. This happens once."
+	@$(PYTHON) -m venv --clear $(DEMO)
+	@$(DEMO)/bin/pip install --quiet --editable .
+	@touch $@
+
+$(DOCS)/ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(DOCS)/bin/pip install --quiet --editable ".[docs]"
 	touch $@
 
 $(TEST)/ready: pyproject.toml
@@ -53,5 +67,9 @@ $(VLLM)/ready: pyproject.toml
 	$(VLLM)/bin/pip install --quiet --editable ".[serve,train]" pytest hypothesis
 	touch $@
 
+# Each tutorial's notebook is made from its page.
+notebooks: $(TEST)/ready
+	$(TEST)/bin/python docs/tutorials/notebooks.py
+
 clean:
-	rm -rf .venv runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv runs site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

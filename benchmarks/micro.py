@@ -5,7 +5,7 @@ The folder gets `world` (a synthetic world in BEIR's layout, with only those of 
 `index`, `model` (random weights with a tokenizer trained on the episodes of the teacher), `teacher`, `rows`
 and `start`, the checkpoint to begin with. The same seed gives the same start, and finished work is not repeated.
 
-    python benchmarks/micro.py FOLDER [--config configs/micro.toml] [--share S] [--tasks N] [--seed N] [--json]
+    python benchmarks/micro.py FOLDER [--config micro] [--share S] [--tasks N] [--seed N] [--json]
     python benchmarks/micro.py FOLDER --only world      # harness1 index; then --only model: see scripts/tiny.sh
 """
 
@@ -41,7 +41,7 @@ from harness1.runs.store import read_episodes
 from harness1.sft.build import Build, build
 from harness1.sft.fine_tuning import FineTuning, fine_tune
 
-MICRO = Path(__file__).parent.parent / "configs" / "micro.toml"
+MICRO = "micro"
 SPLITS = ("train", "dev", "test")
 HEARD = 300
 """Number of episodes whose texts, with the documents, train the vocabulary."""
@@ -106,7 +106,7 @@ def main() -> None:
     """Make the start, measure it, and print the measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--config", type=Path, default=MICRO)
+    parser.add_argument("--config", default=MICRO)
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--share", type=float, default=Start.share)
     parser.add_argument("--tasks", type=int, default=100, help="held-out tasks to measure on")

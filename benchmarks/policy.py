@@ -46,7 +46,7 @@ from harness1.rows.calls import captured_calls, sampled_calls
 from harness1.rows.merging import prefix_merging
 from harness1.tools.registry import Toolbox
 
-SMALL = Path(__file__).parent.parent / "configs" / "small.toml"
+SMALL = "small"
 ORDERS = ("paper", "stable_first", "epoch")
 SETTINGS = {
     "one at a time, nothing kept": (False, 0),

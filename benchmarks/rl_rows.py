@@ -43,7 +43,7 @@ from harness1.rows.merging import prefix_merging
 from harness1.rows.row import TrainRow, per_request
 from harness1.train.micro_batch import trained_tokens
 
-SMALL = Path(__file__).parent.parent / "configs" / "small.toml"
+SMALL = "small"
 ORDERS = ("paper", "stable_first", "epoch")
 KINDS = ("turn", "epoch")
 
@@ -102,7 +102,7 @@ def training_rows_of(episode: Episode, kind: str) -> tuple[TrainRow, ...]:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rl_rows", description="Tokens of a trainer under each rendering order.")
     parser.add_argument("--tokenizer", default="smollm2-135m", help="a model, by name or folder")
-    parser.add_argument("--config", type=Path, default=SMALL)
+    parser.add_argument("--config", default=SMALL)
     parser.add_argument("--tasks", type=int, default=20)
     parser.add_argument("--world", type=int, default=60, help="documents of the synthetic world")
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")

@@ -3,7 +3,7 @@
     python benchmarks/systems.py $DATA/* --indexes indexes --out runs/systems [--limit N] [--json]
 
 Systems: one search of the question by terms, by embeddings, by both; the scripted policy in the whole harness, without
-each mechanism, without all of them, and over a transcript without a working memory (configs/transcript.toml). Searches
+each mechanism, without all of them, and over a transcript without a working memory (`--config transcript`). Searches
 are compared with the script at equal set size, task by task. Every number has a 95 % bootstrap interval over tasks;
 differences are paired; p values come from randomisation tests and are corrected for the number of systems (Holm).
 Every system's run is a folder below --out; existing runs are not repeated.
@@ -34,7 +34,7 @@ from harness1.eval.run_view import RunView, read_run
 from harness1.eval.statistics import bootstrap_mean, holm, paired_difference, randomisation_test
 
 BASE = "scripted"
-TRANSCRIPT = Path(__file__).parent.parent / "configs" / "transcript.toml"
+TRANSCRIPT = "transcript"
 SINGLE = ("env.search.hits=30", "env.search.tokens=30000")
 RECALL = "curated_recall"
 Row = dict[str, Any]

@@ -89,7 +89,8 @@ def turns_of(path: Path) -> int:
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.startswith('<script type="text/plain" id="e'):
-                total += len(inflated(line[line.index(">") + 1 : line.rindex("<")])["turns"])
+                data, _, _ = line[line.index(">") + 1 : line.rindex("<")].partition(",")
+                total += len(inflated(data)["turns"])
     return total
 
 

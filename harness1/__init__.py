@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from harness1.episodes.rollout import rollout as rollout
     from harness1.eval.evaluate import Evaluation as Evaluation
     from harness1.eval.evaluate import evaluate as evaluate
+    from harness1.eval.frames import load_run as load_run
     from harness1.policy.registry import open_policy as open_policy
     from harness1.policy.scripted import ScriptedPolicy as ScriptedPolicy
     from harness1.records import Episode as Episode
@@ -35,6 +36,7 @@ _NAMES = {
     "episodes.replay": ("replay_episode",),
     "episodes.rollout": ("rollout",),
     "eval.evaluate": ("Evaluation", "evaluate"),
+    "eval.frames": ("load_run",),
     "policy.registry": ("open_policy",),
     "policy.scripted": ("ScriptedPolicy",),
     "records": ("Episode", "Gold", "Task"),

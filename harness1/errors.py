@@ -45,7 +45,7 @@ class MissingExtra(UsageError):
     """
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; run: pip install {_installable()}[{extra}]'")
+        super().__init__(f"{package} is not installed; run: pip install {_installable(extra)}")
         self.package, self.extra = package, extra
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
@@ -53,10 +53,10 @@ class MissingExtra(UsageError):
         return type(self), (self.package, self.extra)
 
 
-def _installable() -> str:
-    """Return what to install, with an open quotation mark: the checkout that this package runs from, or its name."""
+def _installable(extra: str) -> str:
+    """Return what pip is given for an extra: the checkout that this package runs from, or the package's name."""
     checkout = Path(__file__).parent.parent
-    return f"-e '{checkout}" if (checkout / "pyproject.toml").exists() else "'harness1"
+    return f"-e '{checkout}[{extra}]'" if (checkout / "pyproject.toml").exists() else f"'harness1[{extra}]'"
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from harness1.records import ToolCall
@@ -42,3 +44,14 @@ def json_safe(value: Any, depth: int = 0) -> Any:
 def utf8_safe(text: str) -> str:
     """Replace each lone surrogate, which UTF-8 cannot encode, with a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """Return the question whether the most similar of some names was meant; an empty string if none is similar."""
+    near = get_close_matches(name, list(names), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun, in the plural unless there is one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -36,8 +36,8 @@ if [ "$device" = cuda ]; then # one GPU of 40 GB or more
   rl=(--set train.lora.rank=0 --set train.rate=1e-5 --set train.dtype=bfloat16 --set train.micro_tokens=65536 --set rl.groups=24 --set rl.batches=15 "${rl[@]}")
 fi
 all=(--set "machine.model.device=$device" "${all[@]}")
-teach=(--config "$here/configs/sft/small.toml" "${all[@]}")
-learn=(--config "$here/configs/rl/small.toml" "${all[@]}")
+teach=(--config sft/small "${all[@]}")
+learn=(--config rl/small "${all[@]}")
 
 runs=()
 for dataset in "${datasets[@]}"; do

@@ -20,13 +20,13 @@ done
 [ -n "$out" ] || { sed -n "2,9s/^# \{0,1\}//p" "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")/.." && pwd)
 export OMP_NUM_THREADS=1 # the matrices are too small to split over threads
-python() { "${PYTHON:-python3}" "$@"; }
+python() { command "${PYTHON:-python3}" "$@"; } # `command`, or PYTHON=python would call itself
 harness1() { python -m harness1 "$@"; }
 step() { # print the next step and the elapsed time
   printf '\n[%d min %02d s] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$1"
 }
 # The smallest environment, the same for every step: five turns, three tools, prompts of at most 384 tokens.
-same=(--config "$here/configs/micro.toml" --set machine.model.threads=1)
+same=(--config micro --set machine.model.threads=1)
 
 step 'Documents and tasks: a generated world, and questions about it that one or two documents can answer.'
 python "$here/benchmarks/micro.py" "$out" --only world --size "$documents"

@@ -22,7 +22,7 @@ from harness1.models.formats.chat_messages import Message, Said, messages_of, to
 from harness1.policy.language_model import call_seed, retry_note
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
-from harness1.serve.proxy.record import RecordedCall, read_records, recording
+from harness1.rows.proxy_record import RecordedCall, read_records, recording
 from harness1.serve.proxy.service import ProxyService
 from harness1.serve.proxy.token_upstream import TokenUpstream
 from harness1.serve.proxy.upstream import Upstream

@@ -29,6 +29,7 @@ UNITS = {
     "build_index": ("sizes in tokens",),
     "evaluate": ("share of 1", "95 %", "trec_eval"),
     "load_config": ("arXiv 2606.02373",),
+    "load_run": ("units",),
     "open_policy": (),
     "open_retriever": ("seconds",),
     "open_source": (),

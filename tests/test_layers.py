@@ -21,7 +21,8 @@ LAYERS = (
 """Packages and modules at the top, lower layers first; those of one layer may import each other."""
 WITHIN = {
     "retrieval": "* | wire | bm25 | grep | dense | index | engines | open",
-    "data": "* | formats | benchmarks | world | stdlib | open | query_overlap check fetching importing",
+    "data": "* | formats | archive benchmarks | catalogue world | stdlib | open"
+    " | query_overlap check fetching importing | dataset_cache",
     "env": "* | render | verifiers | world guidance transition | environment",
     "models": "* | files | formats | transformers | servers | checkpoint | open",
     "policy": "* | baselines wrappers recorded | follow_leads | scripted | oracle | teacher | registry",

@@ -14,7 +14,7 @@ from harness1.retrieval.engines.chunk_stream import EngineIndex
 from harness1.rl.admission.report import read_report
 from harness1.rl.pivots.pivot import PIVOTS, read_pivots
 from harness1.rows.file import RowFile
-from harness1.serve.proxy.record import CALLS, read_records
+from harness1.rows.proxy_record import CALLS, read_records
 from harness1.sft.data_card import CARD, read_card
 from harness1.train.log import LOG
 from harness1.viewer.training import training_card

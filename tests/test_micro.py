@@ -21,7 +21,7 @@ from harness1.rows.calls import calls_of, prompt_ids
 from harness1.rows.file import RowFile
 from harness1.sft.data_card import TRAIN
 
-MICRO = Path(__file__).parent.parent / "configs" / "micro.toml"
+MICRO = "micro"
 SMALL = (
     "machine.workers=1",
     "machine.threads=1",

@@ -146,3 +146,9 @@ def test_importing_the_core_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert not set(HEAVY) & set(done.stdout.split())
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports two files of one name as one module."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

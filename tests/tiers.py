@@ -10,6 +10,7 @@ TIERS = {
     "service": "pip install 'harness1[test]'",
     "attack": "pip install 'harness1[test]'",
     "ray": "pip install 'harness1[test]'",
+    "docs": "pip install 'harness1[test]'",
     "browser": "apt-get install chromium && pip install 'harness1[test]'",
 }
 """Marker of each tier, and the command that installs what it needs."""

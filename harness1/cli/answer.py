@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.box import SIMPLE_HEAD
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work
@@ -75,14 +74,15 @@ def print_answers(summary: dict[str, Any], out: Path) -> None:
     console = Terminal()
     console.print(f"{summary['answerer']['model']} on {summary['run']}", soft_wrap=True)
     columns = ("condition", "metric", "mean", "95 % interval", "tasks", "documents")
-    table = headed(None, *columns, left=("metric",), box=SIMPLE_HEAD)
+    table = headed(*columns, left=("metric",))
     for name, row in summary["conditions"].items():
         for metric in (metric for metric in METRICS if row[metric]["mean"] is not None):
             mean, tasks, documents = f"{row[metric]['mean']:.3f}", str(row["tasks"]), f"{row['documents']:.1f}"
             table.add_row(name, metric, mean, _interval(row[metric]), tasks, documents)
-    console.print(table)
-    columns = ("", "metric", "mean", "95 % interval", "p", "Holm p")
-    table = headed("paired differences", *columns, left=("metric",), box=SIMPLE_HEAD)
+    if table.row_count:
+        console.print(table)
+    columns = ("paired differences", "metric", "mean", "95 % interval", "p", "Holm p")
+    table = headed(*columns, left=("metric",))
     for pair in summary["pairs"]:
         difference = pair["difference"]
         values = (

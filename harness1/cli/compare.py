@@ -28,7 +28,7 @@ LEAST = 16
 
 
 def compare(
-    runs: Annotated[list[Path], Argument(help="Run folders; each is compared with the first.", metavar="RUN...")],
+    runs: Annotated[list[Path], Argument(help="Run folders; each is compared with the first.", metavar="RUN")],
     metric: Annotated[str, Option(help="The metric by which tasks are won and lost.")] = "curated_recall",
     top: Annotated[int, Option(help="How many of the most changed tasks to show.", min=0)] = 10,
     equal_size: Annotated[
@@ -74,15 +74,18 @@ def _print(console: Console, part: Block) -> None:
         for name, address in part.places:
             console.print(f"{name}: {address}", soft_wrap=True)
     else:
-        console.print(_table(part, console.is_terminal, console.width))
+        table, width = _table(part, console.is_terminal, console.width)
+        # Without enough room a column of numbers would be cut: a longer line can still be read.
+        (console if width <= console.width else Terminal(width=width)).print(table)
     console.print()
 
 
-def _table(grid: Grid, ruled: bool, width: int) -> Table:
-    """Return a grid of at most `width` characters, as far as its flexible column can shrink."""
+def _table(grid: Grid, ruled: bool, width: int) -> tuple[Table, int]:
+    """Return a grid of at most `width` characters, as far as its flexible column can shrink, and the width it needs."""
     lengths = [max(map(cell_len, column)) for column in zip(grid.columns, *grid.rows, strict=True)]
     gap = 3 if ruled else 2
     others = sum(length + gap for number, length in enumerate(lengths) if number != grid.flexible)
+    flexible = 0 if grid.flexible is None else min(LEAST, lengths[grid.flexible]) + gap
     table = Table(box=SIMPLE_HEAD if ruled else None, padding=(0, 1), pad_edge=False, show_edge=False)
     for number, name in enumerate(grid.columns):
         room = max(LEAST, width - others - gap) if number == grid.flexible else None
@@ -96,4 +99,4 @@ def _table(grid: Grid, ruled: bool, width: int) -> Table:
         )
     for row in grid.rows:
         table.add_row(*map(Text, row))
-    return table
+    return table, others + flexible

@@ -1,15 +1,32 @@
-"""harness1 config: the resolved configuration and its hashes."""
+"""harness1 config: the configurations that come with the package, a resolved one, and its hashes."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness1.cli.options import ConfigFile, Json, Overrides, resolve
-from harness1.cli.printing import print_json, put
+from harness1.cli.printing import print_json, print_result, put
 from harness1.config import Config
+from harness1.config.named import opening, shipped
 from harness1.env.environment import SearchEnv
 from harness1.episodes.replay import Nowhere
 from harness1.hashing import digest
 from harness1.runs.folder import shown_config, toml_lines
 from harness1.settings import notes
+
+
+def list_shipped(as_json: Json = False) -> None:
+    """List the configurations that come with the package: names for --config, and what each is for.
+
+    Example: harness1 config list
+    """
+    rows = [{"name": name, "what": opening(file), "file": str(file)} for name, file in shipped().items()]
+    print_result({"configurations": rows}, as_json, _list)
+
+
+def _list(found: dict[str, Any]) -> None:
+    for row in found["configurations"]:
+        put(f"{row['name']}: {row['what']}")
 
 
 def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json = False) -> None:

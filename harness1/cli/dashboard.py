@@ -7,6 +7,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -15,12 +16,12 @@ from typing import Any, NamedTuple, Self
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
 from harness1.cli.printing import say_torn
-from harness1.cli.progress import EpisodeProgress, Pacing, StepProgress
+from harness1.cli.progress import EpisodeProgress, Pace, Pacing, StepProgress
 from harness1.cli.terminal import Terminal
 from harness1.episodes.jobs import Depths
 from harness1.eval.evaluate import Evaluation, ensure_run, evaluate
@@ -30,25 +31,39 @@ from harness1.viewer.report import ensure_report
 
 REFRESHES = 4
 """Drawings per second."""
-RATE_S = 600.0
-"""Seconds over which the speed is averaged. Steps of a training run may take minutes."""
+ECHO = 4
+"""Columns left free beside the panel. A terminal writes `^C` behind it; in its last columns, that would break the line
+and leave the panel's upper edge behind."""
 OF = "{task.completed:,.0f} of {task.total:,.0f}"
+EDGES = 6
+"""Columns of a panel's upper edge beside its title."""
 Clock = Callable[[], float]
 
 
 class Speed(ProgressColumn):
     """Shows the amount done per minute; nothing while it is unknown."""
 
+    def __init__(self, pace: Pace) -> None:
+        super().__init__(Column(no_wrap=True))
+        self._pace = pace
+
     def render(self, task: Task) -> Text:
-        minute = 60.0 * (task.finished_speed or task.speed or 0.0)
+        minute = 60.0 * (self._pace.per_second() or 0.0)
         return Text(f"{minute:{',.0f' if minute >= 100 else '.3g'}} per minute" if minute else "")
 
 
-class TimeLeft(TimeRemainingColumn):
+class TimeLeft(ProgressColumn):
     """Shows the time left; nothing if there is none or it is unknown."""
 
+    max_refresh = 0.5  # a figure that changes at each drawing cannot be read
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__(Column(no_wrap=True))
+        self._pace = pace
+
     def render(self, task: Task) -> Text:
-        return Text(f"{super().render(task)} left" if task.time_remaining else "")
+        speed = self._pace.per_second()
+        return Text(f"{timedelta(seconds=round(task.remaining / speed))} left" if speed and task.remaining else "")
 
 
 class View(NamedTuple):
@@ -75,13 +90,14 @@ class Board(AbstractContextManager[Any]):
         self._console = console or Terminal(stderr=True)
         self._lock = threading.RLock()
         self._title, self._clock, self._hidden = title, clock, hidden
-        self._columns = (TextColumn(count), Speed(Column(no_wrap=True)), TimeLeft(table_column=Column(no_wrap=True)))
+        self._pace = Pace()
+        self._columns = (TextColumn(count), Speed(self._pace), TimeLeft(self._pace))
         bar = BarColumn(None), *self._columns
-        self._bar = Progress(*bar, console=self._console, speed_estimate_period=RATE_S, get_time=clock, expand=True)
+        self._bar = Progress(*bar, console=self._console, get_time=clock, expand=True)
         self._task = self._bar.add_task("", start=False)
         self._live: Live | None = None
         self._pacing: Pacing | None = None
-        self._said = ""
+        self._said = self._doing = ""
 
     def __enter__(self) -> Self:
         return self
@@ -106,10 +122,19 @@ class Board(AbstractContextManager[Any]):
 
     def advance(self, done: int | None = None) -> None:
         """Count one more, or set the total done; a terminal shows it at its next drawing."""
-        if done is None:
-            self._bar.advance(self._task)
-        else:
-            self._bar.update(self._task, completed=done)
+        before = int(self._bar.tasks[0].completed)
+        done = before + 1 if done is None else done
+        self._pace.advance(self._clock(), max(0, done - before))
+        self._bar.update(self._task, completed=done)
+        self._doing = ""
+        self._say_if_due()
+
+    def doing(self, what: str) -> None:
+        """Show what is at work until the next advance."""
+        self._doing = what
+        self._say_if_due()
+
+    def _say_if_due(self) -> None:
         share = self._bar.tasks[0].percentage / 100.0
         if self._live is None and self._pacing is not None and self._pacing.due(self._clock(), share):
             self._say()
@@ -125,11 +150,13 @@ class Board(AbstractContextManager[Any]):
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="bold", no_wrap=True)
         rows.add_column(overflow="fold")
-        for label, text in view.rows:
+        for label, text in (("now", self._doing), *view.rows):
             if text:
                 rows.add_row(label, Text(text))
-        title = Text(self._title, overflow="crop")  # an ellipsis is a character that not every terminal knows
-        return Panel(Group(self._bar.get_renderable(), rows), title=title, title_align="left")
+        width = max(EDGES, self._console.width - ECHO)
+        title = Text(self._title)
+        title.truncate(width - EDGES)  # by no ellipsis, a character that not every terminal knows
+        return Panel(Group(self._bar.get_renderable(), rows), title=title, title_align="left", width=width)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -144,7 +171,7 @@ class Board(AbstractContextManager[Any]):
         with self._lock:
             view = self.view()
         shown = (str(column.render(self._bar.tasks[0])) for column in self._columns)
-        line = "; ".join(part for part in (*shown, *view.line) if part)
+        line = "; ".join(part for part in (*shown, self._doing, *view.line) if part)
         if line != self._said:
             self._said = line
             self.say(f"{self._title}: {line}")

@@ -1,4 +1,4 @@
-"""harness1 data: list, download, convert and check the benchmarks of the paper."""
+"""harness1 data: list, download, convert and check datasets."""
 
 from __future__ import annotations
 
@@ -9,29 +9,38 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from harness1.cli.bars import count_of_documents
-from harness1.cli.options import Force, Json
-from harness1.cli.printing import counted, print_json, put, say
+from harness1.cli.bars import count_of_documents, progress_of_bytes
+from harness1.cli.datasets import cache_of, place_of
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
+from harness1.cli.printing import print_json, put, say
 from harness1.data.benchmarks.registry import BENCHMARKS, Benchmark, benchmark_named
+from harness1.data.catalogue import BEIR_SETS
 from harness1.data.check import FINDINGS, Report, encoded
 from harness1.data.check import check as check_dataset
 from harness1.data.faults import Fault, refuse
 from harness1.data.fetching import get_benchmark
 from harness1.data.importing import import_benchmark
 from harness1.errors import CorpusError, UsageError
+from harness1.plain import counted
 
 Name = Annotated[str, Argument(help="A name that `harness1 data list` shows.", metavar="NAME")]
-Out = Annotated[Path, Option("--out", help="The folder to write.", metavar="FOLDER")]
+Out = Annotated[
+    Path | None, Option("--out", help="The folder to write; default the dataset's in the cache.", metavar="FOLDER")
+]
 
 
-def list_benchmarks(as_json: Json = False) -> None:
-    """List the benchmarks: description, size, licence, source, the files that a folder must hold, and what the reader
-    was verified against.
+def list_benchmarks(config: ConfigFile = None, overrides: Overrides = None, as_json: Json = False) -> None:
+    """List the datasets that are fetched by name, those that the cache has, and what is known of the benchmarks of the
+    paper.
 
     Example: harness1 data list
     """
+    cache = cache_of(resolve(config, overrides))
+    here = cache.datasets()
     if as_json:
-        print_json({"benchmarks": [each.row() for each in BENCHMARKS.values()]})
+        sets = [msgspec.to_builtins(each) for each in BEIR_SETS.values()]
+        rows = [each.row() for each in BENCHMARKS.values()]
+        print_json({"benchmarks": rows, "beir": sets, "cache": str(cache.folder), "cached": here})
         return
     for benchmark in BENCHMARKS.values():
         put(f"{benchmark.name}: {benchmark.what}")
@@ -40,13 +49,29 @@ def list_benchmarks(as_json: Json = False) -> None:
         put(f"    where     {benchmark.origin}")
         put("    files     " + "\n              ".join(benchmark.files))
         put(f"    verified  {benchmark.verified}.")
+    put("\nThe datasets of BEIR:")
+    for each in BEIR_SETS.values():
+        put(f"    {each.name:<17} {each.size}: {each.what}")
+    put("\nOWNER/NAME is a dataset of the hub in BEIR layout.")
+    put(f"In the cache, {cache.folder}: {', '.join(here) or 'none'}.")
 
 
-def get(name: Name, out: Out, force: Force = False) -> None:
-    """Download the official files from the Hugging Face hub, if it can be reached.
+def get(
+    name: Annotated[str, Argument(help="A name that `harness1 data list` shows, or OWNER/NAME on the hub.")],
+    out: Out = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    force: Force = False,
+) -> None:
+    """Download a dataset into the cache, where its name finds it; or the official files of a benchmark into a folder.
 
-    Example: harness1 data get frames --out frames
+    Example: harness1 data get scifact
     """
+    if out is None:
+        with progress_of_bytes() as show:
+            place = cache_of(resolve(config, overrides), show).get(name, force=force)
+        put(f"{name} is in {place}\nNext: harness1 eval {name}")
+        return
     benchmark = benchmark_named(name)
     get_benchmark(benchmark, out, force=force)
     put(f"{out}: the files that the hub has of {name}")
@@ -58,19 +83,28 @@ def get(name: Name, out: Out, force: Force = False) -> None:
 def import_(
     name: Name,
     path: Annotated[Path, Argument(help="The official files: a folder, or a single file.", metavar="PATH")],
-    out: Out,
+    out: Out = None,
     leave_out: Annotated[
         bool, Option("--leave-out", help="Leave out broken records, and tasks whose gold is absent.")
     ] = False,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
     force: Force = False,
 ) -> None:
-    """Convert an official download into a BEIR folder, and check everything on the way.
+    """Convert an official download into a BEIR folder, and check everything on the way; or unpack an archive of BEIR.
 
-    Example: harness1 data import hotpotqa ~/hotpot --out hotpotqa
+    Example: harness1 data import hotpotqa ~/hotpot
     """
-    benchmark = benchmark_named(name)
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
+    cache = cache_of(resolve(config, overrides))
+    if path.suffix == ".zip":
+        if out is not None or leave_out:
+            raise UsageError("an archive of BEIR goes into the cache: leave --out and --leave-out out")
+        put(f"{name} is in {cache.place_archive(name, path)}\nNext: harness1 eval {name}")
+        return
+    benchmark = benchmark_named(name)
+    named, out = out is None, out or cache.place(name)
     left: list[str] = []
     with count_of_documents(f"importing {name}") as advance:
         counts = import_benchmark(
@@ -80,14 +114,16 @@ def import_(
         say(f"left out: {line}")
     tasks = ", ".join(f"{count} {split}" for split, count in counts["tasks"].items())
     put(f"{out}: {counted(counts['documents'], 'document')}, tasks: {tasks}")
-    _say_next(benchmark, out)
+    _say_next(benchmark, name if named else str(out))
 
 
 def check(
-    dataset: Annotated[str, Argument(help="A BEIR or TREC folder, a JSONL file, or NAME:PATH.")],
+    dataset: Annotated[str, Argument(help="A name in `data list`, a BEIR or TREC folder, a JSONL file, or NAME:PATH.")],
     ignore: Annotated[
         list[str] | None, Option(help="A kind of finding to ignore; may be repeated.", metavar="KIND")
     ] = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
     """Find what is wrong with a dataset: broken lines, duplicate ids and texts, empty texts, absent gold, queries
@@ -97,8 +133,9 @@ def check(
     """
     if unknown := sorted(set(ignore or ()) - set(FINDINGS)):
         raise UsageError(f"--ignore takes a kind of finding, not {unknown[0]!r}; there are: {', '.join(FINDINGS)}")
+    place = place_of(dataset, resolve(config, overrides))
     with count_of_documents(f"checking {dataset}") as advance:
-        report = check_dataset(dataset, advance)
+        report = check_dataset(place, advance)
     kept = tuple(finding for finding in report.findings if finding.kind not in (ignore or ()))
     report = msgspec.structs.replace(report, findings=kept)
     put(encoded(report).decode()) if as_json else _show(report)
@@ -119,9 +156,9 @@ def _show(report: Report) -> None:
         put("Nothing is wrong with it.")
 
 
-def _say_next(benchmark: Benchmark, out: Path) -> None:
+def _say_next(benchmark: Benchmark, dataset: str) -> None:
     unit = " --set index.unit=chunk" if benchmark.unit == "chunk" else ""
-    put(f"Next: harness1 eval {out}{unit}")
+    put(f"Next: harness1 eval {dataset}{unit}")
 
 
 def _noting(left: list[str]) -> Fault:

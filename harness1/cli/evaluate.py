@@ -10,6 +10,7 @@ from typer import Argument, Option
 from harness1.cli.ablate import run_ablations
 from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import evaluated
+from harness1.cli.datasets import place_of
 from harness1.cli.options import (
     Cache,
     ConfigFile,
@@ -33,6 +34,7 @@ from harness1.eval.ablations.run import ABLATIONS
 from harness1.eval.evaluate import Evaluation, rescore
 from harness1.policy.registry import check_policy
 from harness1.records import Task
+from harness1.viewer.beside_report import ensure_view
 
 Ablations = Annotated[
     str | None,
@@ -45,9 +47,11 @@ Ablations = Annotated[
 
 
 def evaluate(
-    dataset: Annotated[str, Argument(help="A BEIR or TREC folder, NAME:PATH (see `data list`) or world:SIZE.")],
+    dataset: Annotated[
+        str, Argument(help="A name in `data list`, a BEIR or TREC folder, NAME:PATH or world:SIZE.", metavar="DATASET")
+    ],
     policy: PolicyName = "scripted",
-    split: Annotated[str, Option(help="The split to take tasks from.")] = "test",
+    split: Annotated[str, Option(help="The split to take tasks from; default test, else dev.")] = "",
     limit: Limit = 0,
     samples: Samples = 1,
     seed: Seed = 0,
@@ -65,6 +69,10 @@ def evaluate(
             help="First score the recorded episodes again, with changed gold or reward, without playing them.",
         ),
     ] = False,
+    view: Annotated[
+        bool, Option("--view/--no-view", help="Write view.html, with the episodes of the worst and the best tasks.")
+    ] = True,
+    max_mb: Annotated[float, Option(help="Maximum size of view.html in megabytes.", min=1)] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Run a policy over the tasks of a dataset. The index is built once and kept; a stopped run is resumed.
@@ -74,9 +82,10 @@ def evaluate(
     if force and rescored:
         raise UsageError("--force plays again and --rescore scores without playing: choose one")
     settings = resolve(config, overrides)
-    source = open_source(dataset)
-    tasks = _first(source, split, limit)
     check_policy(policy)
+    source = open_source(dataset := place_of(dataset, settings))
+    split = split or ("dev" if "test" not in source.splits and "dev" in source.splits else "test")
+    tasks = _first(source, split, limit)
     name = f"{source.name}-{split}-{policy}".replace(":", "-").replace("/", "-")
     out = out or Path("runs") / f"{name}{'' if ablations is None else '-ablations'}"
     asked = index_of(source, index, cache, settings, read_aloud, say)
@@ -87,6 +96,8 @@ def evaluate(
     if rescored:
         rescore(evaluation, out)
     metrics = evaluated(evaluation, out, force)
+    if view:
+        ensure_view(out, tasks, int(max_mb * 1e6))
     print_result(metrics, as_json, print_metrics, f"{policy} on {source.name}/{split}", out)
 
 

@@ -17,7 +17,7 @@ from harness1.viewer.report import ensure_report
 
 
 def fuse(
-    runs: Annotated[list[Path], Argument(help="Run folders of the same tasks and index.", metavar="RUN...")],
+    runs: Annotated[list[Path], Argument(help="Run folders of the same tasks and index.", metavar="RUN")],
     out: Annotated[Path, Option(help="The run folder to write.", metavar="RUN")],
     k: Annotated[int, Option(help="Constant of the fusion: the higher, the less the first ranks stand out.")] = 60,
     cap: Annotated[int, Option(help="Maximum number of units in a fused set.")] = CAP,

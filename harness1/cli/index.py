@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Exit, Option
 
 from harness1.cli.bars import read_aloud
+from harness1.cli.datasets import place_of
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
-from harness1.cli.printing import counted, print_json, print_result, put
+from harness1.cli.printing import print_json, print_result, put
 from harness1.config import Config
 from harness1.data.indexing import add_to_index, delete_from_index, ensure_index, left_out_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
+from harness1.plain import counted
 from harness1.redaction import without_password
 from harness1.retrieval.engines.build import build_engine
 from harness1.retrieval.index.checksums import Verdict, check_index
@@ -30,7 +31,9 @@ READ = {AUTO: "stemmed by script", NONE: "not stemmed"}
 def index(
     source: Annotated[
         str | None,
-        Argument(help="A BEIR or TREC folder, NAME:PATH, a JSONL file, a folder of texts, world:SIZE or stdlib."),
+        Argument(
+            help="A name (`data list`), a BEIR or TREC folder, NAME:PATH, JSONL, a folder of texts, world:SIZE, stdlib."
+        ),
     ] = None,
     out: Annotated[Path | None, Option(help="Folder of the index.", metavar="DIR")] = None,
     engine: Annotated[
@@ -59,7 +62,10 @@ def index(
     Example: harness1 index ~/notes --out notes.index; harness1 index check notes.index
     """
     settings, left_out = resolve(config, overrides), 0
-    opened = partial(open_source, leave_out=not strict, follow_links=follow_links)
+
+    def opened(spec: str) -> Source:
+        return open_source(place_of(spec, settings), leave_out=not strict, follow_links=follow_links)
+
     if engine is not None:
         if out is not None or add or delete or source is None:
             raise UsageError("--engine takes a source and neither --out, --add nor --delete")

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from textwrap import shorten
 from typing import Literal, TypedDict
 
 from rich.console import Console
 from rich.text import Text
 
-from harness1.cli.printing import counted
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.prose import sentence
-from harness1.memory.history import subject
-from harness1.records import Delta, Episode, Observation, UnitId
+from harness1.memory.history import telling_argument
+from harness1.plain import counted
+from harness1.records import Delta, Episode, Observation, ToolCall, UnitId
 from harness1.tools.discovery import shown_title
 from harness1.tools.tool import short_name
 
 STYLES = {"very_high": "bold green", "high": "green", "fair": "yellow", "low": "dim"}
+HANDLE = "magenta"
+"""Legible on black and on white."""
 SHOWN_HITS = 5
+ABOUT_CHARACTERS = 300
+AGAIN = "again, for further hits"
 SNIPPET_CHARACTERS = 200
 
 
@@ -34,22 +39,39 @@ ONE_LINE: _OneLine = {"overflow": "ellipsis", "no_wrap": True}
 def watched(query: str, console: Console, env: SearchEnv) -> Iterator[Callable[[Step], None]]:
     """Print a question, and yield a function that prints each step of the episode that answers it."""
     console.print(f"{query}\n", style="bold")
-    # Without a terminal, a spinner would leave an empty line behind.
-    with console.status("the policy is at work") if console.is_terminal else nullcontext():
-        yield watcher(env, console)
+    show = Watcher(env, console)
+    if not console.is_terminal:  # there, a spinner would leave an empty line behind
+        yield show
+        return
+    with console.status("at work; the first time, the search is compiled") as status:
+
+        def told(step: Step) -> None:
+            status.update("the policy is at work")
+            show(step)
+
+        yield told
 
 
-def watcher(env: SearchEnv, console: Console) -> Callable[[Step], None]:
-    """Return a function that prints each step of an episode of this environment."""
+class Watcher:
+    """Prints each step of an episode of an environment. A call that repeats the one before, which pages through its
+    hits, is named by that, and a reason is printed once."""
 
-    def show(step: Step) -> None:
-        turn = step.turn
+    def __init__(self, env: SearchEnv, console: Console) -> None:
+        self._env, self._console = env, console
+        self._action: ToolCall | None = None
+        self._reason = ""
+
+    def __call__(self, step: Step) -> None:
+        """Print a step; one without an action is left out."""
+        turn, env, console = step.turn, self._env, self._console
         if turn.action is None or turn.observation is None:
             return
+        about = AGAIN if turn.action == self._action else _about(turn.action)
         name = short_name(turn.action.name), "bold"
-        console.print(Text.assemble((f"turn {turn.index}", "bold cyan"), " ", name, f" {subject(turn.action)}"))
-        if turn.reasoning:
+        console.print(Text.assemble((f"turn {turn.index}", "bold cyan"), " ", name, f" {about}"))
+        if turn.reasoning and turn.reasoning != self._reason:
             console.print(f"  {turn.reasoning}", style="dim")
+        self._action, self._reason = turn.action, turn.reasoning
         _show_answer(env, turn.observation, console)
         _show_delta(env, turn.observation.delta, console)
         if step.context is not None:
@@ -57,7 +79,12 @@ def watcher(env: SearchEnv, console: Console) -> Callable[[Step], None]:
             counts = f"curated {len(env.state.memory.curated)}/{env.config.curation.cap}"
             console.print(f"  {counts}, budget {budget.used}/{budget.limit} tokens", style="dim")
 
-    return show
+
+def _about(call: ToolCall) -> str:
+    """Return the argument that says what a call is about, cut between words if it is long."""
+    value = telling_argument(call)
+    text = "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return shorten(text, ABOUT_CHARACTERS, placeholder=" ...")
 
 
 def _show_answer(env: SearchEnv, observation: Observation, console: Console) -> None:
@@ -68,13 +95,13 @@ def _show_answer(env: SearchEnv, observation: Observation, console: Console) -> 
         entry = env.state.memory.pool.entries.get(unit_id)
         label = entry.handle if entry else "copy"
         name = shown_title(hit.title or hit.text[:60], env.config)
-        console.print(Text.assemble((f"  {label:>5}", "blue"), f" {name}"), **ONE_LINE)
+        console.print(Text.assemble((f"  {label:>5}", HANDLE), f" {name}"), **ONE_LINE)
     if len(observation.hits) > SHOWN_HITS:
         console.print(f"        and {len(observation.hits) - SHOWN_HITS} more", style="dim")
     for verdict in observation.verdicts:
         handle = env.state.memory.pool.entries[verdict.unit_id].handle
         passage = f" {verdict.sentence[:SNIPPET_CHARACTERS]}"
-        console.print(Text.assemble((f"  {handle:>5}", "blue"), " ", (verdict.label, "bold"), passage))
+        console.print(Text.assemble((f"  {handle:>5}", HANDLE), " ", (verdict.label, "bold"), passage))
 
 
 def _show_delta(env: SearchEnv, delta: Delta, console: Console) -> None:
@@ -102,8 +129,6 @@ def show_result(env: SearchEnv, episode: Episode, console: Console) -> None:
         source = f"  {place.unit_id}" if entry.title else ""
         console.print(Text.assemble(f"{place.rank:>3} ", tag, " ", (name, "bold"), (source, "dim")), **ONE_LINE)
         console.print(f"              {snippet(env, place.unit_id)}", style="dim", **ONE_LINE)
-    if episode.error:
-        console.print(f"The episode is invalid: {episode.error}", style="red")
 
 
 def snippet(env: SearchEnv, unit_id: UnitId) -> str:

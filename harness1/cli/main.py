@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from harness1 import __version__
+from harness1.cli.interrupt import answered_interrupts
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.redaction import printable
 
@@ -37,12 +39,19 @@ class Verb(TyperCommand):
         super().__init__(name, help=line, rich_markup_mode=None)
         self.target, self.more = target, more
 
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """Return the line in full: in a list it is wrapped, not cut."""
+        return str(self.help)
+
     def load(self) -> Any:
         """Import the verb's function, `module:function` below `harness1.cli`, and return its command."""
         module, _, function = self.target.partition(":")
         verb = typer.Typer(add_completion=False, rich_markup_mode=None)
         verb.command(self.name)(getattr(import_module(f"harness1.cli.{module}"), function))
-        return get_command(verb)
+        command = get_command(verb)
+        if self.more:
+            _complete_also(command, self.more)
+        return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parse the arguments as the imported verb does, or the one that the first of them names."""
@@ -56,11 +65,15 @@ class Verb(TyperCommand):
 
 
 class Verbs(TyperGroup):
-    """A group of verbs, from a table like `verbs.toml`. Typer's own group would end an interrupted verb silently."""
+    """A group of verbs, from a table like `verbs.toml`. Typer's own group would end an interrupted verb silently.
 
-    def __init__(self, name: str, line: str, table: Mapping[str, Any]) -> None:
+    Args:
+        more: what else the group is made with; groups and verbs below it inherit the names of its help option.
+    """
+
+    def __init__(self, name: str, line: str, table: Mapping[str, Any], **more: Any) -> None:
         verbs = [_verb(verb, entry) for verb, entry in table.items()]
-        super().__init__(name=name, help=line, commands=verbs, no_args_is_help=True, rich_markup_mode=None)
+        super().__init__(name=name, help=line, commands=verbs, no_args_is_help=True, rich_markup_mode=None, **more)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse the arguments; raise UsageError for one that is not UTF-8, because records are."""
@@ -82,6 +95,13 @@ class Verbs(TyperGroup):
             sys.exit(_fail("; ".join(["interrupted", *getattr(interrupt, "__notes__", ())]), 130))
 
 
+def _complete_also(command: Any, more: Mapping[str, Verb]) -> None:
+    """Let a shell complete the first argument of a verb to the verbs that take over there, too."""
+    first = next(each for each in command.params if each.param_type_name == "argument")
+    files, verbs = first.shell_complete, TyperGroup(commands=dict(more), rich_markup_mode=None)
+    first.shell_complete = lambda ctx, typed: [*verbs.shell_complete(typer.Context(verbs), typed), *files(ctx, typed)]
+
+
 def _verb(name: str, entry: Mapping[str, Any]) -> Verb | Verbs:
     """Return an entry of the table as a verb or, if it has nothing to run itself, as a group."""
     below = entry.get("verbs", {})
@@ -91,10 +111,34 @@ def _verb(name: str, entry: Mapping[str, Any]) -> Verb | Verbs:
     return Verb(name, entry["help"], entry["run"], more)
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from harness1.cli.printing import put
+
+        put(f"harness1 {__version__}")
+        raise typer.Exit
+
+
+def _options() -> Any:
+    """Return the options of the program itself: its version, and the completion of a shell."""
+    program = typer.Typer(rich_markup_mode=None)
+
+    @program.callback()
+    def options(
+        version: Annotated[
+            bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        ] = False,
+    ) -> None: ...
+
+    return get_command(program).params
+
+
 app = Verbs(
     "harness1",
     "Search episodes over your own corpora: index, search, evaluate, replay, serve, train.",
     tomllib.loads(Path(__file__).with_name("verbs.toml").read_text()),
+    params=_options(),
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 
@@ -103,7 +147,8 @@ def run() -> None:
     with _unbreakable("stdout"), _unbreakable("stderr"):
         try:
             try:
-                app()
+                with answered_interrupts():
+                    app()
             finally:
                 _flush("stdout")
         except UsageError as error:

@@ -42,7 +42,7 @@ def list_models(cache: Cache = None, as_json: Json = False) -> None:
 
 
 def get(
-    name: Annotated[str, Argument(help="A name that `harness1 models list` shows.")],
+    name: Annotated[str, Argument(help="A name that `harness1 models list` shows.", metavar="NAME")],
     cache: Cache = None,
     force: Force = False,
     as_json: Json = False,

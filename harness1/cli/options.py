@@ -9,7 +9,14 @@ from typer import Option
 
 from harness1.config import Config, load_config
 
-ConfigFile = Annotated[Path | None, Option("--config", help="A TOML file that overrides the defaults.", metavar="FILE")]
+ConfigFile = Annotated[
+    str | None,
+    Option(
+        "--config",
+        help="Settings to begin with: a TOML file, or a name that `harness1 config list` shows.",
+        metavar="FILE|NAME",
+    ),
+]
 Overrides = Annotated[
     list[str] | None, Option("--set", help="Override one setting, e.g. env.max_turns=4.", metavar="A.B=VALUE")
 ]
@@ -37,6 +44,6 @@ Tensorboard = Annotated[bool, Option("--tensorboard", help="Also write event fil
 Wandb = Annotated[str, Option(help="Also log to this project of Weights & Biases.", metavar="PROJECT")]
 
 
-def resolve(path: Path | None, overrides: list[str] | None) -> Config:
+def resolve(config: str | None, overrides: list[str] | None) -> Config:
     """Return the configuration that a command line asks for."""
-    return load_config(path, overrides)
+    return load_config(config, overrides)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import msgspec
@@ -16,14 +17,17 @@ import msgspec
 from harness1.redaction import printable
 
 
+def program() -> str:
+    """Return how this program is called: by its name, or by its path if the shell would not find it by the name."""
+    called = sys.argv[0]
+    if Path(called).name != "harness1" or which("harness1") == which(called):
+        return "harness1"
+    return called
+
+
 def put(text: str, *, flush: bool = False) -> None:
     """Print a text on standard output."""
     print(printable(text), flush=flush)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number and its noun, in the plural unless there is one."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def say(line: str) -> None:

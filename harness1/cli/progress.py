@@ -60,6 +60,30 @@ class Pacing:
         return True
 
 
+class Pace:
+    """Estimates speed and time left from the later half of what was done: the first items wait for what is loaded and
+    compiled once. Nothing is estimated before the fifth item, or before 30 s have passed since the first; nor while
+    that half took less than a second, because episodes that are played at once also end at once."""
+
+    LEAST, LEAST_S, SHORTEST_S = 5, 30.0, 1.0
+
+    def __init__(self) -> None:
+        self._ends: list[float] = []
+
+    def advance(self, now: float, items: int) -> None:
+        """Count items that were done at a time in seconds."""
+        self._ends += [now] * items
+
+    def per_second(self) -> float | None:
+        """Return the items per second; None while there is nothing to judge by."""
+        ends = self._ends
+        if len(ends) < 2 or (len(ends) < self.LEAST and ends[-1] - ends[0] < self.LEAST_S):
+            return None
+        middle = (len(ends) - 1) // 2
+        seconds = ends[-1] - ends[middle]
+        return (len(ends) - 1 - middle) / seconds if seconds >= self.SHORTEST_S else None
+
+
 class EpisodeProgress:
     """Counts the episodes of an evaluation in progress, including those of earlier sessions."""
 

@@ -20,6 +20,7 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.files.fetch import resolve_model
 from harness1.models.open import HARMONY, format_at
 from harness1.models.transformers.causal_model import load_causal_model
+from harness1.plain import counted
 from harness1.records import Episode, Status
 from harness1.retrieval.open import open_retriever
 from harness1.rl.logprobs import LogprobReport, compare_calls, grammar_masks
@@ -84,7 +85,7 @@ def replay(
 
 
 def _print_replay(summary: dict[str, Any]) -> None:
-    put(f"{summary['episodes']} episodes, {summary['equal']} of {summary['turns']} turns equal")
+    put(f"{counted(summary['episodes'], 'episode')}, {summary['equal']} of {summary['turns']} turns equal")
     for line in _gate_lines(summary["logprobs"]) if summary["logprobs"] else ():
         put(line)
     if summary["skipped"]:

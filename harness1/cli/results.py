@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.box import HEAVY_HEAD, Box
 from rich.table import Table
 
 from harness1.cli.printing import print_json
@@ -17,9 +16,9 @@ from harness1.runs.stage import read_stage
 from harness1.train.log import read_log, validation_values
 
 
-def headed(title: str | None, *columns: str, left: Collection[str] = (), box: Box = HEAVY_HEAD) -> Table:
+def headed(*columns: str, left: Collection[str] = ()) -> Table:
     """Return a table without rows: its first column and those named in `left` are flush left, others flush right."""
-    table = Table(title=title, title_justify="left", box=box)
+    table = Table(box=None, padding=(0, 1), pad_edge=False, show_edge=False)
     for column in columns:
         table.add_column(column, justify="left" if column in (columns[0], *left) else "right")
     return table
@@ -27,12 +26,13 @@ def headed(title: str | None, *columns: str, left: Collection[str] = (), box: Bo
 
 def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
     """Print the headline metrics with their 95 % intervals, and the failures."""
-    table = headed(title, "metric", "mean", "95 % interval")
+    table = headed("metric", "mean", "95 % interval")
     for name in HEADLINE:
         value = metrics.get(name)
         if value is not None and value["mean"] is not None:
             table.add_row(name, _figure(value["mean"]), f"{_figure(value['low'])} to {_figure(value['high'])}")
     console = Terminal()
+    console.print(title, soft_wrap=True)
     console.print(table)
     failures = ", ".join(f"{count} {name}" for name, count in metrics["failures"].items() if count) or "none"
     console.print(f"{metrics['tasks']} tasks, failures: {failures}. Everything is in {out}.", soft_wrap=True)
@@ -57,10 +57,11 @@ def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, whic
         print_json(report)
         return
     console = Terminal()
-    table = headed(f"the {which} checkpoint, of {unit} {done.step}", "held out", "start", "checkpoint")
+    table = headed("held out", "start", "checkpoint")
     for name, value in done.metrics.items():
         table.add_row(name, f"{began[name]:.3f}" if name in began else "", f"{value:.3f}")
     if done.metrics:
+        console.print(f"the {which} checkpoint, of {unit} {done.step}")
         console.print(table)
     console.print(f"The checkpoint is in {out}: harness1 eval DATASET --policy hf:{out}")
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work, read_aloud
+from harness1.cli.datasets import place_of
 from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Limit, Overrides, Seed, resolve
 from harness1.cli.printing import print_result, say
 from harness1.cli.results import headed
@@ -25,7 +26,9 @@ from harness1.viewer.report import ensure_report
 
 
 def check(
-    dataset: Annotated[str, Argument(help="A BEIR or TREC folder, NAME:PATH or world:SIZE.", metavar="DATASET")],
+    dataset: Annotated[
+        str, Argument(help="A name in `data list`, a BEIR or TREC folder, NAME:PATH or world:SIZE.", metavar="DATASET")
+    ],
     split: Annotated[
         str, Option(help="The split to take tasks from; default train, else dev, else the only split.")
     ] = "",
@@ -48,10 +51,10 @@ def check(
     """Play policies that should earn nothing, little or everything on a task set, and judge each task by the rewards.
     The same command resumes a stopped check.
 
-    Example: harness1 rl check world:1000 --limit 50 --out runs/check --config configs/rl/small.toml
+    Example: harness1 rl check world:1000 --limit 50 --out runs/check --config rl/small
     """
     settings = resolve(config, overrides)
-    source = open_source(dataset)
+    source = open_source(dataset := place_of(dataset, settings))
     split = split or default_split(source)
     tasks = source.tasks(split)[: limit or None]
     out = out or Path("runs") / f"{source.name.replace(':', '-')}-{split}-check"
@@ -80,11 +83,12 @@ def default_split(source: Source) -> str:
 def print_report(report: AdmissionReport, headroom: float, out: Path) -> None:
     """Print the rewards of the policies with their largest terms, and the number of admitted tasks."""
     columns = ("policy", "reward", "score", "recall", "precision", "set size", "lives on")
-    table = headed(f"{report.dataset}/{report.split}, reward {report.recipe}", *columns, left=("lives on",))
+    table = headed(*columns, left=("lives on",))
     for each in report.policies:
         shown = [f"{figure:.3f}" for figure in (each.reward, each.score, each.recall, each.precision)]
         table.add_row(each.policy, *shown, f"{each.set_size:.1f}", lives_on(each))
     console = Terminal()
+    console.print(f"{report.dataset}/{report.split}, reward {report.recipe}", soft_wrap=True)
     console.print(table)
     reasons = ", ".join(f"{count} {reason}" for reason, count in report.reasons.items()) or "none"
     console.print(f"{len(report.tasks)} tasks, {len(report.admitted())} admitted; rejected for: {reasons}.")

@@ -65,10 +65,11 @@ def pivots(
 
 def _print(found: dict[str, dict[str, Any]], policy: str, out: Path) -> None:
     fates_of_all = (name.replace("_", " ") for name in found["fates"]["all"])
-    table = headed(f"turns tried by {policy}", "expert's tool", *fates_of_all)
+    table = headed("expert's tool", *fates_of_all)
     for name, fates in found["fates"].items():
         table.add_row(name, *map(str, fates.values()))
     console = Terminal()
+    console.print(f"Turns tried by {policy}", soft_wrap=True)
     console.print(table)
     splits = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found["splits"].items()) or "none"
     console.print(f"kept: {splits}. Everything is in {out}.")

@@ -13,6 +13,7 @@ from typer import Option
 
 from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import TrainingBoard
+from harness1.cli.datasets import place_of
 from harness1.cli.options import Cache, ConfigFile, Force, Json, Overrides, Tensorboard, Wandb, resolve
 from harness1.cli.printing import say
 from harness1.cli.results import print_checkpoint
@@ -33,7 +34,7 @@ SHOWN = ("reward", "loss", "curated_recall", "set_size", "turns", "entropy", "k3
 
 def train(
     data: Annotated[
-        list[str] | None, Option(help="A dataset to learn from; may be repeated.", metavar="DATASET")
+        list[str] | None, Option(help="A dataset to learn from, by name or path; may be repeated.", metavar="DATASET")
     ] = None,
     model: Annotated[str, Option(help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")] = "",
     out: Annotated[Path | None, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")] = None,
@@ -57,13 +58,14 @@ def train(
 ) -> None:
     """Train a policy on its own episodes; a stopped training run resumes from its last saved state.
 
-    Example: harness1 rl train --config configs/rl/small.toml --data world:1000 --model hf:student --out better
+    Example: harness1 rl train --config rl/small --data world:1000 --model hf:student --out better
     """
     settings = resolve(config, overrides)
     given = {"data": data, "index": index, "admission": admission, "model": model, "split": split}
     learn, out = _asked(settings.machine.learn, given, out, pivots)
     policy = open_policy_to_train(learn.model, settings)
     if pivots is None:
+        learn = msgspec.structs.replace(learn, data=tuple(place_of(each, settings) for each in learn.data))
         find_index = partial(index_of, cache=cache, config=settings, read=read_aloud, say=say)
         work, players = learning_on_tasks(settings, learn, out, policy, find_index)
     else:
@@ -88,5 +90,5 @@ def _asked(learn: Learn, given: Mapping[str, Any], out: Path | None, pivots: Pat
 
 
 def _trained(work: Learning, players: OpenRollouts, policy: LanguageModelPolicy) -> Checkpoint:
-    with TrainingBoard(f"rl {work.out.name}", "batch", SHOWN) as board:
+    with TrainingBoard(work.out.name, "batch", SHOWN) as board:
         return learning.learn(work, players, policy.counter, policy.hash, board.listen)

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from harness1.cli.live import show_result, snippet, watched
 from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve
-from harness1.cli.printing import print_json, say_torn
+from harness1.cli.printing import print_json, program, say_torn
 from harness1.cli.terminal import Terminal
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
@@ -23,7 +23,7 @@ from harness1.records import Episode, Task
 
 
 def search(
-    question: Annotated[str, Argument(help="The question to find evidence for.")],
+    question: Annotated[str, Argument(help="The question to find evidence for.", metavar="QUESTION")],
     index: Annotated[str, Option(help="Folder made by `harness1 index`, or the URI of an engine.", metavar="SPEC")],
     policy: PolicyName = "scripted",
     out: Annotated[
@@ -55,9 +55,11 @@ def search(
         show_result(env, episode, console)
         if failure := parse_failure(episode):
             console.print(f"The policy gave no valid action: {failure}", style="red")
-        console.print(f"recorded in {out}")
+        if not env.state.memory.pool.entries:
+            console.print("No document was found: ask in words that the documents use.")
+        console.print(f"recorded in {out}; to look at it: {program()} view {out}", soft_wrap=True)
     if episode.error:
-        raise InfrastructureFault(episode.error)
+        raise InfrastructureFault(f"the episode is invalid: {episode.error}")
 
 
 def as_result(env: SearchEnv, episode: Episode, out: Path) -> dict[str, Any]:

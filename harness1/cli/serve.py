@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from harness1.cli.options import ConfigFile, Overrides, resolve
-from harness1.cli.printing import counted, put, say, say_torn
+from harness1.cli.printing import put, say, say_torn
 from harness1.errors import MissingExtra, UsageError
 from harness1.http.client import read_token
+from harness1.plain import counted
 from harness1.redaction import without_password
 from harness1.retrieval.open import open_retriever
 
@@ -86,8 +87,8 @@ def proxy(
     Example: harness1 serve proxy --upstream hf:models/qwen --record runs/agent --port 8001
     """
     _require_extra()
+    from harness1.rows.proxy_record import recording
     from harness1.serve.proxy.opening import open_upstream
-    from harness1.serve.proxy.record import recording
     from harness1.serve.proxy.service import ProxyService, proxy_limits
     from harness1.serve.server import serve
 

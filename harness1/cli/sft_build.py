@@ -26,7 +26,7 @@ from harness1.sft.data_card import DataCard
 
 
 def build(
-    runs: Annotated[list[Path], Argument(help="Run folders, all of one environment.", metavar="RUN...")],
+    runs: Annotated[list[Path], Argument(help="Run folders, all of one environment.", metavar="RUN")],
     out: Annotated[Path, Option(help="The dataset folder to create.", metavar="DATASET")],
     against: Annotated[
         list[str] | None,
@@ -56,7 +56,7 @@ def build(
 ) -> None:
     """Keep good episodes, make training rows from their turns, and write them with a data card.
 
-    Example: harness1 sft build runs/teacher --out data/teacher --config configs/sft/small.toml
+    Example: harness1 sft build runs/teacher --out data/teacher --config sft/small
     """
     settings = resolve(config, overrides)
     student = _student(settings, runs, chat_format, tokenizer, rerender=rerender)
@@ -68,10 +68,11 @@ def build(
 
 def print_card(card: DataCard, out: Path) -> None:
     """Print the counts of each gate, and the number of rows."""
-    table = headed(f"{card.format} rows of {', '.join(run.name for run in card.runs)}", "gate", "in", "out")
+    table = headed("gate", "in", "out")
     for gate in card.gates:
         table.add_row(gate.name, str(gate.entered), str(gate.passed))
     console = Terminal()
+    console.print(f"{card.format} rows of {', '.join(run.name for run in card.runs)}", soft_wrap=True)
     console.print(table)
     for name, counts in (("train", card.train), ("held out", card.held_out)):
         trained = f"{counts.trained_tokens} of {counts.tokens} tokens trained"

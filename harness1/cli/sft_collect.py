@@ -9,6 +9,7 @@ from typer import Option
 
 from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import evaluated
+from harness1.cli.datasets import place_of
 from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Limit, Overrides, Samples, Seed, resolve
 from harness1.cli.printing import print_result, say
 from harness1.cli.results import print_metrics
@@ -20,7 +21,9 @@ from harness1.sft.collect import is_hosted, student_place, teacher_policy, teach
 
 
 def collect(
-    data: Annotated[str, Option(help="A BEIR or TREC folder, or world:SIZE.", metavar="DATASET")],
+    data: Annotated[
+        str, Option(help="A name in `data list`, a BEIR or TREC folder, or world:SIZE.", metavar="DATASET")
+    ],
     out: Annotated[Path, Option(help="Run folder.", metavar="RUN")],
     teacher: Annotated[str, Option(help="oracle, openai:MODEL@URL or any other policy.", metavar="NAME")] = "oracle",
     split: Annotated[str, Option(help="The split to take tasks from; never test.")] = "train",
@@ -53,7 +56,7 @@ def collect(
         raise UsageError("--format is the student's: give its --tokenizer too")
     settings = resolve(config, [*(overrides or []), *([f"policy.format={chat}"] if chat else [])])
     policy = teacher_policy(teacher)
-    source = open_source(data)
+    source = open_source(data := place_of(data, settings))
     tasks = teaching_tasks(source, split, limit, settings)
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
     asked = index_of(source, index, cache, settings, read_aloud, say)

@@ -33,7 +33,7 @@ class TrainerName(StrEnum):
 
 
 def train(
-    dataset: Annotated[Path, Argument(help="A folder made by `harness1 sft build`.")],
+    dataset: Annotated[Path, Argument(help="A folder made by `harness1 sft build`.", metavar="ROWS")],
     model: Annotated[str, Option(help="A model's folder or name, e.g. smollm2-135m.", metavar="PATH")],
     out: Annotated[Path, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")],
     trainer: Annotated[
@@ -51,7 +51,7 @@ def train(
 
     On several GPUs: accelerate launch --module harness1 sft train ...
 
-    Example: harness1 sft train rows --model smollm2-135m --out student --config configs/sft/small.toml
+    Example: harness1 sft train rows --model smollm2-135m --out student --config sft/small
     """
     settings = resolve(config, overrides)
     if packing and trainer is TrainerName.OWN:
@@ -76,8 +76,8 @@ def train(
 
 
 def _trained(work: FineTuning, group: ProcessGroup) -> Checkpoint:
-    with TrainingBoard(f"sft {work.out.name}", "step", SHOWN, hidden=not group.leads) as board:
-        return fine_tune(work, board.listen, group)
+    with TrainingBoard(work.out.name, "step", SHOWN, hidden=not group.leads) as board:
+        return fine_tune(work, board.listen, group, board.doing)
 
 
 def _launched() -> tuple[ProcessGroup, int]:

@@ -11,13 +11,16 @@ from rich.status import Status
 from typer import Argument, Option
 
 from harness1.cli.options import Json
-from harness1.cli.printing import counted, print_json, put
+from harness1.cli.printing import print_json, put
 from harness1.cli.terminal import Terminal
+from harness1.errors import UsageError
+from harness1.plain import counted
 
 
 def view(
     folders: Annotated[
-        list[Path], Argument(help="Run folders, or folders of `sft train` and `rl train`.", metavar="RUN...")
+        list[Path],
+        Argument(help="Folders of runs, of `sft train`, `rl train` and `serve proxy --record`.", metavar="RUN"),
     ],
     out: Annotated[Path, Option(help="The file to write.", metavar="FILE")] = Path("view.html"),
     max_mb: Annotated[
@@ -30,7 +33,11 @@ def view(
     episodes: Annotated[str, Option(help="Include only these episodes, by id.", metavar="ID,...")] = "",
     tasks: Annotated[str, Option(help="Include only the episodes of these tasks, by id.", metavar="ID,...")] = "",
     workers: Annotated[int, Option(help="Number of processes; 0: one for each core.", min=0)] = 0,
-    open_it: Annotated[bool, Option("--open", help="Open the file in a browser.")] = False,
+    serve: Annotated[
+        bool, Option("--serve", help="Instead of a file, serve a page on this machine that follows work under way.")
+    ] = False,
+    port: Annotated[int, Option(help="Port of the page; 0 lets the system choose one.", min=0, max=65535)] = 0,
+    open_it: Annotated[bool, Option("--open", help="Open the file or the page in a browser.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write runs into one self-contained HTML file: no server, no network. Every episode is replayed from its record;
@@ -38,6 +45,11 @@ def view(
 
     Example: harness1 view runs/search runs/scripted --out view.html --open
     """
+    if serve:
+        if episodes or tasks or as_json:
+            raise UsageError("--serve shows all episodes in a page: give it without --episodes, --tasks and --json")
+        _serve(folders, port, open_it)
+        return
     # Imported here, because the other verbs start sooner without it.
     from harness1.viewer.write import Asked, write_view
 
@@ -54,6 +66,20 @@ def view(
             put(f"{done.problems} cannot be replayed exactly; they say why")
     if open_it:
         webbrowser.open(out.resolve().as_uri())
+
+
+def _serve(folders: list[Path], port: int, open_it: bool) -> None:
+    from harness1.viewer.live_server import LiveServer, serve_view
+    from harness1.viewer.watching import Watched
+
+    watched = Watched(folders)
+    if problems := watched.news("", 0)["problems"]:
+        raise UsageError(problems[0])
+    server = LiveServer(watched, port)
+    put(f"{counted(len(folders), 'folder')} at {server.address}: Ctrl-C ends it", flush=True)
+    if open_it:
+        webbrowser.open(server.address)
+    serve_view(server)
 
 
 def _names(words: str) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 """The whole configuration as one frozen value, from TOML plus dotted overrides (design section 2.5). Each section has
-its own file; defaults are the published constants (Harness-1, arXiv 2606.02373; see `configs/paper.toml`), except that
+its own file; defaults are the published constants (Harness-1, arXiv 2606.02373; see `shipped/paper.toml`), except that
 documents are ranked by evidence (`env.evidence.rank`, `env.leads.on`, `env.auto_populate.by`, `env.read.by`)."""
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from harness1.config.env import (
 )
 from harness1.config.index import Dense, Index
 from harness1.config.machine import Fleet, Keyed, Learn, Machine, Model, ModelServer, Price, Web
+from harness1.config.named import config_file, unknown_config
 from harness1.config.policy import ChatPolicy
 from harness1.config.reward import Reward, with_recipe
 from harness1.config.rl import Pivots, Rl
@@ -51,11 +52,11 @@ from harness1.settings import Settings
 FORMER = "run"
 """The old name of `[machine]`. Recorded cards and hashes still use it."""
 LONGEST = 32 << 10
-"""Bytes of the longest configuration file; all settings together are an eighth of it."""
+"""Bytes of the longest configuration file; all settings, with what they say of themselves, take two thirds of it."""
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?$")
 MOST_MEANT = 3
 """Settings of the same name that are offered for a wrong one."""
-LATER = ("token_file",)
+LATER = ("token_file", "data", "data_mirror")
 """Settings of `[machine]` that did not exist when hashes were first recorded."""
 
 
@@ -101,7 +102,7 @@ class Config(Settings):
         return digest(tree)
 
 
-def load_config(path: Path | None = None, overrides: list[str] | None = None) -> Config:
+def load_config(path: Path | str | None = None, overrides: list[str] | None = None) -> Config:
     """Return the defaults, overlaid with a TOML file, overlaid with `a.b=value` settings.
 
     Reward weights set by neither are those of `reward.recipe`; an override of the recipe replaces the file's whole
@@ -109,17 +110,20 @@ def load_config(path: Path | None = None, overrides: list[str] | None = None) ->
     (Harness-1, arXiv 2606.02373) but for four settings of the environment.
 
     Args:
-        path: a TOML file with any of the keys that `harness1 config show` prints.
+        path: a TOML file with any of the keys that `harness1 config show` prints, or the name of a configuration that
+            comes with the package, such as `small`; `harness1 config list` prints them.
         overrides: settings such as `env.max_turns=4`; a value is read as TOML, or as a string if it is not TOML.
 
     Raises:
-        ConfigError: a key is unknown, a value has the wrong type or is out of range, or the file is not TOML, or is
-            longer than `LONGEST`.
+        ConfigError: there is no such file or name, a key is unknown, a value has the wrong type or is out of range, or
+            the file is not TOML, or is longer than `LONGEST`.
     """
     tree: dict[str, Any] = {}
     if path is not None:
         try:
-            tree = _toml(path)
+            tree = _toml(config_file(path))
+        except FileNotFoundError as error:
+            raise ConfigError(unknown_config(path)) from error
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         except MALFORMED as error:
@@ -183,7 +187,7 @@ def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _names(value, f"{prefix}{name}.")
 
 
-def _refuse_former(tree: dict[str, Any], path: Path | None, overrides: list[str]) -> None:
+def _refuse_former(tree: dict[str, Any], path: Path | str | None, overrides: list[str]) -> None:
     if FORMER in tree:
         raise ConfigError(f"configuration: [{FORMER}] is called [machine] now: write [machine] in {path}")
     for override in overrides:

@@ -45,6 +45,7 @@ class Rerank(Settings):
     """Reranking by a cross-encoder (`machine.reranker`), which reads query and chunk together."""
 
     on: bool = False
+    """Rerank every search. Off by default, because it needs a model."""
     candidates: Positive = 50
     """Number of top chunks that it reads."""
 
@@ -55,11 +56,15 @@ class Retrieval(Settings):
     mode: Literal["auto", "bm25", "dense", "hybrid"] = "auto"
     """`auto`: hybrid where the index has embeddings, else BM25."""
     rrf_k: Positive = 60
+    """Constant of reciprocal rank fusion, 1 / (k + rank): the larger, the less the first ranks stand out."""
     bm25_depth: Positive = 25
     """Chunks of the BM25 list that take part in fusion; never fewer than requested."""
     dense_depth: Positive = 25
+    """Chunks of the list by embeddings that take part in fusion; never fewer than requested."""
     bm25_weight: Weight = 1.0
+    """Weight, without a unit, of the BM25 list in fusion; both are equal by default."""
     dense_weight: Weight = 1.0
+    """Weight, without a unit, of the list by embeddings in fusion."""
     rerank: Rerank = Rerank()
 
     def __post_init__(self) -> None:
@@ -68,31 +73,52 @@ class Retrieval(Settings):
 
 
 class FanOut(Settings):
+    """The tool `fan_out_search`: several queries in one turn, with their results fused."""
+
     on: bool = True
+    """Offer the tool."""
     queries: Positive = 5
+    """Queries of one call; further ones are left out, and the observation says so."""
     rrf_k: Positive = 60
+    """Constant of the reciprocal rank fusion of the queries, as in `env.retrieval.rrf_k`."""
 
 
 class Grep(Settings):
+    """The tool `grep_corpus`: a regular expression over all texts."""
+
     on: bool = True
+    """Offer the tool. Engines without regular expressions need it off."""
     hits: Positive = 5
+    """Hits of one call."""
 
 
 class Read(Settings):
+    """The tool `read_document`: the text of one document."""
+
     on: bool = True
+    """Offer the tool."""
     tokens: Positive = 4096
+    """Tokens of text that one call shows."""
     by: Literal["order", "evidence"] = "evidence"
     """Of a document longer than `tokens`, show the first parts, or those nearest to the question."""
 
 
 class Review(Settings):
+    """The tool `review_docs`: texts that the episode has seen, shown once more without a search."""
+
     on: bool = True
+    """Offer the tool."""
     documents: Positive = 5
+    """Documents of one call."""
     tokens: Positive = 4096
+    """Tokens of text that one call shows."""
 
 
 class Verification(Settings):
+    """The tool `verify`: a claim judged against documents."""
+
     on: bool = True
+    """Offer the tool."""
     judge: Literal["lexical", "fitted", "cross_encoder", "language_model"] = "lexical"
     """Shared words, fitted features, the cross-encoder at `machine.reranker`, or the language model at
     `machine.verifier`."""
@@ -102,6 +128,7 @@ class Verification(Settings):
     titles: bool = False
     """Put the title of a document on a line before the text that is judged."""
     documents: Positive = 5
+    """Documents of one call."""
     characters: Positive = 6000
     """Characters of a document that the verifier reads."""
     lines: Positive = 8
@@ -109,7 +136,10 @@ class Verification(Settings):
 
 
 class Curation(Settings):
+    """The curated set, which is what a search delivers."""
+
     cap: Annotated[int, Meta(ge=1, le=30)] = 30
+    """Units in the set."""
     tags: bool = True
     """Importance tags; without them all entries are equal."""
     eviction: Literal["rank", "fifo", "refuse"] = "rank"
@@ -117,30 +147,52 @@ class Curation(Settings):
 
 
 class AutoPopulate(Settings):
+    """Curation by the harness, so that a policy that curates nothing delivers something."""
+
     on: bool = True
+    """Let the harness curate."""
     documents: Positive = 8
+    """Units that it curates."""
     tag: Tag = "fair"
+    """Importance that it gives them."""
     by: Literal["first", "evidence"] = "evidence"
     """Curate the first units of the first search; or, with `evidence.rank`, the best of all searches so far, anew after
     each search until the policy edits the set."""
 
 
 class Dedup(Settings):
+    """Near duplicates, which are not shown twice: by MinHash over shingles, and only where titles, numbers, dates
+    and negations are equal."""
+
     on: bool = True
+    """Fold near duplicates into the unit that was seen first."""
     permutations: Annotated[int, Meta(ge=16, le=256)] = 64
+    """Hashes of a signature; the error of the estimated likeness falls with their square root."""
     shingle: Positive = 5
+    """Words in a row that make one shingle."""
     threshold: Share = 0.85
+    """Estimated Jaccard similarity of the shingles, a share of 1, from which two texts are near duplicates."""
     min_characters: Count = 40
+    """Characters below which a text is never a duplicate: short ones are alike by chance."""
 
 
 class Compression(Settings):
+    """Hits are shown as the sentences nearest to the query."""
+
     on: bool = True
+    """Shorten hits; else they are shown whole."""
     sentences: Positive = 4
+    """Sentences of a hit that are shown."""
 
 
 class Evidence(Settings):
+    """The evidence graph, which links entities to the units that name them, and the order of the units by their
+    value."""
+
     on: bool = True
+    """Keep the graph and show entities that documents share."""
     entities: Positive = 8
+    """Entities shown."""
     documents: Positive = 5
     """Documents named beside each bridge entity."""
     characters: Positive = 8000
@@ -161,27 +213,42 @@ class Leads(Settings):
     """Names worth a search, found by `evidence.rank`."""
 
     on: bool = True
+    """Show leads. They need `evidence.rank`."""
     lines: Annotated[int, Meta(ge=1, le=30)] = 8
+    """Leads shown, the best first."""
 
 
 class History(Settings):
+    """One line for each past action, so that a policy does not repeat itself."""
+
     on: bool = True
+    """Show the history."""
     lines: Positive = 12
+    """Newest actions shown."""
 
 
 class PoolView(Settings):
+    """What the memory shows of documents that were seen and are not curated."""
+
     lines: Positive = 50
     """Newest uncurated entries, shown with a snippet."""
     older: Count = 30
     """Older uncurated entries, shown by handle alone."""
     snippet: Positive = 120
+    """Characters of text in a line."""
 
 
 class BudgetMarker(Settings):
+    """The line that says how much of the prompt and of the turns is used."""
+
     on: bool = True
+    """Show the line."""
     halfway: Share = 0.60
+    """Share of the prompt used from which the line says that half is over."""
     warning: Share = 0.75
+    """Share of the prompt used from which the line asks to finish soon."""
     critical: Share = 0.90
+    """Share of the prompt used from which the line asks to end at once."""
 
 
 class Pruning(Settings):
@@ -189,6 +256,7 @@ class Pruning(Settings):
     of Context-1, the baseline that Harness-1 is compared with."""
 
     on: bool = False
+    """Offer `prune_chunks` and set these limits; needs `rendering.order=transcript`."""
     tokens: Positive = 16384
     """Size in tokens above which every observation asks the policy to prune or to conclude."""
     refusal: Positive = 24326
@@ -198,12 +266,18 @@ class Pruning(Settings):
 
 
 class Rendering(Settings):
+    """The arrangement of the context."""
+
     order: Literal["paper", "stable_first", "epoch", "transcript"] = "paper"
+    """`paper`: the memory, then the last turns, written anew each turn. `stable_first`: turns, then the memory, for
+    a prefix cache. `epoch`: a snapshot of the memory, continued for some turns. `transcript`: all turns and no
+    memory."""
     recent: Positive = 5
     """Turns shown in full."""
     recent_max: Positive = 9
     """`stable_first`: the window grows to this many turns, then is cut back to `recent`."""
     epoch_turns: Positive = 5
+    """`epoch`: turns that continue one snapshot."""
     instructions: Literal["full", "brief", "minimal"] = "full"
     """The static prompt: all rules; the few that fit a small window; or a single line, for a model trained in this
     environment, with tools named but not described and the turn in place of the budget line."""
@@ -212,16 +286,18 @@ class Rendering(Settings):
 class Env(Settings):
     """Everything that decides what a policy can do and see. All of it enters `env_hash`.
 
-    Defaults are the published constants (Harness-1, arXiv 2606.02373, as in `configs/paper.toml`), except that units
+    Defaults are the published constants (Harness-1, arXiv 2606.02373, the configuration `paper`), except that units
     are ranked by evidence, with what rests on that. Sizes are in tokens unless a field says otherwise.
     """
 
     max_turns: Positive = 40
+    """Most turns of an episode; after the last, the curated set is delivered as it stands."""
     context_window: Annotated[int, Meta(ge=256)] = 32768
     """Tokens of prompt and output together."""
     generation_reserve: Positive = 2048
     """Tokens of the window kept free for the output."""
     guidance: Literal["none", "facts", "prescriptive"] = "facts"
+    """What an observation says beyond its results: nothing, facts about them, or facts with advice."""
     search: Search = Search()
     retrieval: Retrieval = Retrieval()
     fan_out: FanOut = FanOut()

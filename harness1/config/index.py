@@ -22,22 +22,30 @@ class Dense(Settings):
     query_prefix: str = ""
     """Text put before a query, if the model was trained that way (`query: `)."""
     document_prefix: str = ""
+    """The same before a text (`passage: `)."""
     hnsw_links: Positive = 32
+    """Links of each vector in a graph: more find more and take more memory."""
     hnsw_build: Positive = 200
+    """Candidates compared for each vector while a graph is built: more find more and take longer."""
     hnsw_search: Positive = 128
+    """Candidates kept while a graph is searched: more find more and take longer."""
     ivf_lists: Count = 0
     """0: 4 times the square root of the number of vectors."""
     ivf_probes: Positive = 32
+    """Lists that a search reads: more find more and take longer."""
 
 
 class Index(Settings):
     """The chunking and analysis of a corpus. It is in `index_hash`."""
 
     unit: Literal["document", "chunk"] = "document"
+    """What is pooled, curated and scored: whole documents, or chunks where the gold names chunks."""
     chunk_tokens: Positive = 512
     """Documents longer than this (characters / 4) are cut at sentence boundaries; shorter ones stay whole."""
     k1: Annotated[float, Meta(ge=0.0)] = 1.2
+    """BM25's saturation, without a unit: how much a term's further occurrences still add; 0: nothing."""
     b: Share = 0.75
+    """BM25's share of normalisation by length: 0 none, 1 full."""
     language: str = AUTO
     """The language that words are stemmed in: one of Snowball's, such as `german`, or `none`. `auto` is `english` where
     at most 1 % of the chunks are mostly in another script than Latin; else each word is stemmed by its script."""

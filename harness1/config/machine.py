@@ -48,10 +48,13 @@ class Web(Keyed):
     """Endpoints of the web retriever (`--index web:CACHE`): a search API like Serper's, a page reader like Jina's."""
 
     search_url: str = ""
+    """Address of the search API."""
     search_key: str = ""
+    """Key of the search API, sent as `X-API-KEY`."""
     read_url: str = ""
     """The page's own address is appended to it."""
     read_key: str = ""
+    """Key of the page reader, sent as a bearer token."""
     hosts: tuple[str, ...] = ()
     """Hosts, with their subdomains, whose pages are found and read; empty: all public names. List IP addresses and
     local names exactly."""
@@ -73,7 +76,9 @@ class ModelServer(Keyed):
     url: str = ""
     """The address up to and including `/v1`."""
     key: str = ""
+    """Key of the server, sent as a bearer token."""
     timeout_s: Seconds = 60.0
+    """Seconds for one request."""
     concurrency: Positive = 16
     """Requests in flight in one process."""
 
@@ -111,6 +116,7 @@ class Price(Settings):
     cached: Weight = 0.0
     """Prompt tokens that the previous call left in the cache."""
     output: Weight = 0.0
+    """Tokens that the model wrote."""
 
 
 class Fleet(Keyed):
@@ -121,7 +127,9 @@ class Fleet(Keyed):
     places: Positive = 8
     """Episodes that a worker plays at a time."""
     cpus: Annotated[float, Meta(ge=0.0)] = 1.0
+    """CPUs that Ray reserves for each worker."""
     gpus: Annotated[float, Meta(ge=0.0)] = 0.0
+    """GPUs that Ray reserves for each worker; a share is allowed."""
     attempts: Positive = 3
     """Workers that may be lost playing an episode before it counts as broken."""
     patience_s: Seconds = 300.0
@@ -136,6 +144,7 @@ class Learn(Keyed):
     data: tuple[str, ...] = ()
     """Datasets. Those with a `dev` split are validated on it; some tasks of the others are held out."""
     split: str = "train"
+    """The split of each dataset that tasks are taken from."""
     index: tuple[str, ...] = ()
     """An existing index for each dataset; empty: build one for each."""
     admission: tuple[str, ...] = ()
@@ -143,6 +152,7 @@ class Learn(Keyed):
     model: str = ""
     """The starting weights: hf:PATH, or vllm:MODEL@URL with the same weights on this machine."""
     out: str = ""
+    """The run folder."""
 
 
 class Machine(Keyed):
@@ -155,8 +165,11 @@ class Machine(Keyed):
     attempts: Positive = 3
     """Tries of a retriever or verifier before its fault invalidates the episode."""
     backoff_s: Annotated[float, Meta(ge=0.0)] = 0.2
+    """Seconds; the wait before the n-th new try is half to all of this times 2 to the n."""
     call_deadline_s: Seconds = 30.0
+    """Seconds for one call of a retriever or a verifier; a later answer is a fault."""
     episode_deadline_s: Seconds = 600.0
+    """Seconds for one episode, calls of models included; a longer one ends as an infrastructure fault."""
     bootstrap: Positive = 2000
     """Resamples for a confidence interval."""
     embedder: str = ""
@@ -172,8 +185,13 @@ class Machine(Keyed):
     batch_ms: Annotated[float, Meta(ge=0.0)] = 2.0
     """Wait for other searches to join a batch, in milliseconds."""
     batch_size: Positive = 64
+    """Searches, or judgements, of one batch."""
     cached_searches: Count = 4096
     """Results cached in memory for equal searches of sibling episodes; fewer if they are long; 0: none."""
+    data: str = ""
+    """Folder of the datasets that are named; empty: `harness1/data` in the user's cache folder."""
+    data_mirror: str = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
+    """Address below which the archives of BEIR's datasets are."""
     web: Web = Web()
     model: Model = Model()
     verifier: ModelServer = ModelServer()

@@ -17,6 +17,7 @@ class ChatPolicy(Settings):
     temperature: Annotated[float, Meta(ge=0.0)] = 1.0
     """0: greedy."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Share of the probability that the sampled tokens are drawn from, the likeliest first; 1: all."""
     top_k: Count = 0
     """0: no limit."""
     format_retries: Count = 3

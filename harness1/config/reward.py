@@ -19,27 +19,46 @@ class Reward(Settings):
     recipe: Literal["paper", "robust"] = "paper"
     """Source of the weights that a loaded configuration does not give: the defaults, or `RECIPES`."""
     outcome: float = 0.7
+    """Weight of F_beta of the curated precision and recall. Weights and rewards have no unit; values are shares of
+    1."""
     beta: Annotated[float, Meta(gt=0.0)] = 2.0
+    """How many times recall weighs as much as precision in F_beta."""
     trajectory: float = 0.3
+    """Weight of trajectory recall: the share of the gold that the episode has seen."""
     answer_found: float = 1.0
+    """Weight of 1 if the set holds some of the answer's evidence, else 0."""
     answer: float = 0.8
+    """Weight of the curated recall of the answer's evidence."""
     trajectory_answer: float = 0.4
+    """Weight of the share of the answer's evidence that the episode has seen."""
     answer_missed: float = 0.35
+    """Cost of the answer's evidence that was seen and not delivered, as a share."""
     recall_gap: float = 0.0
+    """Cost of gold that was seen and not delivered, as a share; 0: none, as published."""
     clutter: float = 0.0
     """The cost of a full set of only irrelevant units."""
     diversity: float = 0.15
+    """Weight of the tools used successfully as a share of `diversity_target`."""
     diversity_target: Positive = 6
+    """Different tools that earn all of `diversity`; at most those offered."""
     diversity_shortfall: float = 0.0
+    """Cost of each tool below `diversity_target`."""
     curation: float = 0.0
+    """Weight of the turns that curated as a share of `curation_target`."""
     curation_target: Share = 0.40
+    """Share of the turns that earns all of `curation`; 0: any."""
     turn_penalty: float = 0.02
+    """Cost of using all turns; it rises from 0 at `turn_penalty_from`."""
     turn_penalty_from: Count = 20
+    """Turns that cost nothing."""
     process_cap: Weight = 0.5
     """Limit on the absolute sum of diversity, its shortfall, curation and turns."""
     empty: float = -0.2
+    """Reward of an episode that delivers nothing, in place of the sum."""
     format_failure: float = -0.5
+    """Reward of an episode that ended without a readable call, in place of the sum."""
     floor: float = 0.001
+    """Smallest sum, so that a delivered set earns more than none."""
 
 
 RECIPES: Mapping[str, Mapping[str, float]] = MappingProxyType(

@@ -33,15 +33,19 @@ class Rl(Settings):
     """Reinforcement learning: how groups of episodes on the same task are sampled and trained on."""
 
     algorithm: Literal["cispo", "double_sided", "reinforce"] = "cispo"
+    """Weight of a token by its ratio: clipped to the bounds, as published (CISPO, arXiv 2506.13585); 0 at and beyond
+    them; or always 1."""
     ratio_min: Weight = 0.0
     """Lowest pi / pi_rollout of a token: `cispo` clips its weight to the bounds, `double_sided` drops it outside."""
     ratio_max: Rate = 5.0
+    """Highest pi / pi_rollout of a token, used like `ratio_min`."""
     advantages: Literal["center", "group_std", "batch_std", "leave_one_out"] = "center"
     """Reward minus the mean of the group, undivided or divided by the standard deviation of the group or of the step;
     or reward minus the mean of the group's other episodes."""
     anchors: Weight = 0.0
     """Weight of a second advantage: that of a turn among its siblings' turns in the same state (GiGPO)."""
     normaliser: Literal["token_mean", "trajectory_mean", "group_mean"] = "token_mean"
+    """What counts equally in the loss: each trained token, each episode, or each group."""
     kl: Weight = 0.0
     """Weight of the divergence from the initial policy, subtracted from the advantages."""
     groups: Positive = 128
@@ -51,14 +55,17 @@ class Rl(Settings):
     substeps: Positive = 4
     """Optimizer steps per batch."""
     batches: Positive = 80
+    """Batches of a training run."""
     staleness: Count = 0
     """Number of batches by which generation may run ahead of training; 0: they alternate."""
     window: Share = 0.3
     """Share of the open groups, oldest first, that training may take from; later ones wait even if finished (Forge)."""
     rows: Literal["turn", "epoch"] = "turn"
+    """One row per turn, or one per chain of turns whose prompts are proven prefixes of each other."""
     headroom: Share = 0.15
     """Minimum headroom in its admission report for a task to be sampled."""
     seed: Count = 42
+    """Seed of the order of tasks, of their episodes, and of the held-out tasks."""
     pivots: Pivots = Pivots()
 
     def __post_init__(self) -> None:

@@ -43,3 +43,4 @@ class Sft(Settings):
     held_out: Share = 0.05
     """Share of the tasks that is used for validation and never trained on."""
     seed: Count = 42
+    """Seed that draws the held-out tasks and the episodes that fill a quota."""

@@ -45,19 +45,25 @@ class Train(Settings):
     """The trainer, for every algorithm."""
 
     epochs: Positive = 3
+    """Passes over the rows of fine-tuning; reinforcement learning counts `rl.batches` instead."""
     batch_rows: Positive = 128
     """Rows per optimizer step."""
     micro_tokens: Positive = 32768
     """Tokens per forward pass, padding included; a longer row gets its own pass."""
     rate: Rate = 5e-6
+    """Learning rate after the warm-up, without a unit: that of fine-tuning; that of `--config rl/paper` is 1e-5."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Shape of the rate's decay to 0 after the warm-up."""
     warmup: Share = 0.0
     """Share of the steps over which the rate rises from 0."""
     beta1: Moment = 0.9
+    """AdamW: share of the running mean of gradients that a step keeps."""
     beta2: Moment = 0.95
+    """AdamW: share of the running mean of squared gradients that a step keeps."""
     epsilon: Rate = 1e-8
+    """AdamW: added to the divisor of a step, against division by 0."""
     weight_decay: Weight = 0.0
+    """AdamW: share of a weight, times the rate, that a step takes off; 0: none."""
     clip: Weight = 1.0
     """Largest gradient norm; 0: no clipping."""
     lora: Lora = Lora()
@@ -66,6 +72,7 @@ class Train(Settings):
     checkpointing: bool = False
     """Keep no activations within a layer; recompute them in the backward pass."""
     seed: Count = 0
+    """Seed of the initial adapters and of the order of rows."""
     save_every: Count = 50
     """Steps between saved states to resume from; 0: only at the end."""
     watch: Validation = Validation()

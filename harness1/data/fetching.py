@@ -1,17 +1,23 @@
-"""Downloads the official files of a benchmark from the Hugging Face hub."""
+"""Downloads files of datasets from the Hugging Face hub."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from harness1.data.benchmarks.registry import Benchmark, Hub
 from harness1.data.benchmarks.tables import find_files
-from harness1.errors import MissingExtra, UsageError
-from harness1.runs.stage import Stage, refuse_foreign, under_way
+from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.runs.stage import Stage, read_stage, refuse_foreign, under_way
 
 VERB = "data get"
+LAYOUT = ("corpus.jsonl*", "queries.jsonl*", "qrels/*.tsv*")
+"""The files of a dataset in BEIR layout."""
+Revisions = Mapping[str, str]
+"""The revision of each repository."""
+_ANY: Revisions = MappingProxyType({})
 
 
 def get_benchmark(benchmark: Benchmark, out: Path, *, force: bool = False) -> None:
@@ -21,48 +27,68 @@ def get_benchmark(benchmark: Benchmark, out: Path, *, force: bool = False) -> No
 
     Raises:
         MissingExtra: the hub's client, which comes with `datasets`, is not installed.
-        UsageError: the hub cannot be reached or does not hand the files out, or the folder holds something else.
+        InfrastructureFault: the hub cannot be reached.
+        UsageError: the hub does not hand the files out, or the folder holds something else.
+    """
+    get_from_hub(benchmark.name, benchmark.hub, out, by_hand(benchmark), force=force)
+
+
+def by_hand(benchmark: Benchmark) -> str:
+    """Say how the files of a benchmark are placed without the hub."""
+    return f"Fetch them by other means ({benchmark.origin}), then: harness1 data import {benchmark.name} PATH"
+
+
+def get_from_hub(
+    name: str, hubs: Sequence[Hub], out: Path, otherwise: str, *, revisions: Revisions = _ANY, force: bool = False
+) -> Revisions:
+    """Download files of the hub into a folder, if that is not done yet; return the revisions that they are of.
+
+    Args:
+        hubs: the files; each repository is downloaded as it is now, unless `revisions` names it.
+        otherwise: what to do where they cannot be downloaded, for the message.
+
+    Raises:
+        The same as `get_benchmark`.
     """
     try:
         from huggingface_hub import HfApi, snapshot_download
     except ImportError as error:
         raise MissingExtra("datasets", "data") from error
-    files = [[hub.repository, *hub.patterns] for hub in benchmark.hub]
-    stage = Stage(VERB, {"benchmark": benchmark.name, "hub": files})
+    stage = Stage(VERB, {"benchmark": name, "hub": [[hub.repository, *hub.patterns] for hub in hubs]})
     if stage.is_done(out) and not force:
-        return
+        done = read_stage(out)
+        return done.hashes if done else {}
     refuse_foreign(out, VERB)
-    revisions: dict[str, str] = {}
-    for hub in benchmark.hub:
-        with _told(benchmark, hub):
+    taken: dict[str, str] = {}
+    for hub in hubs:
+        with _told(name, hub, otherwise):
             # Offline, a download into an existing folder does nothing, so the hub is asked before the folder exists.
-            revision = revisions[hub.repository] = str(HfApi().dataset_info(hub.repository).sha)
+            found = str(HfApi().dataset_info(hub.repository).sha)
+        revision = taken[hub.repository] = revisions.get(hub.repository, found)
         patterns, folder = list(hub.patterns), out / hub.folder
-        with under_way(stage, out), _told(benchmark, hub):
+        with under_way(stage, out), _told(name, hub, otherwise):
             snapshot_download(
                 hub.repository, repo_type="dataset", revision=revision, allow_patterns=patterns, local_dir=folder
             )
         if not find_files(folder, *patterns):
-            raise _unavailable(benchmark, hub, "does not have them any more")
-    stage.write(out, status="finished", hashes=revisions)
+            raise UsageError(_unavailable(name, hub, "does not have them any more", otherwise))
+    stage.write(out, status="finished", hashes=taken)
+    return taken
 
 
 @contextmanager
-def _told(benchmark: Benchmark, hub: Hub) -> Iterator[None]:
+def _told(name: str, hub: Hub, otherwise: str) -> Iterator[None]:
     """Tell the user what to do if the hub fails within this context."""
     import httpx
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         yield
-    except HfHubHTTPError as error:
-        raise _unavailable(benchmark, hub, "refuses them") from error
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise UsageError(_unavailable(name, hub, "refuses them", otherwise)) from error
     except (LocalEntryNotFoundError, httpx.HTTPError, ConnectionError) as error:
-        raise _unavailable(benchmark, hub, "cannot be reached") from error
+        raise InfrastructureFault(_unavailable(name, hub, "cannot be reached", otherwise)) from error
 
 
-def _unavailable(benchmark: Benchmark, hub: Hub, why: str) -> UsageError:
-    return UsageError(
-        f"the files of {benchmark.name} ({hub.repository}) cannot be downloaded: the hub {why}. Fetch them by other"
-        f" means ({benchmark.origin}), then: harness1 data import {benchmark.name} PATH --out FOLDER"
-    )
+def _unavailable(name: str, hub: Hub, why: str, otherwise: str) -> str:
+    return f"the files of {name} ({hub.repository}) cannot be downloaded: the hub {why}. {otherwise}"

@@ -100,7 +100,7 @@ def ensure_index(
     stage = Stage("index", {"source": source.fingerprint, "build": build_hash(config.index)})
     if not force and (done := _done(stage, out, whole)):
         return done
-    if out.exists() and {each.name for each in out.iterdir()} - {LOCK} and not _is_ours(out):
+    if out.exists() and any(map(_counts, out.iterdir())) and not _is_ours(out):
         raise CorpusError(f"{out} is not empty and holds no index: choose another folder")
     if not force:
         _refuse_other(source, out)
@@ -123,7 +123,7 @@ def add_to_index(source: Source, out: Path, config: Config, read: Read = read_si
     open_index(out)  # a folder without an index is refused before anything is written there
     with building(out):
         stage = Stage("index", {"base": open_index(out).info.index_hash, "added": source.fingerprint})
-        left_out, corpus = left_out_of(out), _corpus_of(out)
+        left_out, corpus = left_out_of(out), corpus_of(out)
         with _changing(stage, out), read(source) as (documents, progress):
             info = add_documents(documents, out, progress, config.machine, alone=True)
         return _finished(stage, out, info, left_out + len(source.problems), corpus)
@@ -138,7 +138,7 @@ def delete_from_index(ids: Sequence[str], out: Path, config: Config) -> IndexInf
     open_index(out)
     with building(out):
         stage = Stage("index", {"base": open_index(out).info.index_hash, "deleted": sorted(ids)})
-        left_out, corpus = left_out_of(out), _corpus_of(out)
+        left_out, corpus = left_out_of(out), corpus_of(out)
         with _changing(stage, out):
             info = delete_documents(map(DocId, ids), out, machine=config.machine, alone=True)
         return _finished(stage, out, info, left_out, corpus)
@@ -187,16 +187,22 @@ def _place(source: Source) -> str:
 
 
 def _refuse_other(source: Source, out: Path) -> None:
-    if (other := _corpus_of(out)) not in (None, _place(source)):
+    if (other := corpus_of(out)) not in (None, _place(source)):
         raise UsageError(f"{out} is the index of {other}: --force replaces it, --add adds to it")
 
 
-def _corpus_of(out: Path) -> str | None:
+def corpus_of(out: Path) -> str | None:
     """Return the corpus of an index; None if its card does not say."""
     card = read_stage(out)
     corpus = card.outputs.get(CORPUS) if card else None
     return corpus if isinstance(corpus, str) else None
 
 
+def _counts(path: Path) -> bool:
+    """Return whether a file makes a folder one that is not empty: not the lock, nor a card that is being written."""
+    return path.name != LOCK and not path.name.startswith(f".{STAGE}.")
+
+
 def _is_ours(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (STAGE, "CURRENT", "vectors"))
+    card = read_stage(folder)
+    return card.verb == "index" if card else any((folder / name).exists() for name in ("CURRENT", "vectors"))

@@ -16,6 +16,7 @@ from harness1.retrieval.corpus import Document
 
 MOST_LEFT_OUT = 10_000
 """Documents that may be left out; a corpus with more is not what it was taken for."""
+_KINDS = "nor is it world:SIZE, stdlib or BENCHMARK:PATH"
 
 
 def from_anywhere(spec: str) -> str:
@@ -59,7 +60,9 @@ def _opened(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool)
     name, place = _of_benchmark(spec)
     path = Path(place)
     if not path.exists():
-        raise UsageError(f"{place}: no such file or folder (nor is it world:SIZE, stdlib or BENCHMARK:PATH)")
+        rest = place.partition(":")[2]
+        hint = f"give the path alone: {rest}" if rest and Path(rest).exists() else _KINDS
+        raise UsageError(f"{place}: no such file or folder ({hint})")
     if name:
         from harness1.data.benchmarks.registry import BENCHMARKS
 

@@ -48,8 +48,10 @@ class Source:
             UsageError: there is no such split.
         """
         if split not in self.splits:
-            found = ", ".join(self.splits) or "none"
-            raise UsageError(f"{self.label or self.name} has no split {split!r}; it has: {found}")
+            where = self.label or self.name
+            if not self.splits:
+                raise UsageError(f"{where} has documents, but no questions whose evidence is known")
+            raise UsageError(f"{where} has no split {split!r}; it has: {', '.join(self.splits)}")
         return self.read_tasks(split)
 
     @property

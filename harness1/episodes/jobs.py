@@ -11,10 +11,12 @@ import msgspec
 
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
+from harness1.env.render.pieces import TokenCounter
 from harness1.env.verifiers.open import open_verifier
 from harness1.env.verifiers.protocol import Verifier
 from harness1.episodes.rollout import rollout
 from harness1.hashing import digest
+from harness1.models.formats.chat_format import ChatFormat
 from harness1.models.open import format_at
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.registry import needs_gold, open_policy
@@ -102,6 +104,13 @@ class EpisodeSetup:
         if self.reasoned:
             policy = ReasonedPolicy(policy)
         return in_student_format(policy, _student(self.student, self.config)) if self.student else policy
+
+
+def counted_with(counter: TokenCounter) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what the card of a run says of its counter: hashes, and the chat `format` if a model reads the tokens."""
+    if not isinstance(counter, ChatFormat):
+        return {"counter": counter.hash}, {}
+    return {"counter": counter.hash, "tokenizer": counter.tokenizer.hash}, {"format": counter.name}
 
 
 def ignore_depths(_: Depths) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness1.env.environment import SearchEnv
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
 from harness1.episodes.rollout import OnStep, rollout
 from harness1.hashing import digest
 from harness1.records import Episode, Task
@@ -53,9 +53,10 @@ def play_one(
     config = setup.config
     policy = setup.policy_for([EpisodeJob(task)])
     env = setup.environment(open_retriever(setup.retriever, config), policy)
-    hashes = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
-    stage = run_stage(config, setup.policy, hashes, absolute_index(setup.retriever), hashes)
-    out = out or Path("runs") / f"search-{digest(hashes)[:8]}"
+    names = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
+    hashes, chat = counted_with(env.counter)
+    stage = run_stage(config, setup.policy, names, absolute_index(setup.retriever), names | hashes, chat)
+    out = out or Path("runs") / f"search-{digest(names)[:8]}"
     stage = refuse_other_run(stage, out)
     with EpisodeStore(out) as store:
         before = lines_of(read_stage(out))

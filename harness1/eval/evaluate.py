@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config, Machine
+from harness1.data.indexing import corpus_of
 from harness1.data.open import from_anywhere
 from harness1.env.render.prompt import static_piece
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, ignore_depths
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, counted_with, ignore_depths
 from harness1.episodes.processes import run_episodes
 from harness1.errors import MALFORMED, UsageError
 from harness1.eval.outputs import output_names, write_outputs
@@ -26,7 +27,6 @@ from harness1.eval.scored_with import (
 )
 from harness1.eval.summary import summarise
 from harness1.hashing import digest, file_digest
-from harness1.models.formats.chat_format import ChatFormat
 from harness1.policy.registry import needs_gold
 from harness1.records import ChunkId, DocId, Episode, Status, Task
 from harness1.retrieval.index.index import EmbeddedIndex, open_index
@@ -38,6 +38,7 @@ from harness1.runs.files import writing
 from harness1.runs.folder import (
     METRICS,
     REPORT,
+    VIEW,
     clear_run,
     drop_leftovers,
     episodes_of,
@@ -107,9 +108,17 @@ class Evaluation:
             targets(task.task_id, task.gold, self.config.index.unit)
         if not is_engine(self.index) and not self._finds_gold(open_index(Path(self.index))):
             raise UsageError(
-                f"{self.index} holds no gold document of the first tasks of {self.dataset}: it is an index of another"
-                f" corpus, or qrels name documents that the corpus lacks (harness1 data check {self.dataset})"
+                f"{self.index} holds no gold document of the first tasks of {self.dataset}: {self._why_none()}"
             )
+
+    def _why_none(self) -> str:
+        """Return why an index may lack all gold: its card may say which corpus it is of."""
+        absent = f"qrels name documents that the corpus lacks (harness1 data check {self.dataset})"
+        corpus = corpus_of(Path(self.index))
+        if corpus is None:
+            return f"it is an index of another corpus, or {absent}"
+        ours = from_anywhere(self.dataset)
+        return absent if corpus in (ours, self.dataset) else f"it is an index of another corpus, {corpus}"
 
     def _finds_gold(self, index: EmbeddedIndex) -> bool:
         """Return whether an index contains anything that one of the first tasks asks for."""
@@ -135,12 +144,9 @@ class Evaluation:
             "reward": self.config.reward_hash,
             **names,
         }
-        hashes = {**names, "counter": env.counter.hash}
-        chat = {"tokenizer": self.student} if self.student else {}
-        if isinstance(env.counter, ChatFormat):
-            hashes["tokenizer"] = env.counter.tokenizer.hash
-            chat["format"] = env.counter.name
-        card = run_stage(self.config, self.policy, inputs, absolute_index(self.index), hashes, chat)
+        hashes, chat = counted_with(env.counter)
+        chat |= {"tokenizer": self.student} if self.student else {}
+        card = run_stage(self.config, self.policy, inputs, absolute_index(self.index), names | hashes, chat)
         return msgspec.structs.replace(card, outputs={**card.outputs, "source": from_anywhere(self.dataset)})
 
     def facts(self, stage: Stage) -> dict[str, Any]:
@@ -317,8 +323,9 @@ def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, 
     episodes = episodes_of(stage, out)
     metrics = summarise(episodes, tasks, evaluation.config, evaluation.seed, finished=True)
     encoded = write_outputs(out, episodes, tasks, evaluation.config, metrics)
-    # The report depends on the closed card, too: remove it first, in case this is interrupted.
-    (out / REPORT).unlink(missing_ok=True)
+    # The pages depend on the closed card, too: remove them first, in case this is interrupted.
+    for page in (REPORT, VIEW):
+        (out / page).unlink(missing_ok=True)
     notes: dict[str, Any] = {"trec_ids": "percent-encoded"} if encoded else {}
     notes |= {"episode_bytes": (out / EPISODES).stat().st_size, "metrics": file_digest(out / METRICS)}
     gates = {"missing": metrics["missing"], "failures": metrics["failures"]}

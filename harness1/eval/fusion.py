@@ -27,7 +27,7 @@ from harness1.retrieval.ordering import rrf
 from harness1.reward.composite import score
 from harness1.runs import provenance
 from harness1.runs.files import read_json, write_atomically, write_json
-from harness1.runs.folder import METRICS, REPORT, RESOURCES, TASKS, clear_run, refuse_other_run, run_stage
+from harness1.runs.folder import METRICS, REPORT, RESOURCES, TASKS, VIEW, clear_run, refuse_other_run, run_stage
 from harness1.runs.stage import Stage, under_way
 from harness1.runs.store import EPISODES, EpisodeStore
 
@@ -259,6 +259,7 @@ def _tell_taken(fusion: Fusion, runs: Sequence[RunView], out: Path) -> dict[str,
     )
     write_atomically(out / TASKS, table.encode())
     (out / REPORT).unlink(missing_ok=True)
+    (out / VIEW).unlink(missing_ok=True)
     return metrics
 
 

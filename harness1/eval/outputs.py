@@ -10,18 +10,19 @@ from typing import Any
 from urllib.parse import quote
 
 from harness1.config import Config
-from harness1.data.formats.trec import write_run
+from harness1.data.formats.trec import write_qrels, write_run
 from harness1.eval.csv_table import csv_table
 from harness1.eval.metrics import shown_documents
 from harness1.eval.resources import resources
 from harness1.eval.summary import task_metrics
 from harness1.hashing import text_digest
-from harness1.records import ChunkId, Episode, Status, Task, UnitId
+from harness1.records import ChunkId, DocId, Episode, Status, Task, UnitId
 from harness1.reward.outcome import delivered
 from harness1.runs.files import write_atomically, write_json
 from harness1.runs.folder import (
     CONFIG,
     CURATED,
+    ENCODED_QRELS,
     METRICS,
     POOL,
     PROVENANCE,
@@ -77,7 +78,19 @@ def write_outputs(
         folder.mkdir(exist_ok=True)
         for episode in of_one:
             write_json(folder / submission_name(episode.task.task_id), submission(episode))
+    (out / ENCODED_QRELS).unlink(missing_ok=True)
+    if encode:
+        write_qrels(out / ENCODED_QRELS, _judgements(tasks))
     return encode
+
+
+def _judgements(tasks: Mapping[str, Task]) -> dict[str, dict[DocId, int]]:
+    """Return the relevant documents of each task, their ids encoded as in the runs."""
+    golds = {task_id: task.gold.relevant for task_id, task in sorted(tasks.items()) if task.gold}
+    return {
+        _encoded(task_id): {DocId(_encoded(name)): grade for name, grade in found.items()}
+        for task_id, found in golds.items()
+    }
 
 
 def task_table(

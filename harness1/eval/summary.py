@@ -15,7 +15,7 @@ from harness1.errors import UsageError
 from harness1.eval.metrics import measure, metric_names
 from harness1.eval.model_use import model_use
 from harness1.eval.statistics import bootstrap_mean, bootstrap_means, finite_or_null, variance_components
-from harness1.records import STATUS_OF, Episode, Hashes, Status, StopReason, Task
+from harness1.records import STATUS_OF, Episode, Gold, Hashes, Status, StopReason, Task
 from harness1.reward.composite import composite
 from harness1.reward.outcome import Outcome, outcome
 
@@ -129,17 +129,18 @@ def _read(episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config
         if episode.status is Status.INFRA_ERROR:
             continue
         result = outcome(episode, tasks[task_id].gold)
-        run.samples[task_id].append(_measured(result, episode, tasks[task_id], config))
+        run.samples[task_id].append(measured(result, episode, tasks[task_id].gold, config))
         run.calls.update(result.calls)
     for task_id in tasks.keys() - run.met if finished else ():
-        nothing = _nothing(tasks[task_id], config)
-        run.samples[task_id].append(_measured(outcome(nothing, tasks[task_id].gold), nothing, tasks[task_id], config))
+        nothing, gold = _nothing(tasks[task_id], config), tasks[task_id].gold
+        run.samples[task_id].append(measured(outcome(nothing, gold), nothing, gold, config))
     return run
 
 
-def _measured(result: Outcome, episode: Episode, task: Task, config: Config) -> dict[str, float]:
+def measured(result: Outcome, episode: Episode, gold: Gold | None, config: Config) -> dict[str, float]:
+    """Return every metric of an episode that was scored with a configuration, whatever reward it recorded."""
     scored = msgspec.structs.replace(episode, reward=composite(result, episode, config))
-    return measure(result, scored, config.env, task.gold) | model_use(episode)
+    return measure(result, scored, config.env, gold) | model_use(episode)
 
 
 def _nothing(task: Task, config: Config) -> Episode:

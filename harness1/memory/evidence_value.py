@@ -246,7 +246,7 @@ class EvidenceValue(Forkable):
         table = np.zeros((len(self.numbers), len(FEATURES)))
         if not self.numbers:
             return table, Links(np.zeros(0), {}, {})
-        self._own(table, question)
+        by_question = self._own(table, question)
         place = np.argsort(-table @ _weights(table), kind="stable")
         strength = np.empty(len(table))
         strength[place] = 1 / (2 + np.arange(len(table)))
@@ -254,13 +254,12 @@ class EvidenceValue(Forkable):
         table[:, _AT["alike"]] = self.words.likeness(place[:COMPARED].tolist())
         found = links(list(self.numbers), self.texts, self.names, strength, question)
         table[:, _AT["link"]] = found.strengths
-        by_question = self._by_question()
         if by_question.any():
             table[:, _AT["fused"]] *= by_question | table[:, [_AT["link"], _AT["via"]]].any(axis=1)
         return table, found
 
-    def _own(self, table: NDArray[np.float64], question: Question) -> None:
-        """Write the features that each unit has by itself."""
+    def _own(self, table: NDArray[np.float64], question: Question) -> NDArray[np.bool_]:
+        """Write the features that each unit has by itself; return which units a search for the whole question found."""
         best, ranks, fused, title, via, semantic = np.frombuffer(self.own, np.float64).reshape(len(table), -1).T
         lowest = best[best > 0].min(initial=1.0)
         table[:, _AT["margin"]] = np.maximum(best - lowest, 0.0) / max(1 - lowest, 1e-9)
@@ -273,7 +272,7 @@ class EvidenceValue(Forkable):
         table[:, _AT["siblings"]] = titled * np.minimum(1.5, (together - ranks) / 3)
         masks = np.frombuffer(self.masks, np.int64)
         bits = _bits(masks, len(question.terms))
-        by_question = self._by_question()
+        by_question: NDArray[np.bool_] = best > 0
         # What the leads bring has other terms: it must not reorder what the question found.
         rarity = _rarity(bits[by_question] if by_question.any() else bits)
         cover = bits @ rarity
@@ -286,11 +285,7 @@ class EvidenceValue(Forkable):
             table[:, _AT["names"]] += (np.bitwise_and(masks, mask) == mask) / len(question.names)
         for number, value in self._named(question).items():
             table[number, _AT["named"]] = value
-
-    def _by_question(self) -> NDArray[np.bool_]:
-        """Return which units a search for the whole question found."""
-        best: NDArray[np.float64] = np.frombuffer(self.own).reshape(-1, 6)[:, 0]
-        return best > 0
+        return by_question
 
     def _named(self, question: Question) -> dict[int, float]:
         """Return how surely the question names units: less for a title that is part of a longer name in it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness1.memory.pool import Pool
 from harness1.records import Observation, Record, ToolCall
 
@@ -27,13 +29,18 @@ def history_line(turn: int, pool: Pool, call: ToolCall, observation: Observation
     return HistoryLine(turn, observation.tool, subject(call), returned, len(delta.new), curated)
 
 
+SUBJECTS = ("query", "queries", "pattern", "claim", "doc_id", "doc_ids", "add_ids", "remove_ids", "reasoning")
+"""Arguments that say what a call is about; the first that a call has."""
+
+
+def telling_argument(call: ToolCall) -> Any:
+    """Return the argument that says what a call is about, or an empty text."""
+    return next((value for key in SUBJECTS if (value := call.arguments.get(key))), "")
+
+
 def subject(call: ToolCall) -> str:
     """Return the argument that says what a call was about, cut to one short line."""
-    for key in ("query", "queries", "pattern", "claim", "doc_id", "doc_ids", "add_ids", "remove_ids", "reasoning"):
-        value = call.arguments.get(key)
-        if not value:
-            continue
-        if isinstance(value, list):
-            value = "; ".join(str(part)[:30] for part in value[:3])
-        return " ".join(str(value)[: 4 * SUBJECT_CHARACTERS].split())[:SUBJECT_CHARACTERS]
-    return ""
+    value = telling_argument(call)
+    if isinstance(value, list):
+        value = "; ".join(str(part)[:30] for part in value[:3])
+    return " ".join(str(value)[: 4 * SUBJECT_CHARACTERS].split())[:SUBJECT_CHARACTERS]

@@ -128,5 +128,5 @@ def _check_window(folder: Path, config: Config) -> None:
     if most is not None and config.env.context_window > most:
         raise ConfigError(
             f"env.context_window={config.env.context_window} is more than the {most} tokens that {folder.name} reads:"
-            " --config configs/small.toml fits 8,192"
+            " --config small fits 8,192"
         )

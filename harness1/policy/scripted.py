@@ -69,7 +69,7 @@ class ScriptedSession:
         brought = not set(best).isdisjoint(newest)
         if not self._pages or (brought and self._pages < PAGES and not self._waves and not is_late(view)):
             self._pages += 1
-            return Decision((search_call(view.query),), "Rank for the whole question.")
+            return Decision((search_call(view.query),), "Search for the whole question.")
         fan = FAN if "fan_out_search" in names else 1
         if not is_late(view) and (leads := self._leads(view, fan)):
             return Decision((search_call(*leads),), f"Follow {', '.join(leads)[:200]}.")

@@ -15,7 +15,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.env.environment import env_hash
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.model_folder import folder_hash
@@ -57,6 +57,7 @@ class Learning:
         base: the folder of the model that training begins with.
         index_hashes: the hashes of the indexes that the setups search.
         make_rows: makes rows of groups; given in experiments.
+        datasets: the datasets of the tasks, by absolute paths, and their `split`; the card of the episodes names them.
     """
 
     tasks: Sequence[PlacedTask]
@@ -70,6 +71,8 @@ class Learning:
     wandb: str = ""
     index_hashes: Sequence[str] = ()
     make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl, config.env))
+    datasets: Sequence[str] = ()
+    split: str = ""
 
     def check(self) -> None:
         """Check everything that can be checked before a model is loaded.
@@ -160,8 +163,11 @@ def learn(
 def run_card(work: Learning, chat: ChatFormat) -> Stage:
     """Return the card of the episodes of a training: they form a run, which can be replayed and viewed."""
     first = work.setups[0]
-    hashes = {"env": env_hash(work.config.env), "counter": chat.hash, "tokenizer": chat.tokenizer.hash}
-    return run_stage(work.config, first.policy, {}, absolute_index(first.retriever), hashes, {"format": chat.name})
+    counted, spoken = counted_with(chat)
+    hashes = {"env": env_hash(work.config.env), **counted}
+    card = run_stage(work.config, first.policy, {}, absolute_index(first.retriever), hashes, spoken)
+    played = {"datasets": list(work.datasets), "split": work.split} if work.datasets else {}
+    return msgspec.structs.replace(card, outputs={**card.outputs, **played})
 
 
 def _ensure_checkpoint(work: Learning, learner: Learner) -> None:

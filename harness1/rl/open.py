@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness1.config import Config, Learn
-from harness1.data.open import open_source
+from harness1.data.open import from_anywhere, open_source
 from harness1.data.source import Source
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeSetup
@@ -56,6 +56,7 @@ def learning_on_tasks(
     base = resolve_model(ModelSpec.read(learn.model).model)
     hashes = [open_retriever(index, config).info.index_hash for index in indexes]
     work = Learning(*choice, setups, base, out, config, _device(config), index_hashes=hashes)
+    work = replace(work, datasets=[from_anywhere(data) for data in learn.data], split=learn.split)
     return work, _players(setups, learn.model, base, out / WEIGHTS, policy)
 
 

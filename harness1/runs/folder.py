@@ -26,13 +26,15 @@ RESOURCES = "resources.json"
 TASKS = "tasks.csv"
 CURATED = "curated.trec"
 POOL = "pool.trec"
+ENCODED_QRELS = "qrels.trec"
 SUBMISSION = "browsecomp_plus"
 CONFIG = "config.toml"
 PROVENANCE = "provenance.json"
 REPORT = "report.html"
+VIEW = "view.html"
 
 _OF_SAMPLES = ("curated.sample*.trec", "pool.sample*.trec")
-_DERIVED = (METRICS, RESOURCES, TASKS, CURATED, POOL, CONFIG, PROVENANCE, REPORT, *_OF_SAMPLES)
+_DERIVED = (METRICS, RESOURCES, TASKS, CURATED, POOL, ENCODED_QRELS, CONFIG, PROVENANCE, REPORT, VIEW, *_OF_SAMPLES)
 _SUBMISSIONS = (SUBMISSION, f"{SUBMISSION}.sample*")
 """Patterns of the files that are made from a run's episodes."""
 
@@ -101,7 +103,8 @@ def run_config(folder: Path) -> tuple[Config, str]:
     """
     stage = read_stage(folder)
     if stage is None or stage.verb != "run":
-        raise UsageError(f"{folder} is not a run folder: it has no stage.json of a run")
+        why = "it has no stage.json of a run" if folder.exists() else "there is no such folder"
+        raise UsageError(f"{folder} is not a run folder: {why}")
     try:
         return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
     except (KeyError, *MALFORMED, ConfigError) as error:

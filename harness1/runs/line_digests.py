@@ -84,10 +84,8 @@ def checked_lines(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tu
     said = lines_of(stage)
     fold, plain = "", 0
     for number, line in lines:
-        body, found = without_digest(line.removesuffix(b"\n"))
+        body, found = checked_line(line, said.key, f"{path}:{number}")
         plain += not found
-        if found and found != _digest_of(body, said.key):
-            raise SchemaError(f"{path}:{number}: this line was changed, or was recorded in another run")
         if said.undigested is not None and plain > said.undigested:
             raise SchemaError(f"{path}:{number}: this line has lost its digest")
         fold = _folded(fold, found or body)
@@ -98,6 +96,14 @@ def checked_lines(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tu
             f"{path} or its card was changed after the run had ended: lines were lost, added or moved, or"
             " the card was edited"
         )
+
+
+def checked_line(line: bytes, key: str, place: str) -> tuple[bytes, bytes]:
+    """Return a line without its digest, and the digest; raise SchemaError, which names the place, if they differ."""
+    body, found = without_digest(line.removesuffix(b"\n"))
+    if found and found != _digest_of(body, key):
+        raise SchemaError(f"{place}: this line was changed, or was recorded in another run")
+    return body, found
 
 
 def undigested_lines(path: Path) -> int:

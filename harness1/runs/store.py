@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -13,8 +14,8 @@ from harness1.errors import SchemaError
 from harness1.records import Episode, EpisodeKey, ModelCall, Turn, decode_episode, encode_episode
 from harness1.runs.files import replacing
 from harness1.runs.journal import Journal, read_lines, to_bytes, unpacked
-from harness1.runs.line_digests import checked_lines, lines_of, with_digest
-from harness1.runs.stage import read_stage
+from harness1.runs.line_digests import checked_line, checked_lines, lines_of, with_digest
+from harness1.runs.stage import read_raw_stage, read_stage
 
 EPISODES = "episodes.jsonl"
 TOKENS = "tokens.bin"
@@ -65,6 +66,27 @@ def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) ->
             yield _attach(episode, folder)
         except SchemaError as error:
             raise SchemaError(f"{path}:{number}: {error}") from error
+
+
+def read_appended(folder: Path, start: int, most: int) -> Iterator[tuple[int, int, Episode]]:
+    """Yield the episodes of a run that is under way from a byte on: where each begins and ends, and the episode. A last
+    line that is not whole yet is left for later.
+
+    Args:
+        most: the number of episodes to read.
+
+    Raises:
+        SchemaError: a line is not an episode, or was changed after it was recorded.
+    """
+    path, key = folder / EPISODES, lines_of(read_raw_stage(folder)).key
+    with path.open("rb") as lines:
+        lines.seek(start)
+        for line in islice(lines, most):
+            if not line.endswith(b"\n"):
+                return
+            body, _ = checked_line(line, key, f"{path}, byte {start}")
+            yield start, start + len(line), _attach(decode_episode(body), folder)
+            start += len(line)
 
 
 def rewrite_episodes(folder: Path, scored: Callable[[Episode], Episode]) -> None:

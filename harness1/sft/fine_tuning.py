@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -34,6 +35,7 @@ from harness1.train.trainer import Trainer
 from harness1.train.trl_trainer import saved_step, train_with_trl
 from harness1.train.validation import Best, evenly_spaced
 
+OnPart = Callable[[str], None]
 VERB = "sft train"
 STATE = Path("state", "state.pt")
 
@@ -97,8 +99,14 @@ class FineTuning:
         return (self.out / CHECKPOINT).is_file() and self.stage().is_done(self.out)
 
 
-def fine_tune(work: FineTuning, on_step: StepListener, group: ProcessGroup = ALONE) -> Checkpoint:
+def fine_tune(
+    work: FineTuning, on_step: StepListener, group: ProcessGroup = ALONE, on_part: OnPart = lambda _: None
+) -> Checkpoint:
     """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run.
+
+    Args:
+        on_part: called with what is at work between two steps, and with the tokens done within a step; TRL's trainer
+            shows its own bar.
 
     Raises:
         UsageError: as `FineTuning.student`, or the folder holds something else or cannot be written.
@@ -121,7 +129,7 @@ def fine_tune(work: FineTuning, on_step: StepListener, group: ProcessGroup = ALO
         if work.trainer == "trl":
             done = _train_with_trl(work, card, group, on_step)
         else:
-            done = _Run(work, student, card, group).run(on_step)
+            done = _Run(work, student, card, group, on_part).run(on_step)
     if group.leads:
         stage.write(work.out, status="finished", outputs={"step": done.step, "metrics": done.metrics})
     return done
@@ -165,9 +173,11 @@ def _open_log(work: FineTuning, group: ProcessGroup, begun: int) -> TrainLog:
 class _Run:
     """The loop of our own trainer and its state."""
 
-    def __init__(self, work: FineTuning, student: Student, card: Checkpoint, group: ProcessGroup) -> None:
+    def __init__(
+        self, work: FineTuning, student: Student, card: Checkpoint, group: ProcessGroup, on_part: OnPart
+    ) -> None:
         train = work.config.train
-        self.work, self.card, self.group, self.train = work, card, group, train
+        self.work, self.card, self.group, self.train, self.on_part = work, card, group, train, on_part
         self.rows = RowFile(work.dataset / TRAIN)
         held_out = RowFile(work.dataset / HELD_OUT)
         self.order = list(shuffled_steps(len(self.rows), train.batch_rows, train.epochs, train.seed))
@@ -188,7 +198,7 @@ class _Run:
                 self._validate(log, on_step)
             for places in () if self._stops() else islice(self.order, begun, None):
                 started = time.perf_counter()
-                values = self.trainer.step([self.rows[place] for place in places])
+                values = self.trainer.step([self.rows[place] for place in places], self._tell)
                 values["seconds"] = time.perf_counter() - started
                 values["tokens"] = float(sum(self.rows.lengths[place] for place in places))
                 step = self.trainer.step_count
@@ -207,6 +217,7 @@ class _Run:
 
     def _validate(self, log: TrainLog, on_step: StepListener) -> None:
         """Validate, and write a checkpoint if it is the best so far."""
+        self.on_part("measuring on held-out tasks")
         metrics = self.group.broadcast(self.validation.validate(self.trainer))
         if not metrics:
             return
@@ -216,6 +227,9 @@ class _Run:
         # The untrained model is logged, but is not a checkpoint.
         if self.trainer.step_count and self.best.take(metrics):
             self._write(metrics)
+
+    def _tell(self, done: int, of: int) -> None:
+        self.on_part(f"{done:,} of {of:,} tokens of step {self.trainer.step_count + 1}")
 
     def _stops(self) -> bool:
         return 0 < self.train.watch.patience <= self.best.stale

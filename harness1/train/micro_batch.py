@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from harness1.models.transformers.causal_model import Dtype
+from harness1.models.transformers.causal_model import Dtype, output_head
 from harness1.rows.row import TrainRow
 
 if TYPE_CHECKING:
@@ -25,12 +25,10 @@ class MicroBatch:
     """[rows, longest]."""
     attention: Tensor | None
     """[rows, longest], 1 for a token, 0 for padding; None without padding."""
-    kept: Tensor
-    """[kept], ascending: the columns whose logits predict a trained token of some row."""
     row: Tensor
     """[trained]: the row of each trained token."""
     column: Tensor
-    """[trained]: the index in `kept` of the column that predicts the token."""
+    """[trained]: the column whose logits predict the token: the one before its own."""
     targets: Tensor
     """[trained]: its id."""
     weights: Tensor
@@ -80,7 +78,6 @@ def collate(rows: Sequence[TrainRow], device: str | torch.device = "cpu") -> Mic
     if not trained or any(place == 0 for _, place in trained):
         raise ValueError("a micro-batch needs trained tokens, none of them the first of its row")
     row_of, place_of = torch.tensor(trained).T
-    kept, column = torch.unique(place_of - 1, return_inverse=True)
     logprobs = None
     if all(row.rollout_logprobs is not None for row in rows):
         recorded = [(rows[at].rollout_logprobs or ())[place] for at, place in trained]
@@ -88,9 +85,8 @@ def collate(rows: Sequence[TrainRow], device: str | torch.device = "cpu") -> Mic
     return MicroBatch(
         ids=ids.to(device),
         attention=None if bool(attention.all()) else attention.to(device),
-        kept=kept.to(device),
         row=row_of.to(device),
-        column=column.to(device),
+        column=(place_of - 1).to(device),
         targets=ids[row_of, place_of].to(device),
         weights=torch.tensor([_weight(rows[at], place) for at, place in trained], device=device),
         token_weights=torch.tensor([rows[at].token_weight for at, _ in trained], device=device),
@@ -108,13 +104,19 @@ def precision(model: PreTrainedModel, dtype: Dtype) -> AbstractContextManager[An
 def trained_distributions(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Return the log probabilities of the vocabulary at each trained token, [trained, vocabulary] in float32.
 
-    Logits are computed nowhere else: for a long context they would cost more than the layers."""
+    Logits are computed nowhere else: for a long context they would cost more than the layers. A hook on the head
+    selects them, so that what a model does behind its head (caps, scales) is kept."""
     import torch
 
-    logits = model(
-        input_ids=batch.ids, attention_mask=batch.attention, use_cache=False, logits_to_keep=batch.kept
-    ).logits
-    return torch.log_softmax(logits[batch.row, batch.column].float(), -1)
+    def trained(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (given[0][batch.row, batch.column][None],)
+
+    handle = output_head(model).register_forward_pre_hook(trained)
+    try:
+        logits = model(input_ids=batch.ids, attention_mask=batch.attention, use_cache=False).logits
+    finally:
+        handle.remove()
+    return torch.log_softmax(logits[0].float(), -1)
 
 
 def of_targets(distributions: Tensor, batch: MicroBatch) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +58,13 @@ class Trainer:
         if train.checkpointing:
             _forget_activations(model)
 
-    def step(self, rows: Sequence[TrainRow]) -> dict[str, float]:
+    def step(
+        self, rows: Sequence[TrainRow], on_tokens: Callable[[int, int], None] = lambda _done, _of: None
+    ) -> dict[str, float]:
         """Take one optimizer step and return its loss, gradient norm (before clipping), rate and trained tokens.
+
+        Args:
+            on_tokens: called after each backward pass of this process with the tokens done and those of all its rows.
 
         If all rows have log probabilities of the rollout, add `OffPolicyMetrics` of the weights before the step.
         """
@@ -69,11 +74,14 @@ class Trainer:
         total = torch.zeros((), device=self.model.device)
         known = all(row.rollout_logprobs is not None for row in rows)
         off_policy = OffPolicyMetrics(self.algorithm, self.model.device) if known else None
+        done, of = 0, sum(len(row.token_ids) for row in rows) // self.group.size
         for batch in self._passes(rows):
             with _within_memory(self.train.micro_tokens):
                 loss = self._loss(batch, off_policy) / normaliser
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
+            done = min(of, done + (batch.ids.numel() if batch.attention is None else int(batch.attention.sum())))
+            on_tokens(done, of)
         self.group.add_up(total)
         for parameter in self.parameters:
             if parameter.grad is None:

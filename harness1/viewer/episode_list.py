@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, zip_longest
+from zlib import crc32
 
 import msgspec
 
 from harness1.config import Config
 from harness1.errors import UsageError
+from harness1.eval.failure import failure_class
 from harness1.records import Episode, Gold, RewardRecord, Status
 from harness1.reward.composite import composite
-from harness1.reward.outcome import Outcome, outcome
-from harness1.viewer.failure import failure_class
+from harness1.reward.outcome import Outcome, delivered, outcome
 
 QUERY_CHARACTERS = 300
 """Limit of the query in a row; the episode has all of it."""
@@ -43,6 +44,8 @@ class EpisodeRow(msgspec.Struct, frozen=True, array_like=True):
     """True if the file contains the episode itself."""
     problem: str | None = None
     """The reason why it cannot be replayed exactly."""
+    delivered: int = 0
+    """A checksum of the set of delivered units, equal for equal sets."""
 
 
 class Scored(msgspec.Struct, frozen=True):
@@ -85,6 +88,7 @@ def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem
         reward=None if reward is None else round(reward.total, 4),
         tokens=sum(turn.prompt_tokens for turn in episode.turns),
         problem=problem,
+        delivered=crc32("\n".join(sorted(delivered(episode))).encode()),
     )
 
 
@@ -103,11 +107,26 @@ def in_order(rows: Sequence[EpisodeRow]) -> list[int]:
     return [place for task in chain.from_iterable(pairs) if task is not None for place in tasks[task]]
 
 
-def with_room(order: Sequence[int], sizes: Sequence[int], room: int) -> set[int]:
-    """Return the places whose sizes fit into the room, taken in order; those that do not fit are skipped."""
+def with_room(
+    order: Iterable[int],
+    sizes: Sequence[tuple[int, Sequence[int]]],
+    passage_size: Callable[[int], int],
+    room: int,
+) -> set[int]:
+    """Return the places that fit into the room, taken in order; those that do not fit are skipped.
+
+    Args:
+        sizes: for each place, its own size and the passages that it needs, which count once for all.
+        passage_size: the size of a passage.
+    """
     held: set[int] = set()
+    there: set[int] = set()
     for place in order:
-        if sizes[place] <= room:
+        own, passages = sizes[place]
+        new = set(passages) - there
+        size = own + sum(map(passage_size, new))
+        if size <= room:
             held.add(place)
-            room -= sizes[place]
+            there |= new
+            room -= size
     return held

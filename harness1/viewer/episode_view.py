@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -15,8 +17,9 @@ from harness1.episodes.replay import difference_between, replay_env
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.models.tokenizer import Tokenizer
 from harness1.records import Episode, Gold, Hit, Note, Observation, RewardRecord, Turn, UnitId
-from harness1.reward.outcome import targets
-from harness1.viewer.memory_change import EvidenceGrowth, StateView, change, tag_number
+from harness1.reward.outcome import Targets, targets
+from harness1.viewer.evidence_chain import EvidenceChain
+from harness1.viewer.memory_change import StateView, change, tag_number
 from harness1.viewer.sent_prompt import SentPrompts
 from harness1.viewer.tables import Tables
 
@@ -30,6 +33,7 @@ class EpisodeView:
         env: the configuration of the recorded environment.
         gold: the gold of its task, if known.
         tokenizer: the tokenizer of its model, if it can be loaded.
+        titles: of gold units, by id, for those that no search found.
 
     Attributes:
         tables: filled while turns are made.
@@ -37,13 +41,18 @@ class EpisodeView:
     """
 
     def __init__(
-        self, episode: Episode, env: Env, gold: Gold | None = None, tokenizer: Tokenizer | None = None
+        self,
+        episode: Episode,
+        env: Env,
+        gold: Gold | None = None,
+        tokenizer: Tokenizer | None = None,
+        titles: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.episode, self.gold = episode, gold
+        self.episode, self.gold, self._titles = episode, gold, titles
         self.tables = Tables()
         self.problem: str | None = None
         self._prompts = SentPrompts(episode, self.tables, tokenizer)
-        self._growth = EvidenceGrowth()
+        self._chain = EvidenceChain()
         try:
             self._twin: SearchEnv | None = replay_env(episode, env)
         except (ConfigError, SchemaError) as error:
@@ -53,16 +62,15 @@ class EpisodeView:
         """Return everything about the episode except for data shared by its run."""
         episode = self.episode
         turns = list(self._turns())
-        graph: list[Any] = []
+        gold = self._gold()
+        chain = self._chain.as_json(self._relevant(), self.tables)
         if self._twin is not None:
-            memory = self._twin.state.memory
-            graph = self._growth.as_json(memory, self.tables)
-            self.tables.name_handles(memory.pool)
+            self.tables.name_handles(self._twin.state.memory.pool)
         return {
             "query": episode.task.query,
             "turns": turns,
-            "gold": self._gold(),
-            "graph": graph,
+            "gold": gold,
+            "chain": chain,
             "delivered": [[self.tables.unit(each.unit_id), tag_number(each.tag)] for each in episode.curated],
             "hidden": [[self.tables.unit(name), self.tables.unit(twin)] for name, twin in episode.aliases.items()],
             "pool": [self.tables.unit(each) for each in episode.pool],
@@ -81,6 +89,8 @@ class EpisodeView:
         for turn in self.episode.turns:
             context = self._twin.state.context if self._twin is not None else None
             before = StateView.at(self._twin.state.memory) if self._twin is not None else None
+            if self._twin is not None:
+                self._chain.see(self._twin.state.memory)
             shown = self._recorded(turn) | self._context(turn, context)
             if self._twin is not None and before is not None and self._replayed(turn, self._twin):
                 shown |= self._memory(turn, before, self._twin)
@@ -124,7 +134,6 @@ class EpisodeView:
 
     def _memory(self, turn: Turn, before: StateView, twin: SearchEnv) -> Viewed:
         memory = twin.state.memory
-        self._growth.note(before, memory, turn.index)
         if turn.observation is None:
             return {"curated": self._curated(twin)}
         now = StateView.at(memory)
@@ -133,6 +142,26 @@ class EpisodeView:
             "sizes": [before.sizes, now.sizes],
             "curated": self._curated(twin),
         }
+
+    def _relevant(self) -> Iterator[UnitId]:
+        """Yield what was ever curated, then the gold that was seen."""
+        for turn in self.episode.turns:
+            if turn.observation is not None:
+                yield from turn.observation.delta.auto_populated
+                yield from turn.observation.delta.added
+        seen = set(self.episode.pool)
+        yield from (unit for unit in sorted(self._wanted) if unit in seen)
+
+    @cached_property
+    def _wanted(self) -> frozenset[UnitId]:
+        try:
+            return frozenset[UnitId]().union(*self._targets.relevant)
+        except UsageError:
+            return frozenset()
+
+    @property
+    def _targets(self) -> Targets:
+        return targets(self.episode.task.task_id, self.gold, self.episode.unit)
 
     def _curated(self, twin: SearchEnv) -> list[list[int]]:
         ranked = twin.state.memory.curated.ranked()
@@ -143,13 +172,14 @@ class EpisodeView:
         hits = []
         for hit in seen.hits:
             unit = self._unit_of(hit)
-            hits.append([tables.chunk(hit, unit), tables.text(hit.text, unit), round(hit.score, 4), hit.tokens])
+            hits.append([tables.passage(hit, unit), round(hit.score, 4), hit.tokens])
         return {
             "tool": seen.tool,
             "hits": hits,
             "rankings": [
                 {
                     "query": ranking.query,
+                    "names": self._chain.names_in(ranking.query, tables),
                     "chunks": [tables.known_chunk(name) for name in ranking.chunk_ids],
                     "before": [tables.known_chunk(name) for name in ranking.pre_rerank_ids],
                 }
@@ -171,9 +201,11 @@ class EpisodeView:
     def _gold(self) -> Viewed | None:
         """Return the targets, each as the units that satisfy it, or None if the gold is unknown."""
         try:
-            wanted = targets(self.episode.task.task_id, self.gold, self.episode.unit)
+            wanted = self._targets
         except UsageError:
             return None
+        for each in sorted(self._wanted):
+            self.tables.name_unit(each, self._titles.get(each, ""))
         answers = set(wanted.answer)
         return {
             "targets": [

@@ -10,8 +10,6 @@ from harness1.memory.working_memory import WorkingMemory
 from harness1.records import TAGS, Delta, Tag, UnitId
 from harness1.viewer.tables import Tables
 
-MOST_BRIDGES = 60
-"""Limit of entities in the graph of an episode; those in most documents are kept."""
 LISTED_BRIDGES = 40
 """Limit of new bridges of a turn that are listed; the others are counted."""
 
@@ -91,26 +89,3 @@ def _bridges(before: StateView, now: StateView, memory: WorkingMemory, tables: T
         return {}
     listed = [[names[key], [tables.unit(each) for each in memory.evidence.units[key]]] for key in new[:LISTED_BRIDGES]]
     return {"bridges": listed, "bridges_total": len(new)}
-
-
-class EvidenceGrowth:
-    """The turns of an episode in which entities were linked to documents."""
-
-    def __init__(self) -> None:
-        self._links: dict[str, list[tuple[UnitId, int]]] = {}
-
-    def note(self, before: StateView, memory: WorkingMemory, turn: int) -> None:
-        """Add the links of a turn."""
-        for size, keys in memory.evidence.levels.items():
-            for key in keys:
-                if (known := before.bridges.get(key, 0)) < size:
-                    links = self._links.setdefault(key, [])
-                    links += [(each, turn) for each in memory.evidence.units[key][known:]]
-
-    def as_json(self, memory: WorkingMemory, tables: Tables) -> list[Any]:
-        """Return `[entity, [[unit, turn], ...]]` for the entities in the most documents at the end."""
-        keys = sorted(self._links, key=lambda key: (-len(self._links[key]), memory.evidence.names[key]))
-        return [
-            [memory.evidence.names[key], [[tables.unit(each), turn] for each, turn in self._links[key]]]
-            for key in keys[:MOST_BRIDGES]
-        ]

@@ -18,20 +18,24 @@ SCRIPTS = (
     "dom.js",
     "data.js",
     "route.js",
+    "fold.js",
     "documents.js",
     "list.js",
     "runs.js",
+    "pairs.js",
     "context.js",
     "result.js",
     "memory.js",
-    "graph.js",
+    "chain.js",
     "reward.js",
     "strip.js",
     "episode.js",
     "beside.js",
     "curves.js",
     "training.js",
+    "session.js",
     "keys.js",
+    "live.js",
     "main.js",
 )
 """Scripts in the order of their imports."""
@@ -56,6 +60,6 @@ def script() -> str:
     return '"use strict";\n(() => {\n' + "\n".join(bodies) + "})();\n"
 
 
-def page(title: str, index: Any, tags: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
-    """Yield the document in pieces; `tags` are the names and contents of its data."""
-    return render("page.html", title=title, styles=STYLES, index=index, script=script(), tags=tags)
+def page(title: str, index: Any, tags: Iterable[tuple[str, str]] = (), live: bool = False) -> Iterator[str]:
+    """Yield the document in pieces; `tags` are the names and contents of its data. A `live` page may ask its server."""
+    return render("page.html", title=title, styles=STYLES, index=index, script=script(), tags=tags, live=live)

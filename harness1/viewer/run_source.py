@@ -11,19 +11,18 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config
-from harness1.data.open import open_source
 from harness1.env.render.prompt import static_piece
 from harness1.errors import MALFORMED, UsageError
+from harness1.eval.known_gold import KnownGold, known_gold
 from harness1.eval.metrics import HEADLINE
-from harness1.eval.scored_with import has_other_gold
 from harness1.models.files.fetch import resolve_model
 from harness1.models.formats.harmony_vocabulary import HarmonyVocabulary
 from harness1.models.open import HARMONY, ModelSpec, is_model
 from harness1.models.tokenizer import Tokenizer, open_tokenizer
-from harness1.records import Gold
 from harness1.runs.folder import METRICS, run_config
 from harness1.runs.stage import Stage, read_stage
 from harness1.tools.registry import Toolbox
+from harness1.viewer.gold_titles import gold_titles
 
 
 @dataclass
@@ -31,7 +30,7 @@ class RunSource:
     """The data to view the episodes of one run. It can be sent to a worker process.
 
     Attributes:
-        golds: by task id; empty if the dataset cannot be opened.
+        titles: of gold units, by id (see `gold_titles`).
         notes: one line for everything that is missing, with the consequences for the reader.
     """
 
@@ -39,8 +38,9 @@ class RunSource:
     name: str
     config: Config
     stage: Stage
-    golds: Mapping[str, Gold]
+    gold: KnownGold
     notes: list[str] = field(default_factory=list)
+    titles: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path) -> RunSource:
@@ -53,9 +53,10 @@ class RunSource:
         config, _ = run_config(folder)
         stage = read_stage(folder)
         assert stage is not None
-        notes: list[str] = []
-        golds = _golds(stage, notes)
-        run = cls(folder, folder.resolve().name, config, stage, golds, notes)
+        gold = known_gold(stage)
+        notes = list(gold.notes)
+        titles = gold_titles(stage, gold, config.index.unit)
+        run = cls(folder, folder.resolve().name, config, stage, gold, notes, titles)
         if run._has_tokens and run.tokenizer is None:
             notes.append(
                 "The tokenizer of its model could not be loaded: prompts are shown as pieces of the context, and"
@@ -131,25 +132,3 @@ class RunSource:
             return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         except (OSError, *MALFORMED):
             return {}
-
-
-def _golds(stage: Stage, notes: list[str]) -> dict[str, Gold]:
-    """Return the gold of a run's tasks from the dataset that its card names, or {} and a note with the reason."""
-    spec = stage.outputs.get("source") or stage.inputs.get("dataset")
-    split = stage.inputs.get("split")
-    if not spec or not split:
-        notes.append("Its card names no dataset: there are no gold marks and no recall.")
-        return {}
-    try:
-        source = open_source(str(spec))
-        tasks = source.tasks(str(split))
-    except (UsageError, OSError) as error:
-        notes.append(f"Its dataset cannot be opened ({error}): there are no gold marks and no recall.")
-        return {}
-    wanted = set(stage.inputs.get("tasks") or [task.task_id for task in tasks])
-    if "tasks" in stage.inputs and has_other_gold(stage, {task.task_id: task for task in tasks}):
-        notes.append("Its gold has changed since it was scored: marks and recall are of the new gold, rewards are not.")
-    golds = {task.task_id: task.gold for task in tasks if task.gold is not None and task.task_id in wanted}
-    if source.secret_answers:
-        return {task_id: msgspec.structs.replace(gold, answers=()) for task_id, gold in golds.items()}
-    return golds

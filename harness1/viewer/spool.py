@@ -18,21 +18,25 @@ AHEAD = 2
 """Items in progress per worker: enough to keep it busy, and a bound on memory."""
 
 
+Place = tuple[int, int]
+"""Offset and size in bytes."""
+
+
 class Spool:
-    """Texts in a temporary file."""
+    """Bytes in a temporary file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
 
-    def put(self, text: str) -> tuple[int, int]:
-        """Store an ASCII text; return its offset and size in bytes."""
-        place = self._file.seek(0, os.SEEK_END)
-        return place, self._file.write(text.encode("ascii"))
+    def put(self, data: bytes) -> Place:
+        """Store some bytes and return their place."""
+        offset = self._file.seek(0, os.SEEK_END)
+        return offset, self._file.write(data)
 
-    def get(self, place: int, size: int) -> str:
-        """Return a stored text."""
-        self._file.seek(place)
-        return self._file.read(size).decode("ascii")
+    def get(self, offset: int, size: int) -> bytes:
+        """Return the bytes at a place."""
+        self._file.seek(offset)
+        return self._file.read(size)
 
 
 def mapped(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:

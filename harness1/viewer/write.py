@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from harness1.errors import SchemaError, UsageError
+from harness1.errors import UsageError
+from harness1.eval.failure import MEANINGS
 from harness1.records import TAGS, Episode, EpisodeKey
 from harness1.runs.files import replacing
-from harness1.runs.store import EPISODES, read_episodes
-from harness1.viewer.episode_list import EpisodeRow, in_order, row_of, scored, with_room
-from harness1.viewer.episode_view import EpisodeView
-from harness1.viewer.failure import MEANINGS
+from harness1.viewer.episode_list import EpisodeRow, in_order, with_room
+from harness1.viewer.gather import made_episodes
 from harness1.viewer.page_file import deflated, page
+from harness1.viewer.pairs import Measured, pairs
+from harness1.viewer.passages import NUMBER_BYTES, Passages
 from harness1.viewer.run_source import RunSource
-from harness1.viewer.spool import Spool, mapped
+from harness1.viewer.sessions import held_sessions, is_recording
+from harness1.viewer.spool import Place, Spool
 from harness1.viewer.training import is_training, training_card
 
 TAG_BYTES = 80
 """Upper limit of a script tag without its content."""
-BATCH = 16
-"""Episodes that are sent to a worker process at a time, along with their run."""
-WORTH_A_POOL = 4_000_000
-"""Minimum bytes of episodes for which worker processes are worth starting."""
 Listener = Callable[[int], None]
 
 
@@ -62,114 +58,112 @@ class Written:
     problems: int
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """A viewed episode in the spool, and the numbers of its passages."""
+
+    place: Place
+    passages: Sequence[int]
+
+    @property
+    def size(self) -> int:
+        return self.place[1] + NUMBER_BYTES * len(self.passages) + TAG_BYTES
+
+
 @dataclass
 class _Gathered:
-    """The rows of all runs, and the places of their episodes in the spool (None if not requested)."""
+    """The rows of all runs, and their episodes (None if not requested)."""
 
     spool: Spool
+    passages: Passages
     rows: list[EpisodeRow] = field(default_factory=list)
-    places: list[tuple[int, int] | None] = field(default_factory=list)
+    episodes: list[_Stored | None] = field(default_factory=list)
     shared: list[str] = field(default_factory=list)
 
 
-class _Made(msgspec.Struct):
-    """An episode processed by a worker."""
-
-    key: EpisodeKey
-    row: EpisodeRow
-    blob: str | None = None
-    shared: dict[str, str] = {}
-
-
 def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -> Written:
-    """Write one file with the runs and trainings of some folders, replacing an earlier file atomically.
+    """Write one file with the runs, trainings and recordings of some folders, replacing an earlier file atomically.
 
     Args:
         on_episode: called with the number of episodes replayed so far.
 
     Raises:
-        UsageError: a folder holds neither, an id is unknown, or the file cannot be written.
+        UsageError: a folder holds none of these, an id is unknown, or the file cannot be written.
         SchemaError: a record is damaged.
         InfrastructureFault: a worker process died.
     """
     trainings = [training_card(folder) for folder in asked.folders if is_training(folder)]
-    runs = [RunSource.open(folder) for folder in asked.folders if not is_training(folder)]
+    recordings = [folder for folder in asked.folders if is_recording(folder)]
+    runs = [RunSource.open(folder) for folder in asked.folders if not is_training(folder) and folder not in recordings]
+    sessions = held_sessions(recordings, asked.max_bytes // 2)
     names = [training["name"] for training in trainings]
-    title = " · ".join([*(run.name for run in runs), *names])
+    title = " · ".join([*(run.name for run in runs), *names, *(folder.resolve().name for folder in recordings)])
     index = {
         "columns": EpisodeRow.__struct_fields__,
         "runs": [run.card for run in runs],
         "trainings": names,
+        "sessions": [row for row, _ in sessions],
         "tags": TAGS,
         "classes": MEANINGS,
     }
-    with tempfile.TemporaryFile() as file:
-        found = _Gathered(Spool(file))
-        for number, run in enumerate(runs):
-            _gather(run, number, asked, found, on_episode)
+    with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as texts:
+        found = _Gathered(Spool(file), Passages(Spool(texts)))
+        measured = [_gather(run, number, asked, found, on_episode) for number, run in enumerate(runs)]
         _refuse_unknown(asked, found.rows)
+        index["pairs"] = pairs(runs, measured)
         curves = [deflated(training) for training in trainings]
+        fixed = [("r", found.shared), ("t", curves), ("s", [text for _, text in sessions])]
         empty = sum(len(part.encode()) for part in page(title, index | {"rows": found.rows}))
-        held = _held(found, asked.max_bytes - empty - sum(len(text) + TAG_BYTES for text in [*found.shared, *curves]))
+        used = sum(len(text) + TAG_BYTES for _, tags in fixed for text in tags)
+        held = _held(found, asked.max_bytes - empty - used)
         rows = [msgspec.structs.replace(row, held=at in held) for at, row in enumerate(found.rows)]
-        _write(out, page(title, index | {"rows": rows}, _tags(found, held, curves)))
+        _write(out, page(title, index | {"rows": rows}, _tags(found, held, fixed)))
     problems = sum(row.problem is not None for row in rows)
     return Written(out, out.stat().st_size, len(held), len(rows) - len(held), problems)
 
 
-def _held(found: _Gathered, room: int) -> set[int]:
-    """Return the places of the episodes that fit into a number of bytes."""
-    asked = [place for place in in_order(found.rows) if found.places[place] is not None]
-    return with_room(asked, [place[1] + TAG_BYTES if place else 0 for place in found.places], room)
-
-
-def _gather(run: RunSource, number: int, asked: Asked, found: _Gathered, on_episode: Listener) -> None:
-    """Replay the episodes of one run; the last episode of a key counts."""
+def _gather(run: RunSource, number: int, asked: Asked, found: _Gathered, on_episode: Listener) -> Measured:
+    """Replay the episodes of one run and return their metrics; the last episode of a key counts."""
     latest: dict[EpisodeKey, int] = {}
+    measured: dict[EpisodeKey, dict[str, float]] = {}
     shared: dict[str, str] = {}
-    items = ((episode, asked.wants(episode)) for episode in read_episodes(run.folder))
-    batches = mapped(partial(_batch, run, number), iter(lambda: list(islice(items, BATCH)), []), _workers(asked, run))
-    for made in chain.from_iterable(batches):
+    for made in made_episodes(run, number, asked.wants, asked.workers):
         shared |= made.shared
-        place = found.spool.put(made.blob) if made.blob is not None else None
+        measured[made.key] = made.measured
+        stored = None
+        if made.data is not None:
+            stored = _Stored(found.spool.put(made.data.encode()), found.passages.numbers(made.passages))
         if made.key in latest:
-            found.rows[latest[made.key]], found.places[latest[made.key]] = made.row, place
+            found.rows[latest[made.key]], found.episodes[latest[made.key]] = made.row, stored
             continue
         latest[made.key] = len(found.rows)
         found.rows.append(made.row)
-        found.places.append(place)
+        found.episodes.append(stored)
         on_episode(len(found.rows))
     found.shared.append(deflated(run.shared(shared)))
+    return measured
 
 
-def _batch(run: RunSource, number: int, items: Sequence[tuple[Episode, bool]]) -> list[_Made]:
-    return [_made(run, number, item) for item in items]
+def _held(found: _Gathered, room: int) -> set[int]:
+    """Return the places of the episodes that fit into a number of bytes."""
+    asked = [place for place in in_order(found.rows) if found.episodes[place] is not None]
+    whole = sum(stored.size for stored in found.episodes if stored is not None)
+    # Sizes of single passages are upper limits: together they may fit where they seem not to.
+    if whole < room:
+        whole += sum(len(block) + TAG_BYTES for block in found.passages.blocks(_used(found, asked)))
+        if whole <= room:
+            return set(asked)
+    sizes = [(stored.size, stored.passages) if stored else (0, ()) for stored in found.episodes]
+    return with_room(asked, sizes, found.passages.size, room)
 
 
-def _made(run: RunSource, number: int, item: tuple[Episode, bool]) -> _Made:
-    """Score an episode, and replay and compress it if requested."""
-    episode, wanted = item
-    gold = run.golds.get(episode.task.task_id)
-    result = scored(episode, gold, run.config)
-    row = partial(row_of, episode, number, result, run.tools)
-    if not wanted:
-        return _Made(episode.key, row(None))
-    view = EpisodeView(episode, run.config.env, gold, run.tokenizer)
-    try:
-        data = view.as_json(result.reward)
-    except SchemaError as error:
-        return _Made(episode.key, row(str(error)))
-    # Old records lack token counts and get those of the replay.
-    tokens = sum(turn["tokens"] for turn in data["turns"])
-    counted = msgspec.structs.replace(row(view.problem), tokens=tokens)
-    return _Made(episode.key, counted, deflated(data), view.tables.shared)
-
-
-def _workers(asked: Asked, run: RunSource) -> int:
-    path = run.folder / EPISODES
-    if path.is_file() and path.stat().st_size < WORTH_A_POOL:
-        return 1
-    return asked.workers or os.cpu_count() or 1
+def _used(found: _Gathered, held: Iterable[int]) -> list[int]:
+    """Return the passages of some episodes, each once, in order of first use."""
+    used: dict[int, None] = {}
+    for place in held:
+        if (stored := found.episodes[place]) is not None:
+            used.update(dict.fromkeys(stored.passages))
+    return list(used)
 
 
 def _refuse_unknown(asked: Asked, rows: Sequence[EpisodeRow]) -> None:
@@ -178,13 +172,20 @@ def _refuse_unknown(asked: Asked, rows: Sequence[EpisodeRow]) -> None:
         raise UsageError(f"no run has {', '.join(map(repr, sorted(unknown)[:5]))}: give ids from the list")
 
 
-def _tags(found: _Gathered, held: Collection[int], trainings: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the content of each tag of data."""
-    for name, texts in (("r", found.shared), ("t", trainings)):
+def _tags(
+    found: _Gathered, held: Collection[int], fixed: Iterable[tuple[str, Sequence[str]]]
+) -> Iterator[tuple[str, str]]:
+    """Yield the name and the content of each tag of data. That of an episode has two parts: its data, and the numbers
+    of its passages."""
+    for name, texts in fixed:
         yield from ((f"{name}{number}", text) for number, text in enumerate(texts))
-    for at, place in enumerate(found.places):
-        if at in held and place is not None:
-            yield f"e{at}", found.spool.get(*place)
+    used = _used(found, sorted(held))
+    numbers = {number: at for at, number in enumerate(used)}
+    yield from ((f"p{number}", text) for number, text in enumerate(found.passages.blocks(used)))
+    for at in sorted(held):
+        if (stored := found.episodes[at]) is not None:
+            passages: Any = [numbers[number] for number in stored.passages]
+            yield f"e{at}", f"{found.spool.get(*stored.place).decode()},{deflated(passages)}"
 
 
 def _write(out: Path, parts: Iterable[str]) -> None:

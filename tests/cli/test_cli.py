@@ -51,6 +51,12 @@ def test_a_live_search_shows_actions_the_set_and_where_the_record_lies(folder: P
     assert "recorded in shown" in shown
 
 
+def test_a_search_that_finds_nothing_says_what_to_do(folder: Path) -> None:
+    shown = harness1("search", "zyxwv", "--index", "world", "--out", "nothing", cwd=folder).stdout
+    assert "No document was found: ask in words that the documents use." in shown
+    assert "to look at it: harness1 view nothing" in shown
+
+
 def test_searches_share_a_folder_only_under_one_configuration(folder: Path) -> None:
     def run_of(*extra: str) -> str:
         found = harness1("search", "Who founded it?", "--index", "world", "--json", *extra, cwd=folder)

@@ -43,6 +43,13 @@ def test_a_pipe_gets_plain_tables_that_fit_a_terminal(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("runs")
+def test_a_narrow_pipe_cuts_no_number(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    ended = command("compare", "one", "two")
+    assert re.search(r"curated_recall +0\.750 +0\.250 +-0\.500 +-1\.000 to \+0\.000 +1\.000\n", ended.out)
+
+
+@pytest.mark.usefixtures("runs")
 def test_links_lead_into_the_viewer_file_that_is_named(command: Command) -> None:
     ended = command("compare", "one", "two", "--view", "both.html")
     assert "t1: both.html#0/t1-0,1/t1-0" in ended.out

@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from harness1.cli.dashboard import (
+    ECHO,
     REFRESHES,
     EvaluationBoard,
     TrainingBoard,
@@ -108,7 +109,7 @@ def test_no_line_is_wider_than_the_terminal_and_nothing_is_lost(width: int, enco
         board = TrainingBoard(LONG, "batch", NAMES, console, clock, hidden=True)
         training(board.listen)
     lines = drawn(board, console)
-    assert {cell_len(line) for line in lines} == {width}
+    assert {cell_len(line) for line in lines} == {width - ECHO}
     assert len(lines) <= 14
     text = " ".join(" ".join(line.strip("│| ") for line in lines).split())
     words = (
@@ -183,6 +184,36 @@ def test_the_time_that_validations_take_is_in_the_time_left() -> None:
             clock.now += 20.0
             board.listen(step, 10, {"held_out/loss": 1.0})
     assert "sft: step 5 of 10; 1 per minute; 0:05:00 left; loss 1" in file.getvalue()
+
+
+def test_what_is_loaded_and_compiled_once_does_not_spoil_the_time_left() -> None:
+    console, file = pipe()
+    clock = Clock()
+    with EvaluationBoard("run", GOLDS, console=console, clock=clock) as board:
+        board.begin(0, 1000)
+        for number, seconds in enumerate((20.0, 5.0, *[0.1] * 98)):
+            clock.now += seconds
+            board.episode(episode(f"t{number}"))
+    first, *_, last = file.getvalue().splitlines()
+    assert "left" not in first
+    assert "100 of 1,000 episodes; 600 per minute; 0:01:30 left" in last
+
+
+def test_what_is_at_work_within_a_step_is_shown() -> None:
+    console, file = pipe()
+    clock = Clock()
+    with TrainingBoard("sft", "step", ("loss",), console=console, clock=clock) as board:
+        board.listen(0, 3, {})
+        board.doing("1,000 of 4,000 tokens of step 1")
+        clock.now += 11.0
+        board.doing("2,000 of 4,000 tokens of step 1")
+        assert any("now" in line and "2,000 of 4,000 tokens" in line for line in drawn(board, console))
+        board.listen(1, 3, {"loss": 2.0})
+    lines = file.getvalue().splitlines()
+    assert lines == [
+        "sft: step 0 of 3; 2,000 of 4,000 tokens of step 1",
+        "sft: step 1 of 3; loss 2",
+    ]
 
 
 def test_validations_are_said_in_lines_that_stay() -> None:

@@ -127,6 +127,15 @@ def test_a_check_names_the_damaged_file_and_block(folder: Path) -> None:
     assert (missing.returncode, "is not an index" in missing.stderr) == (2, True)
 
 
+def test_no_index_is_built_over_a_run(folder: Path) -> None:
+    info("old.jsonl", "--out", "of-run", cwd=folder)
+    assert harness1("search", "sun", "--index", "of-run", "--out", "kept", cwd=folder).returncode == 0
+    for force in ((), ("--force",)):
+        done = harness1("index", "old.jsonl", "--out", "kept", *force, cwd=folder)
+        assert (done.returncode, "kept is not empty and holds no index" in done.stderr) == (2, True), done.stderr
+    assert harness1("replay", "kept", cwd=folder).stdout.startswith("1 episode,")
+
+
 def test_the_reading_of_an_index_is_said_where_it_is_not_english(folder: Path) -> None:
     write_corpus(folder / "ja.jsonl", tower="東京タワーは1958年に完成した。", fuji="富士山は日本の山である。")
     said = [

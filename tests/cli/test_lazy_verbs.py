@@ -36,10 +36,22 @@ def test_a_line_in_the_list_is_what_the_verb_says_of_itself(verb: Verb) -> None:
     assert verb.get_short_help_str(1000) == verb.load().get_short_help_str(1000)
 
 
+def test_no_line_in_the_list_is_cut() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness1", "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    words = " ".join(done.stdout.split())
+    for name, verb in app.commands.items():
+        assert f"{name} {verb.help}" in words
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["rl", "--help"], ["sft"], ["serch"]], ids=" ".join)
 def test_the_list_of_verbs_imports_none_of_them(arguments: list[str]) -> None:
     modules = loaded_by(*arguments)
-    assert {name for name in modules if name.startswith("harness1.cli.")} == {"harness1.cli.main"}
+    assert {name for name in modules if name.startswith("harness1.cli.")} == {
+        "harness1.cli.main",
+        "harness1.cli.interrupt",
+    }
     assert not modules & {"numpy", "numba", "msgspec", "rich.console"}
 
 

@@ -24,12 +24,14 @@ from harness1.rows.calls import calls_of
 from harness1.runs.line_digests import finish
 from harness1.runs.stage import read_stage
 from harness1.runs.store import EpisodeStore, read_episodes
+from harness1.viewer.episode_view import EpisodeView
+from harness1.viewer.run_source import RunSource
 from tests.cli.commands import Command, command_in_process
 from tests.support import hear_interrupts
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import tokenizer, vocabulary
 
-CONFIG = str(Path(__file__).parent.parent.parent / "configs" / "small.toml")
+CONFIG = "small"
 SETTINGS = (
     *("policy.constrained=true", "policy.format=compact", "env.max_turns=3", "env.generation_reserve=128"),
     *("env.context_window=2176", "machine.model.device=cpu", "machine.model.cache_tokens=8192", "machine.bootstrap=50"),
@@ -108,6 +110,18 @@ def test_a_search_by_a_local_model_is_recorded_token_by_token(searched: Path) ->
     assert card["status"] == "finished"
 
 
+def test_a_search_by_a_local_model_is_viewed_as_it_was_sent(harness1: Command, searched: Path) -> None:
+    ended = harness1("view", "run", "--out", "run.html")
+    assert ended.code == 0, ended.err
+    source = RunSource.open(searched)
+    assert source.tokenizer is not None
+    assert not any("tokenizer" in note for note in source.notes)
+    (episode,) = read_episodes(searched)
+    shown = EpisodeView(episode, source.config.env, None, source.tokenizer).as_json(None)
+    said = next(iter(calls_of(episode)))
+    assert shown["turns"][0]["calls"][0]["output"] == source.tokenizer.decode(said.output_ids)
+
+
 def test_a_search_prints_one_object_and_is_the_same_with_the_same_seed(harness1: Command) -> None:
     def found(out: str, *options: str) -> dict[str, object]:
         ended = harness1(*search(out, "hf:model", "--json", *options))
@@ -128,7 +142,7 @@ def test_a_search_prints_one_object_and_is_the_same_with_the_same_seed(harness1:
 def test_the_tokens_of_a_run_are_computed_again(harness1: Command, searched: Path) -> None:
     ended = harness1("replay", "run", "--model", "model")
     assert ended.code == 0, ended
-    assert ended.out.startswith("1 episodes, ")
+    assert ended.out.startswith("1 episode, ")
     assert "sampled tokens: log probabilities differ by at most" in ended.out
     shown = json.loads(harness1("replay", "run", "--model", "model", "--json").out)
     (episode,) = read_episodes(searched)

@@ -16,8 +16,8 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from harness1.cli.live import show_result, watcher
-from harness1.cli.printing import print_json, put, say
+from harness1.cli.live import Watcher, show_result
+from harness1.cli.printing import print_json, program, put, say
 from harness1.cli.terminal import Terminal
 from harness1.episodes.rollout import rollout
 from harness1.policy.baselines import RuleSession
@@ -149,7 +149,7 @@ def test_a_live_episode_shows_hostile_text_and_goes_on() -> None:
     chunks = [chunk(f"d{text}", f"river {text}", f"river {text}" * 9), chunk("e", f"river {text}")]
     env = make_env(chunks=chunks)
     console, file = terminal()
-    episode = run(rollout(env, Hostile(), Task("t", text), on_step=watcher(env, console)))
+    episode = run(rollout(env, Hostile(), Task("t", text), on_step=Watcher(env, console)))
     show_result(env, episode, console)
     assert not acting(file.getvalue())
     assert "turn 1 [/x] [red]a[/]" in file.getvalue()
@@ -200,3 +200,16 @@ def test_a_delivered_document_is_shown_with_its_id_beside_its_title() -> None:
     show_result(env, run(rollout(env, policy, Task("t", "river"))), console)
     assert "Rivers  notes/danube.md" in file.getvalue()
     assert "rhine.txt  rhine.txt" not in file.getvalue()
+
+
+def test_the_program_is_named_as_the_shell_finds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed = tmp_path / "bin" / "harness1"
+    installed.parent.mkdir()
+    installed.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.argv", [str(installed)])
+    assert program() == str(installed)
+    monkeypatch.setenv("PATH", str(installed.parent))
+    assert program() == "harness1"
+    monkeypatch.setattr("sys.argv", [str(PACKAGE / "__main__.py")])
+    assert program() == "harness1"

@@ -46,12 +46,12 @@ def command(monkeypatch: pytest.MonkeyPatch, home: Path) -> Command:
 def test_a_profile_is_shown_by_tool(command: Command, home: Path) -> None:
     ended = command("taught", "--out", "shown", "--policy", "random")
     assert ended.exit_code == 0, ended.exception
-    assert "turns tried by random" in ended.stdout
+    assert "Turns tried by random" in ended.stdout
     assert "Everything is in shown." in ended.stdout
     turns = sum(len(each.turns) for each in latest_episodes(home / "taught").values())
     assert len(read_pivots(home / "shown")) == turns
-    row = next(line for line in ended.stdout.splitlines() if "all " in line and str(turns) in line)
-    assert "│" in row
+    row = next(line for line in ended.stdout.splitlines() if line.startswith("all "))
+    assert str(turns) in row.split()
 
 
 def test_a_profile_prints_one_object_of_its_counts_and_is_not_made_twice(command: Command, home: Path) -> None:

@@ -8,12 +8,14 @@ import pytest
 
 from harness1.runs.stage import read_stage
 from harness1.runs.store import read_episodes
+from harness1.viewer.episode_list import scored
+from harness1.viewer.run_source import RunSource
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, WORLD, save_student
 
-RL = Path(__file__).parent.parent.parent / "configs" / "rl" / "small.toml"
+RL = "rl/small"
 FEW = ("rl.groups=2", "rl.samples=2", "rl.batches=2", "train.watch.tasks=2", "policy.format_retries=0")
-OPTIONS = ["--config", str(RL), *(word for setting in (*SHORT, *FEW) for word in ("--set", setting))]
+OPTIONS = ["--config", RL, *(word for setting in (*SHORT, *FEW) for word in ("--set", setting))]
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def train(*options: str, data: str = WORLD, model: str = "hf:model", out: str = 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["rl", "train", "--config", str(RL), "--set", "machine.learn.out="], "give --data, --model and --out"),
+        (["rl", "train", "--config", RL, "--set", "machine.learn.out="], "give --data, --model and --out"),
         (train(data="nowhere"), "nowhere"),
         (train(model="openai:gpt@http://localhost:1"), "gives no token ids"),
         (train(model="hf:nothing"), "nothing"),
@@ -75,6 +77,11 @@ def test_a_policy_that_never_acts_has_nothing_to_learn_from(harness1: Command, h
     assert {str(episode.status) for episode in played} == {"policy_error"}
     replayed = harness1("replay", "hopeless/episodes", "--json")
     assert replayed.code == 0, replayed.err
+    viewed = harness1("view", "hopeless/episodes", "--out", "view.html")
+    assert viewed.code == 0, viewed.err
+    source = RunSource.open(home / "hopeless" / "episodes")
+    assert source.notes == []
+    assert all(scored(episode, source.gold.of(episode.task), source.config).outcome for episode in played)
 
 
 def test_a_folder_of_something_else_is_left_alone(harness1: Command, home: Path) -> None:

@@ -16,7 +16,7 @@ from harness1.train.log import read_log, validation_values
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, SMALL, WORLD, save_student
 
-OPTIONS = ["--config", str(SMALL), *(word for setting in SHORT for word in ("--set", setting))]
+OPTIONS = ["--config", SMALL, *(word for setting in SHORT for word in ("--set", setting))]
 GATES = ["--set", "sft.gates.recall=0", "--set", "sft.gates.near=1", "--set", "sft.held_out=0.25"]
 TRAIN = [
     word

@@ -17,7 +17,7 @@ from harness1.data import indexing
 from harness1.data.indexing import add_to_index, delete_from_index, ensure_index, index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
-from harness1.errors import UsageError
+from harness1.errors import CorpusError, UsageError
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.dense.vectors import Progress
 from harness1.retrieval.index.build import build_index
@@ -104,6 +104,15 @@ def test_who_waits_says_so_once_and_uses_what_was_built(tmp_path: Path) -> None:
         os.waitpid(child, 0)
     assert open_index(Path(index)).info.documents == 20
     assert said == [f"waiting for another process that indexes {SMALL.name}"]
+
+
+def test_a_card_that_another_process_is_writing_is_no_foreign_file(tmp_path: Path) -> None:
+    (tmp_path / ".stage.json.7").touch()
+    assert ensure_index(SMALL, tmp_path, CONFIG).documents == 20
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".hidden").touch()
+    with pytest.raises(CorpusError, match="holds no index"):
+        ensure_index(SMALL, tmp_path / "other", CONFIG)
 
 
 @pytest.mark.service

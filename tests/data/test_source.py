@@ -25,7 +25,7 @@ def test_a_jsonl_file_has_documents_only(tmp_path) -> None:
     path.write_text('{"id": "a", "title": "T", "text": "x"}\n')
     source = open_source(str(path))
     assert (source.kind, source.splits, list(source.documents())) == ("jsonl", (), [DOCUMENT])
-    with pytest.raises(UsageError, match="no split 'test'; it has: none"):
+    with pytest.raises(UsageError, match="has documents, but no questions whose evidence is known"):
         source.tasks("test")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,7 +17,7 @@ from harness1.policy.registry import open_policy
 from harness1.records import Task, ToolCall
 from tests.support import END, Script, call, curate, make_env, play, recount, run, search, text_of, wide_corpus
 
-CONFIG = Path(__file__).parent.parent.parent / "configs" / "transcript.toml"
+CONFIG = "transcript"
 ENV = load_config(CONFIG).env
 WORLD = wide_corpus(60)
 QUERIES = ("river castle", "bridge king", "Paris London", "Rome Ada", "engine program", "poet town", "war rain")

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from harness1.config import Config, load_config
+from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval import evaluate as evaluating
@@ -154,6 +155,23 @@ def test_an_index_of_another_corpus_is_refused_before_anything_runs(index: str, 
     some = [*tasks[:19], SOURCE.tasks("train")[19]]
     replace(other, tasks=some).check()
     replace(other, index="http://nowhere.example").check()
+
+
+def test_qrels_of_absent_documents_are_told_from_the_index_of_another_corpus(tmp_path: Path) -> None:
+    settings = load_config(None, ["machine.workers=1"])
+    for name in ("here", "elsewhere"):
+        (tmp_path / name / "qrels").mkdir(parents=True)
+        (tmp_path / name / "corpus.jsonl").write_text(f'{{"_id": "{name}", "title": "", "text": "A text."}}\n')
+        (tmp_path / name / "queries.jsonl").write_text('{"_id": "q", "text": "Which?"}\n')
+        (tmp_path / name / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\tabsent\t1\n")
+    index = tmp_path / "index"
+    ensure_index(open_source(str(tmp_path / "here")), index, settings)
+    tasks = [Task("q", "Which?", "test", Gold({DocId("absent"): 1}))]
+    ours = Evaluation(str(tmp_path / "here"), "test", tasks, str(index), "random", settings)
+    with pytest.raises(UsageError, match=r"tasks of .*here: qrels name documents that the corpus lacks"):
+        ours.check()
+    with pytest.raises(UsageError, match=r"elsewhere: it is an index of another corpus, .*here$"):
+        replace(ours, dataset=str(tmp_path / "elsewhere")).check()
 
 
 def test_facts_are_looked_up_by_their_chunks(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from harness1.eval.summary import summarise
 from harness1.records import (
     STATUS_OF,
     Curated,
+    DocId,
     Episode,
     Gold,
     Hashes,
@@ -124,8 +125,15 @@ def test_ids_that_hold_white_space_are_encoded_without_becoming_one(tmp_path: Pa
     assert written(tmp_path, [finished("t 1", units, units)], {"t 1": task("t 1")})
     ((name, ranked),) = read_run(tmp_path / "curated.trec")
     assert (name, [unit for unit, _ in ranked]) == ("t%201", ["a%20b", "a%2520b", "a%C2%A0b", "%"])
+    # The judgements to score it with have the same ids.
+    first, *_ = (tmp_path / "qrels.trec").read_text().splitlines()
+    assert first == "t%201 0 a 1"
+    spaced = msgspec.structs.replace(task("t 1"), gold=Gold({DocId("a b"): 2}))
+    written(tmp_path, [finished("t 1", units, units)], {"t 1": spaced})
+    assert (tmp_path / "qrels.trec").read_text() == "t%201 0 a%20b 2\n"
     assert not written(tmp_path, [finished("t%201", ["a%20b"])], {"t%201": task("t%201")})
     assert read_run(tmp_path / "curated.trec") == [("t%201", [("a%20b", 1.0)])]
+    assert not (tmp_path / "qrels.trec").exists()
 
 
 def test_the_table_has_a_line_for_every_task() -> None:

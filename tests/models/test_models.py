@@ -153,7 +153,7 @@ def test_a_window_that_the_model_does_not_have_is_refused_before_it_is_loaded(fo
     for kind in ("hf", "vllm"):
         said = complaint(f"{kind}:{folder}", Config())
         assert said.startswith("env.context_window=32768 is more than the 4096 tokens")
-    assert "configs/small.toml" in said
+    assert "--config small" in said
 
 
 def test_settings_that_do_not_fit_a_model_are_refused(folder: Path) -> None:

@@ -453,7 +453,7 @@ def test_a_server_that_answers_something_else_is_one_line_and_an_exit_code(
     ended, asked = searched(lambda _: (status, body), index, tmp_path / "run", monkeypatch, *options)
     assert (ended, len(asked)) == (code, 1 if code == 2 else 2)
     line = capsys.readouterr().err.strip()
-    assert line.startswith("harness1: http://")
+    assert line.startswith("harness1: http://" if code == 2 else "harness1: the episode is invalid: http://")
     assert says in line
     assert "\n" not in line
     assert "sk-secret" not in line

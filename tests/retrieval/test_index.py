@@ -228,12 +228,12 @@ def test_a_path_that_cannot_be_a_folder_is_a_clear_error(tmp_path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(CorpusError, match="cannot build an index"):
             build_index(corpus("sun"), path, SETTINGS)
-        with pytest.raises(CorpusError, match="is not an index; build one"):
+        with pytest.raises(CorpusError, match="is not an index; one is built"):
             open_index(path)
 
 
 def test_what_is_no_index_says_what_to_run(tmp_path) -> None:
-    with pytest.raises(CorpusError, match=r"is not an index; build one there with: harness1 index"):
+    with pytest.raises(CorpusError, match=r"is not an index; one is built there by: harness1 index SOURCE --out"):
         open_index(tmp_path / "absent")
 
 

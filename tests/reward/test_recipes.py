@@ -30,8 +30,8 @@ def test_a_given_weight_holds_against_the_recipe_in_any_order(tmp_path: Path) ->
 
 
 def test_a_recipe_that_is_asked_for_takes_the_place_of_a_file_that_spells_out_another() -> None:
-    paper = Path(__file__).parents[2] / "configs" / "paper.toml"
-    assert load_config(paper, ["reward.recipe=robust"]) == structs.replace(load_config(paper), reward=ROBUST.reward)
+    published = load_config("paper", ["reward.recipe=robust"])
+    assert published == structs.replace(load_config("paper"), reward=ROBUST.reward)
 
 
 def test_recipes_are_told_apart_by_their_hash() -> None:

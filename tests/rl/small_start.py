@@ -14,7 +14,7 @@ SHORT = (
     *("rl.groups=8", "rl.batches=8", "train.watch.every=8", "train.watch.tasks=60", "train.save_every=0"),
 )
 FEW = ("rl.groups=4", "rl.samples=4", "rl.batches=2", "train.watch.every=0", "train.watch.tasks=10")
-SETTINGS = ["--config", str(MICRO), *(word for setting in (*SHORT, *FEW) for word in ("--set", setting)), "--json"]
+SETTINGS = ["--config", MICRO, *(word for setting in (*SHORT, *FEW) for word in ("--set", setting)), "--json"]
 """Of a command that trains for two small batches."""
 
 

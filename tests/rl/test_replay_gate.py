@@ -59,7 +59,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def settings(temperature: float, *overrides: str) -> Config:
     chosen = [f"policy.temperature={temperature}", "policy.constrained=true", "env.max_turns=3", *SHORT, *overrides]
-    return load_config(ROOT / "configs" / "small.toml", ["env.rendering.order=epoch", "machine.concurrency=6", *chosen])
+    return load_config("small", ["env.rendering.order=epoch", "machine.concurrency=6", *chosen])
 
 
 class Brief(Compact):

@@ -25,9 +25,9 @@ from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy
 from harness1.records import Episode, Status, Task
 from harness1.rows.merging import prefix_merging
+from harness1.rows.proxy_record import ABANDONED, RecordedCall, read_calls, read_records
 from harness1.runs.stage import read_stage
 from harness1.serve.proxy.chat_upstream import ChatUpstream
-from harness1.serve.proxy.record import ABANDONED, RecordedCall, read_calls, read_records
 from harness1.serve.service import ServiceLimits
 from tests.http.test_http_client import replying
 from tests.proxying import (

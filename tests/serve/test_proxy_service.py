@@ -18,9 +18,9 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.formats.chat_format import ChatFormat, Ids
 from harness1.models.formats.chat_messages import messages_of
 from harness1.records import ModelCall, Sampling, ToolCall
+from harness1.rows.proxy_record import ABANDONED, RecordedCall, Recorder, read_records
 from harness1.serve.proxy.chat import Called, ChatMessage
 from harness1.serve.proxy.openai_dialect import OPENAI
-from harness1.serve.proxy.record import ABANDONED, RecordedCall, Recorder, read_records
 from harness1.serve.proxy.rendering import prompt_of, text_of_output
 from harness1.serve.proxy.service import ProxyService
 from harness1.serve.service import ServiceLimits

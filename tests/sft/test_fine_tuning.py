@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,7 +36,7 @@ from tests.tiny_models import save_tiny_model
 from tests.vocabularies import tokenizer, vocabulary
 
 WORLD = "world:60"
-SMALL = Path(__file__).parent.parent.parent / "configs" / "sft" / "small.toml"
+SMALL = "sft/small"
 SHORT = (
     *("env.max_turns=4", "env.context_window=1536", "env.generation_reserve=64", "env.compression.sentences=1"),
     *("env.search.hits=2", "env.auto_populate.documents=2", "machine.workers=1", "machine.bootstrap=50"),
@@ -300,10 +301,10 @@ def test_a_diverged_training_keeps_the_best_until_then(
 ) -> None:
     step = Trainer.step
 
-    def diverging(self: Trainer, rows: Any) -> dict[str, float]:
+    def diverging(self: Trainer, rows: Any, *more: Any) -> dict[str, float]:
         if self.step_count == 3:
             raise Diverged("training diverged at step 4")
-        return step(self, rows)
+        return step(self, rows, *more)
 
     monkeypatch.setattr(Trainer, "step", diverging)
     with pytest.raises(Diverged):
@@ -313,6 +314,15 @@ def test_a_diverged_training_keeps_the_best_until_then(
     assert stage is not None
     assert (card.step, stage.status) == (2, "interrupted")
     assert held_out_loss(tmp_path, place) == pytest.approx(card.metrics["nll"], abs=1e-5)
+
+
+def test_what_is_at_work_is_told_with_the_tokens_within_a_step(place: Place, tmp_path: Path) -> None:
+    told: list[str] = []
+    fine_tune(tuning(place, tmp_path, msgspec.structs.replace(QUICK, epochs=1)), silent, on_part=told.append)
+    assert told[0] == "measuring on held-out tasks"
+    within = [re.fullmatch(r"([\d,]+) of ([\d,]+) tokens of step 1", each) for each in told]
+    last = [each for each in within if each][-1]
+    assert last[1] == last[2]
 
 
 def test_a_checkpoint_can_be_trained_further_and_gets_its_own_cards(

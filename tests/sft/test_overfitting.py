@@ -30,7 +30,7 @@ from tests.vocabularies import CHATML, vocabulary
 
 WORLD = "world:60"
 SOURCE = open_source(WORLD)
-SMALL = Path(__file__).parent.parent.parent / "configs" / "sft" / "small.toml"
+SMALL = "sft/small"
 SHORT = (
     *("env.max_turns=4", "env.context_window=1024", "env.generation_reserve=160", "env.compression.sentences=1"),
     *(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -60,7 +58,7 @@ def test_a_rerendered_episode_equals_the_one_collected_for_the_student(name: str
 
 def test_where_the_student_has_no_room_the_episode_ends() -> None:
     policy = Script(search("river"), search("war " * 2000), search("king"), END)
-    env = load_config(Path("configs/small.toml")).env
+    env = load_config("small").env
     whole = recorded(policy, env)
     assert whole.status is Status.COMPLETED
     scored = msgspec.structs.replace(whole, reward=RewardRecord(1.0))

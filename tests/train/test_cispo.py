@@ -31,7 +31,7 @@ from harness1.train.algorithm import Algorithm, make_algorithm
 from harness1.train.cispo import LOG_RATIO_LIMIT, Cispo, DoubleSided, PolicyGradient, Reinforce
 from harness1.train.micro_batch import MicroBatch, collate, trained_logprobs
 from tests.tiny_models import VOCABULARY, save_tiny_model
-from tests.train.test_micro_batch import LENGTHS, WholeLogits, plain_logprobs, predicting_positions
+from tests.train.test_micro_batch import LENGTHS, hidden_gradients, plain_logprobs, predicting_positions
 from tests.train.test_trainer import SMALL, distance, gradient_of
 
 NARROW: tuple[PolicyGradient, ...] = (Cispo(0.5, 1.5), DoubleSided(0.5, 1.5), Reinforce())
@@ -289,19 +289,10 @@ def test_rows_of_turns_and_of_chains_have_the_same_gradient(
     assert distance(found, expected) < 1e-6
 
 
-def logit_gradients(model: PreTrainedModel, rows: Sequence[TrainRow], algorithm: PolicyGradient) -> Tensor:
-    """[rows, longest, vocabulary]."""
-    whole, batch = WholeLogits(model), collate(rows)
-    losses = algorithm.token_losses(trained_logprobs(whole, batch), batch)  # type: ignore[arg-type]
-    losses.sum().backward()  # type: ignore[no-untyped-call]
-    assert whole.logits.grad is not None
-    return whole.logits.grad
-
-
 @pytest.mark.parametrize("algorithm", NARROW, ids=lambda each: type(each).__name__)
 def test_context_has_exactly_no_gradient(model: PreTrainedModel, algorithm: PolicyGradient) -> None:
     rows = sampled_rows(model)
-    changed = (logit_gradients(model, rows, algorithm) != 0.0).any(-1)
+    changed = (hidden_gradients(model, rows, algorithm) != 0.0).any(-1)
     predicting = predicting_positions(rows)
     assert not changed[~predicting].any()
     if not isinstance(algorithm, DoubleSided):
@@ -316,9 +307,10 @@ def test_beyond_the_window_a_token_is_silent_if_masked_and_heard_if_clamped(mode
         ratios = (trained_logprobs(model, batch) - batch.rollout_logprobs).exp()
     outside = (ratios <= 0.5) | (ratios >= 1.5)
     assert 0.2 < outside.float().mean() < 0.8
-    places = batch.row, batch.kept[batch.column]
+    places = batch.row, batch.column
     silent, heard = (
-        (logit_gradients(model, rows, kind)[places] == 0.0).all(-1) for kind in (DoubleSided(0.5, 1.5), Cispo(0.5, 1.5))
+        (hidden_gradients(model, rows, kind)[places] == 0.0).all(-1)
+        for kind in (DoubleSided(0.5, 1.5), Cispo(0.5, 1.5))
     )
     assert torch.equal(silent, outside)
     assert not heard.any()

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from harness1.config import Sft, load_config
 from harness1.data.world.generate import world_source
@@ -24,7 +23,7 @@ from harness1.records import Episode
 from harness1.rows.row import TrainRow
 from harness1.sft.rows import Origin, sft_rows
 from harness1.tools.registry import Toolbox
-from harness1.train.algorithm import NegativeLogLikelihood
+from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
 from harness1.train.micro_batch import by_token_budget, collate, shuffled_steps, trained_logprobs, trained_tokens
 from tests.support import chunk, make_env, run
 from tests.tiny_models import VOCABULARY, save_tiny_model
@@ -60,24 +59,24 @@ def episode_rows(episode: Episode, kind: str = "turn") -> tuple[TrainRow, ...]:
     return sft_rows(episode, Sft(rows=kind), Origin("world", "train", "scripted")).rows  # type: ignore[arg-type]
 
 
-class WholeLogits:
-    """A model that computes the logits of all tokens, and keeps their gradient."""
+def hidden_gradients(model: PreTrainedModel, rows: Sequence[TrainRow], algorithm: Algorithm) -> Tensor:
+    """[rows, longest, hidden]: the gradient of the summed loss by what the layers hand to the output head."""
+    seen: list[Tensor] = []
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def keep(_: object, given: tuple[Tensor]) -> None:
+        given[0].retain_grad()
+        seen.append(given[0])
 
-    def __call__(self, logits_to_keep: Tensor, **given: object) -> CausalLMOutputWithPast:
-        self.logits = self.model(**given).logits
-        self.logits.retain_grad()
-        return CausalLMOutputWithPast(logits=self.logits[:, logits_to_keep])
+    hook, batch = model.get_output_embeddings().register_forward_pre_hook(keep), collate(rows)
+    algorithm.token_losses(trained_logprobs(model, batch), batch).sum().backward()  # type: ignore[no-untyped-call]
+    hook.remove()
+    assert seen[0].grad is not None
+    return seen[0].grad
 
 
 def changed_positions(model: PreTrainedModel, rows: Sequence[TrainRow]) -> Tensor:
-    """[rows, longest]: whether the loss has any gradient by the logits of a position."""
-    whole, batch = WholeLogits(model), collate(rows)
-    logprobs = trained_logprobs(whole, batch)  # type: ignore[arg-type]
-    NegativeLogLikelihood().token_losses(logprobs, batch).sum().backward()  # type: ignore[no-untyped-call]
-    found: Tensor = (whole.logits.grad != 0.0).any(-1)
+    """[rows, longest]: whether the loss has any gradient by what a position hands to the output head."""
+    found: Tensor = (hidden_gradients(model, rows, NegativeLogLikelihood()) != 0.0).any(-1)
     return found
 
 
@@ -142,19 +141,29 @@ def test_log_probabilities_are_those_of_each_row_by_itself(model: PreTrainedMode
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-def test_logits_are_computed_where_some_row_is_trained_and_nowhere_else(model: PreTrainedModel) -> None:
+def test_logits_are_computed_for_each_trained_token_and_nowhere_else(model: PreTrainedModel) -> None:
     rows = [
         TrainRow((5, 6, 7, 8, 9), (0, 0, 1, 0, 1)),
         TrainRow((5, 6, 7), (0, 1, 1)),
     ]
     shapes: list[torch.Size] = []
-    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: shapes.append(given[0].shape))
-    batch = collate(rows)
+    hook = model.get_output_embeddings().register_forward_hook(lambda _, given, out: shapes.append(out.shape))
     with torch.no_grad():
-        trained_logprobs(model, batch)
+        trained_logprobs(model, collate(rows))
+        assert model(input_ids=torch.tensor([[5, 6]])).logits.shape[:2] == (1, 2)
     hook.remove()
-    assert batch.kept.tolist() == [0, 1, 3]
-    assert [shape[:2] for shape in shapes] == [(2, 3)]
+    assert [shape[:2] for shape in shapes] == [(1, 4), (1, 2)]
+
+
+def test_what_a_model_does_to_its_logits_is_kept(tmp_path: Path) -> None:
+    """Caps (Gemma 2) and scales (Granite) are applied behind the head."""
+    for kind, settings in (("gemma2", {"final_logit_softcapping": 0.5}), ("granite", {"logits_scaling": 4.0})):
+        changed = load_causal_model(save_tiny_model(tmp_path / kind, kind, **settings), "cpu", "float32")
+        rows = made_rows()
+        with torch.no_grad():
+            found = trained_logprobs(changed, collate(rows))
+            expected = torch.cat([plain_logprobs(changed, row) for row in rows])
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_a_micro_batch_lists_the_trained_tokens_of_its_rows_in_order() -> None:
@@ -167,7 +176,7 @@ def test_a_micro_batch_lists_the_trained_tokens_of_its_rows_in_order() -> None:
     assert batch.attention is not None
     assert batch.attention.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert batch.row.tolist() == [0, 0, 1]
-    assert batch.kept[batch.column].tolist() == [0, 2, 0]
+    assert batch.column.tolist() == [0, 2, 0]
     assert batch.targets.tolist() == [6, 8, 4]
     assert batch.weights.tolist() == [0.5, 2.0, 1.0]
     assert batch.rollout_logprobs is not None

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from harness1.config import Config
 from harness1.data.open import open_source
 from harness1.episodes.rollout import rollout
@@ -16,6 +18,8 @@ from harness1.reward.composite import score
 from harness1.runs.folder import shown_config
 from harness1.runs.stage import Stage
 from harness1.runs.store import EpisodeStore
+from harness1.viewer.passages import Passage
+from harness1.viewer.slices import Parts
 from tests.support import CORPUS, END, Script, call, chunk, curate, make_env, run, search
 from tests.vocabularies import chat_format, vocabulary
 
@@ -37,6 +41,16 @@ GOLD = {"ada": 1, "miss": 1, "elsewhere": 1}
 def script(*actions: ToolCall | Sequence[ToolCall] | str) -> Script:
     """A policy that takes some actions; by default those that show everything."""
     return Script(*(actions or ACTIONS))
+
+
+def joined(parts: str | Parts, passages: Sequence[Passage]) -> str:
+    """Put a text together as the page does."""
+    if isinstance(parts, str):
+        return parts
+    text, rest = "", iter(parts)
+    for part in rest:
+        text += part if isinstance(part, str) else passages[part].body[slice(next(rest), next(rest))]
+    return text
 
 
 def write_dataset(folder: Path, tasks: Sequence[Task], documents: Sequence[Chunk] = DOCUMENTS) -> Path:
@@ -73,9 +87,13 @@ def write_run(
         counter = getattr(policy, "counter", None)
         env = make_env(config.env, DOCUMENTS, **({"counter": counter} if counter else {}))
         episode = run(rollout(env, policy, task))
+        # A run has one policy, whatever plays its tasks here.
+        episode = replace(episode, hashes=replace(episode.hashes, policy="script"))
         episodes.append(score(episode, golds[task.task_id], config) if task.task_id in golds else episode)
     write_episodes(folder, episodes)
-    inputs = {"dataset": dataset.name if dataset else "", "split": "test", "tasks": [task.task_id for task in tasks]}
+    made_with = dict(zip(("env", "policy", "index"), episodes[0].key[2:], strict=True))
+    names = {"dataset": dataset.name if dataset else "", "split": "test", "tasks": [task.task_id for task in tasks]}
+    inputs = names | made_with
     outputs = {"policy": "script", "config": shown_config(config), "index": "words", "source": str(dataset or "")}
     hashes = {} if stage is None else stage.hashes
     more = {} if stage is None else stage.outputs

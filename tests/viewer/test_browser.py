@@ -6,21 +6,26 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from harness1.config import Config
+from harness1.config import AutoPopulate, Config, Env
 from harness1.episodes.replay import replay_env
 from harness1.runs.store import read_episodes
 from harness1.viewer.write import Asked, write_view
+from tests.axe import barriers
 from tests.support import END, Script, curate, search
 from tests.viewer.making import script, some_tasks, write_dataset, write_run, write_spoken_run, write_training
+from tests.viewer.overlaps import overlaps
+from tests.viewer.recordings import save_student, write_recording
 
 pytestmark = pytest.mark.browser
 
 Open = Callable[..., Page]
 DESK = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
+PARTS = {"": ".list", "#pairs": ".pair-list", "#training": ".chart", "one": ".strip", "both": ".pair"}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +41,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = [folder / "first", folder / "second"]
     write_view(Asked([*runs, *trainings], workers=1), folder / "view.html")
     write_view(Asked(runs, tasks=["task-0", "task-2"], workers=1), folder / "small.html")
+    bare = Script(search("Ada Lovelace"), search("Rain days"), END)
+    alone = Config(msgspec.structs.replace(Env(), auto_populate=AutoPopulate(on=False)))
+    write_run(folder / "bare", [bare], tasks[:1], dataset, alone)
+    write_view(Asked([folder / "bare"], workers=1), folder / "bare.html")
     write_spoken_run(folder / "spoken", folder / "student")
     write_view(Asked([folder / "spoken"], workers=1), folder / "spoken.html")
+    recording = write_recording(folder / "agent", folder / "qwen", save_student(folder / "qwen"))
+    write_view(Asked([recording], workers=1), folder / "agent.html")
     return folder
 
 
@@ -75,6 +86,20 @@ def opened(browser: Browser, files: Path) -> Iterator[Open]:
     assert wrong == []
 
 
+def test_the_sessions_of_a_proxy_are_read_call_by_call(opened: Open) -> None:
+    page = opened(name="agent.html")
+    assert page.locator("h1").inner_text() == "2 sessions"
+    page.click("text=talk")
+    page.wait_for_selector(".session")
+    calls = page.locator(".call")
+    assert calls.count() == 3
+    assert "A poet's daughter." in calls.nth(0).inner_text()
+    assert "of the call before" in calls.nth(1).inner_text()
+    assert "502: gone" in calls.nth(2).inner_text()
+    assert no_sideways(page)
+    assert barriers(page) == []
+
+
 def ids(files: Path, run: str) -> list[str]:
     return [episode.episode_id for episode in read_episodes(files / run)]
 
@@ -85,6 +110,13 @@ def rows(page: Page) -> list[str]:
 
 def no_sideways(page: Page) -> bool:
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def open_context(page: Page) -> None:
+    page.wait_for_selector("section.context")
+    page.keyboard.press("c")
+    page.wait_for_selector(".pieces .message")
+    page.evaluate("document.activeElement.blur()")
 
 
 def test_the_list_filters_and_sorts(opened: Open) -> None:
@@ -144,7 +176,7 @@ def test_the_exact_context_is_shown_piece_by_piece(opened: Open, files: Path) ->
     for turn in episode.turns[:2]:
         twin.replay(turn)
     page = opened(f"#0/{episode.episode_id}/3")
-    page.wait_for_selector(".pieces .message")
+    open_context(page)
     shown = page.evaluate(
         "[...document.querySelectorAll('.pieces .piece')]"
         ".map(each => (each.querySelector('pre') || each.querySelector('code')).textContent.trim())"
@@ -162,7 +194,7 @@ def test_the_exact_context_is_shown_piece_by_piece(opened: Open, files: Path) ->
 
 def test_the_exact_context_can_be_searched(opened: Open, files: Path) -> None:
     page = opened(f"#0/{ids(files, 'first')[0]}/3")
-    page.wait_for_selector(".pieces .message")
+    open_context(page)
     assert page.locator(".role-system").inner_text() == "system"
     assert page.locator(".cache.held").count() > 0
     page.keyboard.press("c")
@@ -177,7 +209,7 @@ def test_the_exact_context_can_be_searched(opened: Open, files: Path) -> None:
 
 def test_a_prompt_is_shown_as_it_was_sent(opened: Open, files: Path) -> None:
     page = opened(f"#0/{ids(files, 'spoken')[0]}/2", name="spoken.html")
-    page.wait_for_selector(".pieces .message")
+    open_context(page)
     assert page.locator(".cache").count() > 0
     page.get_by_label("as sent").check()
     assert page.locator(".role-format").count() > 0
@@ -195,16 +227,15 @@ def test_memory_is_shown_as_a_difference_and_gold_is_marked(opened: Open, files:
     assert page.locator(".sizes .changed").count() == 1
     assert page.locator(".matrix td.now.tag-0").inner_text().startswith("V")
     assert page.locator(".gold-list li").count() == 3
-    assert page.locator(".fate-bad").inner_text().endswith("never seen")
-    assert page.locator(".graph .edge").count() > 0
+    assert page.locator(".fate-lost").inner_text().endswith("never seen")
     assert "total" in page.locator(".reward").inner_text()
 
 
 def test_text_of_documents_is_never_markup(opened: Open, files: Path) -> None:
     page = opened(f"#0/{ids(files, 'first')[0]}/2")
-    page.wait_for_selector(".hit")
+    page.wait_for_selector(".hits")
     assert page.locator("img").count() == 0
-    assert "</script><img src=x" in page.locator(".hits").inner_text()
+    assert "</script><img src=x" in page.locator(".hits").text_content()
 
 
 def test_two_runs_stand_side_by_side(opened: Open, files: Path) -> None:
@@ -223,6 +254,84 @@ def test_two_runs_stand_side_by_side(opened: Open, files: Path) -> None:
     page.wait_for_selector(".strip")
     page.keyboard.press("o")
     page.wait_for_url(f"**#0/{first},1/{second}")
+
+
+def test_pairs_show_where_two_runs_differ_and_open_both(opened: Open, files: Path) -> None:
+    page = opened("#pairs")
+    page.wait_for_selector(".pair-list")
+    assert page.locator(".statistics tbody tr").first.inner_text().startswith("curated recall")
+    gaps = page.locator(".pair-list td.c-gap").all_inner_texts()
+    sizes = [abs(float(gap.replace("−", "-"))) for gap in gaps]
+    assert sizes == sorted(sizes, reverse=True)
+    assert "of 4 tasks" in page.locator(".total").inner_text()
+    page.select_option("#pair-shown", "recall")
+    assert page.locator(".pair-list tbody tr").count() == sum(size > 0 for size in sizes)
+    page.select_option("#pair-first", "1")
+    page.select_option("#pair-second", "0")
+    turned = page.locator(".pair-list td.c-gap").all_inner_texts()
+    assert turned == [gap.translate(str.maketrans("−+", "+−")) for gap in gaps[: len(turned)]]
+    page.locator(".pair-list tbody a").first.click()
+    page.wait_for_selector(".column")
+    assert page.locator(".only h2").first.inner_text().startswith("Only second delivered")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".pair-list")
+
+
+def test_the_chain_leads_from_the_question_to_documents(opened: Open, files: Path) -> None:
+    page = opened(f"#0/{ids(files, 'first')[0]}/2")
+    chain = page.locator("section.chain")
+    chain.wait_for()
+    assert chain.locator(".question").inner_text().endswith("Ada Lovelace")
+    assert "named in D1" in chain.locator(".node.now").first.inner_text()
+    assert "no search found" in chain.locator(".node.lost").inner_text()
+    boxes = chain.locator(".node").evaluate_all(
+        "all => all.map(each => { const {left, right, top, bottom} = each.getBoundingClientRect();"
+        " return [left, right, top, bottom] })"
+    )
+    for at, (left, right, top, bottom) in enumerate(boxes):
+        for other in boxes[at + 1 :]:
+            assert right <= other[0] or other[1] <= left or bottom <= other[2] or other[3] <= top
+
+
+def test_the_chain_shows_all_searches_when_asked(opened: Open, files: Path) -> None:
+    page = opened(f"#0/{ids(files, 'bare')[0]}", name="bare.html")
+    chain = page.locator("section.chain")
+    chain.wait_for()
+    assert "1 of 2 searches" in chain.locator(".fold-note").inner_text()
+    assert "Weather" not in chain.locator(".found .doc-title").all_inner_texts()
+    chain.get_by_label("all searches and documents").check()
+    assert {"Ada Lovelace", "Weather"} <= set(chain.locator(".found .doc-title").all_inner_texts())
+
+
+def test_hits_of_several_queries_stand_under_their_query(opened: Open, files: Path) -> None:
+    page = opened(f"#0/{ids(files, 'first')[0]}/2")
+    groups = page.locator(".by-query > summary")
+    groups.first.wait_for()
+    assert "Lord Byron poet" in groups.first.inner_text()
+    assert page.locator(".hit:visible").count() == 0
+    groups.first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".hit:visible").count() > 0
+
+
+def test_a_section_stays_open_from_turn_to_turn(opened: Open, files: Path) -> None:
+    page = opened(f"#0/{ids(files, 'first')[0]}/2")
+    page.wait_for_selector("section.record")
+    assert page.locator("section.record dl:visible").count() == 0
+    page.locator("section.record summary").click()
+    assert "memory hash" in page.locator("section.record dl").inner_text()
+    page.keyboard.press("j")
+    page.wait_for_selector("#turn-title:has-text('Turn 3 of')")
+    assert page.locator("section.record dl:visible").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("address", ["", "#pairs", "#training", "one", "both"])
+def test_nothing_grave_hinders_people(opened: Open, files: Path, address: str, scheme: str) -> None:
+    first, second = ids(files, "first")[0], ids(files, "second")[0]
+    page = opened({"one": f"#0/{first}/4", "both": f"#0/{first},1/{second}"}.get(address, address), color_scheme=scheme)
+    page.wait_for_selector(PARTS[address])
+    assert barriers(page) == []
 
 
 def test_what_is_left_out_stays_in_the_list_with_its_command(opened: Open, files: Path) -> None:
@@ -270,12 +379,23 @@ def test_dark_and_light_follow_the_system_until_one_is_chosen(opened: Open) -> N
     assert page.evaluate(ground) == light
 
 
-@pytest.mark.parametrize("address", ["", "#training", "one", "both"])
+@pytest.mark.parametrize("address", PARTS)
 def test_a_phone_needs_no_scrolling_sideways(opened: Open, files: Path, address: str) -> None:
     first, second = ids(files, "first")[0], ids(files, "second")[0]
     page = opened({"one": f"#0/{first}/4", "both": f"#0/{first},1/{second}"}.get(address, address), size=PHONE)
-    page.wait_for_selector({"": ".list", "#training": ".chart", "one": ".strip", "both": ".pair"}[address])
+    page.wait_for_selector(PARTS[address])
     assert no_sideways(page)
+
+
+@pytest.mark.parametrize("address", PARTS)
+def test_no_text_lies_over_another(opened: Open, files: Path, address: str) -> None:
+    first, second = ids(files, "first")[0], ids(files, "second")[0]
+    page = opened({"one": f"#0/{first}/5", "both": f"#0/{first},1/{second}"}.get(address, address))
+    page.wait_for_selector(PARTS[address])
+    for width in (420, 768, 1024, 1280, 1400, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert overlaps(page) == [], width
+        assert no_sideways(page), width
 
 
 def test_paper_shows_all_turns(opened: Open, files: Path) -> None:

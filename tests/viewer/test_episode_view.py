@@ -10,8 +10,8 @@ from harness1.policy.policy import Decision, Policy, Session
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Gold, Task
 from harness1.viewer.episode_view import EpisodeView, Viewed
-from tests.support import END, make_env, run, search
-from tests.viewer.making import DOCUMENTS, GOLD, HOSTILE, QUESTION, script
+from tests.support import END, curate, make_env, run, search
+from tests.viewer.making import DOCUMENTS, GOLD, HOSTILE, QUESTION, joined, script
 from tests.vocabularies import chat_format
 
 TASK = Task("task", QUESTION)
@@ -49,7 +49,9 @@ def played(policy: Policy, env: Env | None = None) -> Episode:
 def viewed(episode: Episode, env: Env | None = None, tokenizer: object = None) -> tuple[EpisodeView, Viewed]:
     view = EpisodeView(episode, env or Env(), Gold(GOLD), tokenizer)
     data = view.as_json(episode.reward)
-    return view, data | {"texts": dict(zip(data["order"], data["texts"], strict=True))}
+    passages = view.tables.passages
+    names = [row[1] if isinstance(row[1], str) else passages[row[1]][1 - row[2]] for row in data["units"]]
+    return view, data | {"texts": [joined(parts, passages) for parts in data["texts"]], "names": names}
 
 
 def pieces(view: EpisodeView, data: Viewed, turn: Viewed) -> list[tuple[str, str, str]]:
@@ -77,10 +79,10 @@ def test_the_exact_context_is_what_the_policy_saw(order: str) -> None:
 def test_segments_and_texts_stand_once_and_the_static_prompt_not_at_all() -> None:
     view, data = viewed(played(script()))
     assert len({tuple(row) for row in data["segments"]}) == len(data["segments"])
-    assert len(set(data["texts"].values())) == len(data["texts"])
+    assert len(set(data["texts"])) == len(data["texts"])
     shared = [row for row in data["segments"] if row[2] is None]
     assert [row[0] for row in shared] == list(view.tables.shared)
-    assert all(text not in data["texts"].values() for text in view.tables.shared.values())
+    assert all(text not in data["texts"] for text in view.tables.shared.values())
 
 
 def test_differences_add_up_to_the_memory_at_the_end() -> None:
@@ -99,7 +101,7 @@ def test_differences_add_up_to_the_memory_at_the_end() -> None:
         pool += change.get("pooled", ())
         assert curated == dict(turn["curated"])
         assert turn["sizes"][1]["pool"] == len(pool)
-    names = [unit[0] for unit in data["units"]]
+    names = data["names"]
     assert {names[unit] for unit in curated} == {entry.unit_id for entry in episode.curated}
     assert [names[unit] for unit in pool] == list(episode.pool)
     changes = [set(turn["change"]) for turn in data["turns"]]
@@ -119,10 +121,23 @@ def test_a_turn_tells_all_that_was_recorded_of_it() -> None:
     ]
     assert data["turns"][3]["observation"]["verdicts"][0][1] == "Ada Lovelace wrote the first program"
     assert data["turns"][5]["observation"]["notes"] or data["turns"][5]["observation"]["error"]
-    gold = [[data["units"][unit][0] for unit in target["units"]] for target in data["gold"]["targets"]]
+    gold = [[data["names"][unit] for unit in target["units"]] for target in data["gold"]["targets"]]
     assert sorted(gold) == [["ada"], ["elsewhere"], ["miss"]]
-    linked = [(name, {data["units"][unit][0] for unit, _ in links}) for name, links in data["graph"]]
-    assert ("Ada Lovelace", {"ada", "babbage"}) in linked
+
+
+def test_searches_tell_where_their_names_come_from() -> None:
+    searches = (search("Ada Lovelace"), search("poet Lord Byron"), curate(add_ids=["D1", "D3"]), END)
+    _, data = viewed(played(script(*searches)))
+    rankings = [turn["observation"]["rankings"] for turn in data["turns"][:2]]
+    told = [
+        [(name, units and [data["names"][unit] for unit in units]) for name, units in ranking[0]["names"]]
+        for ranking in rankings
+    ]
+    assert told[0] == [("Ada Lovelace", None)]
+    assert told[1] == [("Lord Byron", ["ada"])]
+    assert data["chain"]["names"] == ["Ada Lovelace"]
+    links = [(data["names"][source], name, data["names"][target]) for source, name, target in data["chain"]["links"]]
+    assert ("ada", "Lord Byron", "byron") in links
 
 
 def test_an_output_that_was_not_understood_is_shown_with_the_context_before_it() -> None:

@@ -14,15 +14,18 @@ SHADES = dict(
 TEXTS = [
     *((text, ground) for text in ("text", "muted", "accent") for ground in ("bg", "surface", "sunken")),
     *((text, "accent-ground") for text in ("text", "accent")),
-    *((text, "surface") for text in ("good", "half", "bad", "gold", "series-3")),
-    *((text, f"{text}-ground") for text in ("good", "half", "bad", "gold")),
+    *((text, "surface") for text in ("good", "half", "bad", "gold", "plain", "series-3")),
+    *((text, f"{text}-ground") for text in ("good", "half", "bad", "gold", "plain")),
     *(("text", f"{ground}-ground") for ground in ("good", "half", "bad", "gold")),
     *(("half", "bg"), ("bad", "bg"), ("on-accent", "accent"), ("text", "mark")),
     *((f"on-tag-{tag}", f"tag-{tag}") for tag in range(4)),
 ]
 MARKS = [
     *((mark, "sunken") for mark in ("reused", "fresh", "accent")),
-    *((mark, "surface") for mark in ("reused", "fresh", "good", "bad", *(f"series-{number}" for number in range(6)))),
+    *(
+        (mark, "surface")
+        for mark in ("plain", "reused", "fresh", "good", "bad", *(f"series-{number}" for number in range(6)))
+    ),
 ]
 
 

@@ -12,6 +12,7 @@ from playwright.sync_api import sync_playwright
 from harness1.eval.ablations.table import COLUMNS
 from harness1.viewer.html import environment
 from harness1.viewer.report import ensure_report
+from tests.axe import barriers
 from tests.eval.run_folders import dataset, episode, run_folder
 
 pytestmark = pytest.mark.browser
@@ -59,4 +60,5 @@ def test_a_phone_needs_no_scrolling_sideways(tmp_path: Path) -> None:
         narrow = browser.new_page(viewport={"width": 390, "height": 800})
         narrow.goto(f"file://{folder / 'report.html'}")
         assert narrow.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert barriers(narrow) == []
         browser.close()

@@ -14,9 +14,11 @@ from harness1.records import Episode
 from harness1.runs.store import read_episodes
 from harness1.viewer.episode_list import EpisodeRow, in_order, with_room
 from harness1.viewer.page_file import inflated
+from harness1.viewer.passages import BLOCK
 from harness1.viewer.write import Asked, Written, write_view
-from tests.support import END, Script, search
+from tests.support import END, Script, chunk, search
 from tests.viewer.making import (
+    DOCUMENTS,
     HOSTILE,
     script,
     some_tasks,
@@ -46,8 +48,15 @@ def opened(path: Path) -> Page:
     assert found is not None
     index = json.loads(found.group(1))
     index["rows"] = [dict(zip(index["columns"], row, strict=True)) for row in index["rows"]]
-    tags = re.findall(r'<script type="text/plain" id="(\w+)">([A-Za-z0-9+/=]*)</script>', text)
-    return index | {"tags": {name: inflated(body) for name, body in tags}, "text": text}
+    tags = re.findall(r'<script type="text/plain" id="(\w+)">([A-Za-z0-9+/=,]*)</script>', text)
+    parts = {name: [inflated(part) for part in body.split(",")] for name, body in tags}
+    blocks = [each for name, (each, *_) in parts.items() if name.startswith("p")]
+    passages = {name: [blocks[at // BLOCK][at % BLOCK] for at in rest[0]] for name, (_, *rest) in parts.items() if rest}
+    return index | {"tags": {name: data for name, (data, *_) in parts.items()}, "passages": passages, "text": text}
+
+
+def len_of_one(_: int) -> int:
+    return 10
 
 
 def written(folder: Path, **options: Any) -> tuple[Written, Page]:
@@ -64,7 +73,7 @@ def test_a_file_holds_every_episode_and_its_row(folder: Path) -> None:
     assert [row["failure"] for row in rows] == ["search", "format", "empty", "empty"]
     assert (rows[0]["recall"], rows[0]["trajectory"], rows[0]["turns"]) == (round(2 / 3, 4), round(2 / 3, 4), 7)
     assert page["tags"]["e0"]["query"].startswith("Where did the father")
-    assert {"r0", "e0", "e1", "e2", "e3"} == set(page["tags"])
+    assert {"r0", "p0", "e0", "e1", "e2", "e3"} == set(page["tags"])
     tools = page["runs"][0]["tools"]
     assert {name for bit, name in enumerate(tools) if rows[1]["tools"] >> bit & 1} == {"search_corpus"}
     assert rows[0]["tokens"] == sum(turn["tokens"] for turn in page["tags"]["e0"]["turns"])
@@ -73,7 +82,7 @@ def test_a_file_holds_every_episode_and_its_row(folder: Path) -> None:
 def test_text_of_documents_and_tasks_cannot_leave_its_tag(folder: Path) -> None:
     _, page = written(folder)
     text = page["text"]
-    assert any(HOSTILE.strip() in each for each in page["tags"]["e0"]["texts"])
+    assert any(HOSTILE in passage[3] for passage in page["passages"]["e0"])
     assert "<img" not in text
     assert text.count("<!--") == 0
     assert text.count("<script") == text.count("</script>") == 2 + len(page["tags"])
@@ -127,7 +136,13 @@ def test_the_worst_and_the_best_tasks_come_first_with_all_their_episodes() -> No
     ]
     order = [rows[place].episode for place in in_order(rows)]
     assert order == ["b0", "b1", "c0", "c1", "d0", "d1", "a0", "a1"]
-    assert with_room([2, 0, 1], [5, 3, 9], 12) == {1, 2}
+
+
+def test_what_fits_is_taken_in_order_and_passages_count_once() -> None:
+    sizes: list[tuple[int, list[int]]] = [(5, []), (3, []), (9, [])]
+    assert with_room([2, 0, 1], sizes, len_of_one, 12) == {1, 2}
+    sizes = [(1, [1, 2]), (1, [2, 3]), (1, [4, 5])]
+    assert with_room([0, 1, 2], sizes, len_of_one, 35) == {0, 1}
 
 
 def test_an_episode_that_was_run_again_counts_as_the_last_time(folder: Path) -> None:
@@ -148,6 +163,17 @@ def test_without_its_dataset_a_run_has_no_gold_and_says_so(folder: Path) -> None
     assert page["tags"]["e0"]["gold"] is None
 
 
+def test_gold_that_no_search_found_has_its_title(tmp_path: Path) -> None:
+    tasks = some_tasks(1)
+    unseen = chunk("elsewhere", "Nobody searches for this.", "A far place")
+    dataset = write_dataset(tmp_path / "data", tasks, (*DOCUMENTS, unseen))
+    write_run(tmp_path / "run", [Script(END)], tasks, dataset)
+    _, page = written(tmp_path / "run")
+    titles = {row[1]: row[2] for row in page["tags"]["e0"]["units"]}
+    assert titles["elsewhere"] == "A far place"
+    assert titles["ada"] == "Ada Lovelace"
+
+
 def test_what_cannot_be_replayed_is_listed_with_the_reason(folder: Path) -> None:
     stage = json.loads((folder / "stage.json").read_text())
     stage["outputs"]["config"]["env"]["max_turns"] = 5
@@ -160,7 +186,7 @@ def test_what_cannot_be_replayed_is_listed_with_the_reason(folder: Path) -> None
 
 def test_worker_processes_write_the_same_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, alone = written(folder)
-    monkeypatch.setattr("harness1.viewer.write.WORTH_A_POOL", 0)
+    monkeypatch.setattr("harness1.viewer.gather.WORTH_A_POOL", 0)
     write_view(Asked([folder], workers=2), folder.parent / "view.html")
     assert opened(folder.parent / "view.html")["text"] == alone["text"]
 
@@ -173,6 +199,18 @@ def test_episodes_take_little_room(tmp_path: Path) -> None:
     one, _ = written(tmp_path / "one")
     many, _ = written(tmp_path / "many")
     assert (many.size - one.size) / 12 < 9_000
+
+
+def test_what_several_episodes_were_shown_stands_once(tmp_path: Path) -> None:
+    tasks = some_tasks(3)
+    write_run(tmp_path / "first", [script()], tasks, None)
+    write_run(tmp_path / "second", [script()], tasks, None)
+    write_view(Asked([tmp_path / "first", tmp_path / "second"], workers=1), tmp_path / "view.html")
+    page = opened(tmp_path / "view.html")
+    assert [name for name in page["tags"] if name.startswith("p")] == ["p0"]
+    shown = {passage[0] for passage in page["tags"]["p0"]}
+    assert len(shown) == len(page["tags"]["p0"])
+    assert {passage[0] for number in range(6) for passage in page["passages"][f"e{number}"]} == shown
 
 
 def test_a_training_becomes_curves_with_its_evaluations_apart(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ A run line is `task Q0 unit rank score tag`, with ranks from 1; a relevance line
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness1.data.faults import DuplicateId, Fault, refuse
@@ -82,6 +82,16 @@ def read_qrels(path: Path, known: Container[str], what: str, fault: Fault = refu
         elif grade > 0:
             relevant.setdefault(task_id, {})[DocId(doc_id)] = grade
     return relevant
+
+
+def write_qrels(path: Path, relevant: Mapping[str, Mapping[DocId, int]]) -> None:
+    """Write graded documents of tasks, in the order given.
+
+    Raises:
+        UsageError: an id holds white space or is empty, or the file cannot be written.
+    """
+    graded = ((task_id, doc_id, grade) for task_id, found in relevant.items() for doc_id, grade in found.items())
+    _write(path, (f"{_column(task_id)} 0 {_column(doc_id)} {grade}" for task_id, doc_id, grade in graded))
 
 
 def grade_of(text: str) -> int:

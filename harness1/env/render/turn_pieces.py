@@ -14,6 +14,7 @@ from harness1.env.render.pieces import Piece, action_piece, action_text, piece, 
 from harness1.env.render.prose import sentence
 from harness1.env.render.view import ActionView, ChangesView, DocumentView, HitView, JudgementView, TurnView
 from harness1.memory.working_memory import WorkingMemory
+from harness1.plain import counted
 from harness1.records import Delta, Hit, Observation, Ranking, Tag, Turn, UnitId, Verdict
 from harness1.tools.discovery import shown_text, shown_title
 from harness1.tools.read_document import passages_left_out
@@ -176,7 +177,7 @@ def _gap(memory: WorkingMemory, hit: Hit, passages: int) -> str:
     """Return the line for the passages left out before a hit, with the handle that reads them."""
     if not passages:
         return ""
-    words = "1 passage" if passages == 1 else f"{passages} passages"
+    words = counted(passages, "passage")
     return f"[{words} left out: read D{memory.pool.numbers[hit.doc_id]}.{hit.index + 1 - passages}]\n"
 
 

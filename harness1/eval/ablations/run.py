@@ -23,6 +23,7 @@ from harness1.eval.evaluate import Evaluation, Play, ensure_run, refuse_changed_
 from harness1.eval.scored_with import SCORING
 from harness1.eval.statistics import holm
 from harness1.eval.summary import task_metrics
+from harness1.plain import meant
 from harness1.runs.files import write_atomically, write_json
 from harness1.runs.folder import REPORT, clear_run, episodes_of
 from harness1.runs.stage import Stage, clear, refuse_changed, refuse_foreign, under_way
@@ -87,7 +88,7 @@ def ablated(config: Config, name: str) -> Config:
         UsageError: there is no such mechanism.
     """
     if name not in ABLATIONS:
-        raise UsageError(f"unknown ablation {name!r}; choose from: all, {', '.join(ABLATIONS)}")
+        raise UsageError(f"unknown ablation {name!r}; choose from: all, {', '.join(ABLATIONS)}{meant(name, ABLATIONS)}")
     machine = config.machine
     machine = msgspec.structs.replace(machine, model=msgspec.structs.replace(machine.model, foreign=True))
     return msgspec.structs.replace(config, env=ABLATIONS[name](config.env), machine=machine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ from urllib.parse import quote
 import msgspec
 
 from harness1.errors import UsageError
+from harness1.eval.compare.differences import Difference, corrected, differences_of
 from harness1.eval.metrics import HEADLINE
 from harness1.eval.run_view import RunView, refuse_other_dataset
-from harness1.eval.statistics import Interval, holm, paired_difference, randomisation_test
 from harness1.eval.summary import cut
 from harness1.records import Record, Status
 from harness1.reward.outcome import delivered
@@ -34,20 +33,6 @@ class Side(Record):
     policy: str
     tasks: int
     """All tasks of the run, scored or not."""
-
-
-class Difference(Record):
-    """A metric over the common tasks: the means of both runs, and the mean of the second minus the first."""
-
-    first: float
-    second: float
-    difference: Interval
-    p: float
-    """Two-sided p-value of a paired randomisation test."""
-    tasks: int
-    """Tasks for which both runs define it."""
-    p_holm: float | None = None
-    """If several runs are compared with the first: p corrected for their number (Holm 1979)."""
 
 
 class Change(Record):
@@ -141,8 +126,8 @@ def _paired(first: RunView, second: RunView, metric: str, top: int, number: int)
     tasks = sorted(first.per_task.keys() & second.per_task.keys())
     if not tasks:
         raise UsageError(f"{first.folder} and {second.folder} have no scored task in common")
-    compared = {name: _difference(first, second, tasks, name) for name in dict.fromkeys((*HEADLINE, metric))}
-    metrics = {name: difference for name, difference in compared.items() if difference is not None}
+    names = dict.fromkeys((*HEADLINE, metric))
+    metrics = differences_of(first.per_task, second.per_task, names, first.config.machine.bootstrap)
     if metric not in metrics:
         known = sorted({name for run in (first, second) for row in run.per_task.values() for name in row})
         raise UsageError(f"no metric {metric!r} in both runs; choose from: {', '.join(known)}")
@@ -183,22 +168,6 @@ def _side(run: RunView) -> Side:
     return Side(str(run.folder), run.policy, len(run.tasks))
 
 
-def _difference(first: RunView, second: RunView, tasks: Sequence[str], metric: str) -> Difference | None:
-    """Return the difference in a metric; None if no task has the metric in both runs."""
-    both = [task for task in tasks if metric in first.per_task[task] and metric in second.per_task[task]]
-    if not both:
-        return None
-    a, b = ({task: run.per_task[task][metric] for task in both} for run in (first, second))
-    resamples = first.config.machine.bootstrap
-    return Difference(
-        first=math.fsum(a.values()) / len(both),
-        second=math.fsum(b.values()) / len(both),
-        difference=paired_difference(b, a, resamples),
-        p=randomisation_test(b, a, resamples),
-        tasks=len(both),
-    )
-
-
 def _moves(first: RunView, second: RunView, task_id: str, metric: str) -> list[float]:
     """Return a task's change in the chosen metric, then in the tie breakers (0 if undefined); empty if the
     chosen metric is undefined."""
@@ -216,12 +185,5 @@ def _change(first: RunView, second: RunView, task_id: str, metric: str, number: 
 
 
 def _corrected(pairs: Sequence[Pairing]) -> list[Pairing]:
-    """Correct p-values of several runs compared with the first, which are one family for each metric."""
-    if len(pairs) < 2:
-        return list(pairs)
-    metrics = [dict(pair.metrics) for pair in pairs]
-    for name in {name for found in metrics for name in found}:
-        family = {number: found[name].p for number, found in enumerate(metrics) if name in found}
-        for number, p in holm(family).items():
-            metrics[number][name] = msgspec.structs.replace(metrics[number][name], p_holm=p)
+    metrics = corrected([pair.metrics for pair in pairs])
     return [msgspec.structs.replace(pair, metrics=found) for pair, found in zip(pairs, metrics, strict=True)]

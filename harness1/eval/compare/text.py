@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from harness1.eval.compare.comparison import Comparison, Difference, Pairing
+from harness1.eval.compare.comparison import Comparison, Pairing
+from harness1.eval.compare.differences import Difference
 from harness1.eval.statistics import probability
 
 NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
@@ -80,8 +81,9 @@ def one_line(text: str) -> str:
 
 def _pair(comparison: Comparison, pair: Pairing, first: str, name: str, viewer: str) -> Iterator[Block]:
     left = " and ".join(f"{count} of {side}" for count, side in zip(pair.left_out, (first, name), strict=True))
+    lost = f" (left out: {left})" if any(pair.left_out) else ""
     cut = "; the sets of both are cut to the smaller one, task by task" if comparison.equal_size else ""
-    yield f"{name} - {first}, {pair.tasks} common tasks (left out: {left}){cut}"
+    yield f"{name} - {first}, {pair.tasks} common tasks{lost}{cut}"
     yield _metrics(pair.metrics, first, name)
     counts = f"{pair.wins} higher, {pair.losses} lower, {pair.ties} equal"
     yield f"{comparison.metric} of {name}, task by task: {counts}."

@@ -7,6 +7,7 @@ from importlib import resources
 import msgspec
 
 from harness1.errors import UsageError
+from harness1.plain import meant
 from harness1.records import Record
 
 
@@ -43,4 +44,5 @@ def bundled(name: str) -> Bundled:
     for model in BUNDLED:
         if model.name == name:
             return model
-    raise UsageError(f"no bundled model {name!r}; choose from: {', '.join(model.name for model in BUNDLED)}")
+    names = [model.name for model in BUNDLED]
+    raise UsageError(f"no bundled model {name!r}; choose from: {', '.join(names)}{meant(name, names)}")

@@ -38,7 +38,7 @@ def current_generation(path: Path) -> Path:
     """
     number = _current_number(path)
     if not number:
-        raise CorpusError(f"{path} is not an index; build one there with: harness1 index")
+        raise CorpusError(f"{path} is not an index; one is built there by: harness1 index SOURCE --out {path}")
     return path / _name(number)
 
 

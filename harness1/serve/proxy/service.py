@@ -17,6 +17,7 @@ from harness1.config import Config
 from harness1.errors import InfrastructureFault, Refusal, UsageError
 from harness1.redaction import without_secrets
 from harness1.retrieval.batching import Batcher
+from harness1.rows.proxy_record import ABANDONED, RecordedCall, Recorder
 from harness1.serve.access import Access
 from harness1.serve.bodies import Bodies
 from harness1.serve.proxy.anthropic_dialect import ANTHROPIC
@@ -24,7 +25,6 @@ from harness1.serve.proxy.chat import Spelled, decoded
 from harness1.serve.proxy.dialect import Dialect
 from harness1.serve.proxy.memory import Memory
 from harness1.serve.proxy.openai_dialect import OPENAI
-from harness1.serve.proxy.record import ABANDONED, RecordedCall, Recorder
 from harness1.serve.proxy.sessions import clean_name, fresh_session, session_of
 from harness1.serve.proxy.upstream import Answered, Asked, Upstream
 from harness1.serve.service import Gate, Json, Refused, ServiceLimits, application

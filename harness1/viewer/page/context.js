@@ -1,7 +1,8 @@
 // The exact context of a turn: its pieces by role, which of them a prefix cache holds, and the prompt as it was sent.
 
 import { textOf } from "./data.js";
-import { count, h, plural, section } from "./dom.js";
+import { count, h, plural } from "./dom.js";
+import { fold } from "./fold.js";
 
 const OPEN_BELOW = 140;
 
@@ -10,8 +11,14 @@ export function contextView(episode, place) {
   const turn = episode.turns[place];
   if (!turn.context) {
     const why = episode.problem ? `the episode cannot be replayed exactly: ${episode.problem}` : "the record does not say why";
-    return section("Exact context", { class: "context" }, h("p", { class: "muted" }, `Not shown: ${why}.`));
+    return fold("context", "Exact context", "", () => h("p", { class: "muted" }, `Not shown: ${why}.`));
   }
+  const note = `${plural(turn.context.length, "piece")}, ${count(turn.tokens)} of ${count(turn.limit)} tokens, ${count(turn.prefill)} of them new`;
+  return fold("context", "Exact context", note, () => piecesView(episode, place));
+}
+
+function piecesView(episode, place) {
+  const turn = episode.turns[place];
   const sent = turn.calls.length ? turn.calls[turn.calls.length - 1].prompt : null;
   const list = h("div", { class: "pieces" });
   const search = h("input", { type: "search", class: "find", placeholder: "find in this context", "aria-label": "find in this context", oninput: () => find(list, search.value, found) });
@@ -23,10 +30,8 @@ export function contextView(episode, place) {
   const all = h("button", { type: "button", onclick: () => openAll(list, all) }, "Open all");
   const modes = sent ? modeChoice(episode, sent, show) : null;
   show(false);
-  return section("Exact context", { class: "context" },
-    h("p", { class: "muted" }, `${count(turn.tokens)} of ${count(turn.limit)} tokens, ${count(turn.tokens - turn.prefill)} reused from the turn before, ${count(turn.prefill)} fresh`,
-      turn.dropped ? `; ${plural(turn.dropped, "piece")} dropped for room` : ""),
-    h("div", { class: "tools-line" }, search, all, modes, found), list, declared(episode));
+  return [turn.dropped ? h("p", { class: "muted" }, `${plural(turn.dropped, "piece")} dropped for room`) : null,
+    h("div", { class: "tools-line" }, search, all, modes, found), list, declared(episode)];
 }
 
 function modeChoice(episode, sent, show) {

@@ -34,7 +34,7 @@ export function documentChip(episode, unit, tag) {
     "span",
     { class: "doc", title: id },
     tag === undefined ? null : tagMark(tag),
-    h("b", {}, handle || id),
+    handle || !title ? h("b", {}, handle || id) : null,
     star(episode, unit),
     h("span", { class: "doc-title" }, title),
   );

@@ -1,20 +1,25 @@
 // One episode: its head, the strip of turns, and one turn with the state behind it.
 
+import { chainView } from "./chain.js";
 import { contextView } from "./context.js";
 import { commandFor, siblings, index } from "./data.js";
 import { classMark, documentChip } from "./documents.js";
-import { h, num, plural, section } from "./dom.js";
-import { graphView } from "./graph.js";
+import { h, num, section } from "./dom.js";
+import { unfold } from "./fold.js";
 import { changeView, matrixView } from "./memory.js";
 import { actionView, resultView } from "./result.js";
 import { recordView, rewardView } from "./reward.js";
 import { address } from "./route.js";
 import { stripView } from "./strip.js";
 
+const GOLD_AT_ONCE = 6;
+const SIGNS = { good: "✓", half: "–", lost: "○" };
+
 /** The page of an episode at a turn; `go` is called with another turn. */
 export function episodeView(episode, place, go) {
   return h("div", { class: "episode" }, headView(episode), stripView(episode, place, go), besideLinks(episode.row),
-    h("div", { class: "columns" }, turnView(episode, place), sideView(episode, place, go)));
+    h("div", { class: "columns" }, turnView(episode, place), sideView(episode, place, go)),
+    h("div", { class: "below" }, belowView(episode, place, go)));
 }
 
 /** Show one turn. */
@@ -25,10 +30,14 @@ export function turnView(episode, place) {
     actionView(episode, turn), resultView(episode, turn), changeView(episode, turn), contextView(episode, place));
 }
 
-/** The state after a turn: curated set, evidence, reward, record. */
+/** The state after a turn: curated set and reward. */
 export function sideView(episode, place, go) {
-  return h("div", { class: "side" }, matrixView(episode, place, go), episode.turns.length ? graphView(episode, place) : null,
-    rewardView(episode), recordView(episode, episode.turns[place]));
+  return h("div", { class: "side" }, matrixView(episode, place, go), rewardView(episode));
+}
+
+/** What concerns the whole episode: how the evidence was found, and the record. */
+export function belowView(episode, place, go) {
+  return [chainView(episode, place, go), recordView(episode, episode.turns[place])];
 }
 
 /** Question, end, scores and gold; `brief` leaves out what stands above two columns once. */
@@ -45,7 +54,7 @@ export function headView(episode, brief = false) {
     goldView(episode));
 }
 
-/** Show what became of everything that there was to find. */
+/** Show what became of everything that there was to find: what was missed comes first. */
 function goldView(episode) {
   if (!episode.gold) return h("p", { class: "muted" }, "No gold is known for this task: nothing is marked.");
   const delivered = new Set(episode.delivered.map(([unit]) => unit));
@@ -53,19 +62,21 @@ function goldView(episode) {
   const pool = new Set(episode.pool);
   const fate = (units) => {
     const has = (test) => units.find(test);
-    if (has((unit) => delivered.has(unit)) !== undefined) return ["delivered", "✓"];
-    if (has((unit) => pool.has(unit)) !== undefined) return ["seen, not delivered", "–"];
+    if (has((unit) => delivered.has(unit)) !== undefined) return ["delivered", "good"];
+    if (has((unit) => pool.has(unit)) !== undefined) return ["seen, not delivered", "half"];
     const twin = has((unit) => hidden.has(unit));
-    if (twin !== undefined) return [`seen as a copy of ${episode.units[hidden.get(twin)][1]}`, "–"];
-    return ["never seen", "✗"];
+    if (twin !== undefined) return [`seen as a copy of ${episode.units[hidden.get(twin)][1]}`, "half"];
+    return ["never seen", "lost"];
   };
-  return h("details", { class: "gold-box", open: true }, h("summary", {}, `Gold: ${plural(episode.gold.targets.length, "target")}`),
-    h("ul", { class: "gold-list" }, episode.gold.targets.map(({ units }) => {
-      const [words, sign] = fate(units);
-      return h("li", { class: `fate fate-${sign === "✓" ? "good" : sign === "–" ? "half" : "bad"}` }, h("span", { class: "sign", "aria-hidden": "true" }, sign), documentChip(episode, units[0]),
-        units.length > 1 ? h("small", {}, ` or ${units.length - 1} others `) : null, h("small", {}, words));
-    })),
-    episode.gold.answers.length ? h("p", { class: "muted" }, `Answer: ${episode.gold.answers.join(" / ")}`) : null);
+  const fates = episode.gold.targets.map((target) => [target, ...fate(target.units)]);
+  const missed = fates.filter(([, , kind]) => kind !== "good");
+  const ordered = [...missed, ...fates.filter(([, , kind]) => kind === "good")];
+  const row = ([{ units }, words, kind]) => h("li", { class: `fate fate-${kind}` }, h("span", { class: "sign", "aria-hidden": "true" }, SIGNS[kind]), documentChip(episode, units[0]),
+    units.length > 1 ? h("small", {}, ` or ${units.length - 1} others `) : null, h("small", {}, words));
+  return h("div", { class: "gold-box" },
+    h("p", {}, h("b", {}, `Gold: ${fates.length - missed.length} of ${fates.length} delivered`), episode.gold.answers.length ? h("span", { class: "muted" }, ` · answer: ${episode.gold.answers.join(" / ")}`) : null),
+    h("ul", { class: "gold-list" }, ordered.slice(0, GOLD_AT_ONCE).map(row)),
+    ordered.length > GOLD_AT_ONCE ? h("details", {}, h("summary", {}, `${ordered.length - GOLD_AT_ONCE} more of the gold`), h("ul", { class: "gold-list" }, ordered.slice(GOLD_AT_ONCE).map(row))) : null);
 }
 
 /** Links to the same task elsewhere. */
@@ -85,6 +96,7 @@ export function absentView(row) {
 export function printView(episode) {
   const last = episode.turns.length - 1;
   const pages = episode.turns.map((_, place) => turnView(episode, place));
-  for (const page of pages) for (const each of page.querySelectorAll("details")) each.open = true;
-  return h("div", { class: "episode printed" }, headView(episode), stripView(episode, -1, () => {}), sideView(episode, last, () => {}), pages);
+  const printed = h("div", { class: "episode printed" }, headView(episode), stripView(episode, -1, () => {}), sideView(episode, last, () => {}), pages, belowView(episode, last, () => {}));
+  unfold(printed);
+  return printed;
 }

@@ -8,6 +8,7 @@ const KEYS = [
   ["Enter", "open an episode of the list"],
   ["/", "search"],
   ["c", "find in the exact context"],
+  ["e", "how the evidence was found"],
   ["o", "side by side with the same task in the next run"],
   ["g  or  Esc", "back to the list"],
   ["t", "theme: light, dark, or the system's"],
@@ -28,7 +29,7 @@ function typing(target) {
 
 /** Listen; `actions` has a function for each name below. */
 export function listen(actions) {
-  const named = { j: "next", ArrowRight: "next", k: "before", ArrowLeft: "before", n: "nextEpisode", p: "episodeBefore", "/": "search", c: "find", o: "beside", g: "list", t: "theme", "?": "help", Escape: "back" };
+  const named = { j: "next", ArrowRight: "next", k: "before", ArrowLeft: "before", n: "nextEpisode", p: "episodeBefore", "/": "search", c: "find", o: "beside", e: "chain", g: "list", t: "theme", "?": "help", Escape: "back" };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     if (document.querySelector("dialog[open]")) return;

@@ -62,6 +62,15 @@ function sorted(rows) {
   return [...rows].sort(compare);
 }
 
+let refresh = () => {};
+
+/** Show rows that have come since the list was made; filters, order and the place on the page stay. */
+export function refreshList() {
+  const focused = document.activeElement?.dataset.at;
+  refresh();
+  if (focused !== undefined) document.querySelector(`.list [data-at="${focused}"]`)?.focus({ preventScroll: true });
+}
+
 /** The list as a page part; `update` filters again. */
 export function listView() {
   const body = h("tbody", {});
@@ -86,6 +95,7 @@ export function listView() {
   const table = h("table", { class: `list ${index.runs.length > 1 ? "" : "one-run"}` }, h("caption", { class: "unseen" }, "Episodes"), head, body);
   // Who comes back finds the rows that were there.
   update(null, listState.made);
+  refresh = () => update(null, listState.made);
   return h("div", {}, filters(update), total, h("div", { class: "list-frame" }, table), end);
 }
 

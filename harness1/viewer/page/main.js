@@ -4,10 +4,14 @@ import { besideView } from "./beside.js";
 import { index, loadEpisode, siblings } from "./data.js";
 import { announce, h } from "./dom.js";
 import { absentView, episodeView, printView } from "./episode.js";
+import { openFold } from "./fold.js";
 import { helpView, listen } from "./keys.js";
-import { listState, listView } from "./list.js";
+import { emptyView, watch } from "./live.js";
+import { listState, listView, refreshList } from "./list.js";
+import { hasPairs, pairsView } from "./pairs.js";
 import { address, route } from "./route.js";
 import { runsView } from "./runs.js";
+import { sessionView, sessionsView } from "./session.js";
 import { trainingView } from "./training.js";
 
 const main = document.getElementById("main");
@@ -15,12 +19,14 @@ const THEMES = ["", "light", "dark"];
 let now = { page: "", rows: [] };
 let loaded = [];
 let left = null;
+let home = "";
 
 async function follow() {
   const asked = route(location.hash);
-  if (now.rows.length) [left] = now.rows;
+  if (now.rows.length) left = now.rows[0];
   const same = asked.page === now.page && asked.rows.every((row, at) => row === now.rows[at]);
   now = asked;
+  if (asked.page === "list" || asked.page === "pairs") home = asked.page === "pairs" ? "pairs" : "";
   const made = await pageOf(asked);
   if (now !== asked) return;
   const top = window.scrollY;
@@ -29,12 +35,15 @@ async function follow() {
   document.title = titleOf(asked);
   window.scrollTo(0, same ? top : 0);
   if (!same) main.focus({ preventScroll: true });
-  if (asked.page === "list" && !same && left) main.querySelector(`[data-at="${left.at}"]`)?.focus();
+  if ((asked.page === "list" || asked.page === "pairs") && !same && left) main.querySelector(`[data-at="${left.at}"]`)?.focus();
   for (const each of main.querySelectorAll('.turn[aria-current="step"]')) each.parentElement.scrollLeft = each.offsetLeft - each.parentElement.clientWidth / 2;
 }
 
 async function pageOf(asked) {
   if (asked.page === "training") return trainingView();
+  if (asked.page === "sessions") return sessionsView();
+  if (asked.page === "session") return sessionView(asked.session);
+  if (asked.page === "pairs") return pairsView();
   if (asked.page === "list") return listPage(asked.missing);
   const absent = asked.rows.find((row) => !row.held);
   if (absent) return absentView(absent);
@@ -45,14 +54,35 @@ async function pageOf(asked) {
 }
 
 function listPage(missing) {
-  if (!index.runs.length && index.trainings.length && missing === undefined) return trainingView();
+  if (!index.runs.length && missing === undefined) {
+    if (index.trainings.length) return trainingView();
+    if (index.sessions.length) return sessionsView();
+  }
   const note = missing === undefined ? null : h("p", { class: "banner" }, `Nothing in this file has the address #${missing}.`);
-  return h("div", {}, note, runsView(() => main.replaceChildren(listPage())), listView());
+  if (index.live && !index.rows.length) return h("div", {}, note, emptyView());
+  return h("div", {}, note, headOfList(), listView());
+}
+
+function headOfList() {
+  return h("div", { id: "list-head" }, runsView(() => main.replaceChildren(listPage())));
+}
+
+/** Take news of a served page into what is shown; an open episode stays as it is. */
+function showNews() {
+  navView();
+  const head = document.getElementById("list-head");
+  if (now.page === "list" && head) {
+    head.replaceWith(headOfList());
+    refreshList();
+  } else if (now.page === "list" || now.page === "training" || now.page === "sessions") {
+    const focused = document.activeElement?.id;
+    follow().then(() => focused && document.getElementById(focused)?.focus({ preventScroll: true }));
+  }
 }
 
 function titleOf({ page, rows, turn }) {
-  const names = [...index.runs.map((run) => run.name), ...index.trainings];
-  return rows.length ? `${rows.map((row) => row.task).join(" | ")} turn ${turn + 1}` : `${page === "training" ? "Training · " : ""}${names.join(" · ")}`;
+  const names = [...index.runs.map((run) => run.name), ...index.trainings, ...new Set(index.sessions.map((session) => session.record))];
+  return rows.length ? `${rows.map((row) => row.task).join(" | ")} turn ${turn + 1}` : `${{ training: "Training · ", pairs: "Pairs · " }[page] || ""}${names.join(" · ")}`;
 }
 
 /** Show another turn; the address changes without a step in the history. */
@@ -73,7 +103,7 @@ function episodeBy(step) {
 }
 
 function step(by) {
-  if (now.page === "list") focusRow(by);
+  if (now.page === "list" || now.page === "pairs") focusRow(by);
   else if (now.rows.length && now.turn !== undefined) go(now.turn + by);
 }
 
@@ -92,15 +122,25 @@ function toBeside() {
 }
 
 function toSearch() {
-  if (now.page !== "list") {
+  if (now.page !== "list" && now.page !== "pairs") {
     location.hash = "";
     window.addEventListener("hashchange", () => setTimeout(() => document.getElementById("search")?.focus(), 50), { once: true });
   }
   document.getElementById("search")?.focus();
 }
 
+function toFind() {
+  openFold(main, "context")?.querySelector(".find")?.focus();
+}
+
+function toChain() {
+  openFold(main, "chain")?.scrollIntoView({ block: "start" });
+  main.querySelector(".chain-frame")?.focus({ preventScroll: true });
+}
+
+/** Back to where the episode was chosen. */
 function toList() {
-  if (now.page !== "list") location.hash = "";
+  if (now.page !== "list" && now.page !== "pairs") location.hash = home;
 }
 
 function stored(value) {
@@ -141,11 +181,17 @@ function forPaper(printing) {
   if (!printing && shown) shown.remove();
 }
 
-function begin() {
+function navView() {
   const links = [];
   if (index.runs.length) links.push(h("a", { href: "#" }, "Episodes"));
+  if (hasPairs()) links.push(h("a", { href: "#pairs" }, "Pairs"));
   if (index.trainings.length) links.push(h("a", { href: "#training" }, "Training"));
-  document.getElementById("nav").append(...links);
+  if (index.sessions.length) links.push(h("a", { href: "#sessions" }, "Sessions"));
+  document.getElementById("nav").replaceChildren(...links);
+}
+
+function begin() {
+  navView();
   document.getElementById("theme").addEventListener("click", nextTheme);
   document.getElementById("help-button").addEventListener("click", showHelp);
   document.getElementById("skip").addEventListener("click", (event) => {
@@ -153,12 +199,13 @@ function begin() {
     main.focus();
   });
   setTheme(stored());
-  listen({ next: () => step(1), before: () => step(-1), nextEpisode: () => episodeBy(1), episodeBefore: () => episodeBy(-1), search: toSearch, find: () => main.querySelector(".find")?.focus(), beside: toBeside, list: toList, back: toList, theme: nextTheme, help: showHelp });
+  listen({ next: () => step(1), before: () => step(-1), nextEpisode: () => episodeBy(1), episodeBefore: () => episodeBy(-1), search: toSearch, find: toFind, beside: toBeside, chain: toChain, list: toList, back: toList, theme: nextTheme, help: showHelp });
   window.addEventListener("hashchange", follow);
   window.matchMedia("print").addEventListener("change", (event) => forPaper(event.matches));
   window.addEventListener("beforeprint", () => forPaper(true));
   window.addEventListener("afterprint", () => forPaper(false));
   follow();
+  if (index.live) watch(showNews);
 }
 
 begin();

@@ -2,8 +2,12 @@
 
 import { index } from "./data.js";
 import { documentChip, documentList, letter, star, tagMark, unseen } from "./documents.js";
-import { h, plural, section } from "./dom.js";
+import { h, plural } from "./dom.js";
+import { fold } from "./fold.js";
 
+const ROWS = 12;
+const AT_HAND = 6;
+const QUIET = new Set(["new in the pool", "hidden as near duplicates", "verdicts", "shared entities"]);
 const SIZES = ["curated", "pool", "aliases", "verdicts", "bridges"];
 const NAMES = { curated: "curated", pool: "pool", aliases: "hidden copies", verdicts: "verdicts", bridges: "shared entities" };
 
@@ -22,21 +26,34 @@ export function changeView(episode, turn) {
     ["=", "same", "hidden as near duplicates", change.hidden, ([unit, twin]) => [documentChip(episode, unit), " behind ", documentChip(episode, twin)]],
     ["+", "added", "no longer hidden", change.shown, (unit) => documentChip(episode, unit)],
     ["+", "added", "verdicts", change.verdicts, ([unit, claim, label]) => [h("span", { class: `verdict verdict-${label}` }, label), " ", documentChip(episode, unit), h("q", { class: "passage" }, claim)]],
-    ["+", "added", `shared entities${change.bridges_total > (change.bridges || []).length ? `, the first of ${change.bridges_total}` : ""}`, change.bridges, ([name, units]) => [h("b", {}, name), h("small", {}, ` in ${units.map((unit) => episode.units[unit][1] || episode.units[unit][0]).join(", ")}`)]],
+    ["+", "added", "shared entities", change.bridges, ([name, units]) => [h("b", {}, name), h("small", {}, ` in ${units.map((unit) => episode.units[unit][1] || episode.units[unit][0]).join(", ")}`)]],
   ].filter(([, , , items]) => items?.length);
-  return section("Memory change", { class: "change" },
+  return fold("change", "Memory change", summary(change, turn.sizes), () => [
     h("table", { class: "sizes" }, h("caption", { class: "unseen" }, "sizes before and after the turn"),
       h("tbody", {}, h("tr", {}, SIZES.map((name) => h("th", { scope: "col" }, NAMES[name]))),
         h("tr", {}, SIZES.map((name) => h("td", { class: before[name] === after[name] ? "same" : "changed" }, before[name] === after[name] ? after[name] : `${before[name]} → ${after[name]}`))))),
-    groups.length ? groups.map(([sign, kind, label, items, show]) =>
-      h("div", { class: `group group-${kind}` }, h("h4", {}, h("span", { class: "sign", "aria-hidden": "true" }, sign), `${label} (${items.length})`),
-        documentList(episode, items, (_, item) => h("span", {}, show(item)), 10))) : h("p", { class: "muted" }, "Nothing changed."));
+    groups.length ? groups.map((group) => groupView(episode, change, group)) : h("p", { class: "muted" }, "Nothing changed."),
+  ], true);
+}
+
+function summary(change, [before, after]) {
+  const curated = ["added", "retagged", "removed", "evicted"].filter((name) => change[name]?.length).map((name) => `${change[name].length} ${name}`);
+  return curated.length ? `curated: ${curated.join(", ")}` : after.pool > before.pool ? `${after.pool - before.pool} pooled` : "";
+}
+
+/** What was done to the curated set is open; the rest is counted, and opened by its heading. */
+function groupView(episode, change, [sign, kind, label, items, show]) {
+  const many = label === "shared entities" ? change.bridges_total : items.length;
+  const heading = [h("span", { class: "sign", "aria-hidden": "true" }, sign), `${label} (${many}${many > items.length ? `, the first ${items.length} are listed` : ""})`];
+  const list = documentList(episode, items, (_, item) => h("span", {}, show(item)), AT_HAND);
+  if (QUIET.has(label)) return h("details", { class: `group group-${kind}` }, h("summary", {}, heading), list);
+  return h("div", { class: `group group-${kind}` }, h("h4", {}, heading), list);
 }
 
 /** Documents by turns: the tag of what was curated, a dot for what was in the pool; `go` is called with a turn. */
 export function matrixView(episode, place, go) {
   const units = matrixUnits(episode);
-  if (!units.length) return section("Curated set over time", { class: "matrix" }, h("p", { class: "muted" }, "Nothing was curated, and no gold was seen."));
+  if (!units.length) return fold("matrix", "Curated set over time", "", () => h("p", { class: "muted" }, "Nothing was curated, and no gold was seen."), true);
   const tags = episode.turns.map((turn) => new Map(turn.curated || []));
   const turns = episode.turns.map((_, at) => at);
   const head = h("tr", {}, h("th", { scope: "col", class: "corner" }, "document"), turns.map((at) =>
@@ -47,9 +64,15 @@ export function matrixView(episode, place, go) {
       turns.map((at) => cellView(episode, unit, tags[at].get(unit), at, at === place)));
   });
   const now = tags[place]?.size ?? 0;
-  return section("Curated set over time", { class: "matrix" },
-    h("p", { class: "muted" }, `${plural(now, "document")} after turn ${place + 1}, at most ${episode.card.cap}. `, legend(episode)),
-    h("div", { class: "frame", tabindex: 0, role: "region", "aria-label": "matrix of documents and turns" }, h("table", {}, h("caption", { class: "unseen" }, "Tag of each document after each turn"), h("thead", {}, head), h("tbody", {}, rows))));
+  const body = h("tbody", {}, rows.slice(0, ROWS));
+  const rest = rows.slice(ROWS);
+  const more = h("p", { class: "more" }, h("button", { type: "button", class: "link", onclick: () => {
+    body.append(...rest);
+    more.remove();
+  } }, `${plural(rest.length, "further document")}`));
+  return fold("matrix", "Curated set over time", `${now} of at most ${episode.card.cap} after turn ${place + 1}`, () => [h("p", {}, legend(episode)),
+    h("div", { class: "frame", tabindex: 0, role: "region", "aria-label": "matrix of documents and turns" }, h("table", {}, h("caption", { class: "unseen" }, "Tag of each document after each turn"), h("thead", {}, head), body)),
+    rest.length ? more : null], true);
 }
 
 function cellView(episode, unit, tag, at, now) {
@@ -59,11 +82,13 @@ function cellView(episode, unit, tag, at, now) {
   return h("td", { class: `${here}${seen ? "pooled" : "absent"}` }, seen ? "·" : "", seen ? unseen("in the pool") : null);
 }
 
-/** What was ever curated, in order, then the gold that was pooled and never curated. */
+/** Gold that was seen, then what was curated at the end, then what was curated before. */
 function matrixUnits(episode) {
   const units = new Set(episode.turns.flatMap((turn) => (turn.curated || []).map(([unit]) => unit)));
-  const gold = [...episode.goldUnits].filter((unit) => episode.firstSeen.has(unit));
-  return [...units, ...gold.filter((unit) => !units.has(unit))];
+  for (const unit of episode.goldUnits) if (episode.firstSeen.has(unit)) units.add(unit);
+  const last = new Set((episode.turns[episode.turns.length - 1]?.curated || []).map(([unit]) => unit));
+  const rank = (unit) => (episode.goldUnits.has(unit) ? 0 : last.has(unit) ? 1 : 2);
+  return [...units].sort((x, y) => rank(x) - rank(y));
 }
 
 function legend(episode) {

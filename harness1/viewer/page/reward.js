@@ -1,11 +1,12 @@
 // What the reward is made of: a waterfall of what each term adds; and what the record says about the episode itself.
 
-import { h, num, section } from "./dom.js";
+import { h, num } from "./dom.js";
+import { fold } from "./fold.js";
 
 /** The terms of a reward. */
 export function rewardView(episode) {
   const { reward } = episode;
-  if (!reward) return section("Reward", { class: "reward" }, h("p", { class: "muted" }, "None: the episode was not scored."));
+  if (!reward) return fold("reward", "Reward", "none", () => h("p", { class: "muted" }, "The episode was not scored."));
   const terms = Object.entries(reward.terms || {}).map(([name, { value, weight }]) => ({ name, value, weight, adds: value * weight }));
   let sum = 0;
   for (const term of terms) {
@@ -19,11 +20,12 @@ export function rewardView(episode) {
     h("i", { class: "zero", style: { left: `${share(0)}%` } }),
     h("span", { class: kind, style: { left: `${share(Math.min(from, to))}%`, width: `${Math.max(0.6, Math.abs(share(to) - share(from)))}%` } }));
   const row = (label, detail, adds, from, to, kind) => h("tr", { class: kind }, h("th", { scope: "row" }, label), h("td", { class: "detail" }, detail), h("td", { class: "adds" }, adds), h("td", {}, bar(from, to, kind)));
-  return section("Reward", { class: "reward" },
+  return fold("reward", "Reward", num(reward.total), () => [
     reward.override ? h("p", { class: "warn" }, `Overridden by ${reward.override}: the terms do not count.`) : null,
     h("table", {}, h("caption", { class: "unseen" }, "terms of the reward"), h("tbody", {},
       terms.map((term) => row(term.name.replaceAll("_", " "), `${num(term.value)} × ${num(term.weight)}`, signed(term.adds), term.from, term.from + term.adds, term.adds < 0 ? "minus" : "plus")),
-      row("total", "", num(reward.total), 0, reward.total, "sum"))));
+      row("total", "", num(reward.total), 0, reward.total, "sum"))),
+  ], true);
 }
 
 function signed(value) {
@@ -43,6 +45,6 @@ export function recordView(episode, turn) {
     ["not trainable", episode.untrainable],
     ["fault", episode.error],
   ];
-  return section("Record", { class: "record" }, h("dl", {}, facts.filter(([, value]) => value !== undefined && value !== null && value !== "").map(([name, value]) =>
+  return fold("record", "Record", "ids, seeds, hashes and times", () => h("dl", {}, facts.filter(([, value]) => value !== undefined && value !== null && value !== "").map(([name, value]) =>
     h("div", {}, h("dt", {}, name), h("dd", {}, h("code", {}, String(value)))))));
 }

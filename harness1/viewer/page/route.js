@@ -1,19 +1,26 @@
-// Addresses in the fragment: `#RUN/EPISODE/TURN`, side by side `#RUN/EPISODE,RUN/EPISODE`, and `#training`.
+// Addresses in the fragment: `#RUN/EPISODE/TURN`, side by side `#RUN/EPISODE,RUN/EPISODE`,
+// `#pairs`, `#training`, `#sessions` and `#session/NUMBER`.
 
 import { index } from "./data.js";
-
-const byName = new Map(index.rows.map((row) => [`${row.run}/${row.episode}`, row]));
 
 /** What an address asks for: `{page, rows, turn}`; turns count from 0. An unknown address is the list, with a note. */
 export function route(hash) {
   const path = hash.replace(/^#/, "");
-  if (path === "training") return { page: "training", rows: [] };
+  if (path === "training" || (path === "pairs" && index.pairs.length)) return { page: path, rows: [] };
   if (path === "" || path === "main") return { page: "list", rows: [] };
+  if (path === "sessions") return { page: "sessions", rows: [] };
+  const session = /^session\/(\d+)$/.exec(path);
+  if (session && index.sessions[session[1]]?.held) return { page: "session", rows: [], session: Number(session[1]) };
   const parts = path.split(",").map((part) => part.split("/"));
-  const rows = parts.map(([run, episode]) => byName.get(`${run}/${decoded(episode)}`));
+  const rows = parts.map(([run, episode]) => rowNamed(run, decoded(episode)));
   if (rows.length > 2 || rows.some((row) => !row)) return { page: "list", rows: [], missing: path };
   const turn = Math.max(0, (Number.parseInt(parts[0][2], 10) || 1) - 1);
   return { page: rows.length === 2 ? "beside" : "episode", rows, turn, given: parts[0][2] !== undefined };
+}
+
+/** An episode may have been recorded again under its name: the last one counts. */
+function rowNamed(run, episode) {
+  return index.rows.findLast((row) => String(row.run) === run && row.episode === episode);
 }
 
 function decoded(text) {

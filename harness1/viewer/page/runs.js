@@ -2,9 +2,9 @@
 
 import { index } from "./data.js";
 import { listState } from "./list.js";
-import { h, num, plural } from "./dom.js";
+import { count, h, num, plural } from "./dom.js";
 
-const SHARES = new Set(["curated_recall", "curated_precision", "curated_f1", "trajectory_recall", "answer_recall"]);
+const SHARES = new Set(["curated_recall", "curated_precision", "curated_f1", "trajectory_recall", "answer_recall", "selection_loss", "nDCG@10"]);
 
 /** Cards of all runs, and what the file leaves out. */
 export function runsView(again) {
@@ -31,13 +31,14 @@ function runCard(run, number) {
 }
 
 function metric([name, { mean, low, high }]) {
-  const decimals = SHARES.has(name) ? 3 : mean >= 1000 ? 0 : 2;
+  const decimals = SHARES.has(name) ? 3 : 2;
+  const shown = (value) => (mean >= 1000 ? count(value) : num(value, decimals));
   const percent = (value) => `${Math.max(0, Math.min(1, value)) * 100}%`;
   const bar = SHARES.has(name) ? h("span", { class: "interval", "aria-hidden": "true" },
     h("span", { style: { left: percent(low), width: `calc(${percent(high)} - ${percent(low)})` } }),
     h("i", { style: { left: percent(mean) } })) : null;
   return h("div", {}, h("dt", {}, name.replaceAll("_", " ")),
-    h("dd", {}, h("b", {}, num(mean, decimals)), h("small", {}, ` ${num(low, decimals)} to ${num(high, decimals)}`), bar));
+    h("dd", {}, h("b", {}, shown(mean)), h("small", {}, `${shown(low)} to ${shown(high)}`), bar));
 }
 
 /** How the episodes fell into classes, as one bar and in words. */

@@ -1,0 +1,235 @@
+"""Runs, trainings and recordings under way: what is new in them since a page last asked."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness1.errors import InfrastructureFault, SchemaError, UsageError
+from harness1.eval.failure import MEANINGS
+from harness1.records import TAGS, Episode, EpisodeKey
+from harness1.rows.proxy_record import CALLS
+from harness1.rows.proxy_record import VERB as PROXY
+from harness1.runs.folder import METRICS
+from harness1.runs.stage import STAGE, read_stage
+from harness1.runs.store import EPISODES, read_appended
+from harness1.train.log import LOG
+from harness1.viewer.episode_list import EpisodeRow, row_of, scored
+from harness1.viewer.gather import made_episode
+from harness1.viewer.page_file import deflated, page
+from harness1.viewer.run_source import RunSource
+from harness1.viewer.sessions import held_sessions
+from harness1.viewer.training import training_card
+
+AT_ONCE = 200
+"""Episodes of a run that are read for one answer."""
+KEPT = 32
+"""Episodes whose data is kept after it was asked for."""
+SESSION_BYTES = 30_000_000
+TRAININGS = ("rl train", "sft train")
+
+
+class WatchedRun:
+    """A run folder, of which only what was appended is read.
+
+    Attributes:
+        places: for each episode of the run, where its line begins.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.source = RunSource.open(folder)
+        self._path = folder / EPISODES
+        self._file = _stamp(self._path)
+        self._cards = self._stamps()
+        self._end = 0
+        self.left = False
+
+    def is_other(self) -> bool:
+        """Return whether the folder holds other episodes than before, such as those of a run begun again."""
+        now = _stamp(self._path)
+        was, self._file = self._file, now
+        return (was[0] != 0 and now[0] != was[0]) or now[1] < self._end
+
+    def new(self) -> Iterator[tuple[int, Episode]]:
+        """Yield the episodes that were appended, and where the line of each begins; `left` says if there are more."""
+        if (cards := self._stamps()) != self._cards:
+            self._cards = cards
+            self.source.stage = read_stage(self.source.folder) or self.source.stage
+        count = 0
+        for start, end, episode in read_appended(self.source.folder, self._end, AT_ONCE):
+            self._end, count = end, count + 1
+            yield start, episode
+        self.left = count == AT_ONCE
+
+    def episode(self, start: int) -> Episode:
+        """Return the episode whose line begins at a byte."""
+        return next(episode for _, _, episode in read_appended(self.source.folder, start, 1))
+
+    def _stamps(self) -> tuple[tuple[int, int, int], ...]:
+        return tuple(_stamp(self.source.folder / name) for name in (STAGE, METRICS))
+
+
+class Watched:
+    """Folders under way, for any number of pages; each method may be called by any thread.
+
+    Folders that do not exist yet are waited for. The episodes of an `rl train` belong to its folder.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._lock = threading.RLock()
+        self._replaying = threading.Lock()
+        self._begin()
+
+    def page(self) -> Iterator[str]:
+        """Yield the page, which asks for the rest."""
+        live = {"life": "", "next": 0, "waiting": [], "problems": []}
+        lists: dict[str, Any] = {name: [] for name in ("rows", "runs", "trainings", "sessions", "pairs")}
+        about = {"columns": EpisodeRow.__struct_fields__, "tags": TAGS, "classes": MEANINGS, "live": live}
+        return page(" · ".join(folder.resolve().name for folder in self._folders), about | lists, live=True)
+
+    def news(self, life: str, seen: int) -> dict[str, Any]:
+        """Return what has changed since a page has `seen` so many changes of a `life`, and the state of everything
+        small. Another life means that the page must begin again."""
+        with self._lock:
+            self._look()
+            fresh = self._changes[seen if life == self._life else 0 :]
+            rows = {change: self._rows[change] for change in fresh if isinstance(change, int)}
+            return {
+                "life": self._life,
+                "next": len(self._changes),
+                "left": any(run.left for run in self._runs),
+                "rows": list(rows.items()),
+                "changed": sorted({change for change in fresh if isinstance(change, str)}),
+                "runs": [run.source.card for run in self._runs],
+                "trainings": [folder.resolve().name for folder in self._trainings],
+                "sessions": [row for found in self._sessions.values() for row, _ in found],
+                "waiting": [str(folder) for folder in self._waiting],
+                "problems": sorted(self._problems),
+            }
+
+    def data(self, name: str) -> str | None:
+        """Return the data of a tag, such as `e12`, as in a file; None if there is none of that name."""
+        kind, number = name[:1], name[1:]
+        if not (number.isascii() and number.isdecimal() and len(number) < 10):
+            return None
+        at = int(number)
+        with self._lock:
+            if kind == "r" and at < len(self._runs):
+                return deflated(self._runs[at].source.shared({}))
+            if kind == "t" and at < len(self._trainings):
+                return deflated(training_card(self._trainings[at]))
+            texts = [text for found in self._sessions.values() for _, text in found]
+            if kind == "s" and at < len(texts):
+                return texts[at]
+            if kind != "e" or at >= len(self._rows):
+                return None
+            run, start = self._places[at]
+        with self._replaying:
+            return self._made(run, start)
+
+    def _begin(self) -> None:
+        """Forget everything; pages notice by the new life."""
+        self._life = secrets.token_hex(4)
+        self._waiting = list(self._folders)
+        self._runs: list[WatchedRun] = []
+        self._trainings: list[Path] = []
+        self._logs: list[tuple[int, int, int]] = []
+        self._recordings: dict[Path, tuple[int, int, int]] = {}
+        self._sessions: dict[Path, list[tuple[dict[str, Any], str]]] = {}
+        self._problems: set[str] = set()
+        self._rows: list[EpisodeRow] = []
+        self._places: list[tuple[WatchedRun, int]] = []
+        self._numbers: dict[tuple[int, EpisodeKey], int] = {}
+        self._changes: list[int | str] = []
+        self._made = lru_cache(maxsize=KEPT)(_episode_data)
+
+    def _look(self) -> None:
+        if any(run.is_other() for run in self._runs):
+            self._begin()
+        for folder in list(self._waiting):
+            try:
+                if self._opened(folder):
+                    self._waiting.remove(folder)
+            except (SchemaError, UsageError) as error:
+                self._waiting.remove(folder)
+                self._problems.add(str(error))
+        for number, run in enumerate(self._runs):
+            try:
+                for start, episode in run.new():
+                    self._take(number, run, start, episode)
+            except SchemaError as error:
+                self._problems.add(str(error))
+        for number, folder in enumerate(self._trainings):
+            if (log := _stamp(folder / LOG)) != self._logs[number]:
+                self._logs[number] = log
+                self._changes.append(f"t{number}")
+        self._look_at_recordings()
+
+    def _opened(self, folder: Path) -> bool:
+        """Take a folder that holds something; raise UsageError if that cannot be shown."""
+        stage = read_stage(folder)
+        verb = "" if stage is None else stage.verb
+        if (folder / LOG).is_file():
+            self._trainings.append(folder)
+            self._logs.append((0, 0, 0))
+            if verb == TRAININGS[0]:
+                self._waiting.append(folder / "episodes")
+        elif verb == PROXY:
+            self._recordings[folder] = (0, 0, 0)
+        elif verb and verb not in TRAININGS and (verb != "run" or (folder / EPISODES).is_file()):
+            self._runs.append(WatchedRun(folder))
+        else:
+            return False
+        return True
+
+    def _take(self, number: int, run: WatchedRun, start: int, episode: Episode) -> None:
+        source = run.source
+        result = scored(episode, source.gold.of(episode.task), source.config)
+        row = msgspec.structs.replace(row_of(episode, number, result, source.tools, None), held=True)
+        at = self._numbers.setdefault((number, episode.key), len(self._rows))
+        self._rows[at : at + 1] = [row]
+        self._places[at : at + 1] = [(run, start)]
+        self._changes.append(at)
+
+    def _look_at_recordings(self) -> None:
+        for folder, before in self._recordings.items():
+            if (now := _stamp(folder / CALLS)) == before:
+                continue
+            self._recordings[folder] = now
+            try:
+                self._sessions[folder] = held_sessions([folder], SESSION_BYTES)
+            except (SchemaError, UsageError) as error:
+                self._problems.add(str(error))
+            count = sum(map(len, self._sessions.values()))
+            self._changes += [f"s{number}" for number in range(count)]
+
+
+def _episode_data(run: WatchedRun, start: int) -> str:
+    """Return the data of an episode in three parts; the third holds what a file stores once for many episodes.
+
+    Raises:
+        InfrastructureFault: its record has become unreadable.
+    """
+    try:
+        made = made_episode(run.source, 0, (run.episode(start), True))
+    except (OSError, StopIteration, SchemaError) as error:
+        raise InfrastructureFault(f"the record of the episode cannot be read: {error}") from error
+    if made.data is None:
+        raise InfrastructureFault(made.row.problem or "the episode cannot be shown")
+    return f"{made.data},{deflated([])},{deflated({'passages': made.passages, 'texts': made.shared})}"
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Return what changes with a file: its number, size and time; zeros if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_size, found.st_mtime_ns

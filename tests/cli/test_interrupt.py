@@ -1,0 +1,72 @@
+"""Ctrl-C is answered at once where the work at hand takes a while to end, and only there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support import hear_interrupts
+
+TOLD = "harness1: stopping; what is at work is ended first\n"
+CODE = """
+import asyncio, time
+from harness1.cli.interrupt import answered_interrupts
+
+async def work():
+    try:
+        await asyncio.sleep(60)
+    finally:
+        time.sleep({tail})
+
+with answered_interrupts():
+    print("ready", flush=True)
+    try:
+        asyncio.run(work())
+    except KeyboardInterrupt:
+        print("ended")
+"""
+
+ONE_LONG_CALL = """
+import hashlib
+from harness1.cli.interrupt import answered_interrupts
+
+with answered_interrupts():
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000_000)
+"""
+"""A call without a Python instruction in it, like a step of a training."""
+
+
+@pytest.mark.parametrize(("tail", "told"), [(1.2, TOLD), (0.0, "")])
+def test_an_interrupt_is_answered_only_if_the_work_goes_on(tail: float, told: str) -> None:
+    with interrupted(CODE.format(tail=tail)) as process:
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "ended\n", told)
+
+
+def test_an_interrupt_is_answered_while_one_long_call_goes_on() -> None:
+    with interrupted(ONE_LONG_CALL) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == TOLD
+        assert process.poll() is None
+        process.kill()
+
+
+@contextmanager
+def interrupted(code: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that is interrupted while it works."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, **pipes, text=True, preexec_fn=hear_interrupts) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        os.kill(process.pid, signal.SIGINT)
+        yield process

@@ -1,0 +1,69 @@
+"""Configurations that come with the package: found by name in every folder, and listed where a name is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness1.config import Config, load_config
+from harness1.config.named import opening, shipped
+from harness1.errors import ConfigError
+from tests.cli.commands import Command, command_in_process
+
+NAMES = ["micro", "paper", "small", "transcript", "rl/paper", "rl/small", "sft/paper", "sft/small"]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    monkeypatch.chdir(tmp_path)
+    return command_in_process(monkeypatch, capsys)
+
+
+def test_the_configurations_of_the_package_are_found_by_name() -> None:
+    assert [*shipped()] == NAMES
+    for name, file in shipped().items():
+        assert load_config(name) == load_config(file) != Config()
+
+
+def test_a_name_means_the_same_in_a_folder_with_a_file_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small").write_text("[env]\nmax_turns = 3\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_config("small") == load_config(shipped()["small"])
+    assert load_config("./small").env.max_turns == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("smal", "small"), ("configs/sft/small.toml", "sft/small"), ("papers.toml", "paper")]
+)
+def test_a_misspelt_name_is_answered_with_all_names_and_the_nearest(given: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        load_config(Path(given))
+    assert str(told.value) == (
+        f"there is no configuration {given}: give a TOML file, or one of {', '.join(NAMES)}; did you mean {meant}?"
+    )
+
+
+def test_a_name_unlike_any_other_is_answered_without_a_guess() -> None:
+    with pytest.raises(ConfigError, match=r"sft/small$"):
+        load_config("/nowhere/mine.toml")
+
+
+def test_every_configuration_says_in_a_sentence_what_it_is_for() -> None:
+    for name, file in shipped().items():
+        assert len(opening(file).split()) > 5, name
+
+
+def test_a_command_takes_a_name_in_any_folder(command: Command) -> None:
+    assert "max_turns = 12" in command("config", "show", "--config", "small").out
+    failed = command("config", "show", "--config", "smal")
+    assert failed.code == 2
+    assert "did you mean small?" in failed.err
+
+
+def test_the_list_shows_what_each_configuration_is_for(command: Command) -> None:
+    lines = command("config", "list").out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == NAMES
+    assert lines[2] == f"small: {opening(shipped()['small'])}"

@@ -1,0 +1,297 @@
+"""A live page: what it is told of runs under way, and who may ask."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness1.errors import UsageError
+from harness1.records import Episode
+from harness1.runs.store import EPISODES, read_appended, read_episodes
+from harness1.viewer.live_server import LiveServer
+from harness1.viewer.page_file import inflated
+from harness1.viewer.watching import Watched
+from tests.cli.commands import command_in_process
+from tests.support import hear_interrupts
+from tests.viewer.making import script, some_tasks, write_dataset, write_episodes, write_run, write_training
+from tests.viewer.recordings import save_student, write_recording
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of three tasks."""
+    home = tmp_path_factory.mktemp("live")
+    tasks = some_tasks(3)
+    write_run(home / "whole", [script()], tasks, write_dataset(home / "data", tasks))
+    return home / "whole"
+
+
+def begin(folder: Path, whole: Path) -> list[Episode]:
+    """The card of a run without its episodes, which are returned."""
+    folder.mkdir()
+    shutil.copy(whole / "stage.json", folder)
+    (folder / EPISODES).touch()
+    return list(read_episodes(whole))
+
+
+def after(watched: Watched, before: dict[str, Any] | None = None) -> dict[str, Any]:
+    return watched.news(before["life"], before["next"]) if before else watched.news("", 0)
+
+
+def names(found: dict[str, Any]) -> list[tuple[int, str]]:
+    return [(at, row.task) for at, row in found["rows"]]
+
+
+def test_a_page_is_told_of_each_new_episode_once(tmp_path: Path, whole: Path) -> None:
+    watched = Watched([tmp_path / "run"])
+    first = after(watched)
+    assert (first["waiting"], first["rows"], first["runs"]) == ([str(tmp_path / "run")], [], [])
+    one, two, three = begin(tmp_path / "run", whole)
+    second = after(watched, first)
+    assert (second["waiting"], second["rows"], len(second["runs"])) == ([], [], 1)
+    write_episodes(tmp_path / "run", [one])
+    third = after(watched, second)
+    assert names(third) == [(0, "task-0")]
+    assert third["rows"][0][1].recall == pytest.approx(2 / 3, abs=1e-3)
+    write_episodes(tmp_path / "run", [two, three])
+    fourth = after(watched, third)
+    assert names(fourth) == [(1, "task-1"), (2, "task-2")]
+    assert names(after(watched, fourth)) == []
+    assert names(after(watched)) == [(0, "task-0"), (1, "task-1"), (2, "task-2")], "another page gets all"
+
+
+def test_a_run_that_has_a_card_and_no_record_yet_is_followed(tmp_path: Path, whole: Path) -> None:
+    one, *_ = begin(tmp_path / "run", whole)
+    (tmp_path / "run" / EPISODES).unlink()
+    watched = Watched([tmp_path / "run"])
+    found = after(watched)
+    assert (found["rows"], found["problems"]) == ([], [])
+    write_episodes(tmp_path / "run", [one])
+    assert names(after(watched, found)) == [(0, "task-0")]
+
+
+def test_only_what_was_appended_is_read(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, _ = begin(tmp_path / "run", whole)
+    write_episodes(tmp_path / "run", [one])
+    starts: list[int] = []
+
+    def counted(folder: Path, start: int, most: int) -> Any:
+        starts.append(start)
+        return read_appended(folder, start, most)
+
+    monkeypatch.setattr("harness1.viewer.watching.read_appended", counted)
+    watched = Watched([tmp_path / "run"])
+    found = after(watched)
+    size = (tmp_path / "run" / EPISODES).stat().st_size
+    write_episodes(tmp_path / "run", [two])
+    after(watched, found)
+    assert starts == [0, size]
+
+
+def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path, whole: Path) -> None:
+    one, two, _ = begin(tmp_path / "run", whole)
+    write_episodes(tmp_path / "run", [one, two])
+    path = tmp_path / "run" / EPISODES
+    lines = path.read_bytes()
+    path.write_bytes(lines[:-40])
+    watched = Watched([tmp_path / "run"])
+    found = after(watched)
+    assert names(found) == [(0, "task-0")]
+    path.write_bytes(lines)
+    assert names(after(watched, found)) == [(1, "task-1")]
+    assert found["problems"] == []
+
+
+def test_an_episode_played_again_takes_the_place_of_the_first(tmp_path: Path, whole: Path) -> None:
+    one, *_ = begin(tmp_path / "run", whole)
+    write_episodes(tmp_path / "run", [one])
+    watched = Watched([tmp_path / "run"])
+    found = after(watched)
+    write_episodes(tmp_path / "run", [one])
+    assert names(after(watched, found)) == [(0, "task-0")]
+
+
+def test_a_run_begun_again_is_another_life(tmp_path: Path, whole: Path) -> None:
+    one, two, _ = begin(tmp_path / "run", whole)
+    write_episodes(tmp_path / "run", [one, two])
+    watched = Watched([tmp_path / "run"])
+    found = after(watched)
+    (tmp_path / "run" / EPISODES).unlink()
+    write_episodes(tmp_path / "run", [two])
+    again = after(watched, found)
+    assert again["life"] != found["life"]
+    assert names(again) == [(0, "task-1")]
+
+
+def test_the_data_of_an_episode_is_made_on_request_and_brings_what_it_needs(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, _ = begin(tmp_path / "run", whole)
+    write_episodes(tmp_path / "run", [one, two])
+    watched = Watched([tmp_path / "run"])
+    after(watched)
+    made: list[int] = []
+    original = watched._runs[0].episode
+    monkeypatch.setattr(watched._runs[0], "episode", lambda start: made.append(start) or original(start))
+    text = watched.data("e1")
+    assert text is not None
+    data, numbers, own = map(inflated, text.split(","))
+    assert data["query"] == two.task.query
+    assert numbers == []
+    assert own["passages"]
+    assert watched.data("e1") == text
+    assert len(made) == 1
+    shared = watched.data("r0")
+    assert shared is not None
+    assert inflated(shared)["specs"]
+    assert [watched.data(name) for name in ("e2", "e", "r1", "x0", "e1/..", "e²", "t0", "s0", "e" + "9" * 5000)] == [
+        None
+    ] * 9
+
+
+def test_an_edited_line_is_told_and_not_shown(tmp_path: Path, whole: Path) -> None:
+    one, two, _ = begin(tmp_path / "run", whole)
+    write_episodes(tmp_path / "run", [one, two])
+    path = tmp_path / "run" / EPISODES
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1].replace(b"Lovelace", b"Loveless", 1))
+    found = after(Watched([tmp_path / "run"]))
+    assert names(found) == [(0, "task-0")]
+    assert "was changed" in found["problems"][0]
+
+
+def test_curves_of_trainings_and_sessions_of_proxies_grow(tmp_path: Path) -> None:
+    training = write_training(tmp_path / "train", steps=3)
+    agent = write_recording(tmp_path / "agent", tmp_path / "student", save_student(tmp_path / "student"))
+    watched = Watched([training, agent])
+    found = after(watched)
+    assert (found["trainings"], [row["name"] for row in found["sessions"]]) == (["train"], ["talk", "chat"])
+    assert {"t0", "s0", "s1"} <= set(found["changed"])
+    assert after(watched, found)["changed"] == []
+    with (training / "log.jsonl").open("a") as log:
+        log.write('{"step": 4, "reward": 9.0}\n')
+    assert after(watched, found)["changed"] == ["t0"]
+    curve = watched.data("t0")
+    assert curve is not None
+    assert inflated(curve)["curves"]["reward"][1][-1] == 9.0
+    session = watched.data("s0")
+    assert session is not None
+    assert inflated(session)["name"] == "talk"
+
+
+def test_the_episodes_of_a_training_are_followed_with_it(tmp_path: Path, whole: Path) -> None:
+    training = write_training(tmp_path / "train", steps=3)
+    msg = {"verb": "rl train", "inputs": {}}
+    (training / "stage.json").write_bytes(msgspec.json.encode(msg))
+    one, *_ = begin(training / "episodes", whole)
+    write_episodes(training / "episodes", [one])
+    watched = Watched([training])
+    assert names(after(watched, after(watched))) == [(0, "task-0")]
+
+
+def test_a_folder_of_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "stage.json").write_text('{"verb": "sft build", "inputs": {}}')
+    ended = command_in_process(monkeypatch, capsys)("view", "--serve", str(tmp_path / "rows"))
+    assert ended.code == 2
+    assert "is not a run folder" in ended.err
+
+
+@contextmanager
+def listening(folder: Path) -> Iterator[LiveServer]:
+    server = LiveServer(Watched([folder]))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def ask(server: LiveServer, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.putrequest(method, path, skip_host=True)
+    named = {"Host": f"127.0.0.1:{server.server_port}", **{name.replace("_", "-"): headers[name] for name in headers}}
+    for name, value in named.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    return answer.status, dict(answer.getheaders()), answer.read()
+
+
+@pytest.mark.service
+def test_only_pages_of_this_server_are_answered(whole: Path) -> None:
+    with listening(whole) as server:
+        port = server.server_port
+        assert server.server_address[0] == "127.0.0.1"
+        status, headers, body = ask(server)
+        assert status == 200
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+        assert b"default-src 'none'" in body
+        assert b"connect-src 'self'" in body
+        for host in ("localhost", "127.0.0.1", "[::1]", "LOCALHOST"):
+            assert ask(server, Host=f"{host}:{port}")[0] == 200
+        for host in (
+            "evil.example",
+            f"evil.example:{port}",
+            f"127.0.0.1:{port + 1}",
+            "127.0.0.1",
+            f"localhost.:{port}",
+            "",
+        ):
+            assert ask(server, "/news", Host=host)[0] == 421
+        assert ask(server, "/news", Origin=f"http://localhost:{port}")[0] == 200
+        for origin in ("http://evil.example", "null", "http://localhost", f"https://localhost:{port}"):
+            assert ask(server, "/news", Origin=origin)[0] == 403
+        for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
+            assert ask(server, "/news", method)[0] in (405, 501)
+        for path in ("/stage.json", "/data/../stage.json", "/data/e99", "/data/"):
+            assert ask(server, path)[0] == 404
+        assert ask(server, "/news?life=x&next=-1")[0] == ask(server, f"/news?next={'9' * 30}")[0] == 200
+
+
+@pytest.mark.service
+def test_a_taken_port_is_a_mistake_of_the_user(whole: Path) -> None:
+    with listening(whole) as server, pytest.raises(UsageError, match="cannot listen on"):
+        LiveServer(Watched([whole]), server.server_port)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_the_server_says_where_it_is_and_ends_with_at_most_a_line(whole: Path, sent: signal.Signals, code: int) -> None:
+    command = [sys.executable, "-m", "harness1", "view", "--serve", str(whole), "--port", "0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hear_interrupts)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
+        assert found
+        connection = HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
+        connection.request("GET", "/news")
+        assert len(msgspec.json.decode(connection.getresponse().read())["rows"]) == 3
+        os.kill(process.pid, sent)
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == code
+        assert len(said.splitlines()) <= 1
+        assert "Traceback" not in said
+    finally:
+        process.kill()
+        process.communicate()

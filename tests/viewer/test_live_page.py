@@ -1,0 +1,80 @@
+"""A live page in a browser, while a run is written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+from harness1.records import Episode
+from harness1.runs.store import read_episodes
+from tests.axe import barriers
+from tests.viewer.making import script, some_tasks, write_dataset, write_episodes, write_run, write_training
+from tests.viewer.test_live import begin, listening
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Episode]]:
+    """A finished run of three tasks, made before a browser's event loop is in the way."""
+    home = tmp_path_factory.mktemp("live")
+    tasks = some_tasks(3)
+    write_run(home / "whole", [script()], tasks, write_dataset(home / "data", tasks))
+    return home / "whole", list(read_episodes(home / "whole"))
+
+
+@pytest.fixture
+def page(whole: tuple[Path, list[Episode]]) -> Iterator[Page]:
+    """A page of which whatever is logged as an error, thrown or asked of others fails the test at its end."""
+    wrong: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        found = browser.new_page(viewport={"width": 1280, "height": 900})
+        found.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+        found.on("pageerror", lambda error: wrong.append(str(error)))
+        found.on("request", lambda asked: None if "://127.0.0.1:" in asked.url else wrong.append(asked.url))
+        yield found
+        browser.close()
+    assert [each for each in wrong if "favicon" not in each] == []
+
+
+def test_an_episode_appears_while_its_run_is_written(
+    tmp_path: Path, whole: tuple[Path, list[Episode]], page: Page
+) -> None:
+    folder, (one, two, three) = tmp_path / "run", whole[1]
+    with listening(folder) as server:
+        page.goto(server.address)
+        page.wait_for_selector("text=Waiting for")
+        begin(folder, whole[0])
+        write_episodes(folder, [one])
+        page.wait_for_selector(".list [data-at='0']")
+        page.fill("#search", "task-")
+        write_episodes(folder, [two])
+        page.wait_for_selector(".list [data-at='1']")
+        assert page.input_value("#search") == "task-"
+        assert page.evaluate("document.activeElement.id") == "search"
+        assert barriers(page) == []
+        page.click(".list [data-at='1']")
+        page.wait_for_selector(".turn-view")
+        page.keyboard.press("j")
+        page.wait_for_selector("#turn-title:has-text('Turn 2')")
+        write_episodes(folder, [three])
+        page.wait_for_selector("#watch:has-text('3 episodes')")
+        assert page.title().endswith("turn 2"), "an open episode stays as it is"
+        page.keyboard.press("c")
+        page.wait_for_selector('.context :text("Ada Lovelace")', state="attached")
+        assert barriers(page) == []
+
+
+def test_curves_grow(tmp_path: Path, page: Page) -> None:
+    training = write_training(tmp_path / "train", steps=3)
+    with listening(training) as server:
+        page.goto(server.address)
+        page.wait_for_selector("text=3 steps")
+        with (training / "log.jsonl").open("a") as log:
+            log.write('{"step": 4, "reward": 9.0}\n')
+        page.wait_for_selector("text=4 steps")
