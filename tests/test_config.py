@@ -230,7 +230,7 @@ def test_a_misspelt_setting_is_answered_with_the_one_that_may_be_meant(override:
 
 @pytest.mark.parametrize("override", ["zzzqqq=1", "index.zz=1", "env.on=1"])
 def test_a_setting_like_no_other_is_answered_without_a_guess(override: str) -> None:
-    with pytest.raises(ConfigError, match="unknown field") as caught:
+    with pytest.raises(ConfigError, match="there is no setting") as caught:
         load_config(None, [override])
     assert "did you mean" not in str(caught.value)
 
@@ -254,3 +254,18 @@ def test_every_group_and_every_setting_says_what_it_decides() -> None:
 def test_all_that_is_shown_of_a_configuration_is_far_from_the_longest_that_is_read() -> None:
     shown = "\n".join(toml_lines(shown_config(Config()), notes(Config)))
     assert len(shown.encode()) < LONGEST * 0.8
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("env.max_turns=often", "env.max_turns: expected int, got str"),
+        ("env.max_turns=0", "env.max_turns: expected int >= 1"),
+        ("env.max_turnz=3", "env: there is no setting max_turnz; did you mean env.max_turns?"),
+        ("colour=3", "there is no setting colour"),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_setting(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(None, [override])
+    assert str(error.value) == f"configuration: {said}"

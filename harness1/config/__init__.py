@@ -138,7 +138,7 @@ def load_config(path: Path | str | None = None, overrides: list[str] | None = No
     try:
         found = msgspec.convert(tree, Config)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ConfigError(f"configuration: {error}{_meant(str(error))}") from error
+        raise ConfigError(f"configuration: {_placed(str(error))}{_meant(str(error))}") from error
     _refuse_infinite(msgspec.to_builtins(msgspec.structs.replace(found, machine=found.machine.public())))
     return found
 
@@ -166,6 +166,14 @@ def _refuse_infinite(tree: Mapping[str, Any], prefix: str = "") -> None:
             _refuse_infinite(value, f"{prefix}{name}.")
         elif isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"configuration: {prefix}{name} must be a finite number, not {value}")
+
+
+def _placed(error: str) -> str:
+    """Return what msgspec says of a wrong value, with the setting first: `env.max_turns: expected int >= 1`."""
+    what, _, place = error.rstrip("`").partition(" - at `$")
+    words = what.replace("`", "").replace("Object contains unknown field", "There is no setting")
+    words = words[:1].lower() + words[1:]
+    return f"{place.lstrip('.')}: {words}" if place else words
 
 
 def _meant(error: str) -> str:
