@@ -1,0 +1,1 @@
+"""Tasks made from any corpus: questions with gold, over the names that its documents share."""

@@ -1,0 +1,107 @@
+"""Other documents that answer as well: found by search, they join the gold, or the task is dropped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from harness1.errors import InfrastructureFault
+from harness1.memory import sentences
+from harness1.memory.question import normalised_name
+from harness1.records import DocId, Record
+from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
+from harness1.tasks.corpus_graph import CorpusGraph, Passage
+from harness1.tasks.drafts import Draft, Need
+
+SEARCHED = 20
+"""Documents that are read for each piece of evidence."""
+ALIKE = 0.6
+"""Share of the words of two sentences in common above which one says what the other does."""
+MOST_GOLD = 8
+_WORD = re.compile(r"\w+")
+
+
+class MadeTask(Record, kw_only=True):
+    """A draft with its gold."""
+
+    draft: Draft
+    gold: tuple[DocId, ...]
+    reach: float
+    """The share of the gold that one search for the question finds."""
+
+
+class Reader:
+    """Reads a corpus for other documents that serve as evidence."""
+
+    def __init__(self, graph: CorpusGraph, retriever: Retriever) -> None:
+        self._graph, self._retriever = graph, retriever
+        self._places = {passage.doc_id: place for place, passage in enumerate(graph.passages)}
+
+    async def gold(self, drafts: Sequence[Draft]) -> list[tuple[DocId, ...] | None]:
+        """Return the gold of each draft: its own passages, and others that say the same; None if a passage holds the
+        names of a need apart from each other, which leaves open whether it answers, or if too many answer.
+
+        Raises:
+            InfrastructureFault: the index does not answer.
+        """
+        needs = [(at, need) for at, draft in enumerate(drafts) for need in draft.needs]
+        found = await self._near([" ".join(need.names) or need.quoted for _, need in needs])
+        gold: list[dict[DocId, None] | None] = [
+            {self._graph.passages[need.passage].doc_id: None for need in draft.needs} for draft in drafts
+        ]
+        for (at, need), places in zip(needs, found, strict=True):
+            known = gold[at]
+            for place in places:
+                passage = self._graph.passages[place]
+                if known is None or passage.doc_id in known:
+                    continue
+                serves = _serves(need, passage)
+                if serves is None:
+                    known = gold[at] = None
+                elif serves:
+                    known[passage.doc_id] = None
+        return [tuple(each) if each is not None and len(each) <= MOST_GOLD else None for each in gold]
+
+    async def with_gold(self, drafts: Sequence[Draft], k: int) -> list[MadeTask]:
+        """Return the drafts that have a clear gold (see `gold`), with the share of it among the first `k` documents
+        that one search for the question finds."""
+        golds = await self.gold(drafts)
+        clear = [(draft, gold) for draft, gold in zip(drafts, golds, strict=True) if gold is not None]
+        found = await self._near([draft.question for draft, _ in clear])
+        made = []
+        for (draft, gold), places in zip(clear, found, strict=True):
+            seen = {self._graph.passages[place].doc_id for place in places[:k]}
+            made.append(MadeTask(draft=draft, gold=gold, reach=len(seen.intersection(gold)) / len(gold)))
+        return made
+
+    async def _near(self, queries: Sequence[str]) -> list[list[int]]:
+        """Return the places of the documents that each query finds, best first."""
+        answers = await self._retriever.search([SearchRequest(query, SEARCHED) for query in queries])
+        places = []
+        for answer in answers:
+            if isinstance(answer, RetrievalFault):
+                raise InfrastructureFault(f"the index does not answer: {answer}")
+            documents = dict.fromkeys(hit.chunk.doc_id for hit in answer.hits)
+            places.append([self._places[doc_id] for doc_id in documents if doc_id in self._places])
+        return places
+
+
+def _serves(need: Need, passage: Passage) -> bool | None:
+    """Return whether a passage serves as well as that of a need; None if that cannot be told."""
+    cut = sentences.split(passage.text)
+    if not need.names:
+        own = set(_WORD.findall(need.quoted.lower()))
+        return any(_alike(own, set(_WORD.findall(each.lower()))) for each in cut)
+    wanted = [f" {normalised_name(name)} " for name in need.names]
+    title = f" {normalised_name(passage.subject)} "
+    text = f" {normalised_name(passage.text)} "
+    if not all(name in text or name in title for name in wanted):
+        return False
+    if len(wanted) == 1 or title == wanted[0]:
+        return True
+    said = (f" {normalised_name(each)} " for each in cut)
+    return True if any(all(name in each for name in wanted) for each in said) else None
+
+
+def _alike(first: set[str], second: set[str]) -> bool:
+    return len(first & second) >= ALIKE * len(first | second)

@@ -1,0 +1,191 @@
+"""Drafts of tasks: what sentences say, what can be quoted, and the questions that come of it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from harness1.records import DocId
+from harness1.retrieval.corpus import Document
+from harness1.tasks import fact_drafts as facts
+from harness1.tasks import name_drafts as names
+from harness1.tasks.corpus_graph import CorpusGraph, graph_of, subject_of
+from harness1.tasks.quoting import GAP, figures, once, stands_alone
+from harness1.tasks.relations import statements
+
+
+def corpus(*documents: tuple[str, str]) -> CorpusGraph:
+    """A graph of documents, given by title and text."""
+    return graph_of(Document(DocId(f"d{place}"), title, text) for place, (title, text) in enumerate(documents))
+
+
+FILMS = corpus(
+    ("The Quiet Bay", "The Quiet Bay is a 1951 British drama film directed by Ada Fenwick."),
+    ("Ada Fenwick", "Ada Fenwick (3 May 1902 – 9 June 1980) was an English director, born in Grimsby."),
+    ("Harbour Lights", "Harbour Lights is a 1962 comedy film directed by Tom Arkwright and starring Ada Fenwick."),
+    ("Tom Arkwright", "Tom Arkwright (born 7 August 1921) is a Scottish director. He was married to Ada Fenwick."),
+)
+
+
+@pytest.mark.parametrize(
+    ("title", "subject"),
+    [
+        ("Ada Fenwick (director)", "Ada Fenwick"),
+        ("Twitter - History | Creation", "Twitter"),
+        ("json.dumps (function)", "json.dumps"),
+        ("Can we apply the definition of the metabolic syndrome to Asians?", ""),
+        ("", ""),
+    ],
+)
+def test_a_title_names_a_subject_unless_it_is_a_sentence(title: str, subject: str) -> None:
+    assert subject_of(title) == subject
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "said"),
+    [
+        ("Ann Lee", "Ann Lee (born 2 May 1950) is a singer.", {("birth", "1950")}),
+        ("Ann Lee", "Ann Lee (12 May 1850 – 3 June 1911) was a singer.", {("birth", "1850")}),
+        ("Ann Lee", "Ann Lee (died 1911) was a singer.", set()),
+        ("Rain", "Rain. It was directed by Ann Li, written by Bo.", {("director", "Ann Li"), ("writer", "Bo")}),
+        ("Hot Rain", "Hot Rain is a film co-directed by Ann Lee.", set()),
+        ("Hot Rain", "Hot Rain is a film directed by Scottish painter Ann Lee.", set()),
+        ("Hot Rain", "Hot Rain follows a man who was named after Ann Lee.", set()),
+        ("Bo Inc", "Bo Inc is a label based in Oslo, founded in 1990.", {("seat", "Oslo"), ("founding", "1990")}),
+        ("Bo", "Another film was directed by Ann Lee.", set()),
+    ],
+)  # fmt: skip
+def test_a_sentence_says_what_its_pattern_finds_of_its_subject(
+    title: str, text: str, said: set[tuple[str, str]]
+) -> None:
+    assert {(each.relation, each.answer) for each in statements(corpus((title, text)).passages[0])} == said
+
+
+def test_what_is_said_in_two_ways_is_not_said() -> None:
+    text = "Hot Rain was directed by Ann Lee. It was directed by Bo Ek."
+    assert list(statements(corpus(("Hot Rain", text)).passages[0])) == []
+
+
+def test_a_chain_asks_for_the_end_by_what_the_others_say() -> None:
+    drafts = list(facts.chain_drafts(facts.facts_of(FILMS), random.Random(1)))
+    found = {draft.question: draft for draft in drafts}
+    asked = found.get("In which year was the director of The Quiet Bay born?") or found.get(
+        "Where was the director of The Quiet Bay born?"
+    )
+    chained = {tuple(FILMS.passages[need.passage].subject for need in draft.needs) for draft in drafts}
+    assert chained <= {
+        ("The Quiet Bay", "Ada Fenwick"),
+        ("Harbour Lights", "Ada Fenwick"),
+        ("Harbour Lights", "Tom Arkwright"),
+        ("Tom Arkwright", "Ada Fenwick"),
+        ("Harbour Lights", "Tom Arkwright", "Ada Fenwick"),
+    }
+    assert drafts
+    assert all(draft.links[-1] not in draft.question for draft in drafts)
+    if asked is not None:
+        assert asked.answer in ("1902", "Grimsby")
+
+
+def test_a_chain_never_asks_of_a_person_what_only_works_have() -> None:
+    graph = corpus(
+        ("Low Tide", "Low Tide is a song by Marble."),
+        ("Marble", "Marble is a 1999 album."),
+    )
+    assert list(facts.chain_drafts(facts.facts_of(graph), random.Random(0))) == []
+
+
+def test_a_comparison_is_answered_by_the_smaller_year() -> None:
+    [draft] = [
+        draft for draft in facts.comparison_drafts(facts.facts_of(FILMS), random.Random(0)) if draft.form == "birth"
+    ]
+    assert draft.question in (
+        "Who was born first, Ada Fenwick or Tom Arkwright?",
+        "Who was born first, Tom Arkwright or Ada Fenwick?",
+    )
+    assert draft.answer == "Ada Fenwick"
+
+
+def test_a_refuted_answer_differs_from_what_the_document_says() -> None:
+    drafts = [draft for seed in range(8) for draft in facts.claim_drafts(facts.facts_of(FILMS), random.Random(seed))]
+    assert {draft.answer for draft in drafts} == {"supported", "refuted"}
+    for draft in drafts:
+        told = draft.question.rpartition("Check this answer: ")[2].rstrip(".")
+        assert (told == draft.needs[0].names[1]) == (draft.answer == "supported")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "fit"),
+    [
+        ("Ada Fenwick directed eleven films between the two wars.", True),
+        ("She directed eleven films between the two wars of Europe.", False),
+        ("Ada Fenwick directed the films that we list in this chapter.", False),
+        ("Ada Fenwick directed films", False),
+        ("| 12 | 44 | 19 | 88 | 12 | 33 | 97 | 61 | 5 | 20 | 11 | 3.", False),
+    ],
+)
+def test_only_a_sentence_that_stands_alone_is_quoted(sentence: str, fit: bool) -> None:
+    assert stands_alone(sentence) == fit
+
+
+@pytest.mark.parametrize(
+    ("sentence", "part", "fit"),
+    [
+        ("A film with Ada Fenwick in it.", "Ada Fenwick", True),
+        ("A film with Lady Ada Fenwick in it.", "Ada Fenwick", False),
+        ("A film with Ada Fenwick Jones in it.", "Ada Fenwick", False),
+        ("A film (with Ada Fenwick) from 1951.", "Ada Fenwick", False),
+        ("Undiscounted flows are estimated.", "Undiscounted", False),
+        ("Ada Fenwick met Ada Fenwick.", "Ada Fenwick", False),
+    ],
+)
+def test_a_gap_never_cuts_a_longer_name(sentence: str, part: str, fit: bool) -> None:
+    assert once(sentence, part) == fit
+
+
+def test_labels_days_and_single_digits_are_no_figures() -> None:
+    assert figures("On March 14, in Note 12 and [33], 7 of 45 firms paid $1,200 or 3.5%.") == ["45", "$1,200", "3.5%"]
+
+
+def test_a_figure_is_changed_into_another_of_the_same_look() -> None:
+    graph = corpus(("", "The harbour of Grimsby was closed in 1951 for all the larger ships."))
+    told = {draft.question for seed in range(30) for draft in names.changed_drafts(graph, random.Random(seed))}
+    assert "Is this true? The harbour of Grimsby was closed in 1951 for all the larger ships." in told
+    assert {each[: -len("1 for all the larger ships.")] for each in told} == {
+        "Is this true? The harbour of Grimsby was closed in 195"
+    }
+
+
+def test_a_lead_hides_a_rare_name_and_needs_every_document_that_holds_it() -> None:
+    graph = corpus(
+        ("", "The oldest lighthouse of the whole coast was built by Ada Fenwick in stone."),
+        ("", "The medal of the society was given to Ada Fenwick for her late work on tides."),
+        ("", "Nobody else is told of in the books of the harbour of the town."),
+    )
+    drafts = list(names.lead_drafts(graph, random.Random(0)))
+    assert {draft.answer for draft in drafts} == {"Ada Fenwick"}
+    for draft in drafts:
+        assert "Ada Fenwick" not in draft.question
+        assert GAP in draft.question
+        assert {need.passage for need in draft.needs} == {0, 1}
+
+
+def test_headings_are_not_told_of() -> None:
+    menu = "Permissions Site Map. The rest of this page tells of harbours and of their ships."
+    graph = corpus(*[("", f"{menu} Part {number}.") for number in range(3)])
+    assert list(names.aspect_drafts(graph, random.Random(0))) == []
+
+
+def test_a_description_gives_no_word_of_the_name_away() -> None:
+    graph = corpus(
+        ("os.path.join (function)", "os.path.join(a, *p)\nPut two or more pathnames together with separators."),
+        (
+            "shutil.rmtree (function)",
+            "shutil.rmtree(path)\nAs rmtree does, delete a directory with all in it.",
+        ),
+    )
+    [draft] = names.described_drafts(graph, random.Random(0))
+    assert (draft.question, draft.answer) == (
+        "What is described like this? “Put two or more pathnames together with separators.”",
+        "os.path.join",
+    )

@@ -1,0 +1,188 @@
+"""Sets of tasks: their gold, their splits, the folder that holds them, and its check."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness1.errors import InfrastructureFault
+from harness1.records import DocId, Gold, Task
+from harness1.retrieval.corpus import Document
+from harness1.tasks.check import question_findings
+from harness1.tasks.corpus_graph import CorpusGraph, graph_of
+from harness1.tasks.drafts import SINGLE, Draft, Need
+from harness1.tasks.elsewhere import Reader
+from harness1.tasks.make import make_tasks
+from harness1.tasks.splitting import Splitter
+from tests.cli.commands import Command, command_in_process
+from tests.support import WordRetriever, chunk, run
+
+BORN = "Ada Fenwick was born in Grimsby, a harbour town."
+
+
+def documents(*texts: tuple[str, str]) -> list[Document]:
+    return [Document(DocId(f"d{place}"), title, text) for place, (title, text) in enumerate(texts)]
+
+
+def reader(corpus: list[Document]) -> tuple[CorpusGraph, Reader]:
+    graph = graph_of(corpus)
+    return graph, Reader(graph, searcher(corpus))
+
+
+def searcher(corpus: list[Document]) -> WordRetriever:
+    return WordRetriever([chunk(each.doc_id, each.text, each.title) for each in corpus])
+
+
+def born(**need: object) -> Draft:
+    evidence = Need(0, names=("Ada Fenwick", "Grimsby")) if not need else Need(0, **need)  # type: ignore[arg-type]
+    return Draft(kind=SINGLE, form="x", question="Where was Ada Fenwick born?", needs=(evidence,), answer="Grimsby")
+
+
+def gold_beside(text: str, title: str = "", draft: Draft | None = None) -> tuple[str, ...] | None:
+    """The gold of a task on the first document, where a second one has a text."""
+    _, reads = reader(documents(("Ada Fenwick", BORN), (title, text)))
+    return run(reads.gold([draft or born()]))[0]
+
+
+def test_a_document_that_says_the_same_joins_the_gold() -> None:
+    assert gold_beside("They say that Ada Fenwick came to the world in Grimsby.") == ("d0", "d1")
+
+
+def test_a_document_that_says_something_else_does_not() -> None:
+    assert gold_beside("They say that Ada Fenwick never came to a harbour.") == ("d0",)
+
+
+def test_a_task_is_dropped_where_it_is_open_whether_another_document_answers() -> None:
+    assert gold_beside("Ada Fenwick was a director. Grimsby was her favourite town.") is None
+
+
+def test_a_quoted_sentence_is_found_again_in_nearly_the_same_words() -> None:
+    quoted = born(quoted=BORN)
+    assert gold_beside("Ada Fenwick was born in Grimsby, a town with a harbour.", draft=quoted) == ("d0", "d1")
+    assert gold_beside("Ada Fenwick was seen in a harbour town of the north coast.", draft=quoted) == ("d0",)
+
+
+def test_an_index_that_fails_is_a_fault_of_the_infrastructure() -> None:
+    corpus = documents(("Ada Fenwick", BORN))
+    broken = Reader(graph_of(corpus), WordRetriever([], faults=1))
+    with pytest.raises(InfrastructureFault, match="does not answer"):
+        run(broken.gold([born()]))
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 12).map(lambda number: DocId(str(number))), min_size=1, max_size=3), max_size=40)
+)
+def test_no_document_is_gold_in_two_splits(golds: list[list[DocId]]) -> None:
+    splitter, owner = Splitter({"train": 0.5, "test": 0.5}), dict[DocId, str]()
+    for gold in golds:
+        before = {owner[doc_id] for doc_id in gold if doc_id in owner}
+        split = splitter.place(gold)
+        assert (split is None) == (len(before) > 1)
+        for doc_id in gold if split else ():
+            assert owner.setdefault(doc_id, split or "") == split
+
+
+def test_splits_have_their_shares_where_no_gold_is_shared() -> None:
+    splitter = Splitter({"train": 0.8, "dev": 0.1, "test": 0.1})
+    splits = [splitter.place([DocId(str(number))]) for number in range(100)]
+    assert [splits.count(name) for name in ("train", "dev", "test")] == [80, 10, 10]
+
+
+def corpus_of_films(count: int) -> list[Document]:
+    """Films with directors, each of whom has a document, and prose that names them."""
+    firsts = "Ada Bea Cora Dora Edna Faye Gail Hope Ines Jane Kate Lena Mona Nora Olga Rosa".split()  # noqa: SIM905
+    lasts = "Fenwick Arkwright Bolton Carver Dunmore Eastby Falkirk Garstang Hexham Ilkley".split()  # noqa: SIM905
+    found = []
+    for number in range(count):
+        name = f"{firsts[number % 16]} {lasts[number % 10]}{'' if number < 80 else number}"
+        film = f"{lasts[(number * 7 + 3) % 10]} at {('Dawn', 'Noon', 'Dusk', 'Night')[number % 4]} {number + 10}"
+        found += [
+            (film, f"{film} is a {1930 + number % 60} drama film directed by {name}."),
+            (
+                name,
+                f"{name} (born {1880 + number % 50}) is a director. The prize of the jury was {number + 100} coins.",
+            ),
+        ]
+    return documents(*found)
+
+
+def test_tasks_are_of_several_kinds_with_gold_in_one_split_and_the_same_every_time() -> None:
+    corpus = corpus_of_films(60)
+    tasks = make_tasks(corpus, searcher(corpus), 40, seed=3)
+    assert tasks == make_tasks(corpus, searcher(corpus), 40, seed=3)
+    assert tasks != make_tasks(corpus, searcher(corpus), 40, seed=4)
+    assert {task.split for task in tasks} == {"train", "dev", "test"}
+    assert {task.metadata["kind"] for task in tasks} >= {"single", "bridge", "comparison", "claim"}
+    ids = {document.doc_id for document in corpus}
+    assert all(task.gold and task.gold.relevant.keys() <= ids and task.gold.answers for task in tasks)
+    assert {finding.name for finding in question_findings(tasks, {}) if finding.count} == set()
+
+
+def test_a_bridge_is_not_answered_by_one_search() -> None:
+    corpus = corpus_of_films(60)
+    bridges = [task for task in make_tasks(corpus, searcher(corpus), 60, 0) if task.metadata["kind"] == "bridge"]
+    assert bridges
+    assert all(task.metadata["reach"] < 1 for task in bridges)
+
+
+def task(name: str, query: str, split: str = "train", gold: str = "d0", **metadata: object) -> Task:
+    return Task(name, query, split, Gold({DocId(gold): 1}, answers=("Grimsby",)), {"kind": "single", **metadata})
+
+
+@pytest.mark.parametrize(
+    ("tasks", "finding"),
+    [
+        ([task("a", "Where was Ada born?"), task("b", "What did Bo ever see?", "test")], "gold_in_two_splits"),
+        ([task("a", "Where was Ada born?"), task("b", "where was ada born")], "near_duplicate"),
+        ([task("a", "Where?")], "length"),
+        ([task("a", "Was Ada born in Grimsby?")], "answer_in_question"),
+        ([task("a", "Where does Bo Ek live?", kind="bridge", chain=["d0", "d1"])], "gold_in_question"),
+        ([Task("a", "Where was Ada born?", "train", Gold({}))], "no_gold"),
+        ([task("a", "Where was Ada born?"), task("b", "What did Bo ever see?")], ""),
+    ],
+)
+def test_a_check_names_what_is_wrong_with_questions(tasks: list[Task], finding: str) -> None:
+    found = question_findings(tasks, {DocId("d1"): "Bo Ek"})
+    assert [each.name for each in found if each.count] == [finding] * bool(finding)
+
+
+harness1 = pytest.fixture(command_in_process)
+
+
+@pytest.fixture
+def films(tmp_path: Path) -> Path:
+    folder = tmp_path / "films"
+    folder.mkdir()
+    for document in corpus_of_films(40):
+        (folder / f"{document.doc_id}.md").write_text(f"# {document.title}\n\n{document.text}\n")
+    return folder
+
+
+def test_tasks_of_a_folder_are_made_once_and_pass_their_check(films: Path, tmp_path: Path, harness1: Command) -> None:
+    out, cache = tmp_path / "tasks", ("--cache", str(tmp_path / "cache"))
+    command = ("tasks", "make", str(films), "--out", str(out), *cache, "--count")
+    counts = json.loads(harness1(*command, "30", "--json").out)
+    assert counts["tasks"] == sum(counts["kinds"].values()) == sum(counts["splits"].values()) == 30
+    before = (out / "queries.jsonl").stat().st_mtime_ns
+    assert harness1(*command, "30").code == 0
+    assert (out / "queries.jsonl").stat().st_mtime_ns == before
+    assert "it differs in count" in harness1(*command, "20").err
+    checked = harness1("tasks", "check", str(out), "--out", str(tmp_path / "check"), "--sample", "8", *cache, "--json")
+    assert checked.code == 0, checked
+    [every] = [each for each in json.loads(checked.out)["played"] if each["kind"] == "all"]
+    assert (every["tasks"], every["oracle"], every["nothing"]) == (8, 1.0, 0.0)
+    assert (tmp_path / "check" / "view.html").is_file()
+
+
+def test_a_corpus_without_names_gives_a_clear_error(tmp_path: Path, harness1: Command) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.txt").write_text("nothing here")
+    arguments = ("--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache"))
+    failed = harness1("tasks", "make", str(tmp_path / "docs"), *arguments)
+    assert failed.code == 2
+    assert "gives no task" in failed.err
+    assert not (tmp_path / "out").exists()
