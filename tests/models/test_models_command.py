@@ -10,6 +10,7 @@ import pytest
 from harness1.models.files.bundled import bundled
 from harness1.runs.stage import Stage
 from tests.cli.commands import Command, command_in_process
+from tests.tiny_models import save_tiny_model
 
 
 @pytest.fixture
@@ -46,3 +47,17 @@ def test_a_name_that_is_not_bundled_is_refused(tmp_path: Path, harness1: Command
     refused = harness1("models", "get", "llama", "--cache", str(tmp_path))
     assert refused.code == 2
     assert "no bundled model 'llama'" in refused.err
+
+
+def test_convert_prints_the_folder_and_what_it_holds(tmp_path: Path, harness1: Command) -> None:
+    model, out = save_tiny_model(tmp_path / "model"), tmp_path / "plain"
+    shown = harness1("models", "convert", str(model), "--out", str(out))
+    assert shown.out == f"{out}\n"
+    assert shown.err.endswith("harness1: writing file 1 of 1\n")
+    found = json.loads(harness1("models", "convert", str(model), "--out", str(out), "--json").out)
+    assert (found["folder"], found["dtype"], found["files"], found["dequantized"]) == (str(out), "bfloat16", 1, 0)
+    assert found["size"] == (out / "model.safetensors").stat().st_size - header_size(out / "model.safetensors")
+
+
+def header_size(path: Path) -> int:
+    return 8 + int.from_bytes(path.read_bytes()[:8], "little")

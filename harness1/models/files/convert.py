@@ -1,0 +1,217 @@
+"""Conversion of a model to one plain type of numbers, which trainers and all engines read.
+
+The experts of gpt-oss come as MXFP4 (`NAME_blocks` and `NAME_scales`), in which nothing can be trained; other models as
+float32, or as GGUF. Tensors are converted one at a time.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import msgspec
+
+from harness1.errors import UsageError, optional
+from harness1.hashing import file_digest
+from harness1.model_folder import folder_hash, refusing
+from harness1.models.files.gguf import convert_gguf
+from harness1.models.files.mxfp4 import BLOCK, dequantized
+from harness1.models.files.tensor_file import BYTES, TensorInfo, write_shards
+from harness1.records import Record
+from harness1.runs.files import read_json, refuse_full_disk, write_json, writing
+from harness1.runs.stage import STAGE, Stage, refuse_foreign, refuse_other, remove, under_way
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VERB = "models convert"
+SHARD_BYTES = 4_000_000_000
+CONFIG = "config.json"
+WEIGHTS = "*.safetensors*"
+OTHERS = (".json", ".txt", ".model", ".jinja", ".md")
+"""Suffixes of the files that are copied: tokenizer, chat template, licence and card."""
+PACKED = "_blocks"
+SCALES = "_scales"
+Target = Literal["bfloat16", "float16", "float32"]
+KINDS: Mapping[str, str] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+FLOATS = ("F64", "F32", "F16", "BF16")
+Handles = Mapping[str, Any]
+"""The open file that holds a tensor, by the tensor's name."""
+
+
+class Converted(Record, kw_only=True):
+    """The contents of a converted model."""
+
+    dtype: str
+    files: int
+    tensors: int
+    size: int
+    """Bytes of all weights."""
+    dequantized: int
+    """Tensors that were MXFP4."""
+
+
+def convert_model(
+    source: Path,
+    out: Path,
+    dtype: Target = "bfloat16",
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    force: bool = False,
+    on_file: Callable[[int, int], None] = lambda done, of: None,
+) -> Converted:
+    """Write a model's weights in one type into a folder, with its tokenizer and its configuration, unless it is there.
+
+    Args:
+        source: a folder of `config.json` and safetensors, whose tensors are MXFP4 or plain; or a GGUF file of a Llama.
+        shard_bytes: the size at which a file of weights ends.
+        on_file: called with the number of files done and of all.
+
+    Raises:
+        UsageError: the source is no such model, its numbers do not fit the type, or the folder holds something else, is
+            the source, or has too little room.
+        MissingExtra: a package that the conversion needs is not installed.
+    """
+    if dtype not in get_args(Target):
+        raise UsageError(f"no conversion to {dtype}: choose one of {', '.join(get_args(Target))}")
+    if source.resolve() == out.resolve():
+        raise UsageError(f"{out} is the model itself: choose another --out")
+    with optional("train"):
+        import safetensors  # noqa: F401
+        import torch  # noqa: F401
+    stage = Stage(VERB, {"model": _digest(source), "dtype": dtype})
+    if not force and stage.is_done(out):
+        return msgspec.convert(read_json(out / STAGE)["outputs"], Converted)
+    refuse_foreign(out, VERB) if force else refuse_other(stage, out, "model")
+    with _folder_of(source, out) as folder, _opened(folder) as handles:
+        config = _plain_config(folder, dtype)
+        tensors = _planned(handles, KINDS[dtype])
+        refuse_full_disk(out, sum(each.size for each in tensors))
+        with under_way(stage, out):
+            remove(out, WEIGHTS, keep_card=True)
+            files = write_shards(out, tensors, lambda each: _loaded(handles, each), shard_bytes, on_file)
+            _copy_others(folder, out)
+            write_json(out / CONFIG, config)
+            packed = sum(each.name + PACKED in handles for each in tensors)
+            size = sum(each.size for each in tensors)
+            made = Converted(dtype=dtype, files=len(files), tensors=len(tensors), size=size, dequantized=packed)
+            stage.write(out, status="finished", outputs=msgspec.to_builtins(made))
+    return made
+
+
+def _digest(source: Path) -> str:
+    if source.is_dir():
+        return folder_hash(source)
+    with writing(source):
+        return file_digest(source)
+
+
+@contextmanager
+def _folder_of(source: Path, out: Path) -> Iterator[Path]:
+    """Yield the folder of the model; that of a GGUF file is temporary, beside the output."""
+    if source.is_dir():
+        yield source
+        return
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+            convert_gguf(source, Path(folder))
+            yield Path(folder)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[Handles]:
+    from safetensors import safe_open
+
+    if (folder / "adapter_config.json").is_file():
+        raise UsageError(f"{folder} holds adapters, not a whole model: merge them first")
+    handles: dict[str, Any] = {}
+    with ExitStack() as stack:
+        with refusing(f"the weights in {folder} cannot be read"):
+            for path in sorted(folder.glob("*.safetensors")):
+                handle = stack.enter_context(safe_open(path, framework="pt"))
+                handles |= dict.fromkeys(handle.keys(), handle)
+        if not handles or not (folder / CONFIG).is_file():
+            raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")
+        yield handles
+
+
+def _plain_config(folder: Path, dtype: str) -> dict[str, Any]:
+    """Return the configuration of the converted model: of that type, and not quantized.
+
+    Raises:
+        UsageError: the model is quantized in another way.
+    """
+    with refusing(f"{folder} has no readable {CONFIG}"):
+        config = read_json(folder / CONFIG)
+    method = (config.pop("quantization_config", None) or {"quant_method": "mxfp4"}).get("quant_method")
+    if method != "mxfp4":
+        raise UsageError(f"{folder} is quantized as {method}: only MXFP4 can be converted")
+    config.pop("torch_dtype", None)  # the name that the setting once had
+    return config | {"dtype": dtype}
+
+
+def _planned(handles: Handles, kind: str) -> list[TensorInfo]:
+    """Return the tensors to write, in the order of their names.
+
+    Raises:
+        UsageError: one is of a type that cannot be converted, or blocks have no scales of their shape.
+    """
+    planned = []
+    for name in sorted(handles):
+        view = handles[name].get_slice(name)
+        found, shape = view.get_dtype(), tuple(view.get_shape())
+        whole = name.removesuffix(PACKED)
+        if whole != name and found == "U8":
+            *experts, outputs, groups, _ = shape
+            if _shape_of(handles, whole + SCALES) != shape[:-1] or 2 * shape[-1] != BLOCK:
+                raise UsageError(f"{name} has no {SCALES[1:]} of its shape")
+            planned.append(TensorInfo(whole, kind, (*experts, groups * BLOCK, outputs)))
+        elif name.endswith(SCALES) and name.removesuffix(SCALES) + PACKED in handles:
+            continue
+        elif found in BYTES:
+            planned.append(TensorInfo(name, kind if found in FLOATS else found, shape))
+        else:
+            raise UsageError(f"{name} is of the type {found}, which cannot be converted")
+    return planned
+
+
+def _shape_of(handles: Handles, name: str) -> tuple[int, ...]:
+    return tuple(handles[name].get_slice(name).get_shape()) if name in handles else ()
+
+
+def _loaded(handles: Handles, wanted: TensorInfo) -> Tensor:
+    """Return a tensor in its new type; experts are converted one at a time.
+
+    Raises:
+        UsageError: a number does not fit the type.
+    """
+    import torch
+
+    target = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}.get(wanted.kind)
+    name = wanted.name
+    if name in handles:
+        value: Tensor = handles[name].get_tensor(name)
+        value = value if target is None else value.to(target)
+    else:
+        blocks, scales = (handles[name + end].get_slice(name + end) for end in (PACKED, SCALES))
+        value = torch.empty(wanted.shape, dtype=target)
+        matrices = value if value.dim() > 2 else value[None]
+        for at, matrix in enumerate(matrices):
+            one = at if value.dim() > 2 else slice(None)
+            matrix.copy_(dequantized(blocks[one], scales[one], matrix.dtype))
+    if target is not None and not torch.isfinite(value).all():
+        raise UsageError(f"{name} has numbers that are not finite in {str(target).removeprefix('torch.')}")
+    return value
+
+
+def _copy_others(folder: Path, out: Path) -> None:
+    """Copy the tokenizer and the other small files of a model."""
+    for path in sorted(folder.iterdir()):
+        known = path.suffix in OTHERS and not path.match("*.index.json") and path.name not in (CONFIG, STAGE)
+        if path.is_file() and known:
+            shutil.copyfile(path, out / path.name)

@@ -1,0 +1,208 @@
+"""A converted model is the same model, in numbers that can be trained."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from harness1.errors import UsageError
+from harness1.model_folder import folder_hash
+from harness1.models.files.convert import SHARD_BYTES, convert_model
+from harness1.models.files.mxfp4 import MAGNITUDES, dequantized
+from harness1.models.files.tensor_file import TensorInfo, write_shards
+from harness1.models.files.weight_shapes import weight_shapes
+from harness1.models.transformers.causal_model import load_causal_model
+from harness1.runs.files import read_json, write_json
+from tests.tiny_models import VOCABULARY, save_byte_tokenizer, save_tiny_model
+
+MOE = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64, "sliding_window": 8}
+IDS = torch.arange(24)[None] % VOCABULARY
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny gpt-oss with random experts in MXFP4, as the published one stores them, in two files."""
+    folder = tmp_path_factory.mktemp("packed")
+    save_tiny_model(save_byte_tokenizer(folder), "gpt_oss", **MOE)
+    tensors = {name: value.bfloat16() for name, value in load_file(folder / "model.safetensors").items()}
+    noise = torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        shape = (experts, outputs, inputs // 32)
+        tensors[f"{name}_blocks"] = torch.randint(256, (*shape, 16), dtype=torch.uint8, generator=noise)
+        tensors[f"{name}_scales"] = torch.randint(118, 124, shape, dtype=torch.uint8, generator=noise)
+    (folder / "model.safetensors").unlink()
+    scales = {name: value for name, value in tensors.items() if name.endswith("_scales")}
+    save_file(scales, folder / "model-00002-of-00002.safetensors", {"format": "pt"})
+    others = {name: value for name, value in tensors.items() if name not in scales}
+    save_file(others, folder / "model-00001-of-00002.safetensors", {"format": "pt"})
+    places = dict.fromkeys(others, "model-00001-of-00002.safetensors")
+    places |= dict.fromkeys(scales, "model-00002-of-00002.safetensors")
+    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
+    config = read_json(folder / "config.json")
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    write_json(folder / "config.json", config | {"quantization_config": quantization, "dtype": "bfloat16"})
+    return folder
+
+
+def logits(folder: Path, dtype: str) -> torch.Tensor:
+    library: Any = AutoModelForCausalLM
+    model = library.from_pretrained(folder, dtype=getattr(torch, dtype))
+    with torch.no_grad():
+        found: torch.Tensor = model(IDS).logits
+    return found
+
+
+def tensors_in(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: value for path in sorted(folder.glob("*.safetensors")) for name, value in load_file(path).items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_every_byte_at_every_scale_is_the_number_that_transformers_reads(dtype: torch.dtype) -> None:
+    blocks = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 255, 16, 16).contiguous()
+    scales = torch.arange(255, dtype=torch.uint8).view(1, 255, 1).expand(1, 255, 16).contiguous()
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=dtype)[0]  # type: ignore[no-untyped-call]
+    assert torch.equal(dequantized(blocks[0], scales[0], dtype).view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_random_blocks_are_dequantized_bit_for_bit_as_transformers_does() -> None:
+    noise = torch.Generator().manual_seed(1)
+    blocks = torch.randint(256, (3, 96, 5, 16), dtype=torch.uint8, generator=noise)
+    scales = torch.randint(100, 140, (3, 96, 5), dtype=torch.uint8, generator=noise)
+    expected = convert_moe_packed_tensors(blocks, scales)  # type: ignore[no-untyped-call]
+    found = torch.stack([dequantized(*one, torch.bfloat16) for one in zip(blocks, scales, strict=True)])
+    assert found.shape == (3, 160, 96)
+    assert torch.equal(found.view(torch.int16), expected.view(torch.int16))
+
+
+def test_a_block_by_hand() -> None:
+    """The lower half of a byte comes first; the exponent 128 doubles."""
+    blocks = torch.tensor([[[0x21, 0x0F, *[0] * 14]]], dtype=torch.uint8)
+    found = dequantized(blocks, torch.tensor([[128]], dtype=torch.uint8), torch.float32)
+    assert found.shape == (32, 1)
+    assert found[:4, 0].tolist() == [1.0, 2.0, -12.0, 0.0]
+    assert len(MAGNITUDES) == 8
+
+
+def test_a_packed_model_computes_the_same_after_its_conversion(packed: Path, tmp_path: Path) -> None:
+    made = convert_model(packed, tmp_path / "plain", shard_bytes=100_000)
+    assert (made.dtype, made.dequantized) == ("bfloat16", 4)
+    assert made.files > 2
+    assert torch.equal(logits(tmp_path / "plain", "bfloat16"), logits(packed, "bfloat16"))
+    assert "quantization_config" not in read_json(tmp_path / "plain" / "config.json")
+    assert {value.dtype for value in tensors_in(tmp_path / "plain").values()} == {torch.bfloat16}
+    assert made.size == sum(value.nbytes for value in tensors_in(tmp_path / "plain").values())
+    assert (tmp_path / "plain" / "tokenizer.json").read_bytes() == (packed / "tokenizer.json").read_bytes()
+    index = read_json(tmp_path / "plain" / "model.safetensors.index.json")
+    assert set(index["weight_map"]) == set(weight_shapes(tmp_path / "plain"))
+    load_causal_model(tmp_path / "plain", "cpu", "bfloat16")
+
+
+def test_plain_weights_are_rounded_once_and_come_back_equal(tmp_path: Path) -> None:
+    source = save_tiny_model(tmp_path / "float32")
+    convert_model(source, tmp_path / "bfloat16", "bfloat16")
+    convert_model(tmp_path / "bfloat16", tmp_path / "back", "float32")
+    known = tensors_in(source)
+    rounded, back = tensors_in(tmp_path / "bfloat16"), tensors_in(tmp_path / "back")
+    assert known.keys() == rounded.keys() == back.keys()
+    for name, value in known.items():
+        assert torch.equal(rounded[name], value.bfloat16())
+        assert torch.equal(back[name], value.bfloat16().float())
+    assert read_json(tmp_path / "back" / "config.json")["dtype"] == "float32"
+    assert (tmp_path / "back" / "model.safetensors").is_file()
+
+
+def test_the_same_conversion_is_not_done_twice_and_another_is_refused(packed: Path, tmp_path: Path) -> None:
+    out, asked = tmp_path / "plain", []
+    first = convert_model(packed, out, on_file=lambda done, of: asked.append(done))
+    assert convert_model(packed, out, on_file=lambda done, of: asked.append(done)) == first
+    assert asked == [0]
+    with pytest.raises(UsageError, match="another model"):
+        convert_model(packed, out, "float32")
+    assert convert_model(packed, out, "float32", force=True).dtype == "float32"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty"):
+        convert_model(packed, tmp_path / "mine")
+    with pytest.raises(UsageError, match="the model itself"):
+        convert_model(out, out, force=True)
+
+
+def test_a_conversion_that_was_cut_short_is_done_again_without_its_remains(packed: Path, tmp_path: Path) -> None:
+    def stop(done: int, of: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "plain"
+    with pytest.raises(KeyboardInterrupt):
+        convert_model(packed, out, shard_bytes=100_000, on_file=stop)
+    assert len(list(out.glob("*.safetensors"))) == 1
+    convert_model(packed, out, shard_bytes=SHARD_BYTES)
+    assert [path.name for path in out.glob("*.safetensors*")] == ["model.safetensors"]
+
+
+def test_what_does_not_fit_or_cannot_be_read_is_refused(packed: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with pytest.raises(UsageError, match=r"needs config\.json and safetensors"):
+        convert_model(source, tmp_path / "out")
+    write_json(source / "config.json", {})
+    save_file({"a": torch.tensor([1e9])}, source / "model.safetensors")
+    with pytest.raises(UsageError, match="a has numbers that are not finite in float16"):
+        convert_model(source, tmp_path / "out", "float16")
+    save_file({"a_blocks": torch.zeros(2, 1, 16, dtype=torch.uint8)}, source / "model.safetensors")
+    with pytest.raises(UsageError, match="a_blocks has no scales of its shape"):
+        convert_model(source, tmp_path / "other")
+    save_file({"a": torch.zeros(2).to(torch.float8_e4m3fn)}, source / "model.safetensors")
+    with pytest.raises(UsageError, match="a is of the type F8_E4M3"):
+        convert_model(source, tmp_path / "other")
+    write_json(source / "config.json", {"quantization_config": {"quant_method": "fp8"}})
+    with pytest.raises(UsageError, match="quantized as fp8"):
+        convert_model(source, tmp_path / "other")
+    write_json(source / "adapter_config.json", {})
+    with pytest.raises(UsageError, match="merge them first"):
+        convert_model(source, tmp_path / "other")
+
+
+def test_numbers_that_are_not_weights_stay_as_they_are(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    write_json(source / "config.json", {"torch_dtype": "float32"})
+    values = {"steps": torch.tensor(7), "flags": torch.tensor([True, False]), "a_blocks": torch.ones(3)}
+    save_file(values, source / "model.safetensors")
+    made = convert_model(source, tmp_path / "out")
+    found = tensors_in(tmp_path / "out")
+    assert (found["steps"].dtype, found["steps"].item(), found["flags"].tolist()) == (torch.int64, 7, [True, False])
+    assert found["a_blocks"].dtype == torch.bfloat16
+    assert made.dequantized == 0
+    assert read_json(tmp_path / "out" / "config.json") == {"dtype": "bfloat16"}
+
+
+def test_the_hash_of_a_converted_model_is_of_its_weights_alone(packed: Path, tmp_path: Path) -> None:
+    convert_model(packed, tmp_path / "a")
+    convert_model(packed, tmp_path / "b", force=True)
+    assert folder_hash(tmp_path / "a") == folder_hash(tmp_path / "b")
+
+
+def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    loaded: list[weakref.ref[torch.Tensor]] = []
+
+    def load(wanted: TensorInfo) -> torch.Tensor:
+        assert not [each for each in loaded if each() is not None]
+        value = torch.full(wanted.shape, float(len(loaded)))
+        loaded.append(weakref.ref(value))
+        return value
+
+    wanted = [TensorInfo(f"{at}", "F32", (3, at)) for at in range(6)]
+    assert len(write_shards(tmp_path, wanted, load, 48, lambda done, of: None)) == 4
+    assert {
+        name: (tuple(value.shape), set(value.flatten().tolist())) for name, value in tensors_in(tmp_path).items()
+    } == {f"{at}": ((3, at), {float(at)} if at else set()) for at in range(6)}
