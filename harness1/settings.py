@@ -42,6 +42,15 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str 
             yield f"{prefix}{name}", mine, other
 
 
+def leave_out_default(tree: dict[str, Any], defaults: Mapping[str, Any], path: str) -> None:
+    """Remove the setting with a dotted name from a configuration as plain data, if it has its default there."""
+    *groups, name = path.split(".")
+    for group in groups:
+        tree, defaults = tree[group], defaults[group]
+    if tree[name] == defaults[name]:
+        del tree[name]
+
+
 def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
     """Return what the source says of each group and setting, by dotted name; settings without a word are left out.
 

@@ -47,7 +47,7 @@ from harness1.config.train import Lora, Train, Validation
 from harness1.errors import MALFORMED, ConfigError
 from harness1.hashing import digest
 from harness1.plain import utf8_safe
-from harness1.settings import Settings
+from harness1.settings import Settings, leave_out_default
 
 FORMER = "run"
 """The old name of `[machine]`. Recorded cards and hashes still use it."""
@@ -58,6 +58,8 @@ MOST_MEANT = 3
 """Settings of the same name that are offered for a wrong one."""
 LATER = ("token_file", "data", "data_mirror")
 """Settings of `[machine]` that did not exist when hashes were first recorded."""
+LATER_TRAINING = ("rl.discount",)
+"""Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
 
 
 class Config(Settings):
@@ -96,6 +98,8 @@ class Config(Settings):
         """Return the hash of all settings except `[machine]`, which affects no result."""
         tree = msgspec.to_builtins(msgspec.structs.replace(self, machine=Machine()))
         tree["env"], tree["index"] = self.env.hashed(), self.index.hashed()
+        for path in LATER_TRAINING:
+            leave_out_default(tree, msgspec.to_builtins(Config()), path)
         # Recorded hashes were computed when the section was called `run`.
         machine = tree.pop("machine")
         tree[FORMER] = {name: value for name, value in machine.items() if name not in LATER}

@@ -10,6 +10,8 @@ from msgspec import Meta
 from harness1.errors import ConfigError
 from harness1.settings import Count, Positive, Rate, Settings, Share, Weight
 
+Discount = Annotated[float, Meta(gt=0.0, le=1.0)]
+
 
 class Pivots(Settings):
     """Single turns of teachers to train on: how they are chosen, and which actions are right (PivotRL, arXiv
@@ -32,11 +34,12 @@ class Pivots(Settings):
 class Rl(Settings):
     """Reinforcement learning: how groups of episodes on the same task are sampled and trained on."""
 
-    algorithm: Literal["cispo", "double_sided", "reinforce"] = "cispo"
+    algorithm: Literal["cispo", "double_sided", "interaction", "reinforce"] = "cispo"
     """Weight of a token by its ratio: clipped to the bounds, as published (CISPO, arXiv 2506.13585); 0 at and beyond
-    them; or always 1."""
+    them; the same by the mean ratio of its call (IPA, arXiv 2512.24873); or always 1."""
     ratio_min: Weight = 0.0
-    """Lowest pi / pi_rollout of a token: `cispo` clips its weight to the bounds, `double_sided` drops it outside."""
+    """Lowest pi / pi_rollout of a token: `cispo` clips its weight to the bounds, `double_sided` drops it outside, and
+    `interaction` drops a call whose geometric mean is outside."""
     ratio_max: Rate = 5.0
     """Highest pi / pi_rollout of a token, used like `ratio_min`."""
     advantages: Literal["center", "group_std", "batch_std", "leave_one_out"] = "center"
@@ -44,6 +47,9 @@ class Rl(Settings):
     or reward minus the mean of the group's other episodes."""
     anchors: Weight = 0.0
     """Weight of a second advantage: that of a turn among its siblings' turns in the same state (GiGPO)."""
+    discount: Discount = 1.0
+    """Share of its advantage that each turn passes to the one before it: the last turn has the episode's advantage, the
+    k-th before it `discount`^k of it (chunk returns of IPA); 1: all turns are alike."""
     normaliser: Literal["token_mean", "trajectory_mean", "group_mean"] = "token_mean"
     """What counts equally in the loss: each trained token, each episode, or each group."""
     kl: Weight = 0.0

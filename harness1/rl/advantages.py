@@ -51,6 +51,13 @@ def advantages(groups: Sequence[Sequence[float]], kind: Kind) -> list[list[float
             return [[value * len(values) / max(len(values) - 1, 1) for value in values] for values in centred]
 
 
+def discounted(advantage: float, turns: int, discount: float) -> list[float]:
+    """Return the advantage of each turn of an episode whose reward comes with its last one: `discount`^k times the
+    episode's, k turns before the end. These are the returns G_t = r_t + `discount` G_(t+1) over interactions of IPA
+    (ROLL, arXiv 2512.24873), taken of the reward after its baseline."""
+    return [advantage * discount**left for left in reversed(range(turns))]
+
+
 def anchor_advantages(rewards: Sequence[float], anchors: Sequence[Sequence[str]]) -> list[list[float]]:
     """Return a second advantage for each turn of a group: the reward of its episode, minus the mean reward over all
     turns of the group that began in the same state (GiGPO, Feng et al., arXiv 2505.10978, undiscounted and not divided

@@ -11,7 +11,7 @@ import msgspec
 from harness1.config import Env, Rl
 from harness1.errors import UsageError
 from harness1.records import Episode, Status
-from harness1.rl.advantages import advantages, anchor_advantages, anchor_keys
+from harness1.rl.advantages import advantages, anchor_advantages, anchor_keys, discounted
 from harness1.rl.rollouts import EpisodeGroup
 from harness1.rows.calls import CapturedCall, captured_calls
 from harness1.rows.merging import prefix_merging
@@ -80,7 +80,10 @@ def _turn_advantages(
     episodes: Sequence[Episode], of_episodes: Sequence[float], rl: Rl, env: Env | None
 ) -> list[list[float]]:
     """Return the advantage of each turn of each episode."""
-    whole = [[advantage] * len(episode.turns) for episode, advantage in zip(episodes, of_episodes, strict=True)]
+    whole = [
+        discounted(advantage, len(episode.turns), rl.discount)
+        for episode, advantage in zip(episodes, of_episodes, strict=True)
+    ]
     if not rl.anchors:
         return whole
     if env is None:

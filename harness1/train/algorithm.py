@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from harness1.config import Rl
 from harness1.errors import UsageError
 from harness1.rows.row import TrainRow
-from harness1.train.cispo import Cispo, DoubleSided, Reinforce
+from harness1.train.cispo import Cispo, DoubleSided, Interaction, Reinforce
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,12 +28,16 @@ class Algorithm(Protocol):
 
     @property
     def ratio_min(self) -> float:
-        """Ratio of probabilities (present to sampled) below which a token counts as clipped."""
+        """Ratio of probabilities (present to sampled), as `bounded` gives it, below which a token counts as clipped."""
         ...
 
     @property
     def ratio_max(self) -> float:
         """Ratio above which a token counts as clipped."""
+        ...
+
+    def bounded(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
+        """Return the logarithm of the ratio that the bounds apply to, for each token, [trained], from its own."""
         ...
 
     def normaliser(self, rows: Sequence[TrainRow]) -> float:
@@ -53,6 +57,9 @@ class NegativeLogLikelihood:
     ratio_min: ClassVar[float] = 0.0
     ratio_max: ClassVar[float] = inf
 
+    def bounded(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
+        return log_ratios
+
     def normaliser(self, rows: Sequence[TrainRow]) -> float:
         return sum(
             sum(row.loss_mask)
@@ -70,6 +77,7 @@ ALGORITHMS: Mapping[str, Callable[[Rl], Algorithm]] = MappingProxyType(
         "nll": lambda _: NegativeLogLikelihood(),
         "cispo": lambda rl: Cispo(rl.ratio_min, rl.ratio_max),
         "double_sided": lambda rl: DoubleSided(rl.ratio_min, rl.ratio_max),
+        "interaction": lambda rl: Interaction(rl.ratio_min, rl.ratio_max),
         "reinforce": lambda _: Reinforce(),
     }
 )

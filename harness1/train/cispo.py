@@ -2,8 +2,9 @@
 
 With r = pi / pi_rollout of a token and its advantage A, the gradient is that of sg(w(r)) A log pi, where sg stops
 gradients. CISPO clips r to bounds to get w (MiniMax-M1, arXiv 2506.13585), so every token keeps a gradient;
-double-sided masking drops tokens beyond the bounds (GLM-5, arXiv 2602.15763, after IcePop); REINFORCE has w = 1. Bounds
-apply to r itself; they are not offsets from 1.
+double-sided masking drops tokens beyond the bounds (GLM-5, arXiv 2602.15763, after IcePop); interaction-level credit
+drops whole calls, by the geometric mean of their ratios (IPA, arXiv 2512.24873); REINFORCE has w = 1. Bounds apply to r
+itself; they are not offsets from 1.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class PolicyGradient(ABC):
 
     def normaliser(self, rows: Sequence[TrainRow]) -> float:
         return sum(row.token_weight * sum(row.loss_mask) for row in rows)
+
+    def bounded(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
+        return log_ratios
 
     def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
         return -batch.token_weights * self.importance(logprobs, batch) * batch.weights * logprobs
@@ -60,8 +64,17 @@ class DoubleSided(PolicyGradient):
     ratio_max: float = 5.0
 
     def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
-        ratios = log_ratios(logprobs, batch).exp()
+        ratios = self.bounded(log_ratios(logprobs, batch), batch).exp()
         return ratios * ((ratios > self.ratio_min) & (ratios < self.ratio_max))
+
+
+@dataclass(frozen=True)
+class Interaction(DoubleSided):
+    """All tokens of a call share one r, the geometric mean of theirs: w is r between the bounds, and 0 for the whole
+    call at and beyond them. A single surprising token weighs less in a longer call, and no call is trained in part."""
+
+    def bounded(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
+        return call_means(log_ratios, batch)
 
 
 @dataclass(frozen=True)
@@ -81,3 +94,15 @@ def log_ratios(logprobs: Tensor, batch: MicroBatch) -> Tensor:
     if batch.rollout_logprobs is None:
         raise UsageError("rows without rollout_logprobs cannot be weighted by the ratio of probabilities")
     return (logprobs.detach() - batch.rollout_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def call_means(values: Tensor, batch: MicroBatch) -> Tensor:
+    """Return for each trained token the mean of the values, [trained], over its call: the trained tokens that follow
+    each other in its row without context between them."""
+    import torch
+
+    begins = torch.ones_like(batch.row, dtype=torch.bool)
+    begins[1:] = (batch.row[1:] != batch.row[:-1]) | (batch.column[1:] != batch.column[:-1] + 1)
+    call = begins.cumsum(0) - 1
+    sums = values.new_zeros(int(begins.sum())).index_add(0, call, values)
+    return (sums / call.bincount().to(values.dtype))[call]

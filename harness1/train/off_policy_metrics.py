@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MEANS = ("entropy", "k3", "log_ratio_mean", "ratio_above_2", "ratio_below_half", "clipped")
 """Means over trained tokens, with r = pi / pi_rollout: the entropy of pi in nats; r - 1 - log r, which estimates
 KL(pi_rollout || pi) (Schulman, "Approximating KL divergence", 2020); |log r|; and the shares of tokens with r > 2, with
-r < 1/2, and with r beyond the bounds of the algorithm."""
+r < 1/2, and with a ratio beyond the bounds of the algorithm: their own, or that of their call."""
 MAXIMUM = "log_ratio_max"
 """The greatest |log r|, after clipping."""
 PIECE = 256
@@ -30,7 +30,7 @@ class OffPolicyMetrics:
     def __init__(self, algorithm: Algorithm, device: torch.device) -> None:
         import torch
 
-        self._bounds = algorithm.ratio_min, algorithm.ratio_max
+        self._algorithm = algorithm
         self._sums = torch.zeros(1 + len(MEANS), device=device)
         self._largest = torch.zeros((), device=device)
 
@@ -47,7 +47,7 @@ class OffPolicyMetrics:
         import torch
 
         logs = log_ratios(logprobs, batch)
-        ratios, (least, most) = logs.exp(), self._bounds
+        ratios, bounded = logs.exp(), self._algorithm.bounded(logs, batch).exp()
         of_tokens = (
             torch.ones_like(logs),
             entropies(distributions),
@@ -55,7 +55,7 @@ class OffPolicyMetrics:
             logs.abs(),
             ratios > 2,
             ratios < 0.5,
-            (ratios < least) | (ratios > most),
+            (bounded < self._algorithm.ratio_min) | (bounded > self._algorithm.ratio_max),
         )
         self._sums += torch.stack([values.sum() for values in of_tokens])
         self._largest = torch.maximum(self._largest, logs.abs().max())

@@ -17,7 +17,7 @@ from harness1.episodes.replay import replay_env
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError
 from harness1.records import Episode, Task
-from harness1.rl.advantages import STD_EPSILON, Kind, advantages, anchor_advantages, anchor_keys, has_signal
+from harness1.rl.advantages import STD_EPSILON, Kind, advantages, anchor_advantages, anchor_keys, discounted, has_signal
 from tests.support import END, Script, curate, make_env, run, search
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -106,3 +106,12 @@ def test_siblings_that_came_to_one_state_by_other_ways_meet_in_it() -> None:
 def test_the_states_of_another_environment_are_not_made_up() -> None:
     with pytest.raises(ConfigError, match="environment"):
         anchor_keys(episode(END), Env(search=Search(hits=3)))
+
+
+@given(st.floats(-5, 5), st.integers(0, 30), st.floats(0.01, 1.0))
+def test_returns_obey_the_recursion_of_a_reward_that_comes_last(advantage: float, turns: int, discount: float) -> None:
+    found, following = discounted(advantage, turns, discount), 0.0
+    for at in reversed(range(turns)):
+        following = (advantage if at == turns - 1 else 0.0) + discount * following
+        assert found[at] == pytest.approx(following)
+    assert discounted(advantage, turns, 1.0) == [advantage] * turns

@@ -96,6 +96,19 @@ def test_a_training_is_exported_by_its_folder(
     )
 
 
+def test_calls_that_drifted_are_dropped_whole(harness1: Command, start: Start) -> None:
+    """The second step of a batch trains on calls that the first has moved away from."""
+    bounds = ("rl.ratio_min=0.95", "rl.ratio_max=1.05")
+    settings = ("rl.algorithm=interaction", "rl.discount=0.9", "rl.rows=epoch", *bounds)
+    places = ("--data", "world", "--index", "index", "--model", "hf:start", "--out", "by-calls")
+    asked = [word for setting in (*settings, "rl.substeps=2") for word in ("--set", setting)]
+    ended = harness1("rl", "train", *places, *asked)
+    assert ended.code == 0, ended.err
+    steps = [each for each in read_log(start.folder / "by-calls") if "loss" in each]
+    assert len(steps) == 2
+    assert all(0 < each["clipped"] < 0.5 and each["k3"] > 0 for each in steps)
+
+
 def test_the_turns_of_a_teacher_are_profiled_and_trained_on(harness1: Command, start: Start) -> None:
     collected = ("--teacher", "oracle", "--data", "world", "--index", "index", "--limit", "60")
     taught = harness1("sft", "collect", *collected, "--format", "compact", "--tokenizer", "model", "--out", "oracle")

@@ -87,6 +87,23 @@ def test_every_turn_of_an_episode_has_the_advantage_of_the_episode() -> None:
     assert all(row.rollout_logprobs is not None for row in rows)
 
 
+@pytest.mark.parametrize("kind", ["turn", "epoch"])
+def test_discounted_a_turn_has_its_share_of_the_next_turns_advantage(kind: str) -> None:
+    rl = Rl(rows=kind, discount=0.5)  # type: ignore[arg-type]
+    rows = training_rows([group(0, made_episode("a", 3, 9.0), made_episode("b", 1, 1.0))], rl)
+    stamped = {
+        name: [
+            value
+            for row in rows
+            if row.episode_id == name
+            for value, mask in zip(row.advantages or (), row.loss_mask, strict=True)
+            if mask
+        ]
+        for name in ("a", "b")
+    }
+    assert stamped == {"a": [1.0] * OUTPUT + [2.0] * OUTPUT + [4.0] * OUTPUT, "b": [-4.0] * OUTPUT}
+
+
 def test_a_merged_row_is_stamped_on_what_was_sampled_alone() -> None:
     row, other = training_rows([group(0, made_episode("a", 2, 3.0), made_episode("b", 1, 1.0))], Rl(rows="epoch"))
     assert row.loss_mask == (0,) * 3 + (1,) * 4 + (0,) * 2 + (1,) * 4

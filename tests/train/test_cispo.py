@@ -28,13 +28,13 @@ from harness1.rows.calls import CapturedCall
 from harness1.rows.merging import prefix_merging
 from harness1.rows.row import TrainRow, per_request
 from harness1.train.algorithm import Algorithm, make_algorithm
-from harness1.train.cispo import LOG_RATIO_LIMIT, Cispo, DoubleSided, PolicyGradient, Reinforce
+from harness1.train.cispo import LOG_RATIO_LIMIT, Cispo, DoubleSided, Interaction, PolicyGradient, Reinforce
 from harness1.train.micro_batch import MicroBatch, collate, trained_logprobs
 from tests.tiny_models import VOCABULARY, save_tiny_model
 from tests.train.test_micro_batch import LENGTHS, hidden_gradients, plain_logprobs, predicting_positions
 from tests.train.test_trainer import SMALL, distance, gradient_of
 
-NARROW: tuple[PolicyGradient, ...] = (Cispo(0.5, 1.5), DoubleSided(0.5, 1.5), Reinforce())
+NARROW: tuple[PolicyGradient, ...] = (Cispo(0.5, 1.5), DoubleSided(0.5, 1.5), Interaction(0.5, 1.5), Reinforce())
 RATIOS = (0.01, 0.3, 0.5001, 0.8, 1.0, 1.1, 1.4999, 1.7, 3.0, 4.5, 5.5, 40.0)
 
 
@@ -84,6 +84,8 @@ def sampled_rows(model: PreTrainedModel, seed: int = 0, lengths: Sequence[int] =
 def weight_by_hand(algorithm: PolicyGradient, ratio: float) -> float:
     if isinstance(algorithm, Cispo):
         return min(max(ratio, 0.5), 1.5)
+    if isinstance(algorithm, Interaction):  # the tokens are one call
+        ratio = math.prod(RATIOS) ** (1 / len(RATIOS))
     return (ratio if 0.5 < ratio < 1.5 else 0.0) if isinstance(algorithm, DoubleSided) else 1.0
 
 
@@ -323,7 +325,7 @@ def test_where_the_policy_has_not_moved_all_gradients_are_equal(folder: Path, mo
             known = iter(trained_logprobs(model, collate([row])).tolist())
         logprobs = tuple(next(known) if each else 0.0 for each in row.loss_mask)
         rows.append(msgspec.structs.replace(row, rollout_logprobs=logprobs))
-    plain, *others = (gradient_of(folder, rows, algorithm, micro_tokens=1) for algorithm in (Reinforce(), *NARROW[:2]))
+    plain, *others = (gradient_of(folder, rows, algorithm, micro_tokens=1) for algorithm in (Reinforce(), *NARROW[:3]))
     for other in others:
         assert distance(other, plain) < 1e-6
 
@@ -339,7 +341,7 @@ def test_the_ratio_of_a_token_that_was_all_but_impossible_is_finite(gap: float) 
 
 def test_token_weights_of_trained_tokens_are_what_the_loss_is_divided_by() -> None:
     rows = [TrainRow((1, 2, 3), (0, 1, 1), token_weight=0.25), TrainRow((1, 2), (0, 1), token_weight=2.0)]
-    assert [algorithm.normaliser(rows) for algorithm in NARROW] == [2.5] * 3
+    assert [algorithm.normaliser(rows) for algorithm in NARROW] == [2.5] * len(NARROW)
     batch = collate(rows)
     assert batch.token_weights.tolist() == [0.25, 0.25, 2.0]
     losses = Reinforce().token_losses(torch.tensor([-1.0, -2.0, -3.0]), batch)
@@ -348,7 +350,7 @@ def test_token_weights_of_trained_tokens_are_what_the_loss_is_divided_by() -> No
 
 def test_rows_without_recorded_log_probabilities_are_refused_by_those_that_need_them() -> None:
     batch = collate([TrainRow((1, 2), (0, 1))])
-    for algorithm in (Cispo(), DoubleSided()):
+    for algorithm in (Cispo(), DoubleSided(), Interaction()):
         with pytest.raises(UsageError, match="rollout_logprobs"):
             algorithm.token_losses(torch.tensor([-1.0]), batch)
     assert Reinforce().token_losses(torch.tensor([-1.0]), batch).tolist() == [1.0]
@@ -358,5 +360,6 @@ def test_algorithms_have_their_bounds_from_the_settings() -> None:
     rl = Rl(ratio_min=0.25, ratio_max=3.0)
     assert make_algorithm("cispo", rl) == Cispo(0.25, 3.0)
     assert make_algorithm("double_sided", rl) == DoubleSided(0.25, 3.0)
+    assert make_algorithm("interaction", rl) == Interaction(0.25, 3.0)
     assert make_algorithm("reinforce", rl) == Reinforce()
     assert make_algorithm("cispo") == Cispo(0.0, 5.0)
