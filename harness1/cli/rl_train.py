@@ -14,6 +14,7 @@ from typer import Option
 from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import TrainingBoard
 from harness1.cli.datasets import place_of
+from harness1.cli.launched import led_group
 from harness1.cli.options import Cache, ConfigFile, Force, Json, Overrides, Tensorboard, Wandb, resolve
 from harness1.cli.printing import say
 from harness1.cli.results import print_checkpoint
@@ -27,6 +28,7 @@ from harness1.rl.learning import Learning, OpenRollouts
 from harness1.rl.local_rollouts import open_policy_to_train
 from harness1.rl.open import learning_on_pivots, learning_on_tasks
 from harness1.runs.stage import clear
+from harness1.train.process_group import ProcessGroup
 
 SHOWN = ("reward", "loss", "curated_recall", "set_size", "turns", "entropy", "k3")
 """The values shown for batches, and for validations."""
@@ -58,24 +60,29 @@ def train(
 ) -> None:
     """Train a policy on its own episodes; a stopped training run resumes from its last saved state.
 
+    On several GPUs: torchrun --nproc-per-node 8 -m harness1 rl train ...
+
     Example: harness1 rl train --config rl/small --data world:1000 --model hf:student --out better
     """
-    settings = resolve(config, overrides)
-    given = {"data": data, "index": index, "admission": admission, "model": model, "split": split}
-    learn, out = _asked(settings.machine.learn, given, out, pivots)
-    policy = open_policy_to_train(learn.model, settings)
-    if pivots is None:
-        learn = msgspec.structs.replace(learn, data=tuple(place_of(each, settings) for each in learn.data))
-        find_index = partial(index_of, cache=cache, config=settings, read=read_aloud, say=say)
-        work, players = learning_on_tasks(settings, learn, out, policy, find_index)
-    else:
-        work, players = learning_on_pivots(settings, learn, out, policy, pivots)
-    work = replace(work, tensorboard=tensorboard, wandb=wandb)
-    if force:
-        work.check()  # nothing is deleted if the training run is refused
-        clear(out, learning.VERB, "*")
-    done = read_checkpoint(out) if work.is_done(policy.hash) else None
-    print_checkpoint(done or _trained(work, players, policy), out, "batch", as_json)
+    with led_group() as group:
+        if group is None:
+            return
+        settings = resolve(config, overrides)
+        given = {"data": data, "index": index, "admission": admission, "model": model, "split": split}
+        learn, out = _asked(settings.machine.learn, given, out, pivots)
+        policy = open_policy_to_train(learn.model, settings)
+        if pivots is None:
+            learn = msgspec.structs.replace(learn, data=tuple(place_of(each, settings) for each in learn.data))
+            find_index = partial(index_of, cache=cache, config=settings, read=read_aloud, say=say)
+            work, players = learning_on_tasks(settings, learn, out, policy, find_index)
+        else:
+            work, players = learning_on_pivots(settings, learn, out, policy, pivots)
+        work = replace(work, tensorboard=tensorboard, wandb=wandb)
+        if force:
+            work.check()  # nothing is deleted if the training run is refused
+            clear(out, learning.VERB, "*")
+        done = read_checkpoint(out) if work.is_done(policy.hash) else None
+        print_checkpoint(done or _trained(work, players, policy, group), out, "batch", as_json)
 
 
 def _asked(learn: Learn, given: Mapping[str, Any], out: Path | None, pivots: Path | None) -> tuple[Learn, Path]:
@@ -89,6 +96,6 @@ def _asked(learn: Learn, given: Mapping[str, Any], out: Path | None, pivots: Pat
     return learn, out or Path(learn.out)
 
 
-def _trained(work: Learning, players: OpenRollouts, policy: LanguageModelPolicy) -> Checkpoint:
+def _trained(work: Learning, players: OpenRollouts, policy: LanguageModelPolicy, group: ProcessGroup) -> Checkpoint:
     with TrainingBoard(work.out.name, "batch", SHOWN) as board:
-        return learning.learn(work, players, policy.counter, policy.hash, board.listen)
+        return learning.learn(work, players, policy.counter, policy.hash, board.listen, group)

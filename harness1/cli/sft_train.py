@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from harness1.cli.dashboard import TrainingBoard
+from harness1.cli.launched import launched, led_group
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, Tensorboard, Wandb, resolve
 from harness1.cli.results import print_checkpoint
 from harness1.errors import UsageError
@@ -18,9 +18,8 @@ from harness1.models.files.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.runs.stage import clear
 from harness1.sft.fine_tuning import VERB, FineTuning, fine_tune
-from harness1.train.process_group import ProcessGroup, joined_group
+from harness1.train.process_group import ProcessGroup
 
-_LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 SHOWN = ("loss", "nll", "valid", "tool_agreement", "action_agreement", "curated_recall")
 """The values shown for steps, and for validations."""
 
@@ -49,38 +48,30 @@ def train(
 ) -> None:
     """Train a model on a dataset's rows; a stopped training run resumes from its last saved state.
 
-    On several GPUs: accelerate launch --module harness1 sft train ...
+    On several GPUs: torchrun --nproc-per-node 8 -m harness1 sft train ...
 
     Example: harness1 sft train rows --model smollm2-135m --out student --config sft/small
     """
-    settings = resolve(config, overrides)
-    if packing and trainer is TrainerName.OWN:
-        raise UsageError("--packing needs --trainer trl")
-    launched, local = _launched()
-    device = settings.machine.model.device or preferred_device()
-    device = f"cuda:{local}" if device == "cuda" and launched.size > 1 else device
-    work = FineTuning(dataset, resolve_model(model), out, settings, trainer.value, device, packing, tensorboard, wandb)
-    alone = trainer is TrainerName.TRL  # which joins its processes itself
-    if force and alone and launched.size > 1:
-        raise UsageError(f"the processes of TRL cannot agree on --force: remove {out} first")
-    with joined_group(1 if alone else launched.size, device, ProcessGroup(launched.rank)) as group:
-        if force and group.leads:
+    with led_group(joins=trainer is TrainerName.OWN) as group:
+        if group is None:
+            return
+        settings = resolve(config, overrides)
+        if packing and trainer is TrainerName.OWN:
+            raise UsageError("--packing needs --trainer trl")
+        device = settings.machine.model.device or preferred_device()
+        device = f"cuda:{group.local}" if device == "cuda" and launched().size > 1 else device
+        base = resolve_model(model)
+        work = FineTuning(dataset, base, out, settings, trainer.value, device, packing, tensorboard, wandb)
+        if force and launched().size > group.size:
+            raise UsageError(f"the processes of TRL cannot agree on --force: remove {out} first")
+        if force:
             work.student()  # nothing is deleted if the training run is refused
             clear(out, VERB, "*")
-        group.wait()
-        done = read_checkpoint(out) if work.is_done() else None
-        group.wait()
-        done = done or _trained(work, group)
-    if launched.leads:
-        print_checkpoint(done, work.out, "step", as_json, "last" if work.trainer == "trl" else "best")
+        done = (read_checkpoint(out) if work.is_done() else None) or _trained(work, group)
+        if group.leads:
+            print_checkpoint(done, work.out, "step", as_json, "last" if work.trainer == "trl" else "best")
 
 
 def _trained(work: FineTuning, group: ProcessGroup) -> Checkpoint:
     with TrainingBoard(work.out.name, "step", SHOWN, hidden=not group.leads) as board:
         return fine_tune(work, board.listen, group, board.doing)
-
-
-def _launched() -> tuple[ProcessGroup, int]:
-    """Return this process's rank and the number of processes, and its rank on its machine, from the environment."""
-    rank, size, local = (int(os.environ.get(name, plain)) for name, plain in _LAUNCHED.items())
-    return ProcessGroup(rank, size), local

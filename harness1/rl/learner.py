@@ -16,15 +16,14 @@ from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint
 from harness1.rl.buffer import Buffer, BufferState
 from harness1.rl.logprobs import BOUND, MEAN_K3_BOUND, report_of
-from harness1.rl.reference import row_logprobs, with_kl
+from harness1.rl.reference import with_kl
 from harness1.rl.rollouts import EpisodeGroup
 from harness1.rl.training_rows import substeps
 from harness1.rows.row import TrainRow
 from harness1.train.algorithm import make_algorithm
-from harness1.train.lora import merged_state
+from harness1.train.followers import TrainerJob, open_trainer
+from harness1.train.process_group import ALONE, ProcessGroup
 from harness1.train.saving import read_state, write_model, write_state
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
 from harness1.train.validation import Best
 
 if TYPE_CHECKING:
@@ -42,16 +41,24 @@ class Learner:
         out: the folder of the state and the checkpoint.
         card: the card of the checkpoint.
         make_rows: makes rows of groups.
+        group: the processes that train together; this one leads.
     """
 
     def __init__(
-        self, base: Path, out: Path, card: Checkpoint, make_rows: MakeRows, config: Config, device: str
+        self,
+        base: Path,
+        out: Path,
+        card: Checkpoint,
+        make_rows: MakeRows,
+        config: Config,
+        device: str,
+        group: ProcessGroup = ALONE,
     ) -> None:
         rl, train = config.rl, config.train
         self._base, self._out, self._make_rows, self._config = base, out, make_rows, config
-        model = load_trainable(base, train, device, config.machine.model.threads)
-        self.trainer = Trainer(model, make_algorithm(rl.algorithm, rl), train, rl.batches * rl.substeps)
-        self.reference = load_trainable(base, train, device) if rl.kl else None
+        steps, threads = rl.batches * rl.substeps, config.machine.model.threads
+        job = TrainerJob(base, make_algorithm(rl.algorithm, rl), train, steps, device, threads, reference=rl.kl > 0)
+        self.trainer = open_trainer(job, group)
         self.buffer: Buffer[EpisodeGroup] = Buffer(rl.groups, rl.staleness, rl.window)
         self.best, self.card = Best(train.watch.metric), card
         self.version = 0
@@ -65,7 +72,7 @@ class Learner:
     def save(self) -> None:
         """Save the state."""
         state = {
-            "trainer": self.trainer.state(),
+            "trainer": self.trainer.save((self._out / STATE).parent),
             "buffer": msgspec.to_builtins(self.buffer.state()),
             "best": asdict(self.best),
             "card": msgspec.to_builtins(self.card),
@@ -77,7 +84,7 @@ class Learner:
     def _load(self) -> None:
         if (state := read_state(self._out / STATE)) is None:
             return
-        self.trainer.load_state(state["trainer"])
+        self.trainer.load((self._out / STATE).parent, state["trainer"])
         self.buffer.load_state(msgspec.convert(state["buffer"], BufferState))
         self.best = Best(**state["best"])
         self.card = msgspec.convert(state["card"], Checkpoint)
@@ -86,11 +93,11 @@ class Learner:
     def write_checkpoint(self, metrics: dict[str, float]) -> None:
         """Write the present weights as the checkpoint."""
         self.card = msgspec.structs.replace(self.card, step=self.version, metrics=metrics)
-        write_model(self._out, self.trainer.model, self._base, self.card)
+        write_model(self._out, self.trainer.model, self.weights(), self._base, self.card)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the state dictionary of the plain model, without adapters."""
-        return merged_state(self.trainer.model)
+        return self.trainer.weights()
 
     def train(self, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
         """Take the optimizer steps of a batch, and count it; return the values to log.
@@ -104,8 +111,8 @@ class Learner:
         logged: dict[str, float] = {}
         if self._is_exact():
             logged |= self._check_start(rows)
-        if self.reference is not None:
-            known = row_logprobs(self.reference, rows, self._config.train)
+        if rl.kl:
+            known = self.trainer.logprobs(rows, reference=True)
             rows, logged["kl"] = with_kl(rows, known, rl.kl)
         logged |= _over_steps([self.trainer.step(part) for part in substeps(rows, rl.substeps, rl.seed + self.version)])
         self.version += 1
@@ -118,7 +125,7 @@ class Learner:
             UsageError: they differ by more than the order of computation can explain.
         """
         dtype = self._config.train.dtype
-        replayed = [known for row in row_logprobs(self.trainer.model, rows, self._config.train) for known in row]
+        replayed = [known for row in self.trainer.logprobs(rows) for known in row]
         recorded = [known for row in rows for known in compress(row.rollout_logprobs or (), row.loss_mask)]
         report = report_of(replayed, recorded)
         if not report.passes(dtype):

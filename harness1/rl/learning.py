@@ -36,6 +36,7 @@ from harness1.runs.stage import Stage, refuse_other, under_way
 from harness1.runs.store import EPISODES as LINES
 from harness1.runs.store import EpisodeStore
 from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
+from harness1.train.process_group import ALONE, ProcessGroup
 from harness1.train.saving import parameters_of
 from harness1.train.schedule import is_due
 from harness1.train.trainer import Diverged
@@ -117,13 +118,19 @@ class Learning:
 
 
 def learn(
-    work: Learning, players: OpenRollouts, chat: ChatFormat, policy_hash: str, on_step: StepListener
+    work: Learning,
+    players: OpenRollouts,
+    chat: ChatFormat,
+    policy_hash: str,
+    on_step: StepListener,
+    group: ProcessGroup = ALONE,
 ) -> Checkpoint:
     """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run.
 
     Args:
         players: opens the rollouts within the event loop of the training; they begin with the weights of `work.base`.
         chat: the format of the policy.
+        group: the processes that train together; this one leads.
 
     Raises:
         UsageError: as `Learning.check`; the folder holds something else or cannot be written; the episodes were not
@@ -144,7 +151,7 @@ def learn(
             dataset={"tasks": stage.inputs["tasks"]},
             train={"rl": stage.inputs["rl"], "train": stage.inputs["train"]},
         )
-        learner = Learner(work.base, work.out, card, work.make_rows, work.config, work.device)
+        learner = Learner(work.base, work.out, card, work.make_rows, work.config, work.device, group)
         played = continued(run_card(work, chat), work.out / EPISODES / LINES)
         played.write(work.out / EPISODES)
         try:

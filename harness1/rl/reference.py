@@ -5,36 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import compress, count
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from harness1.config import Train
 from harness1.errors import UsageError
 from harness1.rows.row import TrainRow
-from harness1.train.micro_batch import by_token_budget, collate, precision, trained_logprobs
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-
-def row_logprobs(model: PreTrainedModel, rows: Sequence[TrainRow], train: Train) -> list[list[float]]:
-    """Return the natural log probabilities of the trained tokens of each row, in order; the model is not changed.
-
-    Args:
-        model: from `load_trainable`.
-        train: sets the tokens of a forward pass and its data type.
-    """
-    import torch
-
-    found: list[list[float]] = [[] for _ in rows]
-    for places in by_token_budget([len(row.token_ids) for row in rows], train.micro_tokens):
-        batch = collate([rows[place] for place in places], model.device)
-        with torch.no_grad(), precision(model, train.dtype):
-            logprobs = trained_logprobs(model, batch)
-        for row, logprob in zip(batch.row.tolist(), logprobs.tolist(), strict=True):
-            found[places[row]].append(logprob)
-    return found
 
 
 def with_kl(
@@ -47,7 +22,7 @@ def with_kl(
 
     Args:
         rows: the rows of the whole batch.
-        reference: for each row, the log probabilities of its trained tokens (`row_logprobs`).
+        reference: for each row, the log probabilities of its trained tokens (`Trainer.logprobs`).
 
     Raises:
         UsageError: a row has no log probabilities of the rollout.

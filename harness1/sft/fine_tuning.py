@@ -25,13 +25,12 @@ from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.student import Student
 from harness1.sft.validation import HeldOutValidation
 from harness1.train.algorithm import make_algorithm
+from harness1.train.followers import TrainerJob, open_trainer
 from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
 from harness1.train.micro_batch import shuffled_steps
 from harness1.train.process_group import ALONE, ProcessGroup
 from harness1.train.saving import parameters_of, read_state, write_card, write_model, write_state
 from harness1.train.schedule import is_due
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
 from harness1.train.trl_trainer import saved_step, train_with_trl
 from harness1.train.validation import Best, evenly_spaced
 
@@ -142,7 +141,7 @@ def _train_with_trl(work: FineTuning, card: Checkpoint, group: ProcessGroup, on_
     steps = train.epochs * -(-len(rows) // train.batch_rows)
     seen: dict[str, float] = {"step": float(begun)}
     on_step(begun, steps, {})
-    with _open_log(work, group, begun) as log:
+    with _open_log(work, begun, writes=group.leads) as log:
 
         def note(values: dict[str, float]) -> None:
             seen.update(values)
@@ -166,8 +165,8 @@ def _copy_data_card(work: FineTuning) -> None:
         shutil.copyfile(work.dataset / name, work.out / f"data_{name}")
 
 
-def _open_log(work: FineTuning, group: ProcessGroup, begun: int) -> TrainLog:
-    return TrainLog(work.out if group.leads else None, begun, tensorboard=work.tensorboard, wandb=work.wandb)
+def _open_log(work: FineTuning, begun: int, *, writes: bool = True) -> TrainLog:
+    return TrainLog(work.out if writes else None, begun, tensorboard=work.tensorboard, wandb=work.wandb)
 
 
 class _Run:
@@ -177,23 +176,24 @@ class _Run:
         self, work: FineTuning, student: Student, card: Checkpoint, group: ProcessGroup, on_part: OnPart
     ) -> None:
         train = work.config.train
-        self.work, self.card, self.group, self.train, self.on_part = work, card, group, train, on_part
+        self.work, self.card, self.train, self.on_part = work, card, train, on_part
         self.rows = RowFile(work.dataset / TRAIN)
         held_out = RowFile(work.dataset / HELD_OUT)
         self.order = list(shuffled_steps(len(self.rows), train.batch_rows, train.epochs, train.seed))
-        self.validation = HeldOutValidation(student, held_out, work.config, work.device, group.leads)
-        model = load_trainable(work.model, train, work.device, work.config.machine.model.threads)
-        self.trainer = Trainer(model, make_algorithm("nll"), train, len(self.order), group)
+        self.validation = HeldOutValidation(student, held_out, work.config, work.device)
+        threads = work.config.machine.model.threads
+        job = TrainerJob(work.model, make_algorithm("nll"), train, len(self.order), work.device, threads)
+        self.trainer = open_trainer(job, group)
         self.best = Best(train.watch.metric)
         if (state := read_state(work.out / STATE)) is not None:
-            self.trainer.load_state(state["trainer"])
+            self.trainer.load((work.out / STATE).parent, state["trainer"])
             self.best = Best(**state["best"])
             self.card = msgspec.convert(state["card"], Checkpoint)
 
     def run(self, on_step: StepListener) -> Checkpoint:
         steps, begun = len(self.order), self.trainer.step_count
         on_step(begun, steps, {})
-        with _open_log(self.work, self.group, begun) as log:
+        with _open_log(self.work, begun) as log:
             if not begun:
                 self._validate(log, on_step)
             for places in () if self._stops() else islice(self.order, begun, None):
@@ -218,7 +218,7 @@ class _Run:
     def _validate(self, log: TrainLog, on_step: StepListener) -> None:
         """Validate, and write a checkpoint if it is the best so far."""
         self.on_part("measuring on held-out tasks")
-        metrics = self.group.broadcast(self.validation.validate(self.trainer))
+        metrics = self.validation.validate(self.trainer)
         if not metrics:
             return
         named = {f"{VALIDATION_PREFIX}{name}": value for name, value in metrics.items()}
@@ -236,13 +236,11 @@ class _Run:
 
     def _write(self, metrics: dict[str, float]) -> None:
         self.card = msgspec.structs.replace(self.card, step=self.trainer.step_count, metrics=metrics)
-        if self.group.leads:
-            write_model(self.work.out, self.trainer.model, self.work.model, self.card)
-            _copy_data_card(self.work)
+        weights = self.trainer.weights()
+        write_model(self.work.out, self.trainer.model, weights, self.work.model, self.card)
+        _copy_data_card(self.work)
 
     def _save(self) -> None:
-        if self.group.leads:
-            card = msgspec.to_builtins(self.card)
-            state = {"trainer": self.trainer.state(), "best": asdict(self.best), "card": card}
-            write_state(self.work.out / STATE, state)
-        self.group.wait()
+        path = self.work.out / STATE
+        card = msgspec.to_builtins(self.card)
+        write_state(path, {"trainer": self.trainer.save(path.parent), "best": asdict(self.best), "card": card})

@@ -13,7 +13,6 @@ from harness1.records import Task
 from harness1.rows.file import RowFile
 from harness1.sft.student import Student
 from harness1.tools.registry import Toolbox
-from harness1.train.lora import merged_state
 from harness1.train.trainer import Trainer
 from harness1.train.validation import episode_results, evenly_spaced, held_out_turns, means, turn_metrics
 
@@ -26,19 +25,19 @@ class HeldOutValidation:
         UsageError: a dataset or an index is missing, or the model cannot be sampled from.
     """
 
-    def __init__(self, student: Student, rows: RowFile, config: Config, device: str, leads: bool = True) -> None:
+    def __init__(self, student: Student, rows: RowFile, config: Config, device: str) -> None:
         watch = config.train.watch
         self._student, self._config = student, config
         self._rows = evenly_spaced(rows, watch.rows)
         self._turns = held_out_turns(evenly_spaced(rows, watch.turns), watch.turns)
         self._tasks: dict[str, list[Task]] = {}
         self._environments: dict[str, Callable[[], SearchEnv]] = {}
-        for run, task in student.held_out_tasks(watch.tasks) if watch.tasks and leads else []:
+        for run, task in student.held_out_tasks(watch.tasks) if watch.tasks else []:
             self._tasks.setdefault(run.name, []).append(task)
             if run.name not in self._environments:
                 self._environments[run.name] = student.environments(run, config)
         self._backend: TransformersBackend | None = None
-        if leads and (self._turns or self._tasks):
+        if self._turns or self._tasks:
             model = config.machine.model
             self._backend = open_transformers(
                 student.folder,
@@ -50,8 +49,7 @@ class HeldOutValidation:
             )
 
     def validate(self, trainer: Trainer) -> dict[str, float]:
-        """Return the metrics of the present weights. All processes must call this; only the first samples. Raise
-        InfrastructureFault if the model failed to sample."""
+        """Return the metrics of the present weights; raise InfrastructureFault if the model failed to sample."""
         metrics = {"nll": trainer.loss(self._rows)} if self._rows else {}
         if self._backend is not None:
             metrics |= asyncio.run(self._sampled(self._backend, trainer))
@@ -59,7 +57,7 @@ class HeldOutValidation:
 
     async def _sampled(self, backend: TransformersBackend, trainer: Trainer) -> dict[str, float]:
         env, chat = self._student.env, self._student.chat
-        await backend.load_state(merged_state(trainer.model), trainer.step_count)
+        await backend.load_state(trainer.weights(), trainer.step_count)
         metrics = await turn_metrics(backend, chat, Toolbox.of(env), self._turns, env.generation_reserve)
         greedy = ChatPolicy(temperature=0.0, format_retries=0)
         policy = LanguageModelPolicy(backend, chat, env.generation_reserve, greedy)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from harness1.config import Lora
 from harness1.errors import UsageError
 from harness1.models.transformers.causal_model import output_head
+from harness1.train.sharding import gathered
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,18 +40,19 @@ def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
 
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the state dictionary of the plain model, with adapters merged. Only tensors without an adapter are shared
-    with the model and follow its later steps."""
+    with the model and follow its later steps. That of a sharded model is as `gathered` has it."""
     import torch
 
-    merged: dict[str, Tensor] = dict(model.state_dict())
+    merged = gathered(model)
+    if not merged:
+        return merged
     with torch.no_grad():
         for name, layer in _adapters(model):
-            for part in (f"{DOWN}.weight", f"{UP}.weight"):
-                del merged[f"{name}.{part}"]
+            down, up = (merged.pop(f"{name}.{part}.weight") for part in (DOWN, UP))
             for part in ("weight", "bias"):
                 if f"{name}.{BASE}.{part}" in merged:
                     merged[f"{name}.{part}"] = merged.pop(f"{name}.{BASE}.{part}")
-            update = layer.scale * (layer.lora_B.weight @ layer.lora_A.weight)
+            update = layer.scale * (up @ down)
             weight = merged[f"{name}.weight"]
             merged[f"{name}.weight"] = (weight.float() + update).to(weight.dtype)
     return merged

@@ -15,9 +15,9 @@ from harness1.errors import MALFORMED, UsageError
 from harness1.model_folder import first_line, no_progress_bars
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.runs.files import write_json
-from harness1.train.lora import merged_state
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 WEIGHTS = (".safetensors", ".bin", ".index.json", ".gguf", ".pt", ".pth")
@@ -26,10 +26,13 @@ NOT_OF_A_MODEL = frozenset({CHECKPOINT, "README.md", "stage.json", "data_card.js
 """Our own files, which describe the base and not the new model."""
 
 
-def write_model(out: Path, model: PreTrainedModel, base: Path, card: Checkpoint) -> None:
-    """Write weights (adapters merged), the tokenizer and templates of the base model, and the card.
+def write_model(out: Path, model: PreTrainedModel, state: Mapping[str, Tensor], base: Path, card: Checkpoint) -> None:
+    """Write weights, the tokenizer and templates of the base model, and the card.
 
     A reader finds the old model or the new one: the card is written last, right after the weights.
+
+    Args:
+        state: the weights, as `Trainer.weights` returns them.
 
     Raises:
         UsageError: the disk is full, or the folder cannot be written.
@@ -42,8 +45,7 @@ def write_model(out: Path, model: PreTrainedModel, base: Path, card: Checkpoint)
         copy_beside_weights(base, fresh)
         with no_progress_bars():
             # A tensor with several names, such as a tied head, keeps them all: the writer resolves them.
-            state = {name: value.detach() for name, value in merged_state(model).items()}
-            model.save_pretrained(fresh, state_dict=state)
+            model.save_pretrained(fresh, state_dict={name: value.detach() for name, value in state.items()})
     except (OSError, SafetensorError) as error:
         shutil.rmtree(fresh, ignore_errors=True)
         raise UsageError(f"cannot write the model to {out}: {first_line(error)}") from error

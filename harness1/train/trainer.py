@@ -5,48 +5,77 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness1.config import Train
 from harness1.errors import UsageError
 from harness1.rows.row import TrainRow
 from harness1.train.algorithm import Algorithm
-from harness1.train.lora import add_adapters
+from harness1.train.lora import add_adapters, merged_state
 from harness1.train.micro_batch import (
-    MicroBatch,
     by_token_budget,
     collate,
     of_targets,
     precision,
     trained_distributions,
+    trained_logprobs,
     trained_tokens,
 )
 from harness1.train.off_policy_metrics import OffPolicyMetrics
-from harness1.train.process_group import ALONE, ProcessGroup
+from harness1.train.process_group import ALONE, ProcessGroup, Unanimous
 from harness1.train.schedule import rate_at
+from harness1.train.sharding import forget_gathered, shard, whole
+from harness1.train.state import forget_tensors, load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
 
-class Diverged(UsageError):
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's running means of a weight's gradient and of its square, as torch names them."""
+IDLE = TrainRow((0, 0), (0, 1))
+"""The row of a pass that counts for nothing."""
+
+
+class Diverged(Unanimous):
     """The loss or the gradient is not finite; the step changed nothing. Users set the rate, so it is their error."""
 
 
 class Trainer:
     """Trains a model of `load_trainable` in place on rows; it knows nothing of episodes. The schedule of the rate ends
-    after `steps`. All processes of the group must get the same rows."""
+    after `steps`.
+
+    Several processes shard the model, and each takes a share of a step's passes: all must make the same calls with the
+    same arguments. A single process leaves the model as it is.
+
+    Args:
+        reference: a model that stays as it is, for `logprobs`.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, algorithm: Algorithm, train: Train, steps: int, group: ProcessGroup = ALONE
+        self,
+        model: PreTrainedModel,
+        algorithm: Algorithm,
+        train: Train,
+        steps: int,
+        group: ProcessGroup = ALONE,
+        reference: PreTrainedModel | None = None,
     ) -> None:
         import torch
 
         self.model, self.algorithm, self.train, self.steps, self.group = model, algorithm, train, steps, group
+        self.reference = reference
         if train.lora.rank:
             add_adapters(model, train.lora, train.seed)
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if group.size > 1:
+            shard(model, group)
+        if group.size > 1 and reference is not None:
+            shard(reference, group)
+        self._trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self.parameters = list(self._trained.values())
         self.optimizer = torch.optim.AdamW(
             self.parameters,
             lr=train.rate,
@@ -75,19 +104,19 @@ class Trainer:
         known = all(row.rollout_logprobs is not None for row in rows)
         off_policy = OffPolicyMetrics(self.algorithm, self.model.device) if known else None
         done, of = 0, sum(len(row.token_ids) for row in rows) // self.group.size
-        for batch in self._passes(rows):
+        for places in self._shares(rows):
+            part = [rows[place] for place in places]
             with _within_memory(self.train.micro_tokens):
-                loss = self._loss(batch, off_policy) / normaliser
+                loss = self._loss(part, off_policy) / normaliser
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-            done = min(of, done + (batch.ids.numel() if batch.attention is None else int(batch.attention.sum())))
+            done = min(of, done + sum(len(row.token_ids) for row in part))
             on_tokens(done, of)
         self.group.add_up(total)
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            self.group.add_up(parameter.grad)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.train.clip or math.inf)
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.train.clip or math.inf))
         rate = rate_at(self.step_count, self.steps, self.train)
         if not (math.isfinite(float(total)) and math.isfinite(float(norm))):
             self.optimizer.zero_grad()
@@ -110,37 +139,84 @@ class Trainer:
 
         total = torch.zeros((), device=self.model.device)
         with torch.no_grad():
-            for batch in self._passes(rows):
-                total += self._loss(batch)
+            for places in self._shares(rows):
+                total += self._loss([rows[place] for place in places])
         self.group.add_up(total)
         return float(total) / (self.algorithm.normaliser(rows) or 1.0)
 
-    def state(self) -> dict[str, Any]:
-        """Return everything that the next step depends on: trained weights, optimizer, step."""
-        weights = [parameter.detach() for parameter in self.parameters]
-        return {"step": self.step_count, "weights": weights, "optimizer": self.optimizer.state_dict()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a value of `state`."""
+    def logprobs(self, rows: Sequence[TrainRow], reference: bool = False) -> list[list[float]]:
+        """Return the natural log probabilities of the trained tokens of each row, in order, under the present weights
+        or those of the reference."""
         import torch
 
-        with torch.no_grad():
-            for parameter, weight in zip(self.parameters, state["weights"], strict=True):
-                parameter.copy_(weight)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step_count = state["step"]
+        model = self.reference if reference and self.reference is not None else self.model
+        counts = [trained_tokens(row) for row in rows]
+        starts = [0, *accumulate(counts)]
+        found = torch.zeros(starts[-1], device=model.device)
+        for places in self._shares(rows):
+            batch = collate([rows[place] for place in places] or [IDLE], model.device)
+            with torch.no_grad(), precision(model, self.train.dtype):
+                logprobs = trained_logprobs(model, batch)
+            ends = 0
+            for place in places:
+                ends += counts[place]
+                found[starts[place] : starts[place + 1]] = logprobs[ends - counts[place] : ends]
+        self.group.add_up(found)
+        known = found.tolist()
+        return [known[start:end] for start, end in pairwise(starts)]
 
-    def _passes(self, rows: Sequence[TrainRow]) -> Iterator[MicroBatch]:
-        """Yield this process's share of the forward passes over rows."""
+    def weights(self) -> dict[str, Tensor]:
+        """Return the state dictionary of the plain model, with adapters merged; that of a sharded model is on the CPU
+        of the leading process, and empty in the others."""
+        return merged_state(self.model)
+
+    def save(self, root: Path) -> str:
+        """Write everything that the next step depends on into a new folder within `root`, and return its name; raise
+        UsageError as `save_tensors`. Of earlier saves only the last is kept."""
+        return save_tensors(root, self._tensors(), self.group)
+
+    def load(self, root: Path, name: str) -> None:
+        """Continue from a save, and remove all others; raise UsageError if it is damaged."""
+        import torch
+
+        step = torch.zeros((), dtype=torch.long)
+        load_tensors(root / name, {"step": step}, self.group)
+        self.step_count = int(step)
+        for weight in self.parameters if self.step_count else ():
+            means = {moment: torch.zeros_like(weight) for moment in MOMENTS}
+            self.optimizer.state[weight] = {"step": torch.tensor(float(step)), **means}
+        load_tensors(root / name, self._tensors(), self.group)
+        forget_gathered(self.model)
+        if self.group.leads:
+            forget_tensors(root, name)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return the step, and the trained weights and their moments, which share memory with this trainer."""
+        import torch
+
+        found = {"step": torch.tensor(self.step_count)}
+        for name, weight in self._trained.items():
+            found[f"weight/{name}"] = weight.detach()
+            if known := self.optimizer.state.get(weight):  # torch makes it in the first step
+                found |= {f"{moment}/{name}": known[moment] for moment in MOMENTS}
+        return found
+
+    def _shares(self, rows: Sequence[TrainRow]) -> Iterator[list[int]]:
+        """Yield the places of the rows of each forward pass of this process. All processes take equally many, because
+        sharded layers need them all: a pass without rows fills a gap."""
         groups = by_token_budget([len(row.token_ids) for row in rows], self.train.micro_tokens)
-        for places in groups[self.group.rank :: self.group.size]:
-            yield collate([rows[place] for place in places], self.model.device)
+        for start in range(0, len(groups), self.group.size):
+            mine = start + self.group.rank
+            yield groups[mine] if mine < len(groups) else []
 
-    def _loss(self, batch: MicroBatch, off_policy: OffPolicyMetrics | None = None) -> Tensor:
-        """Return the summed loss of a micro-batch."""
+    def _loss(self, rows: Sequence[TrainRow], off_policy: OffPolicyMetrics | None = None) -> Tensor:
+        """Return the summed loss of the rows of a pass."""
+        batch = collate(rows or [IDLE], self.model.device)
         with precision(self.model, self.train.dtype):
             distributions = trained_distributions(self.model, batch)
         logprobs = of_targets(distributions, batch)
+        if not rows:
+            return 0 * logprobs.sum()
         if off_policy is not None:
             off_policy.add(distributions, logprobs, batch)
         summed: Tensor = self.algorithm.token_losses(logprobs, batch).sum()

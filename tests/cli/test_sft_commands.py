@@ -85,7 +85,7 @@ def test_a_dataset_prints_one_object_of_its_card(harness1: Command, home: Path) 
 def test_a_finished_training_prints_its_checkpoint_and_loads_no_model_again(
     harness1: Command, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness1.sft.fine_tuning.load_trainable", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("harness1.train.followers.load_trainable", lambda *_: pytest.fail("the model was loaded"))
     written = (home / "student" / "model.safetensors").stat().st_mtime_ns
     ended = harness1(*train("student", "--json"))
     assert ended.code == 0, ended.err

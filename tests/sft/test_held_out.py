@@ -39,9 +39,9 @@ def student(place: Place) -> Student:
     return Student.of(place.model, read_card(place.rows))
 
 
-def watching(student: Student, place: Place, watch: Validation, leads: bool = True) -> HeldOutValidation:
+def watching(student: Student, place: Place, watch: Validation) -> HeldOutValidation:
     config: Config = msgspec.structs.replace(CONFIG, train=msgspec.structs.replace(QUICK, watch=watch))
-    return HeldOutValidation(student, RowFile(place.rows / HELD_OUT), config, "cpu", leads)
+    return HeldOutValidation(student, RowFile(place.rows / HELD_OUT), config, "cpu")
 
 
 def training(place: Place, rank: int = 0) -> Trainer:
@@ -76,14 +76,6 @@ def test_a_look_at_rows_alone_needs_no_second_model(
     trainer = training(place)
     found = watching(student, place, Validation(rows=1, turns=0)).validate(trainer)
     assert found == {"nll": pytest.approx(trainer.loss([RowFile(place.rows / HELD_OUT)[0]]))}
-    assert opened == []
-
-
-def test_a_process_that_does_not_lead_takes_its_share_of_the_rows_and_samples_nothing(
-    place: Place, student: Student, opened: list[TransformersBackend]
-) -> None:
-    watch = Validation(rows=2, turns=2, tasks=1)
-    assert watching(student, place, watch, leads=False).validate(training(place)).keys() == {"nll"}
     assert opened == []
 
 

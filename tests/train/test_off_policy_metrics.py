@@ -128,4 +128,4 @@ def test_watching_changes_no_weight(folder: Path) -> None:
     same = [TrainRow(row.token_ids, row.loss_mask, row.rollout_logprobs, row.advantages) for row in rows]
     assert "k3" in watched.step(same)
     assert "k3" not in blind.step(unknown)
-    assert all(map(torch.equal, watched.state()["weights"], blind.state()["weights"]))
+    assert all(map(torch.equal, watched.parameters, blind.parameters))

@@ -50,7 +50,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_checkpoint_samples_as_the_trained_model_does(tmp_path: Path, tied: bool, rank: int, dtype: str) -> None:
     base, out = save_tiny_model(tmp_path / "base", initializer_range=0.1, tie_word_embeddings=tied), tmp_path / "out"
     trainer = trained(base, rank, dtype)
-    write_model(out, trainer.model, base, CARD)
+    write_model(out, trainer.model, trainer.weights(), base, CARD)
     backend = open_transformers(out, device="cpu", dtype="float32", threads=0, rows=1, cache_tokens=0)
     output = asyncio.run(backend.generate(PROMPT, Sampling(max_tokens=6, seed=1)))
     ids = PROMPT + output.output_ids
@@ -69,7 +69,7 @@ def test_a_checkpoint_samples_as_the_trained_model_does(tmp_path: Path, tied: bo
 def test_its_weights_are_the_trained_ones_and_stay_tied(tmp_path: Path, tied: bool, rank: int) -> None:
     base, out = save_tiny_model(tmp_path / "base", tie_word_embeddings=tied), tmp_path / "out"
     trainer = trained(base, rank, "bfloat16")
-    write_model(out, trainer.model, base, CARD)
+    write_model(out, trainer.model, trainer.weights(), base, CARD)
     loaded, expected = AutoModelForCausalLM.from_pretrained(out), merged_state(trainer.model)
     state = loaded.state_dict()
     assert state.keys() == expected.keys()
@@ -85,7 +85,8 @@ def test_what_belongs_to_the_base_is_taken_along_and_what_speaks_of_it_is_not(tm
         (base / name).write_text("of the base")
     (base / "chat_template.jinja").write_text("{{ messages }}")
     (base / "original").mkdir()
-    write_model(out, trained(base).model, base, CARD)
+    trainer = trained(base)
+    write_model(out, trainer.model, trainer.weights(), base, CARD)
     assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
     assert AutoTokenizer.from_pretrained(out).encode("ab") == AutoTokenizer.from_pretrained(base).encode("ab")
     assert "of the base" not in {path.read_text() for path in out.iterdir() if path.name in own}
@@ -96,11 +97,11 @@ def test_what_belongs_to_the_base_is_taken_along_and_what_speaks_of_it_is_not(tm
 def test_a_checkpoint_is_replaced_by_a_later_one(tmp_path: Path) -> None:
     base, out = save_tiny_model(tmp_path / "base"), tmp_path / "out"
     first = trained(base)
-    write_model(out, first.model, base, CARD)
+    write_model(out, first.model, first.weights(), base, CARD)
     before = files(out)
     first.step(made_rows())
     later = Checkpoint(format="hermes", counter="c", env={}, env_hash="e", base="b", step=4)
-    write_model(out, first.model, base, later)
+    write_model(out, first.model, first.weights(), base, later)
     after = files(out)
     assert after.keys() == before.keys()
     assert after["model.safetensors"] != before["model.safetensors"]
@@ -124,13 +125,13 @@ class Full:
 def test_a_writer_that_is_stopped_leaves_the_checkpoint_that_was_there(tmp_path: Path) -> None:
     base, out = save_tiny_model(tmp_path / "base"), tmp_path / "out"
     trainer = trained(base)
-    write_model(out, trainer.model, base, CARD)
+    write_model(out, trainer.model, trainer.weights(), base, CARD)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     full: Any = Full(trainer.model)
     with pytest.raises(UsageError, match="No space"):
-        write_model(out, full, base, CARD)
+        write_model(out, full, trainer.weights(), base, CARD)
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
-    write_model(out, trainer.model, base, CARD)
+    write_model(out, trainer.model, trainer.weights(), base, CARD)
     assert files(out) == before
 
 

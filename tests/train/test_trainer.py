@@ -17,8 +17,8 @@ from harness1.config import Lora, Train
 from harness1.errors import UsageError
 from harness1.rows.row import TrainRow
 from harness1.train.algorithm import NegativeLogLikelihood
+from harness1.train.cispo import Cispo
 from harness1.train.micro_batch import MicroBatch, shuffled_steps
-from harness1.train.saving import read_state, write_state
 from harness1.train.schedule import rate_at
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Diverged, Trainer
@@ -189,11 +189,9 @@ def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(
     expected = [whole.step(each) for each in steps]
     for each in steps[:3]:
         begun.step(each)
-    write_state(tmp_path / "state.pt", {"trainer": begun.state()})
-    state = read_state(tmp_path / "state.pt")
-    assert state is not None
+    name = begun.save(tmp_path)
     resumed = make_trainer(folder, train, len(steps))
-    resumed.load_state(state["trainer"])
+    resumed.load(tmp_path, name)
     assert resumed.step_count == 3
     assert [resumed.step(each) for each in steps[3:]] == expected[3:]
     assert all(map(torch.equal, weights_of(resumed), weights_of(whole)))
@@ -281,4 +279,34 @@ def test_only_adapters_are_trained_and_saved_where_there_are_some(folder: Path) 
     changed = {name for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == set(adapters)
     assert all("lora_" in name for name in adapters)
-    assert len(trainer.state()["weights"]) == len(adapters) == 2 * 7
+    assert len(trainer.parameters) == len(adapters) == 2 * 7
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 30, 10_000])
+def test_log_probabilities_are_those_of_each_row_in_the_order_given(folder: Path, micro_tokens: int) -> None:
+    trainer, rows = make_trainer(folder, plain_train(micro_tokens=micro_tokens)), made_rows()
+    found = trainer.logprobs(rows)
+    assert all(parameter.grad is None for parameter in trainer.parameters)
+    for row, logprobs in zip(rows, found, strict=True):
+        with torch.no_grad():
+            assert logprobs == pytest.approx(plain_logprobs(trainer.model, row).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("lora", [Lora(rank=0), ADAPTERS], ids=["whole", "adapters"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_reference_stays_where_training_begins(folder: Path, lora: Lora, dtype: str) -> None:
+    train = plain_train(dtype=dtype, lora=lora, micro_tokens=40)
+    models = [load_trainable(folder, train, "cpu") for _ in range(2)]
+    trainer = Trainer(models[0], Cispo(), train, 2, reference=models[1])
+    begun = trainer.logprobs(made_rows(), reference=True)
+    assert trainer.logprobs(made_rows()) == begun
+    rows = []
+    for row, logprobs in zip(made_rows(), begun, strict=True):
+        known = iter(logprobs)
+        rows.append(
+            TrainRow(row.token_ids, row.loss_mask, tuple(next(known) if each else 0.0 for each in row.loss_mask))
+        )
+    assert trainer.step(rows)["log_ratio_max"] == 0.0
+    assert trainer.step(rows)["log_ratio_max"] > 0
+    assert trainer.logprobs(made_rows()) != begun
+    assert trainer.logprobs(made_rows(), reference=True) == begun

@@ -1,0 +1,172 @@
+"""One process leads a training run: it reads data, plays, measures and writes. The others repeat its calls to the
+trainer, so that all enter each collective operation together."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness1.config import Train
+from harness1.errors import UsageError
+from harness1.rows.row import TrainRow
+from harness1.train.algorithm import Algorithm
+from harness1.train.process_group import ALONE, ProcessGroup, Unanimous
+from harness1.train.trainable import load_trainable
+from harness1.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TrainerJob:
+    """What a process needs to open its part of a trainer.
+
+    Args:
+        base: the folder of the model that training begins with.
+        steps: the steps of the schedule.
+        device: the device of a single process; of several, each has the one of this type with its number.
+        threads: threads of torch in each process; 0 leaves them unchanged.
+        reference: keep the untrained model too, for `Trainer.logprobs`.
+    """
+
+    base: Path
+    algorithm: Algorithm
+    train: Train
+    steps: int
+    device: str = "cpu"
+    threads: int = 0
+    reference: bool = False
+
+    def open(self, kind: type[Trainer], group: ProcessGroup) -> Trainer:
+        """Return the trainer of this process; raise `Unanimous` if one of the processes cannot load the model."""
+        place, fault = self.device if group.size == 1 else "cpu", ""  # `shard` moves it on, block by block
+        group.kind = self.device.partition(":")[0]
+        try:
+            model = load_trainable(self.base, self.train, place, self.threads)
+            reference = load_trainable(self.base, self.train, place) if self.reference else None
+        except UsageError as error:
+            fault = str(error)
+        group.agree(fault)
+        return kind(model, self.algorithm, self.train, self.steps, group, reference)
+
+
+def open_trainer(job: TrainerJob, group: ProcessGroup = ALONE) -> Trainer:
+    """Return the trainer of a process that trains alone or leads a group that follows.
+
+    Raises:
+        UsageError: the folder does not hold such a model, or torch does not know the device.
+        MissingExtra: torch or transformers is not installed.
+    """
+    if group.size == 1:
+        return job.open(Trainer, group)
+    with _together(group, job):
+        return job.open(LeadingTrainer, group)
+
+
+@contextmanager
+def leading(group: ProcessGroup) -> Iterator[None]:
+    """Lead a group: its other processes must `follow`, and end when this does."""
+    try:
+        yield
+    finally:
+        if not group.broken:
+            group.broadcast(None)
+
+
+def follow(group: ProcessGroup) -> None:
+    """Repeat the calls of the leading process to its trainer until it ends. An interrupt is left to that process, and
+    so is what all processes meet, such as a full disk: it says so.
+
+    Raises:
+        UsageError: a pass does not fit into the memory of this process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    trainer: Trainer | None = None
+    try:
+        while (order := group.broadcast(None)) is not None:
+            with suppress(Unanimous):
+                trainer = _obey(order, trainer, group)
+    except RuntimeError as error:
+        if not _is_lost(error):
+            raise
+
+
+def _obey(order: Any, trainer: Trainer | None, group: ProcessGroup) -> Trainer | None:
+    if isinstance(order, TrainerJob):
+        return order.open(Trainer, group)
+    name, *arguments = order
+    getattr(trainer, name)(*arguments)
+    return trainer
+
+
+@contextmanager
+def _together(group: ProcessGroup, order: Any) -> Iterator[None]:
+    """Have the followers do what is done within. An interrupt is raised at the end, when all have done it."""
+    with _uninterrupted():
+        try:
+            group.broadcast(order)
+            yield
+        except BaseException as error:
+            group.broken = not isinstance(error, Unanimous)
+            if isinstance(error, RuntimeError) and _is_lost(error):
+                raise UsageError("another process of this training run has ended; its own message says why") from error
+            raise
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Raise an interrupt at the end. Python handles signals in the main thread, so others have none to put off."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Return True if an error of torch says that another process of the group is gone."""
+    import torch.distributed
+
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+
+
+class LeadingTrainer(Trainer):
+    """A trainer whose followers repeat each call."""
+
+    def step(
+        self, rows: Sequence[TrainRow], on_tokens: Callable[[int, int], None] = lambda _done, _of: None
+    ) -> dict[str, float]:
+        with _together(self.group, ("step", rows)):
+            return super().step(rows, on_tokens)
+
+    def loss(self, rows: Sequence[TrainRow]) -> float:
+        with _together(self.group, ("loss", rows)):
+            return super().loss(rows)
+
+    def logprobs(self, rows: Sequence[TrainRow], reference: bool = False) -> list[list[float]]:
+        with _together(self.group, ("logprobs", rows, reference)):
+            return super().logprobs(rows, reference=reference)
+
+    def weights(self) -> dict[str, Tensor]:
+        with _together(self.group, ("weights",)):
+            return super().weights()
+
+    def save(self, root: Path) -> str:
+        with _together(self.group, ("save", root)):
+            return super().save(root)
+
+    def load(self, root: Path, name: str) -> None:
+        with _together(self.group, ("load", root, name)):
+            super().load(root, name)

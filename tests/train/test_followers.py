@@ -1,0 +1,159 @@
+"""Processes that follow do what the leading one does, and end with it, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from harness1.errors import UsageError
+from harness1.train.followers import TrainerJob, follow, leading, open_trainer
+from harness1.train.process_group import ProcessGroup, joined_group
+from harness1.train.trainer import Diverged, Trainer
+from tests.tiny_models import save_tiny_model
+from tests.train.processes import codes_of
+from tests.train.test_process_group import CISPO, NLL, PLAYED, STEPS, TRAIN
+
+pytestmark = pytest.mark.service
+Leader = Callable[[Path, ProcessGroup], None]
+
+
+def job(home: Path, **changes: Any) -> TrainerJob:
+    return TrainerJob(home / "model", **{"algorithm": NLL, "train": TRAIN, "steps": 4, "threads": 1, **changes})
+
+
+def found_by(trainer: Trainer, home: Path) -> dict[str, Any]:
+    """What the calls of a trainer return."""
+    first = trainer.step(PLAYED[0])
+    name = trainer.save(home)
+    second = trainer.step(PLAYED[1])
+    looked = {"loss": trainer.loss(PLAYED[0]), "weights": trainer.weights()}
+    looked |= {"policy": trainer.logprobs(PLAYED[2]), "reference": trainer.logprobs(PLAYED[2], reference=True)}
+    trainer.load(home, name)
+    return {"first": first, "second": second, "again": trainer.step(PLAYED[1]), **looked}
+
+
+def uses_everything(home: Path, group: ProcessGroup) -> None:
+    trainer = open_trainer(job(home, algorithm=CISPO, reference=True), group)
+    torch.save(found_by(trainer, home / "led"), home / "found.pt")
+
+
+def diverges_and_goes_on(home: Path, group: ProcessGroup) -> None:
+    trainer = open_trainer(job(home, algorithm=CISPO), group)
+    with pytest.raises(Diverged):
+        trainer.step([msgspec.structs.replace(row, token_weight=1e38) for row in PLAYED[0]])
+    assert trainer.weights()
+
+
+def is_interrupted_within_a_step(home: Path, group: ProcessGroup) -> None:
+    trainer = open_trainer(job(home), group)
+
+    def interrupt(done: int, of: int) -> None:
+        os.killpg(0, signal.SIGINT)  # as a terminal does
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.step(STEPS[0], interrupt)
+    assert trainer.step_count == 1
+    trainer.save(home / "interrupted")
+    raise KeyboardInterrupt
+
+
+def cannot_write(home: Path, group: ProcessGroup) -> None:
+    trainer = open_trainer(job(home), group)
+    (home / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot write the state of training to .*file"):
+        trainer.save(home / "file")
+    assert trainer.weights()
+
+
+def has_no_model(home: Path, group: ProcessGroup) -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        open_trainer(TrainerJob(home / "nowhere", NLL, TRAIN, 4), group)
+
+
+def refuses_the_work(home: Path, group: ProcessGroup) -> None:
+    open_trainer(job(home), group)
+    raise UsageError("another folder, please")
+
+
+def fails_within_a_step(home: Path, group: ProcessGroup) -> None:
+    def fail(done: int, of: int) -> None:
+        raise ValueError("a fault of this process alone")
+
+    open_trainer(job(home), group).step(STEPS[0], fail)
+
+
+def is_killed(home: Path, group: ProcessGroup) -> None:
+    open_trainer(job(home), group)
+    os._exit(9)
+
+
+LEADERS: tuple[tuple[Leader, int], ...] = (
+    (uses_everything, 0),
+    (diverges_and_goes_on, 0),
+    (is_interrupted_within_a_step, 1),
+    (cannot_write, 0),
+    (has_no_model, 0),
+    (refuses_the_work, 1),
+    (fails_within_a_step, 1),
+    (is_killed, 9),
+)
+"""What leading processes do, and their exit codes."""
+
+
+def member(rank: int, home: Path, lead: Leader, follows: Callable[[ProcessGroup], None] = follow) -> None:
+    """One of two processes. What it says goes to a file."""
+    with (home / f"{rank}.err").open("w") as said, redirect_stderr(said), joined_group(ProcessGroup(rank, 2)) as group:
+        if group.leads:
+            with leading(group):
+                lead(home, group)
+        else:
+            follows(group)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("followers")
+    save_tiny_model(home / "model", initializer_range=0.1)
+    return home
+
+
+@pytest.mark.parametrize(("lead", "code"), LEADERS, ids=lambda value: getattr(value, "__name__", None))
+def test_followers_end_with_the_process_that_leads_and_say_nothing(home: Path, lead: Leader, code: int) -> None:
+    assert codes_of(member, home, lead) == [code, 0]
+    assert (home / "1.err").read_text() == ""
+
+
+def test_calls_that_others_repeat_return_what_they_do_alone(home: Path, tmp_path: Path) -> None:
+    assert codes_of(member, home, uses_everything) == [0, 0]
+    found = torch.load(home / "found.pt", weights_only=True)
+    expected = found_by(open_trainer(job(home, algorithm=CISPO, reference=True)), tmp_path)
+    for name in ("first", "second", "again", "loss"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5)
+    assert found["again"] == pytest.approx(found["second"], rel=1e-6)
+    torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=1e-6)
+    for name in ("policy", "reference"):
+        for logprobs, others in zip(found[name], expected[name], strict=True):
+            assert logprobs == pytest.approx(others, abs=1e-5)
+
+
+def dies(group: ProcessGroup) -> None:
+    group.broadcast(None)
+    os._exit(7)
+
+
+def loses_its_follower(home: Path, group: ProcessGroup) -> None:
+    with pytest.raises(UsageError, match="another process of this training run has ended"):
+        open_trainer(job(home), group)
+    assert group.broken
+
+
+def test_a_leading_process_that_lost_another_says_so(home: Path) -> None:
+    assert codes_of(member, home, loses_its_follower, dies) == [0, 7]
