@@ -58,7 +58,7 @@ MOST_MEANT = 3
 """Settings of the same name that are offered for a wrong one."""
 LATER = ("token_file", "data", "data_mirror")
 """Settings of `[machine]` that did not exist when hashes were first recorded."""
-LATER_TRAINING = ("rl.discount",)
+LATER_TRAINING = ("rl.discount", "train.attention")
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
 
 

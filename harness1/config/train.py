@@ -10,6 +10,9 @@ from msgspec import Meta
 from harness1.errors import ConfigError
 from harness1.settings import Count, Positive, Rate, Settings, Share, Weight
 
+Attention = Literal[
+    "auto", "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"
+]
 Moment = Annotated[float, Meta(ge=0.0, lt=1.0)]
 
 
@@ -69,6 +72,9 @@ class Train(Settings):
     lora: Lora = Lora()
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type for matrix products. Trained weights, logits and loss are float32 either way."""
+    attention: Attention = "auto"
+    """Implementation of attention, as transformers names it; `auto`: the model's default there. Any other is compared
+    with `eager` on a few tokens first. `eager` needs memory for the square of a row's length."""
     checkpointing: bool = False
     """Keep no activations within a layer; recompute them in the backward pass."""
     seed: Count = 0

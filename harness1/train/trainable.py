@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from harness1.config import Train
 from harness1.models.transformers.causal_model import compute_logits_in_float32, load_causal_model
+from harness1.train.attention import use_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,7 +23,8 @@ def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) ->
         threads: threads of torch in this process; 0 leaves them unchanged.
 
     Raises:
-        UsageError: the folder does not hold such a model, or torch does not know the device.
+        UsageError: the folder does not hold such a model, torch does not know the device, or `train.attention` does not
+            fit them.
         MissingExtra: torch or transformers is not installed.
     """
     frozen = train.lora.rank > 0
@@ -33,4 +35,6 @@ def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) ->
         torch.set_num_threads(threads)
     if train.dtype == "bfloat16" and not frozen:
         compute_logits_in_float32(model)
+    if train.attention != "auto":
+        use_attention(model, train.attention, train.dtype)
     return model

@@ -123,6 +123,8 @@ def _refuse(rows: Sequence[TrainRow], settings: Train) -> None:
         raise UsageError("there are no rows to train on")
     if any(row.advantages is not None for row in rows):
         raise UsageError("some rows have token weights, which TRL lacks: use our own trainer, without --trainer trl")
+    if settings.attention not in ("auto", "eager", "sdpa"):  # it cannot be checked before TRL has placed the model
+        raise UsageError(f"train.attention={settings.attention} needs our own trainer, without --trainer trl")
     watch = settings.watch
     if watch.metric != "nll" or watch.patience:
         raise UsageError(
