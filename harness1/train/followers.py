@@ -76,7 +76,8 @@ def leading(group: ProcessGroup) -> Iterator[None]:
         yield
     finally:
         if not group.broken:
-            group.broadcast(None)
+            with _loss_ignored():
+                group.broadcast(None)
 
 
 def follow(group: ProcessGroup) -> None:
@@ -88,13 +89,10 @@ def follow(group: ProcessGroup) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     trainer: Trainer | None = None
-    try:
+    with _loss_ignored():
         while (order := group.broadcast(None)) is not None:
             with suppress(Unanimous):
                 trainer = _obey(order, trainer, group)
-    except RuntimeError as error:
-        if not _is_lost(error):
-            raise
 
 
 def _obey(order: Any, trainer: Trainer | None, group: ProcessGroup) -> Trainer | None:
@@ -133,6 +131,16 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, former)
         if came:
             signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def _loss_ignored() -> Iterator[None]:
+    """End without a word if another process is gone: it said why."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_lost(error):
+            raise
 
 
 def _is_lost(error: RuntimeError) -> bool:

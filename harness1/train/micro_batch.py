@@ -98,7 +98,10 @@ def precision(model: PreTrainedModel, dtype: Dtype) -> AbstractContextManager[An
     """Return the context of forward passes. With bfloat16, only matrix products use it."""
     import torch
 
-    return nullcontext() if dtype == "float32" else torch.autocast(model.device.type, torch.bfloat16)
+    if dtype == "float32":
+        return nullcontext()
+    # Each weight is used once in a pass, so a cache of rounded ones would only keep a sharded model whole.
+    return torch.autocast(model.device.type, torch.bfloat16, cache_enabled=False)
 
 
 def trained_distributions(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
