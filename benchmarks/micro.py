@@ -217,7 +217,7 @@ def teach(start: Start) -> None:
 
 def make_rows(start: Start) -> None:
     """Make training rows of the teacher's episodes."""
-    build(Build([start.folder / "teacher"], start.config.sft), start.folder / "rows")
+    build(Build([start.folder / "teacher"], start.config.sft, start.config.data), start.folder / "rows")
 
 
 def train(start: Start) -> None:

@@ -22,7 +22,7 @@ LAYERS = (
 WITHIN = {
     "retrieval": "* | wire | bm25 | grep | dense | index | engines | open",
     "data": "* | formats | archive benchmarks | catalogue world | stdlib | open"
-    " | query_overlap check fetching importing | dataset_cache",
+    " | query_overlap leaks selection check fetching importing | dataset_cache",
     "env": "* | render | verifiers | world guidance transition | environment",
     "models": "* | files | formats | transformers | servers | checkpoint | open",
     "policy": "* | baselines wrappers recorded | follow_leads | scripted | oracle | teacher | registry",

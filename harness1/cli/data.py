@@ -146,6 +146,11 @@ def _show(report: Report) -> None:
     chunks = f" in {counted(report.chunks, 'chunk')}" if report.chunks else ""
     tasks = ", ".join(f"{count} {split}" for split, count in report.tasks.items()) or "none"
     put(f"{report.source}: {counted(report.documents, 'document')}{chunks}, tasks: {tasks}")
+    for each in report.shared:
+        put(
+            f"{each.shared} of {counted(each.documents, 'gold document')} of {each.split} are gold of train too"
+            f" ({each.shared / each.documents:.0%}); {counted(each.tasks, 'task')} of train share a gold set with it"
+        )
     for finding in report.findings:
         put(f"{finding.kind}: {finding.count}")
         for example in finding.examples:

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from harness1.config import Config, load_config
+from harness1.data.selection import ShareName
 
 ConfigFile = Annotated[
     str | None,
@@ -30,6 +31,26 @@ PolicyName = Annotated[
         " sglang:MODEL@URL or openai:MODEL@URL; or a policy that `rl check` plays, such as no-op.",
         metavar="NAME",
     ),
+]
+
+ShareOf = Annotated[
+    ShareName,
+    Option(
+        "--share",
+        help="Take only one share of the split's tasks: sft has the fraction data.sft_share, rl the others.",
+        metavar="sft|rl",
+    ),
+]
+Against = Annotated[
+    list[str] | None,
+    Option(
+        help="Also leave out what leaks into these evaluation sets; dev and test of the same dataset count anyway.",
+        metavar="DATASET[:SPLIT]",
+    ),
+]
+Exclude = Annotated[
+    list[Path] | None,
+    Option(help="Leave out the tasks of an earlier run, SFT dataset, checkpoint or profile.", metavar="RUN"),
 ]
 
 Limit = Annotated[int, Option(help="Take only the first N tasks; 0 means all.", min=0)]

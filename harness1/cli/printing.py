@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from harness1.data.selection import Selection
 from harness1.redaction import printable
 
 
@@ -52,3 +53,9 @@ def say_torn(run: Path, size: int) -> None:
     """Tell the user that the last line of a record, torn by a crash, was dropped."""
     if size:
         say(f"{run}: a torn last line ({size} bytes) was dropped")
+
+
+def say_left_out(selection: Selection) -> None:
+    """Tell the user which tasks of a split are not learned from, and why."""
+    if selection.line:
+        say(selection.line)

@@ -9,8 +9,21 @@ from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work, read_aloud
 from harness1.cli.datasets import place_of
-from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Limit, Overrides, Seed, resolve
-from harness1.cli.printing import print_result, say
+from harness1.cli.options import (
+    Against,
+    Cache,
+    ConfigFile,
+    Exclude,
+    Force,
+    IndexSpec,
+    Json,
+    Limit,
+    Overrides,
+    Seed,
+    ShareOf,
+    resolve,
+)
+from harness1.cli.printing import print_result, say, say_left_out
 from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.data.indexing import index_of
@@ -19,9 +32,10 @@ from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.rl.admission.judgement import POLICIES
 from harness1.rl.admission.report import ORDER, AdmissionReport, lives_on
-from harness1.rl.admission.run import RUNS, Check
+from harness1.rl.admission.run import RUNS, Check, tasks_to_check
 from harness1.rl.admission.run import check as run_check
 from harness1.sft.collect import student_place
+from harness1.sft.earlier_tasks import tasks_of_runs
 from harness1.viewer.report import ensure_report
 
 
@@ -36,6 +50,9 @@ def check(
         str,
         Option(help="The student's model: contexts are counted with its tokenizer, as in training.", metavar="PATH"),
     ] = "",
+    share: ShareOf = "",
+    against: Against = None,
+    exclude: Exclude = None,
     limit: Limit = 0,
     seed: Seed = 0,
     index: IndexSpec = None,
@@ -56,12 +73,14 @@ def check(
     settings = resolve(config, overrides)
     source = open_source(dataset := place_of(dataset, settings))
     split = split or default_split(source)
-    tasks = source.tasks(split)[: limit or None]
+    excluded = tasks_of_runs(exclude or ())
+    tasks, selection = tasks_to_check(source, split, limit, settings.data, share, against or (), excluded)
+    if selection:
+        say_left_out(selection)
     out = out or Path("runs") / f"{source.name.replace(':', '-')}-{split}-check"
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
-    job = Check(
-        dataset, split, tasks, index_of(source, index, cache, settings, read_aloud, say), settings, seed, student
-    )
+    place = index_of(source, index, cache, settings, read_aloud, say)
+    job = Check(dataset, split, tasks, place, settings, seed, student, selection)
     report = _checked(job, out, force=force)
     print_result(report, as_json, print_report, settings.rl.headroom, out)
 

@@ -10,13 +10,14 @@ import msgspec
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work
-from harness1.cli.options import ConfigFile, Force, IndexSpec, Json, Overrides, resolve
-from harness1.cli.printing import print_result, say_torn
+from harness1.cli.options import Against, ConfigFile, Exclude, Force, IndexSpec, Json, Overrides, resolve
+from harness1.cli.printing import print_result, say_left_out, say_torn
 from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.errors import UsageError
 from harness1.policy.registry import check_policy, needs_gold, open_policy
-from harness1.rl.pivots.profile import Profile, profile
+from harness1.rl.pivots.profile import LeaveOut, Profile, profile
+from harness1.sft.earlier_tasks import tasks_of_runs
 from harness1.sft.teacher_run import open_runs
 
 
@@ -34,6 +35,8 @@ def pivots(
         ),
     ] = "",
     index: IndexSpec = None,
+    against: Against = None,
+    exclude: Exclude = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -52,7 +55,9 @@ def pivots(
     check_policy(policy)
     taught = open_runs([run], rerendered=True)[0]
     settings = msgspec.structs.replace(settings, env=taught.config.env, index=taught.config.index)
-    work = Profile(taught, open_policy(policy, {}, settings), policy, settings, index or "")
+    leave_out = LeaveOut(against or (), tasks_of_runs(exclude or ()))
+    work = Profile(taught, open_policy(policy, {}, settings), policy, settings, index or "", leave_out)
+    say_left_out(work.selection)
     with progress_of_work() as progress:
         bar = progress.add_task(f"{policy} on turns of {run}", total=None)
 

@@ -15,8 +15,20 @@ from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import TrainingBoard
 from harness1.cli.datasets import place_of
 from harness1.cli.launched import led_group
-from harness1.cli.options import Cache, ConfigFile, Force, Json, Overrides, Tensorboard, Wandb, resolve
-from harness1.cli.printing import say
+from harness1.cli.options import (
+    Against,
+    Cache,
+    ConfigFile,
+    Exclude,
+    Force,
+    Json,
+    Overrides,
+    ShareOf,
+    Tensorboard,
+    Wandb,
+    resolve,
+)
+from harness1.cli.printing import say, say_left_out
 from harness1.cli.results import print_checkpoint
 from harness1.config import Learn
 from harness1.data.indexing import index_of
@@ -47,6 +59,9 @@ def train(
     admission: Annotated[
         list[str] | None, Option(help="A report of `rl check` for each dataset; only its admitted tasks are used.")
     ] = None,
+    share: ShareOf = "",
+    against: Against = None,
+    exclude: Exclude = None,
     pivots: Annotated[
         Path | None, Option(help="Train on the single turns of a profile instead of --data.", metavar="PIVOTS")
     ] = None,
@@ -68,7 +83,8 @@ def train(
         if group is None:
             return
         settings = resolve(config, overrides)
-        given = {"data": data, "index": index, "admission": admission, "model": model, "split": split}
+        given = {"data": data, "index": index, "admission": admission, "model": model, "split": split, "share": share}
+        given |= {"against": against, "exclude": [str(each) for each in exclude or ()]}
         learn, out = _asked(settings.machine.learn, given, out, pivots)
         policy = open_policy_to_train(learn.model, settings)
         if pivots is None:
@@ -78,6 +94,8 @@ def train(
         else:
             work, players = learning_on_pivots(settings, learn, out, policy, pivots)
         work = replace(work, tensorboard=tensorboard, wandb=wandb)
+        for selection in work.selections:
+            say_left_out(selection)
         if force:
             work.check()  # nothing is deleted if the training run is refused
             clear(out, learning.VERB, "*")

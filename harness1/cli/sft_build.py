@@ -10,7 +10,7 @@ import msgspec
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_parts
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
+from harness1.cli.options import Against, ConfigFile, Exclude, Force, Json, Overrides, resolve
 from harness1.cli.printing import print_result, say_torn
 from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
@@ -28,14 +28,8 @@ from harness1.sft.data_card import DataCard
 def build(
     runs: Annotated[list[Path], Argument(help="Run folders, all of one environment.", metavar="RUN")],
     out: Annotated[Path, Option(help="The dataset folder to create.", metavar="DATASET")],
-    against: Annotated[
-        list[str] | None,
-        Option(
-            help="Also leave out episodes with these queries; those of the runs' own datasets (dev, test) are left"
-            " out anyway.",
-            metavar="DATASET[:SPLIT]",
-        ),
-    ] = None,
+    against: Against = None,
+    exclude: Exclude = None,
     rerender: Annotated[
         bool, Option("--rerender", help="Render the contexts again, for the student of --format and --tokenizer.")
     ] = False,
@@ -61,7 +55,8 @@ def build(
     settings = resolve(config, overrides)
     student = _student(settings, runs, chat_format, tokenizer, rerender=rerender)
     place = tokenizer_place(tokenizer) if student else ""
-    job = Build(runs, settings.sft, against or (), licence or (), student, place, partial)
+    given = settings.sft, settings.data, against or (), exclude or (), licence or ()
+    job = Build(runs, *given, student, place, partial)
     card = _built(job, out, force=force)
     print_result(card, as_json, print_card, out)
 

@@ -10,14 +10,29 @@ from typer import Option
 from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import evaluated
 from harness1.cli.datasets import place_of
-from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Limit, Overrides, Samples, Seed, resolve
+from harness1.cli.options import (
+    Cache,
+    ConfigFile,
+    Exclude,
+    Force,
+    IndexSpec,
+    Json,
+    Limit,
+    Overrides,
+    Samples,
+    Seed,
+    ShareOf,
+    resolve,
+)
 from harness1.cli.printing import print_result, say
 from harness1.cli.results import print_metrics
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
+from harness1.data.selection import TaskFilter
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation
 from harness1.sft.collect import is_hosted, student_place, teacher_policy, teaching_tasks
+from harness1.sft.earlier_tasks import tasks_of_runs
 
 
 def collect(
@@ -38,6 +53,8 @@ def collect(
             metavar="PATH",
         ),
     ] = None,
+    share: ShareOf = "",
+    exclude: Exclude = None,
     limit: Limit = 0,
     samples: Samples = 1,
     seed: Seed = 0,
@@ -57,10 +74,11 @@ def collect(
     settings = resolve(config, [*(overrides or []), *([f"policy.format={chat}"] if chat else [])])
     policy = teacher_policy(teacher)
     source = open_source(data := place_of(data, settings))
-    tasks = teaching_tasks(source, split, limit, settings)
+    sieve = TaskFilter(settings.data, (), share, tasks_of_runs(exclude or ()))
+    tasks = teaching_tasks(source, split, limit, settings, sieve)
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
     asked = index_of(source, index, cache, settings, read_aloud, say)
     hosted = is_hosted(policy)
-    evaluation = Evaluation(data, split, tasks, asked, policy, settings, samples, seed, hosted, student)
+    evaluation = Evaluation(data, split, tasks, asked, policy, settings, samples, seed, hosted, student, share)
     metrics = evaluated(evaluation, out, force)
     print_result(metrics, as_json, print_metrics, f"{policy} on {source.name}/{split}", out)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from harness1.config.data import Data
 from harness1.config.env import (
     AutoPopulate,
     BudgetMarker,
@@ -60,6 +61,8 @@ LATER = ("token_file", "data", "data_mirror")
 """Settings of `[machine]` that did not exist when hashes were first recorded."""
 LATER_TRAINING = ("rl.discount", "train.attention")
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
+LATER_LEARN = ("share", "against", "exclude")
+"""The same of `[machine.learn]`."""
 
 
 class Config(Settings):
@@ -74,6 +77,7 @@ class Config(Settings):
     policy: ChatPolicy = ChatPolicy()
     index: Index = Index()
     reward: Reward = Reward()
+    data: Data = Data()
     sft: Sft = Sft()
     rl: Rl = Rl()
     train: Train = Train()
@@ -95,13 +99,16 @@ class Config(Settings):
 
     @property
     def hash(self) -> str:
-        """Return the hash of all settings except `[machine]`, which affects no result."""
+        """Return the hash of all settings except `[machine]`, which affects no result, and `[data]`, whose effect is
+        the tasks."""
         tree = msgspec.to_builtins(msgspec.structs.replace(self, machine=Machine()))
         tree["env"], tree["index"] = self.env.hashed(), self.index.hashed()
         for path in LATER_TRAINING:
             leave_out_default(tree, msgspec.to_builtins(Config()), path)
         # Recorded hashes were computed when the section was called `run`.
         machine = tree.pop("machine")
+        tree.pop("data")
+        machine["learn"] = {name: value for name, value in machine["learn"].items() if name not in LATER_LEARN}
         tree[FORMER] = {name: value for name, value in machine.items() if name not in LATER}
         return digest(tree)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -149,6 +149,12 @@ class Learn(Keyed):
     """An existing index for each dataset; empty: build one for each."""
     admission: tuple[str, ...] = ()
     """A report of `rl check` for each dataset; only its admitted tasks are sampled. Empty: all tasks."""
+    share: Literal["", "sft", "rl"] = ""
+    """Learn only from the tasks that `data.sft_share` gives to fine-tuning, or only from the others; empty: all."""
+    against: tuple[str, ...] = ()
+    """Evaluation sets beside `dev` and `test` of the datasets, as DATASET or DATASET:SPLIT; see `data.leaks`."""
+    exclude: tuple[str, ...] = ()
+    """Folders of runs, SFT datasets or checkpoints, whose tasks are not learned from."""
     model: str = ""
     """The starting weights: hf:PATH, or vllm:MODEL@URL with the same weights on this machine."""
     out: str = ""

@@ -21,7 +21,8 @@ class Gates(Settings):
     tool_share: Share = 0.0
     """Tool-mix floor: a collection is refused if an offered tool has a smaller share of the kept episodes' turns."""
     near: Share = 0.8
-    """Two queries count as the same if their word sets are at least this similar (Jaccard, estimated by MinHash)."""
+    """Two episodes are duplicates if the word sets of their queries are at least this similar (Jaccard, estimated by
+    MinHash)."""
     quotas: dict[str, Positive] = {}
     """Maximum number of episodes kept, by dataset name; of other datasets, all are kept."""
 

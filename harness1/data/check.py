@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 
 import msgspec
 
-from harness1.config import Gates
+from harness1.config import Data
 from harness1.data.benchmarks.benchmark import absent_gold, gold_ids
 from harness1.data.faults import AbsentGold, DuplicateId, EmptyText, NoGold
 from harness1.data.formats import beir, jsonl
+from harness1.data.leaks import gold_set
 from harness1.data.open import open_source
 from harness1.data.query_overlap import KnownQueries
 from harness1.data.source import Source
@@ -43,6 +44,18 @@ class Finding(Record):
     examples: tuple[str, ...]
 
 
+class SharedGold(Record):
+    """What the gold of an evaluation split has in common with that of `train`."""
+
+    split: str
+    documents: int
+    """Documents of the split's gold."""
+    shared: int
+    """Those that are gold of `train` too."""
+    tasks: int
+    """Tasks of `train` whose whole gold set is that of a task of the split."""
+
+
 class Report(Record):
     """The result of a check; a sound dataset has no findings."""
 
@@ -53,6 +66,8 @@ class Report(Record):
     tasks: dict[str, int]
     """The number of tasks in each split."""
     findings: tuple[Finding, ...] = ()
+    shared: tuple[SharedGold, ...] = ()
+    """For each evaluation split, if there is a split `train`. That is no fault: learning leaves such tasks out."""
 
 
 class _Findings:
@@ -101,7 +116,8 @@ def check(spec: str, on_document: Callable[[], None] = lambda: None) -> Report:
     places = _places(source, findings) if everything else {}
     _check_gold(everything, wanted if source.has_documents else set(), places, findings)
     _check_leaks(tasks, findings)
-    return Report(spec, documents, chunks, {split: len(each) for split, each in tasks.items()}, findings.done())
+    counts = {split: len(each) for split, each in tasks.items()}
+    return Report(spec, documents, chunks, counts, findings.done(), tuple(_shared_gold(tasks)))
 
 
 def _tasks(source: Source, split: str, findings: _Findings) -> list[Task]:
@@ -166,7 +182,7 @@ def _check_gold(tasks: list[Task], absent: set[str], places: Mapping[str, str], 
 
 def _check_leaks(tasks: dict[str, list[Task]], findings: _Findings) -> None:
     """Report questions of one split that another asks in the same or nearly the same words."""
-    known = KnownQueries(Gates().near)
+    known = KnownQueries(Data().near)
     for split in (*HELD_OUT, *LEARNED):
         here = [(f"{split}/{task.task_id}", task.query) for task in tasks.get(split, ())]
         for name, query in here:
@@ -179,6 +195,16 @@ def _check_leaks(tasks: dict[str, list[Task]], findings: _Findings) -> None:
                 known.add(name, query)
 
 
+def _shared_gold(tasks: Mapping[str, list[Task]]) -> Iterator[SharedGold]:
+    """Compare the gold of each evaluation split with that of the training split."""
+    learned = [gold_set(task.gold) for split in LEARNED for task in tasks.get(split, ())]
+    taught = frozenset(chain.from_iterable(learned))
+    for split in HELD_OUT if learned else ():
+        if wanted := {gold_set(task.gold) for task in tasks.get(split, ())} - {frozenset()}:
+            documents = frozenset(chain.from_iterable(wanted))
+            yield SharedGold(split, len(documents), len(documents & taught), sum(each in wanted for each in learned))
+
+
 def _digest(title: str, text: str) -> bytes:
     """Return a digest of the words alone, without white space and case."""
     words = " ".join(f"{title}\n{text}".casefold().split())
@@ -186,5 +212,5 @@ def _digest(title: str, text: str) -> bytes:
 
 
 def encoded(report: Report) -> bytes:
-    """Return the report as one line of JSON, with a list of findings even if it is empty."""
+    """Return the report as one line of JSON, with all its lists even if they are empty."""
     return msgspec.json.encode(msgspec.structs.asdict(report))

@@ -82,6 +82,8 @@ class Evaluation:
     reasoned: bool = False
     student: str = ""
     """As in `EpisodeSetup`, with `reasoned`: how a teacher is asked, and in whose format its episodes are recorded."""
+    share: str = ""
+    """The share of the split that the tasks are from, for the card; "" for the whole."""
 
     @property
     def setup(self) -> EpisodeSetup:
@@ -147,7 +149,8 @@ class Evaluation:
         hashes, chat = counted_with(env.counter)
         chat |= {"tokenizer": self.student} if self.student else {}
         card = run_stage(self.config, self.policy, inputs, absolute_index(self.index), names | hashes, chat)
-        return msgspec.structs.replace(card, outputs={**card.outputs, "source": from_anywhere(self.dataset)})
+        told = {"source": from_anywhere(self.dataset)} | ({"share": self.share} if self.share else {})
+        return msgspec.structs.replace(card, outputs={**card.outputs, **told})
 
     def facts(self, stage: Stage) -> dict[str, Any]:
         """Return the run's part of its provenance, the same on every machine: names, sizes, and the hashes of

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from harness1.config import Config
+from harness1.data.selection import Selection
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
 from harness1.errors import UsageError
@@ -59,6 +60,7 @@ class Learning:
         index_hashes: the hashes of the indexes that the setups search.
         make_rows: makes rows of groups; given in experiments.
         datasets: the datasets of the tasks, by absolute paths, and their `split`; the card of the episodes names them.
+        selections: how the tasks were chosen; the card of the training keeps it.
     """
 
     tasks: Sequence[PlacedTask]
@@ -74,6 +76,7 @@ class Learning:
     make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl, config.env))
     datasets: Sequence[str] = ()
     split: str = ""
+    selections: Sequence[Selection] = ()
 
     def check(self) -> None:
         """Check everything that can be checked before a model is loaded.
@@ -84,7 +87,8 @@ class Learning:
         """
         train = self.config.train
         if not self.tasks:
-            raise UsageError("there are no tasks to learn from")
+            left_out = "; ".join(each.line for each in self.selections if each.line)
+            raise UsageError("there are no tasks to learn from" + f": {left_out}" * bool(left_out))
         if self.base.resolve().is_relative_to(self.out.resolve()):
             raise UsageError(f"{self.base} is an input, and is inside --out: choose another --out")
         if train.watch.metric not in ("reward", "curated_recall"):
@@ -114,7 +118,7 @@ class Learning:
             "rl": msgspec.to_builtins(config.rl),
             "train": msgspec.to_builtins(config.train),
         }
-        return Stage(VERB, inputs)
+        return Stage(VERB, inputs, outputs={"selections": msgspec.to_builtins(self.selections)})
 
 
 def learn(
@@ -163,7 +167,7 @@ def learn(
         finish(played, work.out / EPISODES / LINES)
     counts = msgspec.structs.asdict(learner.buffer.counts)
     outputs = {"step": learner.card.step, "metrics": learner.card.metrics, **counts}
-    stage.write(work.out, status="finished", outputs=outputs)
+    stage.write(work.out, status="finished", outputs=stage.outputs | outputs)
     return learner.card
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from harness1.config import Config, Learn
 from harness1.data.open import from_anywhere, open_source
+from harness1.data.selection import open_filter
 from harness1.data.source import Source
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeSetup
@@ -22,9 +23,12 @@ from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.rl.admission.report import read_report
 from harness1.rl.learning import Learning, OpenRollouts
 from harness1.rl.local_rollouts import LocalRollouts, open_rollouts, publish_to
+from harness1.rl.pivots.profile import LeaveOut
 from harness1.rl.pivots.training import open_training
 from harness1.rl.ray_rollouts import RayRollouts
-from harness1.rl.task_stream import PlacedTask, choose_tasks
+from harness1.rl.task_choice import choose_tasks
+from harness1.rl.task_stream import PlacedTask
+from harness1.sft.earlier_tasks import tasks_of_runs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,14 +53,18 @@ def learning_on_tasks(
         if (count := len(getattr(learn, name))) not in (0, len(sources)):
             raise UsageError(f"{count} of --{name} for {len(sources)} of --data: give one for each, or none")
     admitted = [_admitted(Path(path), source, config) for path, source in zip(learn.admission, sources, strict=False)]
-    choice = choose_tasks(sources, learn.split, admitted or [None] * len(sources), config)
+    excluded = tasks_of_runs(learn.exclude)
+    taught = {(source.name, learn.split) for source in sources}
+    sieve = open_filter(config.data, sources, taught, share=learn.share, against=learn.against, excluded=excluded)
+    tasks, held_out, selections = choose_tasks(sources, learn.split, admitted or [None] * len(sources), config, sieve)
     named = learn.index or [None] * len(sources)
     indexes = [find_index(source, index) for source, index in zip(sources, named, strict=True)]
     setups = [EpisodeSetup(config, index, learn.model) for index in indexes]
     base = resolve_model(ModelSpec.read(learn.model).model)
     hashes = [open_retriever(index, config).info.index_hash for index in indexes]
-    work = Learning(*choice, setups, base, out, config, _device(config), index_hashes=hashes)
-    work = replace(work, datasets=[from_anywhere(data) for data in learn.data], split=learn.split)
+    work = Learning(tasks, held_out, setups, base, out, config, _device(config), index_hashes=hashes)
+    datasets = [from_anywhere(data) for data in learn.data]
+    work = replace(work, datasets=datasets, split=learn.split, selections=selections)
     return work, _players(setups, learn.model, base, out / WEIGHTS, policy)
 
 
@@ -73,6 +81,8 @@ def learning_on_pivots(
         raise UsageError(
             "--pivots trains on single turns here: without rl.anchors, machine.fleet.workers and --admission"
         )
+    if learn.share:
+        raise UsageError("--share divides the tasks of --data: collect the teacher's episodes over one share instead")
     if config.train.watch.metric != "reward":
         raise UsageError("single turns have no recall of their own: set train.watch.metric=reward")
     base = resolve_model(ModelSpec.read(learn.model).model)
@@ -81,11 +91,13 @@ def learning_on_pivots(
         await publish_to(policy.model, state, version, base, out / WEIGHTS)
 
     index = learn.index[0] if learn.index else ""
-    training = open_training(pivots, policy, config, publish, index)
+    leave_out = LeaveOut(learn.against, tasks_of_runs(learn.exclude))
+    training = open_training(pivots, policy, config, publish, index, leave_out=leave_out)
     tasks, held_out = (list(map(PlacedTask, each)) for each in (training.train, training.held_out))
     setups = [EpisodeSetup(config, index, learn.model)]
     validation = held_out[: config.train.watch.tasks]
-    return Learning(tasks, validation, setups, base, out, config, _device(config)), nullcontext(training.rollouts)
+    work = Learning(tasks, validation, setups, base, out, config, _device(config), selections=[training.selection])
+    return work, nullcontext(training.rollouts)
 
 
 def _admitted(path: Path, source: Source, config: Config) -> frozenset[str]:

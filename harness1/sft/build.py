@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from harness1.config import Sft
-from harness1.data.query_overlap import KnownQueries, Queries, evaluation_queries
+from harness1.config import Data, Sft
+from harness1.data.leaks import EvaluationSet, Leaks
+from harness1.data.selection import open_filter
 from harness1.errors import UsageError
 from harness1.hashing import digest, file_digest
 from harness1.models.formats.chat_format import ChatFormat
@@ -34,6 +35,7 @@ from harness1.sft.data_card import (
     tasks_by_dataset,
     write_card,
 )
+from harness1.sft.earlier_tasks import LearnedTask, tasks_of_runs
 from harness1.sft.gates import TeacherEpisode, candidate, check_any_left, check_tool_mix, gated, held_out_tasks
 from harness1.sft.rerender import rerendered
 from harness1.sft.rows import row_tokens, sft_rows
@@ -41,6 +43,7 @@ from harness1.sft.teacher_run import TeacherRun, open_runs
 from harness1.tools.registry import Toolbox
 
 VERB = "sft build"
+DEFAULTS = Data()
 Place = tuple[int, int]
 """The numbers of a run and of a line in it."""
 
@@ -51,7 +54,8 @@ class Build:
 
     Attributes:
         runs: run folders.
-        against: further evaluation sets, as `evaluation_queries` reads them.
+        against: further evaluation sets, as `evaluation_sets` reads them.
+        exclude: folders of earlier work, whose tasks are left out (see `tasks_of_runs`).
         licences: `DATASET=TEXT`, or a text for all datasets.
         student: format in which contexts are rendered again; None keeps the recorded tokens.
         tokenizer: path of the student's tokenizer.
@@ -60,7 +64,9 @@ class Build:
 
     runs: Sequence[Path]
     sft: Sft
+    data: Data = DEFAULTS
     against: Sequence[str] = ()
+    exclude: Sequence[Path] = ()
     licences: Sequence[str] = ()
     student: ChatFormat | None = None
     tokenizer: str = ""
@@ -106,17 +112,16 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
     """
     listener, sft = listener or Listener(), job.sft
     runs = open_runs(job.runs, rerendered=job.student is not None, partial=job.partial)
-    taught = {(run.source.name, run.origin.split) for run in runs}
-    queries = evaluation_queries([run.source for run in runs], job.against, taught)
-    stage = _stage(job, runs, queries)
+    sets, excluded = _evaluation_sets(job, runs), tasks_of_runs(job.exclude)
+    stage = _stage(job, runs, sets, excluded)
     if _is_there(stage, out, force=force):
         return read_card(out)
     if job.student is not None:
         for run in runs:
             run.check_round_trip(job.student.tokenizer)
     found = _collected(job, runs, listener)
-    known = KnownQueries(sft.gates.near, (pair for each in queries.values() for pair in each))
-    kept, reports = gated([each.candidate for each in found.values()], sft.gates, known, sft.seed)
+    leaks = Leaks(job.data.near, sets)
+    kept, reports = gated([each.candidate for each in found.values()], sft.gates, leaks, sft.seed, excluded)
     check_any_left(kept, reports)
     check_tool_mix(kept, sft.gates, Toolbox.of(runs[0].config.env).tools)
     check_room(out, sum(found[each.place].tokens for each in kept))
@@ -130,12 +135,13 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
         held_out = _write(job, runs, validation, out / HELD_OUT, listener)
         card = DataCard(
             **_provenance(job, runs, found),
-            compared={name: len(each) for name, each in queries.items()},
+            compared=leaks.compared,
             gates=reports,
             dropped_turns={name: count + held_out.dropped[name] for name, count in train.dropped.items()},
             train=RowCounts.of(train.rows),
             held_out=RowCounts.of(held_out.rows),
             held_out_tasks=tasks_by_dataset(held),
+            tasks=tasks_by_dataset({each.task for each in kept}),
             turns=Distribution.of([each.turns for each in kept], shares=False),
             curated_recall=Distribution.of([each.recall for each in kept]),
             trajectory_recall=Distribution.of([each.trajectory_recall for each in kept]),
@@ -147,13 +153,22 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
     return read_card(out)
 
 
-def _stage(job: Build, runs: Sequence[TeacherRun], queries: dict[str, Queries]) -> Stage:
+def _evaluation_sets(job: Build, runs: Sequence[TeacherRun]) -> Sequence[EvaluationSet]:
+    taught = {(run.source.name, run.origin.split) for run in runs}
+    return open_filter(job.data, [run.source for run in runs], taught, against=job.against).sets
+
+
+def _stage(
+    job: Build, runs: Sequence[TeacherRun], sets: Sequence[EvaluationSet], excluded: Collection[LearnedTask]
+) -> Stage:
     """Return the card of the job; equal jobs have equal cards."""
     inputs = {
         "runs": [[file_digest(run.folder / name) for name in (STAGE, EPISODES)] for run in runs],
         "golds": digest([run.golds for run in runs]),
         "settings": msgspec.to_builtins(job.sft),
-        "evaluation": {name: digest(each) for name, each in queries.items()},
+        "evaluation": {each.name: digest(each.tasks) for each in sets},
+        "near": job.data.near,
+        "excluded": digest(sorted(excluded)),
         "licences": list(job.licences),
         "student": None if job.student is None else job.student.hash,
     }

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from harness1.config import Config
-from harness1.data.query_overlap import TEST
+from harness1.data.leaks import TEST
+from harness1.data.selection import TaskFilter
 from harness1.data.source import Source
 from harness1.env.render.prompt import static_piece
 from harness1.errors import UsageError
@@ -46,13 +47,22 @@ def check_taught_split(split: str, where: str) -> None:
         raise UsageError(f"{where}: split {TEST} is for testing and must not be trained on: collect from another")
 
 
-def teaching_tasks(source: Source, split: str, limit: int, config: Config) -> list[Task]:
-    """Return the first `limit` tasks of a split (0 for all), all of which have gold; raise UsageError if there is no
-    such split, it is the test split or empty, or a task has no gold."""
+def teaching_tasks(
+    source: Source, split: str, limit: int, config: Config, sieve: TaskFilter | None = None
+) -> list[Task]:
+    """Return the first `limit` tasks of a split (0 for all), all of which have gold.
+
+    Args:
+        sieve: leaves out what must not be learned; None: all may be.
+
+    Raises:
+        UsageError: there is no such split, it is the test split, no task is left, or a task has no gold.
+    """
     check_taught_split(split, source.name)
-    tasks = source.tasks(split)[: limit or None]
+    kept, account = (sieve or TaskFilter(config.data)).select(source.name, split, source.tasks(split))
+    tasks = kept[: limit or None]
     if not tasks:
-        raise UsageError(f"{source.name} has no tasks in split {split}")
+        raise UsageError(account.line or f"{source.name} has no tasks in split {split}")
     for task in tasks:
         targets(task.task_id, task.gold, config.index.unit)
     return tasks

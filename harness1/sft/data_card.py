@@ -128,6 +128,8 @@ class CollectionRun(Record, kw_only=True):
     name: str
     """Short name, as in the metadata of rows."""
     split: str
+    share: str = ""
+    """`sft` or `rl` if the run was collected over one share of the split's tasks."""
     teacher: str
     index: str
     hashes: dict[str, str]
@@ -162,6 +164,8 @@ class DataCard(Record, kw_only=True):
     held_out: RowCounts
     held_out_tasks: dict[str, tuple[str, ...]]
     """Ids of the tasks that are never trained on, by dataset."""
+    tasks: dict[str, tuple[str, ...]] = {}
+    """Ids of the tasks of all rows, held-out ones included, by dataset."""
     turns: Distribution
     """Turns of each kept episode."""
     curated_recall: Distribution
@@ -176,14 +180,14 @@ def write_card(card: DataCard, folder: Path) -> None:
     write_atomically(folder / README, readme(card).encode())
 
 
-def read_card(folder: Path) -> DataCard:
-    """Return the card of a dataset folder.
+def read_card(folder: Path, name: str = CARD) -> DataCard:
+    """Return the card of a dataset folder, or the copy of that name which a checkpoint keeps.
 
     Raises:
         UsageError: the folder has no card.
         SchemaError: the card is damaged.
     """
-    path = folder / CARD
+    path = folder / name
     if not path.is_file():
         raise UsageError(f"{folder} is not a dataset of `harness1 sft build`: it has no {CARD}")
     try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
 from harness1.config import Gates
+from harness1.data.leaks import GoldSet, Leaks, gold_set
 from harness1.data.query_overlap import KnownQueries
 from harness1.errors import UsageError
 from harness1.hashing import digest
@@ -39,6 +40,8 @@ class TeacherEpisode(Record):
     """Successful turns of each tool, including `end_search`."""
     actions: str
     """Digest of all actions."""
+    gold: GoldSet = frozenset()
+    """Relevant documents of the task."""
 
     @property
     def task(self) -> tuple[str, str]:
@@ -84,21 +87,32 @@ def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[in
         turns=len(acted),
         calls=scored.calls | ({END_SEARCH: ended} if ended else {}),
         actions=digest([turn.action for turn in acted]),
+        gold=gold_set(gold),
     )
 
 
 def gated(
-    candidates: Sequence[TeacherEpisode], gates: Gates, evaluation: KnownQueries, seed: int
+    candidates: Sequence[TeacherEpisode],
+    gates: Gates,
+    leaks: Leaks,
+    seed: int,
+    excluded: Collection[tuple[str, str]] = frozenset(),
 ) -> tuple[tuple[TeacherEpisode, ...], tuple[GateCounts, ...]]:
-    """Return the candidates that pass all gates, in the order given, and the counts of each gate. Queries of
-    `evaluation` must not be trained on; the seed chooses the episodes that fill a quota."""
+    """Return the candidates that pass all gates, in the order given, and the counts of each gate.
+
+    Args:
+        leaks: the evaluation tasks that must not be given away.
+        seed: chooses the episodes that fill a quota.
+        excluded: tasks, as (dataset, id), that were learned elsewhere.
+    """
     makers: dict[str, Callable[[Sequence[TeacherEpisode]], Reason]] = {
         "fault": lambda _: _fault,
         "format": lambda _: _format,
         "documents": lambda _: _documents(gates),
         "recall": lambda _: _recall(gates),
         "tools": lambda _: _tools(gates),
-        "leak": lambda _: _leak(evaluation),
+        "excluded": lambda _: _excluded(excluded),
+        "leak": lambda _: _leak(leaks),
         "duplicate": lambda left: _duplicate(left, gates.near),
         "quota": lambda left: _quota(left, gates.quotas, seed),
     }
@@ -179,10 +193,14 @@ def _tools(gates: Gates) -> Reason:
     return lambda each: f"{each.tools} different tools" if each.tools < gates.tools else None
 
 
-def _leak(evaluation: KnownQueries) -> Reason:
+def _excluded(tasks: Collection[tuple[str, str]]) -> Reason:
+    return lambda each: "its task was learned from before" if each.task in tasks else None
+
+
+def _leak(leaks: Leaks) -> Reason:
     def reason(each: TeacherEpisode) -> str | None:
-        same = evaluation.match(each.query)
-        return None if same is None else f"asks the same as {same}"
+        found = leaks.find(each.dataset, each.query, each.gold)
+        return None if found is None else found.reason
 
     return reason
 

@@ -92,6 +92,7 @@ class TeacherRun:
             dataset=self.dataset,
             name=self.source.name,
             split=self.origin.split,
+            share=str(self.stage.outputs.get("share", "")),
             teacher=self.origin.teacher,
             index=self.index,
             hashes=self.stage.hashes,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.data.check import FINDINGS, SHOWN, check, encoded
+from harness1.data.check import FINDINGS, SHOWN, SharedGold, check, encoded
 from harness1.data.formats import beir
 from harness1.records import ChunkId, DocId, Gold, Task
 from harness1.retrieval.corpus import Document, GivenChunk
@@ -112,4 +112,28 @@ def test_a_report_lists_findings_though_there_are_none(tmp_path: Path) -> None:
         "chunks": 0,
         "tasks": {"test": 1},
         "findings": [],
+        "shared": [],
     }
+
+
+def test_gold_that_train_shares_with_an_evaluation_split_is_counted(tmp_path: Path) -> None:
+    names = [str(number) for number in range(6)]
+    tasks = [
+        task("t1", "Who?", "0", "1"),
+        task("t2", "Where?", "2"),
+        task("d1", "When?", "3", split="dev"),
+        task("l1", "What is it?", "1", "0", split="train"),
+        task("l2", "How is it?", "0", "2", split="train"),
+        task("l3", "Why is it?", "1", "0", split="train"),
+    ]
+    beir.write(tmp_path, [document(name, f"text {name}") for name in names], tasks)
+    report = check(str(tmp_path))
+    assert report.shared == (SharedGold("test", 3, 3, 2), SharedGold("dev", 1, 0, 0))
+    assert report.findings == ()
+
+
+def test_a_synthetic_world_shares_documents_but_no_gold_set() -> None:
+    shared = {each.split: each for each in check("world:100").shared}
+    assert set(shared) == {"dev", "test"}
+    assert [each.tasks for each in shared.values()] == [0, 0]
+    assert all(0 < each.shared <= each.documents for each in shared.values())

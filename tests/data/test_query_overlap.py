@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import numpy as np
-import pytest
 from datasketch import MinHash
 
-from harness1.data.open import open_source
-from harness1.data.query_overlap import PERMUTATIONS, KnownQueries, evaluation_queries, normalised
-from harness1.errors import UsageError
+from harness1.data.query_overlap import PERMUTATIONS, KnownQueries, normalised
 from harness1.memory.dedup import signature
 from tests.support import similarity
 
@@ -79,41 +75,3 @@ def test_a_query_without_words_matches_only_another() -> None:
     known.add("empty", "...")
     assert known.match("?!") == "empty"
     assert known.match("Who?") == "a"
-
-
-def test_evaluation_queries_are_the_dev_and_test_tasks_of_the_datasets() -> None:
-    source = open_source("world:60")
-    found = evaluation_queries([source, source], ["world:61:train"])
-    assert set(found) == {f"{source.name}:dev", f"{source.name}:test", f"{open_source('world:61').name}:train"}
-    task = source.tasks("test")[0]
-    assert found[f"{source.name}:test"][0] == (f"{source.name}:test/{task.task_id}", task.query)
-
-
-def test_the_split_that_was_taught_is_none_of_its_own_dataset() -> None:
-    source = open_source("world:60")
-    assert "dev" in source.splits
-    found = evaluation_queries([source], [], {(source.name, "dev")})
-    assert list(found) == [f"{source.name}:test"]
-
-
-def test_the_test_split_counts_whatever_was_taught() -> None:
-    source = open_source("world:60")
-    found = evaluation_queries([source], [], {(source.name, "dev"), (source.name, "test")})
-    assert list(found) == [f"{source.name}:test"]
-
-
-def test_a_further_set_without_a_split_is_what_it_has(tmp_path: Path) -> None:
-    (tmp_path / "qrels").mkdir()
-    (tmp_path / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "x"}\n')
-    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "who?"}\n')
-    (tmp_path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq\td\t1\n")
-    assert list(evaluation_queries([], [str(tmp_path)])) == [f"{tmp_path.name}:train"]
-    assert list(evaluation_queries([], ["world:60"])) == [
-        f"{open_source('world:60').name}:{s}" for s in ("dev", "test")
-    ]
-
-
-@pytest.mark.parametrize("spec", ["nowhere", "nowhere:test", "world:60:nosplit", "world:many"])
-def test_a_further_set_that_does_not_exist_is_refused(spec: str) -> None:
-    with pytest.raises(UsageError):
-        evaluation_queries([], [spec])

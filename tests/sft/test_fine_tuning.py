@@ -248,7 +248,7 @@ def test_a_folder_with_something_else_is_never_touched(place: Place, tmp_path: P
 def test_the_best_checkpoint_is_kept_and_not_the_last(place: Place, tmp_path: Path) -> None:
     """A rate far too high: the rows are soon known by heart, and others get worse."""
     train = msgspec.structs.replace(
-        QUICK, rate=3e-2, epochs=5, watch=Validation(every=1, rows=2, turns=0), save_every=0
+        QUICK, rate=3e-2, epochs=9, watch=Validation(every=1, rows=2, turns=0), save_every=0
     )
     done = fine_tune(tuning(place, tmp_path, train), silent)
     seen = {step: loss for step, loss in looks(tmp_path).items() if step}

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from harness1.config import Env, Gates
-from harness1.data.query_overlap import KnownQueries
+from harness1.data.leaks import EvaluationSet, Leaks
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.records import DocId, Episode, Gold, ModelCall, Status, Task
@@ -24,9 +24,11 @@ from harness1.sft.gates import (
 from tests.support import END, Script, WordRetriever, curate, make_env, run, search
 
 QUERY = "Where did the father of Ada Lovelace die?"
-GATES = ("fault", "format", "documents", "recall", "tools", "leak", "duplicate", "quota")
+GATES = ("fault", "format", "documents", "recall", "tools", "excluded", "leak", "duplicate", "quota")
 LOOSE = Gates(near=0.9)
-EVALUATION = [("d:test/q", "Which river flows past the castle of the king in Rome?")]
+ASKED = Task("q", "Which river flows past the castle of the king in Rome?", "test", Gold({DocId("castle"): 1}))
+LEAKS = Leaks(0.9, [EvaluationSet("d", "test", [ASKED])])
+EARLIER = {("d", "learned")}
 
 
 def one(number: int = 0, **changes: Any) -> TeacherEpisode:
@@ -50,7 +52,7 @@ def one(number: int = 0, **changes: Any) -> TeacherEpisode:
 
 
 def passed(*candidates: TeacherEpisode, gates: Gates = LOOSE, seed: int = 0) -> tuple[list[str], dict[str, GateCounts]]:
-    kept, reports = gated(candidates, gates, KnownQueries(gates.near, EVALUATION), seed)
+    kept, reports = gated(candidates, gates, LEAKS, seed, EARLIER)
     assert tuple(report.name for report in reports) == GATES
     assert [report.entered for report in reports[1:]] == [report.passed for report in reports[:-1]]
     return [each.episode_id for each in kept], {report.name: report for report in reports}
@@ -65,7 +67,9 @@ def passed(*candidates: TeacherEpisode, gates: Gates = LOOSE, seed: int = 0) -> 
         ("documents", {"documents": 1}),
         ("recall", {"recall": 0.09}),
         ("tools", {"calls": {"search_corpus": 2, "end_search": 1}}),
+        ("excluded", {"task_id": "learned"}),
         ("leak", {"query": "which RIVER flows past the castle of the king in Rome"}),
+        ("leak", {"gold": frozenset({"castle"})}),
         ("duplicate", {"query": one(0).query.upper(), "turns": 5}),
         ("quota", {}),
     ],
@@ -153,7 +157,7 @@ def test_a_tool_that_was_never_used_is_under_any_floor() -> None:
 
 def test_an_empty_result_says_which_gate_took_how_many() -> None:
     candidates = (one(0, status=Status.INFRA_ERROR), one(1, recall=0.0), one(2, recall=0.0))
-    kept, reports = gated(candidates, Gates(), KnownQueries(1.0), 0)
+    kept, reports = gated(candidates, Gates(), Leaks(1.0), 0)
     with pytest.raises(
         UsageError, match="none of 3 episodes is left: fault dropped 1, recall dropped 2; for example d/t1"
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -120,19 +120,34 @@ class Walker:
         return WorldQuestion(start, tuple(steps), tuple(documents), answer, text)
 
 
-def questions(walker: Walker, rng: random.Random, wanted: int) -> list[WorldQuestion]:
-    """Draw up to `wanted` different questions, as evenly over 1 to 4 hops and over the kinds of starting entities as
-    the world allows; a small world gives fewer."""
+def questions(walker: Walker, rng: random.Random, wanted: int) -> Iterator[WorldQuestion]:
+    """Yield different questions, as evenly over 1 to 4 hops and over the kinds of starting entities as the world
+    allows: more than `wanted`, except in a small world."""
     by_kind: dict[Kind, list[int]] = {}
     for entity in walker.entities:
         by_kind.setdefault(entity.kind, []).append(entity.index)
     pools = list(by_kind.values())
-    found: dict[tuple[int, tuple[Step, ...]], WorldQuestion] = {}
+    found: set[tuple[int, tuple[Step, ...]]] = set()
     for attempt in range(40 * wanted + 400):
-        if len(found) == wanted:
-            break
         start = pick(rng, pools[below(rng, len(pools))])
         question = walker.draw(rng, start, hops=1 + attempt % 4)
-        if question is not None:
-            found.setdefault((start, question.steps), question)
-    return list(found.values())
+        if question is not None and (start, question.steps) not in found:
+            found.add((start, question.steps))
+            yield question
+
+
+def by_split(found: Iterable[WorldQuestion], wanted: Mapping[str, int]) -> dict[str, list[WorldQuestion]]:
+    """Divide questions among splits of the sizes wanted, in their order, until all are full.
+
+    Questions with the same evidence go to one split, that of the first; what it has no room for is left out.
+    """
+    owner: dict[frozenset[int], str] = {}
+    splits: dict[str, list[WorldQuestion]] = {split: [] for split in wanted}
+    for question in found:
+        room = [split for split in wanted if len(splits[split]) < wanted[split]]
+        if not room:
+            break
+        split = owner.setdefault(frozenset(question.documents), room[0])
+        if split in room:
+            splits[split].append(question)
+    return splits

@@ -10,6 +10,7 @@ from statistics import fmean
 
 import msgspec
 
+from harness1.data.selection import Selection
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.records import Record
 from harness1.reward.composite import by_term
@@ -63,6 +64,8 @@ class AdmissionReport(Record, kw_only=True):
     """Each pair of `ORDER`."""
     ranked: tuple[int, int]
     """The number of tasks with all pairs of different recall in order, and the number of tasks with such a pair."""
+    selection: Selection | None = None
+    """How the tasks were chosen from the split; None if all were taken."""
 
     @property
     def reasons(self) -> dict[str, int]:
@@ -130,6 +133,7 @@ def readme(report: AdmissionReport, headroom: float) -> str:
         f"{len(report.tasks)} tasks, {len(report.admitted())} admitted, {len(report.admitted(headroom))} of them with"
         f" headroom of at least {headroom:g}. Reasons to reject: {reasons}.",
         "",
+        *([f"Not judged: {report.selection.line}.", ""] if report.selection and report.selection.line else []),
         "| policy | reward | score | recall | precision | set size | lives on |",
         "|---|---|---|---|---|---|---|",
     ]

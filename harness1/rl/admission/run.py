@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from harness1.config import Config
+import msgspec
+
+from harness1.config import Config, Data
+from harness1.data.leaks import TEST
+from harness1.data.selection import Selection, ShareName, open_filter
+from harness1.data.source import Source
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import OnEpisode
 from harness1.errors import UsageError
@@ -38,6 +43,8 @@ class Check:
     seed: int = 0
     student: str = ""
     """As in `EpisodeSetup`: the tokenizer that counts the policies' contexts."""
+    selection: Selection | None = None
+    """How the tasks were chosen; the report keeps it."""
 
     def evaluation(self, policy: str) -> Evaluation:
         """Return the evaluation of one policy."""
@@ -51,7 +58,35 @@ class Check:
             **self.evaluation(TWICE).stage().inputs,
             "policy": {name: open_policy(name, {}).hash for name in POLICIES},
         }
-        return Stage(VERB, inputs, hashes={"reward": self.config.reward_hash})
+        chosen = [] if self.selection is None else [msgspec.to_builtins(self.selection)]
+        return Stage(VERB, inputs, hashes={"reward": self.config.reward_hash}, outputs={"selections": chosen})
+
+
+def tasks_to_check(
+    source: Source,
+    split: str,
+    limit: int,
+    data: Data,
+    share: ShareName = "",
+    against: Sequence[str] = (),
+    excluded: Collection[tuple[str, str]] = frozenset(),
+) -> tuple[list[Task], Selection | None]:
+    """Return the first `limit` tasks of a split (0 for all) that a training may learn from, and the account of the
+    choice; of the test split, from which nothing is learned, all tasks.
+
+    Raises:
+        UsageError: there is no such split, an evaluation set does not exist, or no task is left.
+    """
+    tasks = source.tasks(split)
+    if split == TEST:
+        return tasks[: limit or None], None
+    taught = {(source.name, split)}
+    sieve = open_filter(data, [source], taught, share=share, against=against, excluded=excluded)
+    kept, account = sieve.select(source.name, split, tasks)
+    if tasks and not kept:
+        raise UsageError(f"there is no task to check: {account.line}")
+    kept = kept[: limit or None]
+    return kept, msgspec.structs.replace(account, learned=tuple(task.task_id for task in kept))
 
 
 def check(
@@ -124,6 +159,7 @@ def reported(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -
         policies=tuple(earnings(policy, trials, tasks) for policy in POLICIES),
         pairs=pairs,
         ranked=ranked,
+        selection=job.selection,
     )
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from harness1.config import Config, Env
+from harness1.data.selection import Selection, TaskFilter, open_filter
 from harness1.env.environment import env_hash
 from harness1.env.verifiers.open import open_verifier
 from harness1.episodes.jobs import EpisodeJob
@@ -43,6 +45,19 @@ OnProgress: TypeAlias = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
+class LeaveOut:
+    """The tasks that are not learned from, beside those that leak into `dev` and `test` of the run's dataset.
+
+    Attributes:
+        against: further evaluation sets, as `evaluation_sets` reads them.
+        excluded: tasks, as (dataset, id), that earlier runs were made of.
+    """
+
+    against: Sequence[str] = ()
+    excluded: Collection[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True)
 class Profile:
     """A profile to be made.
 
@@ -58,6 +73,21 @@ class Profile:
     name: str
     config: Config
     index: str = ""
+    leave_out: LeaveOut = LeaveOut()
+
+    @cached_property
+    def sieve(self) -> TaskFilter:
+        """Return the filter of the run's tasks; raise UsageError if an evaluation set does not exist."""
+        source, taught = self.run.source, {(self.run.source.name, self.run.origin.split)}
+        against, excluded = self.leave_out.against, self.leave_out.excluded
+        return open_filter(self.config.data, [source], taught, against=against, excluded=excluded)
+
+    @cached_property
+    def selection(self) -> Selection:
+        """Return the choice among the tasks that the run was asked to play."""
+        asked = self.run.stage.inputs.get("tasks", self.run.tasks)
+        tasks = [task for name, task in self.run.tasks.items() if name in set(asked)]
+        return self.sieve.select(self.run.source.name, self.run.origin.split, tasks)[1]
 
     def world(self) -> PivotWorld:
         """Open the world in which the turns are played.
@@ -84,24 +114,29 @@ class Profile:
             "recall": self.config.sft.gates.recall,
             **hashes,
         }
+        if len(self.selection.learned) < self.selection.tasks:
+            inputs["learned"] = digest(self.selection.learned)
         outputs = {
             "run": str(self.run.folder.resolve()),
             "index": public_address(index) if is_engine(index) else str(Path(index).resolve()),
             "policy": self.name,
             "settings": named_settings(self.run.config.env, self.config),
+            "selections": [msgspec.to_builtins(self.selection)],
         }
         return Stage(VERB, inputs, hashes=hashes, outputs=outputs)
 
     def candidates(self, on_torn: Callable[[int], None]) -> list[TeacherEpisode]:
-        """Return the last episode of each key, without broken ones and those whose recall is below
-        `sft.gates.recall`."""
+        """Return the last episode of each key of the tasks to learn from, without broken ones and those whose recall is
+        below `sft.gates.recall`."""
         latest: dict[EpisodeKey, TeacherEpisode] = {}
         for line, episode in enumerate(read_episodes(self.run.folder, on_torn)):
             self.run.refuse_stray(episode, needs_ids=False)
             gold = self.run.golds.get(episode.task.task_id)
             latest[episode.key] = candidate(episode, gold, self.run.source.name, (0, line))
         good, least = (Status.COMPLETED, Status.TRUNCATED), self.config.sft.gates.recall
-        return [each for each in latest.values() if each.status in good and each.recall >= least]
+        learned = set(self.selection.learned)
+        fit = [each for each in latest.values() if each.status in good and each.recall >= least]
+        return [each for each in fit if each.task_id in learned]
 
 
 def profile(
@@ -131,7 +166,8 @@ def profile(
         return counts(read_pivots(out))
     chosen, world = work.candidates(on_torn), work.world()
     if not chosen:
-        raise UsageError(f"{work.run.folder} has no episode to learn from: see sft.gates.recall")
+        why = work.selection.line or "see sft.gates.recall"
+        raise UsageError(f"{work.run.folder} has no episode to learn from: {why}")
     with under_way(stage, out):
         asyncio.run(_write_pivots(work, world, chosen, out, on_pivot))
         found = counts(read_pivots(out))
