@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness1.cli.rl_check import default_split
+from harness1.data.formats import beir
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
@@ -18,6 +19,7 @@ from harness1.runs.stage import read_stage
 from harness1.runs.store import EPISODES
 from tests.cli.commands import Command, command_in_process
 
+SOURCE = open_source("world:60")
 CHECK = [
     "rl",
     "check",
@@ -102,3 +104,26 @@ def test_the_split_is_one_that_is_learned_from() -> None:
         default_split(source("easy", "test"))
     with pytest.raises(UsageError, match="none"):
         default_split(source())
+
+
+def test_tasks_that_a_training_would_leave_out_are_not_judged(harness1: Command, tmp_path: Path) -> None:
+    beir.write(tmp_path / "set", SOURCE.documents(), SOURCE.tasks("train")[:2])
+    done = harness1(*CHECK, "--against", "set:train", "--share", "rl")
+    assert done.code == 0, done.err
+    report = read_report(tmp_path / "checked")
+    assert report.selection is not None
+    assert (report.selection.share, report.selection.near) == ("rl", 2)
+    assert report.selection.learned == tuple(task.task_id for task in report.tasks)
+    assert not {each.task_id for each in report.tasks} & {task.task_id for task in SOURCE.tasks("train")[:2]}
+    said = f"{SOURCE.name} train: left out 18 tasks of the other share, 2 tasks near a dev or test or set:train query"
+    assert said in done.err
+    assert said in (tmp_path / "checked" / README).read_text()
+    refused = harness1(*CHECK, "--against", "world:60:train", "--force")
+    assert refused.code == 2
+    assert "0 of 60 tasks are taken" in refused.err
+    assert harness1(*CHECK, "--exclude", "checked").code == 2  # of other tasks than those in the folder
+
+
+def test_the_test_split_is_judged_as_it_is(harness1: Command, tmp_path: Path) -> None:
+    assert harness1(*CHECK, "--split", "test").code == 0
+    assert read_report(tmp_path / "checked").selection is None

@@ -8,6 +8,7 @@ import pytest
 
 from harness1.runs.stage import read_stage
 from harness1.runs.store import read_episodes
+from harness1.sft.earlier_tasks import tasks_of_runs
 from harness1.viewer.episode_list import scored
 from harness1.viewer.run_source import RunSource
 from tests.cli.commands import Command, command_in_process
@@ -52,6 +53,9 @@ def train(*options: str, data: str = WORLD, model: str = "hf:model", out: str = 
         (train("--set", "train.watch.metric=nll"), "train.watch.metric"),
         (train("--index", "a", "--index", "b"), "2 of --index for 1 of --data"),
         (train("--admission", "model"), "model"),
+        (train("--against", f"{WORLD}:train"), "0 of 60 tasks are taken"),
+        (train("--exclude", "model"), "no card there says"),
+        (train("--against", WORLD, "--set", "data.leaks=keep"), "data.leaks=keep turns off"),
         (train("--pivots", "model"), "--data or --pivots"),
         (train("--set", "machine.fleet.workers=2", model="vllm:model@http://localhost:1"), "not a server"),
         (train("--set", "rl.substeps=3"), "rl.substeps"),
@@ -67,13 +71,19 @@ def test_what_cannot_be_is_said_in_one_line(harness1: Command, arguments: list[s
 
 
 def test_a_policy_that_never_acts_has_nothing_to_learn_from(harness1: Command, home: Path) -> None:
-    ended = harness1(*train(out="hopeless"))
+    ended = harness1(*train("--share", "rl", out="hopeless"))
     assert ended.code == 2
+    assert "world-60-0 train: left out 18 tasks of the other share" in ended.err
     assert "all episodes had the same reward" in ended.err
     stage = read_stage(home / "hopeless")
     assert stage is not None
     assert stage.status == "interrupted"
+    (chosen,) = stage.outputs["selections"]
+    assert (chosen["share"], chosen["tasks"], len(chosen["learned"])) == ("rl", 60, 42)
+    assert chosen["compared"] == {"world-60-0:dev": 15, "world-60-0:test": 15}
     played = list(read_episodes(home / "hopeless" / "episodes"))
+    learned = {task for _, task in tasks_of_runs([home / "hopeless"])}
+    assert {task for _, task in tasks_of_runs([home / "hopeless" / "episodes"])} - learned <= {"dev-00000", "dev-00001"}
     assert {str(episode.status) for episode in played} == {"policy_error"}
     replayed = harness1("replay", "hopeless/episodes", "--json")
     assert replayed.code == 0, replayed.err

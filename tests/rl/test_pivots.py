@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from harness1.config import Config, load_config
+from harness1.data.formats import beir
 from harness1.data.open import open_source
 from harness1.env.render.context import Context
 from harness1.episodes.jobs import EpisodeJob
@@ -22,9 +23,9 @@ from harness1.policy.recorded import RecordedPolicy
 from harness1.records import DocId, Episode, RewardRecord, RewardTerm, Task, ToolCall
 from harness1.retrieval.index.build import build_index
 from harness1.rl.pivots.pivot import PIVOTS, Pivot, label_of, read_pivots
-from harness1.rl.pivots.profile import README, Profile, profile
+from harness1.rl.pivots.profile import README, LeaveOut, Profile, profile
 from harness1.rl.pivots.rollouts import PivotState, PivotWorld, TurnId
-from harness1.rl.pivots.training import open_training
+from harness1.rl.pivots.training import chosen_tasks, open_training
 from harness1.runs.stage import read_stage
 from harness1.runs.store import latest_episodes
 from harness1.sft.teacher_run import TeacherRun, open_runs
@@ -274,3 +275,38 @@ def test_another_index_is_refused_before_anything_is_written(taught: TeacherRun,
     with pytest.raises(ConfigError, match="is not the index"):
         profile(other, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_turns_of_tasks_that_leak_are_neither_profiled_nor_trained(
+    taught: TeacherRun, finished: Path, tmp_path: Path
+) -> None:
+    played = {each.task_id for each in read_pivots(finished)}
+    source, first = taught.source, min(played)
+    asked = msgspec.structs.replace(taught.tasks[first], task_id="q", split="test")
+    beir.write(tmp_path / source.name, source.documents(), [asked])
+    leave_out = LeaveOut([str(tmp_path / source.name)])
+    narrow = replace(work(taught), leave_out=leave_out)
+    assert {each.task_id for each in narrow.candidates(lambda _: None)} == played - {first}
+    assert narrow.stage().inputs != work(taught).stage().inputs
+    training = open_training(finished, Dice(), CONFIG, load, every=True, leave_out=leave_out)
+    turns = {TurnId.read(task.task_id).episode_id for task in (*training.train, *training.held_out)}
+    latest = latest_episodes(taught.folder).values()
+    assert {each.task.task_id for each in latest if each.episode_id in turns} == played - {first}
+    assert training.selection.leaked == 1
+
+
+def test_turns_of_earlier_tasks_are_left_out(taught: TeacherRun) -> None:
+    every = {(taught.source.name, task) for task in taught.tasks}
+    some = replace(work(taught), leave_out=LeaveOut(excluded=sorted(every)[1:]))
+    assert len({each.task_id for each in some.candidates(lambda _: None)}) <= 1
+    with pytest.raises(UsageError, match=r"no episode to learn from: .* of earlier runs"):
+        profile(replace(work(taught), leave_out=LeaveOut(excluded=every)), taught.folder.parent / "none")
+
+
+def test_no_trained_turn_is_of_a_task_with_the_gold_of_a_validation_task(taught: TeacherRun, finished: Path) -> None:
+    pivots = read_pivots(finished)
+    learned, held_out = (next(each.task_id for each in pivots if each.split == name) for name in ("train", "held_out"))
+    twin = msgspec.structs.replace(taught.tasks[learned], gold=taught.tasks[held_out].gold)
+    alike = replace(work(taught), run=replace(taught, tasks={**taught.tasks, learned: twin}))
+    chosen = chosen_tasks(alike, pivots)
+    assert (chosen.beside, learned in chosen.learned, held_out in chosen.held_out) == (1, False, True)

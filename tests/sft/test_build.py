@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from harness1.cli.sft_build import build as build_command
-from harness1.config import Config, Gates, Sft, load_config
+from harness1.config import Config, Data, Gates, Sft, load_config
 from harness1.data.formats import beir
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv, env_hash
@@ -39,6 +39,7 @@ from harness1.runs.stage import STAGE, read_stage
 from harness1.runs.store import EPISODES, EpisodeStore, read_episodes
 from harness1.sft.build import Build, Listener, build
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
+from harness1.sft.earlier_tasks import tasks_of_runs
 from tests.support import run
 from tests.vocabularies import chat_format, vocabulary
 
@@ -497,3 +498,30 @@ def test_the_command_takes_a_part_on_demand_and_says_so(run_copy: Path, tmp_path
     options = [*(f"--set=sft.gates.{each}" for each in ("recall=0.0", "near=1.0")), "--out", tmp_path / "out"]
     assert "--partial" in str(command(run_copy, *options).exception)
     assert "2 of its tasks are missing" in " ".join(command(run_copy, *options, "--partial").stdout.split())
+
+
+def test_tasks_of_earlier_work_are_left_out(teacher: Path, run_copy: Path, tmp_path: Path) -> None:
+    first = SOURCE.tasks("train")[0].task_id
+    changed(run_copy, inputs={"tasks": [first]})
+    card = build(Build([teacher], SFT, exclude=[run_copy]), tmp_path / "out")
+    (gate,) = (gate for gate in card.gates if gate.name == "excluded")
+    assert (gate.entered - gate.passed, first in card.tasks[SOURCE.name]) == (1, False)
+    assert tasks_of_runs([tmp_path / "out"]) == {(SOURCE.name, task.task_id) for task in SOURCE.tasks("train")[1:TASKS]}
+    with pytest.raises(UsageError, match="excluded dropped 8; for example"):
+        build(Build([teacher], SFT, exclude=[tmp_path / "out", run_copy]), tmp_path / "none")
+    with pytest.raises(UsageError, match="another dataset"):
+        build(Build([teacher], SFT), tmp_path / "out")
+
+
+def test_an_episode_whose_gold_set_is_that_of_an_evaluation_task_is_left_out(teacher: Path, tmp_path: Path) -> None:
+    taught = SOURCE.tasks("train")[1]
+    asked = msgspec.structs.replace(taught, task_id="q", query="Something quite different?", split="test")
+    beir.write(tmp_path / SOURCE.name, SOURCE.documents(), [asked])
+    card = build(Build([teacher], SFT, against=[str(tmp_path / SOURCE.name)]), tmp_path / "out")
+    (gate,) = (gate for gate in card.gates if gate.name == "leak")
+    (dropped,) = gate.dropped
+    assert dropped.startswith(f"{SOURCE.name}/{taught.task_id} ")
+    assert dropped.endswith(f"has the gold set of {SOURCE.name}:test/q")
+    kept = build(Build([teacher], SFT, Data(leaks="keep")), tmp_path / "kept")
+    assert kept.compared == {}
+    assert taught.task_id in kept.tasks[SOURCE.name]

@@ -64,7 +64,7 @@ def open_training(
     check_profile(stage, folder, policy, run, config)
     work = Profile(run, policy, policy.name, config, index or stage.outputs["index"], leave_out or LeaveOut())
     sampled = [each for each in read_pivots(folder) if each.fate == "kept" or (every and each.samples)]
-    selection = _chosen(work, sampled)
+    selection = chosen_tasks(work, sampled)
     learned = {*selection.learned, *selection.held_out}
     chosen = [each for each in sampled if each.task_id in learned]
     wanted = {each.episode_id for each in chosen}
@@ -76,7 +76,7 @@ def open_training(
     return PivotTraining(train, held_out, PivotRollouts(work.world(), policy, found, run.golds, publish), selection)
 
 
-def _chosen(work: Profile, pivots: Sequence[Pivot]) -> Selection:
+def chosen_tasks(work: Profile, pivots: Sequence[Pivot]) -> Selection:
     """Return the choice of the profile's tasks: those with turns to learn from give away no validation task."""
     by_split = {split: {each.task_id for each in pivots if each.split == split} for split in get_args(Split)}
     allowed = work.selection.learned

@@ -1,0 +1,54 @@
+"""The tasks of earlier work are read from its cards, whatever verb wrote them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness1.data.open import open_source
+from harness1.data.selection import Selection
+from harness1.errors import SchemaError, UsageError
+from harness1.runs.stage import Stage
+from harness1.sft.earlier_tasks import tasks_of_runs
+
+WORLD = "world:60"
+NAME = open_source(WORLD).name
+CHOSEN = Selection(dataset="scifact", split="train", tasks=9, held_out=("3",), learned=("1", "2"))
+
+
+def card(folder: Path, verb: str = "run", **outputs: object) -> Path:
+    Stage(verb, {}, outputs=outputs).write(folder)
+    return folder
+
+
+def test_a_run_is_made_of_the_tasks_that_it_was_asked_to_play(tmp_path: Path) -> None:
+    Stage("run", {"dataset": WORLD, "split": "train", "tasks": ["train-1", "train-2"]}).write(tmp_path)
+    assert tasks_of_runs([tmp_path]) == {(NAME, "train-1"), (NAME, "train-2")}
+
+
+@pytest.mark.parametrize("verb", ["rl train", "rl pivots"])
+def test_a_training_and_a_profile_are_made_of_what_they_chose(verb: str, tmp_path: Path) -> None:
+    found = tasks_of_runs([card(tmp_path, verb, selections=[msgspec.to_builtins(CHOSEN)])])
+    assert found == {("scifact", task) for task in ("1", "2", "3")}
+
+
+def test_several_folders_are_joined(tmp_path: Path) -> None:
+    one = card(tmp_path / "one", "rl train", selections=[msgspec.to_builtins(CHOSEN)])
+    chosen = msgspec.structs.replace(CHOSEN, dataset="fm2", learned=("9",), held_out=())
+    other = card(tmp_path / "other", "rl train", selections=[msgspec.to_builtins(chosen)])
+    assert tasks_of_runs([one, str(other)]) == tasks_of_runs([one]) | {("fm2", "9")}
+    assert tasks_of_runs([]) == frozenset()
+
+
+def test_a_folder_that_does_not_say_what_it_was_made_of_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no card there says"):
+        tasks_of_runs([tmp_path / "nothing"])
+    with pytest.raises(UsageError, match="no card there says"):
+        tasks_of_runs([card(tmp_path / "other", "rl train")])
+    for broken in ({"selections": [{"dataset": 1}]}, {"selections": "all"}):
+        with pytest.raises(SchemaError, match="which tasks it was made of"):
+            tasks_of_runs([card(tmp_path / "broken", "rl train", **broken)])
+    with pytest.raises(SchemaError, match="which tasks it was made of"):
+        tasks_of_runs([card(tmp_path / "run")])
