@@ -62,7 +62,7 @@ LATER = ("token_file", "data", "data_mirror")
 LATER_TRAINING = ("rl.discount", "train.attention")
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
 LATER_LEARN = ("share", "against", "exclude")
-"""The same of `[machine.learn]`."""
+"""Settings of `[machine.learn]` that did not exist then; they are inputs of a training, and never enter hashes."""
 
 
 class Config(Settings):
