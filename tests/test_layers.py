@@ -15,8 +15,8 @@ PACKAGE = ROOT / "harness1"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     "records errors hashing plain settings redaction model_folder words | config | runs | http | memory | retrieval"
-    " | data | tools | env | reward | rows | models | policy | episodes | eval | tasks | train | sft | rl | viewer"
-    " | serve | adapters | cli | __main__"
+    " | data | tools | env | reward | rows | models | policy | episodes | eval | tasks | train | engines"
+    " | sft | rl | viewer | serve | adapters | cli | __main__"
 )
 """Packages and modules at the top, lower layers first; those of one layer may import each other."""
 WITHIN = {
@@ -28,6 +28,7 @@ WITHIN = {
     "policy": "* | baselines wrappers recorded | follow_leads | scripted | oracle | teacher | registry",
     "eval": "* | evaluate | fusion | compare | ablations | answers",
     "tasks": "* | make | writing | check",
+    "engines": "engine | *",
     "rl": "* | admission | pivots | learning | open",
     "viewer": "html | report | *",
     "serve": "* | service | access bodies connection | server | retrieve | proxy",

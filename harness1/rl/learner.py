@@ -7,11 +7,11 @@ from dataclasses import asdict
 from itertools import compress
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from harness1.config import Config
+from harness1.engines.engine import Engine
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint
 from harness1.rl.buffer import Buffer, BufferState
@@ -20,14 +20,8 @@ from harness1.rl.reference import with_kl
 from harness1.rl.rollouts import EpisodeGroup
 from harness1.rl.training_rows import substeps
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import make_algorithm
-from harness1.train.followers import TrainerJob, open_trainer
-from harness1.train.process_group import ALONE, ProcessGroup
-from harness1.train.saving import read_state, write_model, write_state
+from harness1.train.saving import read_state, write_state
 from harness1.train.validation import Best
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 STATE = Path("state", "state.pt")
 MakeRows = Callable[[Sequence[EpisodeGroup], Config], list[TrainRow]]
@@ -37,28 +31,15 @@ class Learner:
     """The weights and their optimizer, the buffer, and the best validation; it resumes from the state in `out`.
 
     Args:
-        base: the folder of the model that training begins with.
+        engine: holds the weights that training begins with.
         out: the folder of the state and the checkpoint.
         card: the card of the checkpoint.
         make_rows: makes rows of groups.
-        group: the processes that train together; this one leads.
     """
 
-    def __init__(
-        self,
-        base: Path,
-        out: Path,
-        card: Checkpoint,
-        make_rows: MakeRows,
-        config: Config,
-        device: str,
-        group: ProcessGroup = ALONE,
-    ) -> None:
+    def __init__(self, engine: Engine, out: Path, card: Checkpoint, make_rows: MakeRows, config: Config) -> None:
         rl, train = config.rl, config.train
-        self._base, self._out, self._make_rows, self._config = base, out, make_rows, config
-        steps, threads = rl.batches * rl.substeps, config.machine.model.threads
-        job = TrainerJob(base, make_algorithm(rl.algorithm, rl), train, steps, device, threads, reference=rl.kl > 0)
-        self.trainer = open_trainer(job, group)
+        self.engine, self._out, self._make_rows, self._config = engine, out, make_rows, config
         self.buffer: Buffer[EpisodeGroup] = Buffer(rl.groups, rl.staleness, rl.window)
         self.best, self.card = Best(train.watch.metric), card
         self.version = 0
@@ -72,7 +53,7 @@ class Learner:
     def save(self) -> None:
         """Save the state."""
         state = {
-            "trainer": self.trainer.save((self._out / STATE).parent),
+            "trainer": self.engine.save((self._out / STATE).parent),
             "buffer": msgspec.to_builtins(self.buffer.state()),
             "best": asdict(self.best),
             "card": msgspec.to_builtins(self.card),
@@ -84,7 +65,7 @@ class Learner:
     def _load(self) -> None:
         if (state := read_state(self._out / STATE)) is None:
             return
-        self.trainer.load((self._out / STATE).parent, state["trainer"])
+        self.engine.load((self._out / STATE).parent, state["trainer"])
         self.buffer.load_state(msgspec.convert(state["buffer"], BufferState))
         self.best = Best(**state["best"])
         self.card = msgspec.convert(state["card"], Checkpoint)
@@ -92,12 +73,8 @@ class Learner:
 
     def write_checkpoint(self, metrics: dict[str, float]) -> None:
         """Write the present weights as the checkpoint."""
-        self.card = msgspec.structs.replace(self.card, step=self.version, metrics=metrics)
-        write_model(self._out, self.trainer.model, self.weights(), self._base, self.card)
-
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return the state dictionary of the plain model, without adapters."""
-        return self.trainer.weights()
+        card = msgspec.structs.replace(self.card, step=self.version, metrics=metrics)
+        self.card = self.engine.write(self._out, card)
 
     def train(self, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
         """Take the optimizer steps of a batch, and count it; return the values to log.
@@ -112,9 +89,9 @@ class Learner:
         if self._is_exact():
             logged |= self._check_start(rows)
         if rl.kl:
-            known = self.trainer.logprobs(rows, reference=True)
+            known = self.engine.logprobs(rows, reference=True)
             rows, logged["kl"] = with_kl(rows, known, rl.kl)
-        logged |= _over_steps([self.trainer.step(part) for part in substeps(rows, rl.substeps, rl.seed + self.version)])
+        logged |= _over_steps([self.engine.step(part) for part in substeps(rows, rl.substeps, rl.seed + self.version)])
         self.version += 1
         return logged | {"rows": float(len(rows)), "tokens": float(sum(len(row.token_ids) for row in rows))}
 
@@ -125,7 +102,7 @@ class Learner:
             UsageError: they differ by more than the order of computation can explain.
         """
         dtype = self._config.train.dtype
-        replayed = [known for row in self.trainer.logprobs(rows) for known in row]
+        replayed = [known for row in self.engine.logprobs(rows) for known in row]
         recorded = [known for row in rows for known in compress(row.rollout_logprobs or (), row.loss_mask)]
         report = report_of(replayed, recorded)
         if not report.passes(dtype):

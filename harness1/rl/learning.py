@@ -15,6 +15,8 @@ import msgspec
 
 from harness1.config import Config
 from harness1.data.selection import Selection
+from harness1.engines.engine import Engine
+from harness1.engines.local import LocalEngine
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
 from harness1.errors import UsageError
@@ -36,6 +38,8 @@ from harness1.runs.line_digests import continued, finish
 from harness1.runs.stage import Stage, refuse_other, under_way
 from harness1.runs.store import EPISODES as LINES
 from harness1.runs.store import EpisodeStore
+from harness1.train.algorithm import make_algorithm
+from harness1.train.followers import TrainerJob
 from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
 from harness1.train.process_group import ALONE, ProcessGroup
 from harness1.train.saving import parameters_of
@@ -45,7 +49,15 @@ from harness1.train.trainer import Diverged
 VERB = "rl train"
 EPISODES = "episodes"
 OpenRollouts = AbstractAsyncContextManager[Rollouts]
+OpenEngine = Callable[["Learning", ProcessGroup], Engine]
 Result = TypeVar("Result")
+
+
+def open_local_engine(work: Learning, group: ProcessGroup) -> Engine:
+    """Open our own trainer in the processes of a group; raise UsageError or MissingExtra as `LocalEngine`."""
+    rl, train, threads = work.config.rl, work.config.train, work.config.machine.model.threads
+    steps, algorithm = rl.batches * rl.substeps, make_algorithm(rl.algorithm, rl)
+    return LocalEngine(TrainerJob(work.base, algorithm, train, steps, work.device, threads, rl.kl > 0), group)
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,7 @@ class Learning:
         base: the folder of the model that training begins with.
         index_hashes: the hashes of the indexes that the setups search.
         make_rows: makes rows of groups; given in experiments.
+        open_engine: opens what holds the weights in training.
         datasets: the datasets of the tasks, by absolute paths, and their `split`; the card of the episodes names them.
         selections: how the tasks were chosen; the card of the training keeps it.
     """
@@ -74,6 +87,7 @@ class Learning:
     wandb: str = ""
     index_hashes: Sequence[str] = ()
     make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl, config.env))
+    open_engine: OpenEngine = open_local_engine
     datasets: Sequence[str] = ()
     split: str = ""
     selections: Sequence[Selection] = ()
@@ -155,7 +169,7 @@ def learn(
             dataset={"tasks": stage.inputs["tasks"]},
             train={"rl": stage.inputs["rl"], "train": stage.inputs["train"]},
         )
-        learner = Learner(work.base, work.out, card, work.make_rows, work.config, work.device, group)
+        learner = Learner(work.open_engine(work, group), work.out, card, work.make_rows, work.config)
         played = continued(run_card(work, chat), work.out / EPISODES / LINES)
         played.write(work.out / EPISODES)
         try:
@@ -256,7 +270,7 @@ class _Loop:
 
     async def publish(self) -> None:
         """Give the present weights to the rollouts."""
-        await self._rollouts.publish(self._learner.weights(), self._learner.version)
+        await self._learner.engine.publish(self._learner.version, self._rollouts.publish)
 
     async def validate(self) -> None:
         """Play the held-out tasks, and write a checkpoint if the result is the best so far."""

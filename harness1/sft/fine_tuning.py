@@ -14,6 +14,8 @@ from typing import Literal
 import msgspec
 
 from harness1.config import Config
+from harness1.engines.engine import Engine
+from harness1.engines.local import LocalEngine
 from harness1.errors import UsageError
 from harness1.hashing import file_digest
 from harness1.model_folder import folder_hash
@@ -25,18 +27,25 @@ from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.student import Student
 from harness1.sft.validation import HeldOutValidation
 from harness1.train.algorithm import make_algorithm
-from harness1.train.followers import TrainerJob, open_trainer
+from harness1.train.followers import TrainerJob
 from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
 from harness1.train.micro_batch import shuffled_steps
 from harness1.train.process_group import ALONE, ProcessGroup
-from harness1.train.saving import parameters_of, read_state, write_card, write_model, write_state
+from harness1.train.saving import parameters_of, read_state, write_card, write_state
 from harness1.train.schedule import is_due
 from harness1.train.trl_trainer import saved_step, train_with_trl
 from harness1.train.validation import Best, evenly_spaced
 
 OnPart = Callable[[str], None]
+OpenEngine = Callable[["FineTuning", int, ProcessGroup], Engine]
 VERB = "sft train"
 STATE = Path("state", "state.pt")
+
+
+def open_local_engine(work: FineTuning, steps: int, group: ProcessGroup) -> Engine:
+    """Open our own trainer in the processes of a group; raise UsageError or MissingExtra as `LocalEngine`."""
+    train, threads = work.config.train, work.config.machine.model.threads
+    return LocalEngine(TrainerJob(work.model, make_algorithm("nll"), train, steps, work.device, threads), group)
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,8 @@ class FineTuning:
     """Put several rows into one sequence (TRL only)."""
     tensorboard: bool = False
     wandb: str = ""
+    open_engine: OpenEngine = open_local_engine
+    """Opens what holds the weights in training; TRL has its own."""
 
     def student(self) -> Student:
         """Return the student, after all checks that do not need the loaded model.
@@ -181,27 +192,25 @@ class _Run:
         held_out = RowFile(work.dataset / HELD_OUT)
         self.order = list(shuffled_steps(len(self.rows), train.batch_rows, train.epochs, train.seed))
         self.validation = HeldOutValidation(student, held_out, work.config, work.device)
-        threads = work.config.machine.model.threads
-        job = TrainerJob(work.model, make_algorithm("nll"), train, len(self.order), work.device, threads)
-        self.trainer = open_trainer(job, group)
+        self.engine = work.open_engine(work, len(self.order), group)
         self.best = Best(train.watch.metric)
         if (state := read_state(work.out / STATE)) is not None:
-            self.trainer.load((work.out / STATE).parent, state["trainer"])
+            self.engine.load((work.out / STATE).parent, state["trainer"])
             self.best = Best(**state["best"])
             self.card = msgspec.convert(state["card"], Checkpoint)
 
     def run(self, on_step: StepListener) -> Checkpoint:
-        steps, begun = len(self.order), self.trainer.step_count
+        steps, begun = len(self.order), self.engine.step_count
         on_step(begun, steps, {})
         with _open_log(self.work, begun) as log:
             if not begun:
                 self._validate(log, on_step)
             for places in () if self._stops() else islice(self.order, begun, None):
                 started = time.perf_counter()
-                values = self.trainer.step([self.rows[place] for place in places], self._tell)
+                values = self.engine.step([self.rows[place] for place in places], self._tell)
                 values["seconds"] = time.perf_counter() - started
                 values["tokens"] = float(sum(self.rows.lengths[place] for place in places))
-                step = self.trainer.step_count
+                step = self.engine.step_count
                 log.write(step, values)
                 on_step(step, steps, values)
                 ends = step == steps
@@ -218,29 +227,28 @@ class _Run:
     def _validate(self, log: TrainLog, on_step: StepListener) -> None:
         """Validate, and write a checkpoint if it is the best so far."""
         self.on_part("measuring on held-out tasks")
-        metrics = self.validation.validate(self.trainer)
+        metrics = self.validation.validate(self.engine)
         if not metrics:
             return
         named = {f"{VALIDATION_PREFIX}{name}": value for name, value in metrics.items()}
-        log.write(self.trainer.step_count, named)
-        on_step(self.trainer.step_count, len(self.order), named)
+        log.write(self.engine.step_count, named)
+        on_step(self.engine.step_count, len(self.order), named)
         # The untrained model is logged, but is not a checkpoint.
-        if self.trainer.step_count and self.best.take(metrics):
+        if self.engine.step_count and self.best.take(metrics):
             self._write(metrics)
 
     def _tell(self, done: int, of: int) -> None:
-        self.on_part(f"{done:,} of {of:,} tokens of step {self.trainer.step_count + 1}")
+        self.on_part(f"{done:,} of {of:,} tokens of step {self.engine.step_count + 1}")
 
     def _stops(self) -> bool:
         return 0 < self.train.watch.patience <= self.best.stale
 
     def _write(self, metrics: dict[str, float]) -> None:
-        self.card = msgspec.structs.replace(self.card, step=self.trainer.step_count, metrics=metrics)
-        weights = self.trainer.weights()
-        write_model(self.work.out, self.trainer.model, weights, self.work.model, self.card)
+        card = msgspec.structs.replace(self.card, step=self.engine.step_count, metrics=metrics)
+        self.card = self.engine.write(self.work.out, card)
         _copy_data_card(self.work)
 
     def _save(self) -> None:
         path = self.work.out / STATE
         card = msgspec.to_builtins(self.card)
-        write_state(path, {"trainer": self.trainer.save(path.parent), "best": asdict(self.best), "card": card})
+        write_state(path, {"trainer": self.engine.save(path.parent), "best": asdict(self.best), "card": card})

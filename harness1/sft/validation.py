@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from harness1.config import ChatPolicy, Config
+from harness1.engines.engine import Engine
 from harness1.env.environment import SearchEnv
 from harness1.models.transformers.backend import TransformersBackend, open_transformers
 from harness1.policy.language_model import LanguageModelPolicy
@@ -13,7 +14,6 @@ from harness1.records import Task
 from harness1.rows.file import RowFile
 from harness1.sft.student import Student
 from harness1.tools.registry import Toolbox
-from harness1.train.trainer import Trainer
 from harness1.train.validation import episode_results, evenly_spaced, held_out_turns, means, turn_metrics
 
 
@@ -48,16 +48,16 @@ class HeldOutValidation:
                 cache_tokens=model.cache_tokens,
             )
 
-    def validate(self, trainer: Trainer) -> dict[str, float]:
+    def validate(self, engine: Engine) -> dict[str, float]:
         """Return the metrics of the present weights; raise InfrastructureFault if the model failed to sample."""
-        metrics = {"nll": trainer.loss(self._rows)} if self._rows else {}
+        metrics = {"nll": engine.loss(self._rows)} if self._rows else {}
         if self._backend is not None:
-            metrics |= asyncio.run(self._sampled(self._backend, trainer))
+            metrics |= asyncio.run(self._sampled(self._backend, engine))
         return metrics
 
-    async def _sampled(self, backend: TransformersBackend, trainer: Trainer) -> dict[str, float]:
+    async def _sampled(self, backend: TransformersBackend, engine: Engine) -> dict[str, float]:
         env, chat = self._student.env, self._student.chat
-        await backend.load_state(trainer.weights(), trainer.step_count)
+        await engine.publish(engine.step_count, backend.load_state)
         metrics = await turn_metrics(backend, chat, Toolbox.of(env), self._turns, env.generation_reserve)
         greedy = ChatPolicy(temperature=0.0, format_retries=0)
         policy = LanguageModelPolicy(backend, chat, env.generation_reserve, greedy)

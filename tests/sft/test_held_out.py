@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from harness1.config import Config, Lora, Validation
+from harness1.engines.local import LocalEngine
 from harness1.models.backend import SampledOutput
 from harness1.models.transformers.backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
@@ -22,8 +23,8 @@ from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
 from harness1.sft.student import Student
 from harness1.sft.validation import HeldOutValidation
 from harness1.train.algorithm import NegativeLogLikelihood
+from harness1.train.followers import TrainerJob
 from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
 from harness1.train.validation import HeldOutTurn, evenly_spaced, held_out_turns
 from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student
 
@@ -44,9 +45,9 @@ def watching(student: Student, place: Place, watch: Validation) -> HeldOutValida
     return HeldOutValidation(student, RowFile(place.rows / HELD_OUT), config, "cpu")
 
 
-def training(place: Place, rank: int = 0) -> Trainer:
+def training(place: Place, rank: int = 0) -> LocalEngine:
     train = msgspec.structs.replace(QUICK, lora=Lora(rank=rank), rate=1e-2)
-    return Trainer(load_trainable(place.model, train, "cpu"), NegativeLogLikelihood(), train, 3)
+    return LocalEngine(TrainerJob(place.model, NegativeLogLikelihood(), train, 3))
 
 
 @pytest.fixture
@@ -73,9 +74,9 @@ def test_rows_are_taken_evenly_over_all() -> None:
 def test_a_look_at_rows_alone_needs_no_second_model(
     place: Place, student: Student, opened: list[TransformersBackend]
 ) -> None:
-    trainer = training(place)
-    found = watching(student, place, Validation(rows=1, turns=0)).validate(trainer)
-    assert found == {"nll": pytest.approx(trainer.loss([RowFile(place.rows / HELD_OUT)[0]]))}
+    engine = training(place)
+    found = watching(student, place, Validation(rows=1, turns=0)).validate(engine)
+    assert found == {"nll": pytest.approx(engine.loss([RowFile(place.rows / HELD_OUT)[0]]))}
     assert opened == []
 
 
@@ -104,15 +105,17 @@ def test_each_look_samples_from_the_weights_of_that_step_and_changes_none(
 ) -> None:
     rows = list(RowFile(place.rows / TRAIN))
     (turn,) = held_out_turns(rows, 1)
-    watch, trainer = watching(student, place, Validation(rows=1, turns=1)), training(place, rank)
-    before = [parameter.detach().clone() for parameter in trainer.parameters]
-    watch.validate(trainer)
-    assert all(map(torch.equal, before, trainer.parameters))
-    trainer.step(rows)
-    watch.validate(trainer)
+    watch, engine = watching(student, place, Validation(rows=1, turns=1)), training(place, rank)
+    before = [parameter.detach().clone() for parameter in engine.trainer.parameters]
+    watch.validate(engine)
+    assert all(map(torch.equal, before, engine.trainer.parameters))
+    engine.step(rows)
+    watch.validate(engine)
     (backend,) = opened
     said = asyncio.run(backend.generate(turn.prompt_ids, Sampling(max_tokens=1, seed=1)))
-    now, begun = (_logprob(model, turn, said) for model in (trainer.model, load_trainable(place.model, QUICK, "cpu")))
+    now, begun = (
+        _logprob(model, turn, said) for model in (engine.trainer.model, load_trainable(place.model, QUICK, "cpu"))
+    )
     assert said.output_logprobs[0] == pytest.approx(now, abs=1e-4)
     assert abs(now - begun) > 1e-2
     assert (said.version_start, said.version_end) == (1, 1)

@@ -1,0 +1,77 @@
+"""Define what a training loop needs of whatever holds the weights in training."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from harness1.models.checkpoint import Checkpoint
+from harness1.rows.row import TrainRow
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Deliver = Callable[["Mapping[str, Tensor]", int], Awaitable[None]]
+"""Gives weights and their version to what samples in this process, such as `Rollouts.publish`."""
+OnTokens = Callable[[int, int], None]
+"""Called within a step with the tokens done and those of all its rows."""
+
+
+def ignore_tokens(done: int, of: int) -> None:
+    """Do nothing: the `OnTokens` of a caller who shows no progress within a step."""
+
+
+class Engine(Protocol):
+    """A model in training with its optimizer and its loss. Of several processes, the leading one calls it."""
+
+    @property
+    def step_count(self) -> int:
+        """Optimizer steps taken so far."""
+        ...
+
+    def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = ignore_tokens) -> dict[str, float]:
+        """Take one optimizer step and return the values to log, `loss` and `trained_tokens` among them.
+
+        Raises:
+            Diverged: the loss or the gradient is not finite.
+            InfrastructureFault: a service failed.
+        """
+        ...
+
+    def loss(self, rows: Sequence[TrainRow]) -> float:
+        """Return the loss of rows under the present weights."""
+        ...
+
+    def logprobs(self, rows: Sequence[TrainRow], reference: bool = False) -> list[list[float]]:
+        """Return the natural log probabilities of the trained tokens of each row, in order, under the present weights
+        or those that training began with."""
+        ...
+
+    async def publish(self, version: int, deliver: Deliver) -> None:
+        """Have the present weights sampled from now on, under a version.
+
+        Args:
+            deliver: used by engines whose weights are in this process; others tell their own sampler.
+
+        Raises:
+            InfrastructureFault: the weights could not be delivered.
+        """
+        ...
+
+    def save(self, root: Path) -> str:
+        """Save all that the next step depends on, and return a name: of a folder within `root`, or that under which a
+        service keeps it. Of earlier saves only the last need be kept."""
+        ...
+
+    def load(self, root: Path, name: str) -> None:
+        """Continue from a save, and forget the others; raise UsageError if it is lost or damaged."""
+        ...
+
+    def write(self, folder: Path, card: Checkpoint) -> Checkpoint:
+        """Write the present weights as a checkpoint, and return its card as written.
+
+        Raises:
+            UsageError: the disk is full, or the folder cannot be written.
+        """
+        ...
