@@ -44,7 +44,8 @@ class TrainerJob:
     reference: bool = False
 
     def open(self, kind: type[Trainer], group: ProcessGroup) -> Trainer:
-        """Return the trainer of this process; raise `Unanimous` if one of the processes cannot load the model."""
+        """Return the trainer of this process; raise `Unanimous` if one of the processes cannot load the model, or the
+        settings do not fit it."""
         place, fault = self.device if group.size == 1 else "cpu", ""  # `shard` moves it on, block by block
         group.kind = self.device.partition(":")[0]
         try:
@@ -53,7 +54,10 @@ class TrainerJob:
         except UsageError as error:
             fault = str(error)
         group.agree(fault)
-        return kind(model, self.algorithm, self.train, self.steps, group, reference)
+        try:
+            return kind(model, self.algorithm, self.train, self.steps, group, reference)
+        except UsageError as error:
+            raise Unanimous(str(error)) from error
 
 
 def open_trainer(job: TrainerJob, group: ProcessGroup = ALONE) -> Trainer:

@@ -19,7 +19,7 @@ from harness1.train.process_group import ProcessGroup, joined_group
 from harness1.train.trainer import Diverged, Trainer
 from tests.tiny_models import save_tiny_model
 from tests.train.processes import codes_of
-from tests.train.test_process_group import CISPO, NLL, PLAYED, STEPS, TRAIN
+from tests.train.test_process_group import ADAPTED, CISPO, NLL, PLAYED, STEPS, TRAIN
 
 pytestmark = pytest.mark.service
 Leader = Callable[[Path, ProcessGroup], None]
@@ -78,6 +78,12 @@ def has_no_model(home: Path, group: ProcessGroup) -> None:
         open_trainer(TrainerJob(home / "nowhere", NLL, TRAIN, 4), group)
 
 
+def has_a_model_that_cannot_be_adapted(home: Path, group: ProcessGroup) -> None:
+    save_tiny_model(home / "bare", "gpt2", n_inner=96, n_positions=64)
+    with pytest.raises(UsageError, match="no linear layers"):
+        open_trainer(TrainerJob(home / "bare", NLL, ADAPTED, 4), group)
+
+
 def refuses_the_work(home: Path, group: ProcessGroup) -> None:
     open_trainer(job(home), group)
     raise UsageError("another folder, please")
@@ -101,6 +107,7 @@ LEADERS: tuple[tuple[Leader, int], ...] = (
     (is_interrupted_within_a_step, 1),
     (cannot_write, 0),
     (has_no_model, 0),
+    (has_a_model_that_cannot_be_adapted, 0),
     (refuses_the_work, 1),
     (fails_within_a_step, 1),
     (is_killed, 9),

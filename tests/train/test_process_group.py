@@ -82,6 +82,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tied": {"tie_word_embeddings": True},
     "experts": {"kind": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 1},
+    "sinks": {"kind": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
 }
 CASES = {
     "nll": Case("plain", TRAIN, NLL),
@@ -92,6 +93,8 @@ CASES = {
     "cispo, adapters, a tied head": Case("tied", ADAPTED, CISPO),
     "cispo, experts": Case("experts", TRAIN, CISPO),
     "nll, adapters, experts": Case("experts", ADAPTED, NLL),
+    "nll, sinks": Case("sinks", TRAIN, NLL),
+    "cispo, adapters, sinks, checkpointing": Case("sinks", changed(ADAPTED, checkpointing=True), CISPO),
     "nll, checkpointing": Case("plain", changed(TRAIN, checkpointing=True), NLL),
     "cispo, adapters, checkpointing": Case("plain", changed(ADAPTED, checkpointing=True), CISPO),
     "cispo, adapters, bfloat16": Case("plain", changed(ADAPTED, dtype="bfloat16"), CISPO),
