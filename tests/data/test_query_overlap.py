@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 from datasketch import MinHash
 
 from harness1.data.query_overlap import PERMUTATIONS, KnownQueries, normalised
@@ -67,6 +68,19 @@ def test_many_queries_are_kept_apart() -> None:
     known = KnownQueries(0.8, queries)
     assert [known.match(query) for _, query in queries] == [name for name, _ in queries]
     assert [known.match(query + " more") for _, query in queries[::50]] == [name for name, _ in queries[::50]]
+
+
+@pytest.mark.parametrize("near", [0.0, 0.1, 0.5, 0.8, 1.0])
+def test_the_match_is_that_of_a_comparison_of_all_hashes(near: float) -> None:
+    rng = random.Random(2)
+    pairs = [overlapping(rng, rng.random()) for _ in range(200)]
+    known = KnownQueries(near, [(str(at), " ".join(one)) for at, (one, _) in enumerate(pairs)])
+    table = np.array([np.frombuffer(signature(" ".join(one), PERMUTATIONS, shingle=1), "<u4") for one, _ in pairs])
+    for _, other in pairs:
+        asked = np.frombuffer(signature(" ".join(other), PERMUTATIONS, shingle=1), "<u4")
+        similar = (table == asked).mean(axis=1)
+        expected = str(similar.argmax()) if similar.max() >= near else None
+        assert known.match(" ".join(other)) == expected
 
 
 def test_a_query_without_words_matches_only_another() -> None:
