@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work, read_aloud
@@ -25,12 +26,13 @@ from harness1.cli.options import (
 )
 from harness1.cli.printing import print_result, say, say_left_out
 from harness1.cli.results import headed
+from harness1.cli.rl_judge import Judged, JudgedRun, JudgeModel, asked_judge, judge_runs, print_findings
 from harness1.cli.terminal import Terminal
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
-from harness1.rl.admission.judgement import POLICIES
+from harness1.rl.admission.judgement import ORACLE, POLICIES
 from harness1.rl.admission.report import ORDER, AdmissionReport, lives_on
 from harness1.rl.admission.run import RUNS, Check, tasks_to_check
 from harness1.rl.admission.run import check as run_check
@@ -60,6 +62,9 @@ def check(
         Path | None, Option(help="Folder of the report; default runs/DATASET-SPLIT-check.", metavar="RUN")
     ] = None,
     cache: Cache = None,
+    judge: JudgeModel = "",
+    run: JudgedRun = None,
+    judged: Judged = 20,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -68,9 +73,13 @@ def check(
     """Play policies that should earn nothing, little or everything on a task set, and judge each task by the rewards.
     The same command resumes a stopped check.
 
+    A judge reads the best-paid episodes of every policy but the oracle, or those of --run (a run, or a training). Its
+    replies are kept in judge.jsonl of the report's folder, its findings in judge.json.
+
     Example: harness1 rl check world:1000 --limit 50 --out runs/check --config rl/small
     """
     settings = resolve(config, overrides)
+    reviewer = asked_judge(judge, run, settings)
     source = open_source(dataset := place_of(dataset, settings))
     split = split or default_split(source)
     excluded = tasks_of_runs(exclude or ())
@@ -80,9 +89,16 @@ def check(
     out = out or Path("runs") / f"{source.name.replace(':', '-')}-{split}-check"
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
     place = index_of(source, index, cache, settings, read_aloud, say)
-    job = Check(dataset, split, tasks, place, settings, seed, student, selection)
-    report = _checked(job, out, force=force)
-    print_result(report, as_json, print_report, settings.rl.headroom, out)
+    report = _checked(Check(dataset, split, tasks, place, settings, seed, student, selection), out, force=force)
+    if reviewer is None:
+        print_result(report, as_json, print_report, settings.rl.headroom, out)
+        return
+    runs = [run] if run is not None else [out / RUNS / policy for policy in POLICIES if policy != ORACLE]
+    found = judge_runs(reviewer, judge, runs, tasks, judged, out, force=force)
+    whole = msgspec.to_builtins(report) | {"judge": msgspec.to_builtins(found)}
+    print_result(whole, as_json, lambda _: print_report(report, settings.rl.headroom, out))
+    if not as_json:
+        print_findings(found)
 
 
 def default_split(source: Source) -> str:

@@ -105,3 +105,10 @@ def policy_endpoint(url: str, machine: Machine, kind: type[HttpClient] = HostedC
         concurrency=machine.model.concurrency,
         kind=kind,
     )
+
+
+def verifier_endpoint(url: str, machine: Machine) -> ModelEndpoint:
+    """Return the endpoint of a judge's model, with key, deadline and concurrency of `machine.verifier`; raise as
+    `ModelEndpoint` does."""
+    judge = machine.verifier
+    return ModelEndpoint(url, judge.key, judge.timeout_s, machine.attempts, machine.backoff_s, judge.concurrency)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from harness1.rl.admission.run import RUNS
 from harness1.runs.stage import read_stage
 from harness1.runs.store import EPISODES
 from tests.cli.commands import Command, command_in_process
+from tests.serving import imitating
 
 SOURCE = open_source("world:60")
 CHECK = [
@@ -127,3 +129,40 @@ def test_tasks_that_a_training_would_leave_out_are_not_judged(harness1: Command,
 def test_the_test_split_is_judged_as_it_is(harness1: Command, tmp_path: Path) -> None:
     assert harness1(*CHECK, "--split", "test").code == 0
     assert read_report(tmp_path / "checked").selection is None
+
+
+def flagging(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    """Calls it a dump where everything is curated, and says nothing that can be read of a random walk."""
+    asked = json.loads(body)["messages"][1]["content"]
+    quote = re.search(r"Delivers \S+, tagged \S+", asked)
+    delivered = asked.count("Delivers ")
+    trick = {"verdict": "trick", "kind": "dump", "turn": 1, "quote": quote[0] if quote else ""}
+    said = json.dumps(trick) if delivered > 3 else "no idea" if delivered == 0 else '{"verdict": "honest"}'
+    choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+    return 200, json.dumps({"choices": [choice], "usage": {"prompt_tokens": 50, "completion_tokens": 5}}).encode()
+
+
+@pytest.mark.service
+def test_a_judge_reads_what_earned_most_and_is_asked_once(harness1: Command, tmp_path: Path) -> None:
+    with imitating(flagging) as url:
+        asked = (*CHECK, "--judge", f"openai:reader@{url}/v1", "--judged", "9")
+        done = harness1(*asked, "--json")
+        assert done.code == 0, done.err
+        found = json.loads(done.out)["judge"]
+        assert found == json.loads((tmp_path / "checked" / "judge.json").read_bytes())
+        assert found["episodes"] == found["honest"] + found["tricks"] + found["invalid"] == 9
+        assert found["tricks"] >= 1
+        assert "curate-everything" in {Path(each["run"]).name for each in found["findings"]}
+        assert found["prompt_tokens"] == 9 * 50
+        kept = (tmp_path / "checked" / "judge.jsonl").read_bytes()
+        again = harness1(*asked)
+        assert again.code == 0, again.err
+        assert "with a trick" in again.out
+        assert "dump: curate-everything" in again.out
+        assert (tmp_path / "checked" / "judge.jsonl").read_bytes() == kept
+        run = str(tmp_path / "checked" / RUNS / "scripted")
+        alone = harness1(*asked, "--run", run, "--json")
+        assert {each["run"] for each in json.loads(alone.out)["judge"]["findings"]} <= {run}
+    refused = harness1(*CHECK, "--run", run)
+    assert refused.code == 2
+    assert "--judge" in refused.err

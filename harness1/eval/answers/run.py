@@ -30,7 +30,7 @@ from harness1.eval.answers.summary import as_csv, summarised
 from harness1.eval.run_view import RunView
 from harness1.hashing import digest, file_digest
 from harness1.http.completions import Completer
-from harness1.http.model_endpoint import ModelEndpoint, policy_endpoint
+from harness1.http.model_endpoint import ModelEndpoint, policy_endpoint, verifier_endpoint
 from harness1.models.open import ModelSpec
 from harness1.retrieval.open import open_retriever
 from harness1.runs.files import write_atomically, write_json
@@ -187,7 +187,7 @@ def open_answers(run: RunView, asked: AnswerRequest, out: Path | None, machine: 
         questions=questions.asked,
         texts=_reader(asked.index or run.index, run.config, machine),
         answerer=_model(asked.answerer, "--answerer", most, policy_endpoint, machine),
-        judge=_model(asked.judge, "--judge", most, _judge_endpoint, machine) if asked.judge else None,
+        judge=_model(asked.judge, "--judge", most, verifier_endpoint, machine) if asked.judge else None,
         conditions=_conditions(asked.conditions),
         single_size=asked.single_size,
         documents=asked.documents,
@@ -211,11 +211,6 @@ def _model(
     if asked.kind != "openai" or asked.url is None:
         raise UsageError(f"{option} takes openai:MODEL@URL, not {spec!r}")
     return NamedModel(spec, Completer(endpoint(asked.url, machine), asked.model, most_tokens))
-
-
-def _judge_endpoint(url: str, machine: Machine) -> ModelEndpoint:
-    judge = machine.verifier
-    return ModelEndpoint(url, judge.key, judge.timeout_s, machine.attempts, machine.backoff_s, judge.concurrency)
 
 
 def _reader(index: str, recorded: Config, given: Machine) -> DocumentReader:
