@@ -1,1 +1,1 @@
-"""Exports to the formats of other projects."""
+"""What other projects need to train and evaluate with the harness."""

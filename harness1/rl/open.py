@@ -26,7 +26,7 @@ from harness1.rl.local_rollouts import LocalRollouts, open_rollouts, publish_to
 from harness1.rl.pivots.profile import LeaveOut
 from harness1.rl.pivots.training import open_training
 from harness1.rl.ray_rollouts import RayRollouts
-from harness1.rl.task_choice import choose_tasks
+from harness1.rl.task_choice import TaskChoice, choose_tasks
 from harness1.rl.task_stream import PlacedTask
 from harness1.sft.earlier_tasks import tasks_of_runs
 
@@ -45,8 +45,23 @@ def learning_on_tasks(
     """Open a training run on whole episodes of the tasks of datasets.
 
     Raises:
+        UsageError: as `open_tasks`, or workers cannot have the model.
+    """
+    (tasks, held_out, selections), setups = open_tasks(config, learn, find_index)
+    base = resolve_model(ModelSpec.read(learn.model).model)
+    hashes = [open_retriever(setup.retriever, config).info.index_hash for setup in setups]
+    work = Learning(tasks, held_out, setups, base, out, config, _device(config), index_hashes=hashes)
+    datasets = [from_anywhere(data) for data in learn.data]
+    work = replace(work, datasets=datasets, split=learn.split, selections=selections)
+    return work, _players(setups, learn.model, base, out / WEIGHTS, policy)
+
+
+def open_tasks(config: Config, learn: Learn, find_index: FindIndex) -> tuple[TaskChoice, list[EpisodeSetup]]:
+    """Return the tasks of datasets that may be learned from, the validation tasks, and the setup of each dataset.
+
+    Raises:
         UsageError: the numbers of indexes, reports and datasets differ, a report is on another dataset,
-            reward or environment, the tasks do not fit (`choose_tasks`), or workers cannot have the model.
+            reward or environment, or the tasks do not fit (`choose_tasks`).
     """
     sources = [open_source(data) for data in learn.data]
     for name in ("index", "admission"):
@@ -56,16 +71,10 @@ def learning_on_tasks(
     excluded = tasks_of_runs(learn.exclude)
     taught = {(source.name, learn.split) for source in sources}
     sieve = open_filter(config.data, sources, taught, share=learn.share, against=learn.against, excluded=excluded)
-    tasks, held_out, selections = choose_tasks(sources, learn.split, admitted or [None] * len(sources), config, sieve)
+    choice = choose_tasks(sources, learn.split, admitted or [None] * len(sources), config, sieve)
     named = learn.index or [None] * len(sources)
     indexes = [find_index(source, index) for source, index in zip(sources, named, strict=True)]
-    setups = [EpisodeSetup(config, index, learn.model) for index in indexes]
-    base = resolve_model(ModelSpec.read(learn.model).model)
-    hashes = [open_retriever(index, config).info.index_hash for index in indexes]
-    work = Learning(tasks, held_out, setups, base, out, config, _device(config), index_hashes=hashes)
-    datasets = [from_anywhere(data) for data in learn.data]
-    work = replace(work, datasets=datasets, split=learn.split, selections=selections)
-    return work, _players(setups, learn.model, base, out / WEIGHTS, policy)
+    return choice, [EpisodeSetup(config, index, learn.model) for index in indexes]
 
 
 def learning_on_pivots(

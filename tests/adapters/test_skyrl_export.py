@@ -113,6 +113,32 @@ def test_the_trainer_finds_the_rows_and_advantages_of_our_own_training(rewards: 
     assert advantages_of(output) == pytest.approx([(row.advantages or ())[-1] for row in rows])
 
 
+def test_placeholders_have_no_advantage_and_do_not_touch_other_groups() -> None:
+    groups = [pair("a", 1.0, 0.0), pair("b", 0.5, 2.0)]
+    broken = {groups[1][0].episode_id}
+    output = generator_output(groups, lambda episode: episode.episode_id in broken)
+    assert advantages_of(output) == [0.5, 0.5, -0.5, -0.5, 0.0, 0.0]
+    assert output.stop_reasons[-2:] == ("error", "error")
+
+
+def test_placeholders_beside_other_trajectories_of_their_instance_are_refused() -> None:
+    output = generator_output([pair("a", 1.0, 0.0)], lambda episode: True)
+    sound = generator_output([pair("a", 1.0, 0.0)])
+    names = msgspec.structs.asdict(sound)
+    mixed = {
+        name: (*value[:2], *getattr(output, name)[1:]) for name, value in names.items() if isinstance(value, tuple)
+    }
+    with pytest.raises(ValueError, match="placeholders and other trajectories"):
+        msgspec.structs.replace(sound, **mixed)
+
+
+def test_a_group_of_one_is_refused_unless_it_is_not_compared() -> None:
+    alone = [played("g/0", "g", 0, 1.0)]
+    with pytest.raises(ValueError, match="instance g has only one trajectory"):
+        generator_output([pair("a", 1.0, 0.0), alone])
+    assert len(generator_output([alone], compared=False).is_last_step) == 2
+
+
 def changed(output: GeneratorOutput, name: str, at: int, value: Any) -> GeneratorOutput:
     column = list(getattr(output, name))
     column[at] = value
@@ -146,7 +172,6 @@ def reordered(output: GeneratorOutput, order: Sequence[int]) -> GeneratorOutput:
         (lambda made: changed(made, "rewards", 1, (1.0, 0.0, 0.0, 0.0)), "step 1 has a reward before the end"),
         (lambda made: reordered(made, [0, 2, 1, 3]), "the steps of a trajectory are not adjacent"),
         (lambda made: reordered(made, [0, 1, 4, 5, 2, 3, 6, 7]), "the trajectories of an instance are not adjacent"),
-        (lambda made: reordered(made, [0, 1, 2, 3, 4, 5]), "instance b has only one trajectory"),
     ],
 )
 def test_what_the_trainer_would_refuse_or_mistake_is_no_batch(

@@ -70,7 +70,9 @@ def test_scripts_and_targets_that_are_named_exist() -> None:
         elif words[0] == "make":
             assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), command
         else:
-            assert command.startswith((*OTHERS, "python -m torch", "VLLM_", "OPENAI_", "vllm ")), command
+            assert command.startswith(
+                (*OTHERS, "python -m torch", "python -m harness1.adapters.", "VLLM_", "OPENAI_", "vllm ")
+            ), command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

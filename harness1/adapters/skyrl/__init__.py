@@ -1,1 +1,1 @@
-"""Export of episodes to SkyRL's trainer."""
+"""Training by SkyRL: on episodes that its trainer asks for, or on exported ones."""

@@ -2,11 +2,14 @@
 
 The fields are those of `skyrl/train/generators/base.py`. The checks are those of SkyRL's `validate_generator_output`
 and mini-batches (SkyRL 0.4.0), and the further assumptions of its advantages.
+
+Its mini-batches count prompts, so an instance with a fault cannot be left out of a batch that SkyRL asked for: each of
+its trajectories becomes a placeholder, a single step without a trained token, as in SkyRL's own Harbor generator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from math import isfinite
 from statistics import fmean
@@ -18,6 +21,8 @@ from harness1.rows.calls import captured_calls
 
 Ids = tuple[int, ...]
 Numbers = tuple[float, ...]
+FAULT = "error"
+"""The `stop_reason` of a placeholder."""
 
 
 class TrajectoryId(Record):
@@ -56,28 +61,52 @@ class GeneratorOutput(Record):
         _check_groups(self)
 
 
-def generator_output(groups: Iterable[Sequence[Episode]]) -> GeneratorOutput:
-    """Return the steps of some groups, all of whose episodes have a reward and log probabilities.
+def generator_output(
+    groups: Iterable[Sequence[Episode]],
+    is_broken: Callable[[Episode], bool] = lambda episode: False,
+    *,
+    compared: bool = True,
+) -> GeneratorOutput:
+    """Return the steps of some groups. All episodes but the broken ones have a reward and log probabilities.
+
+    Args:
+        is_broken: an instance with an episode for which this is true becomes placeholders.
+        compared: the rewards of a group are compared with each other, so a group has several episodes; false for a
+            validation.
 
     Raises:
-        ValueError: as `GeneratorOutput`.
+        ValueError: as `GeneratorOutput`, or a group that is compared has only one episode.
         SchemaError: a segment of a prompt is missing in its episode.
     """
-    batch = [list(group) for group in groups]
-    episodes = [episode for group in batch for episode in group]
-    steps = [step for episode in episodes for step in _steps(episode)]
+    steps: list[_Step] = []
+    sound: list[Episode] = []
+    faulty = 0
+    for group in groups:
+        # The trainer would use the reward of a single trajectory as its advantage.
+        alone = compared and len(group) == 1
+        _demand(not alone, f"instance {instance_of(group[0])} has only one trajectory")
+        if any(map(is_broken, group)):
+            steps += map(_placeholder, group)
+            faulty += 1
+        else:
+            steps += [step for episode in group for step in _steps(episode)]
+            sound += group
+    _demand(bool(steps), "there is no step")
     columns: dict[str, Any] = dict(zip(_Step._fields, zip(*steps, strict=True), strict=False))
-    if not columns:
-        raise ValueError("there is no step")
+    return GeneratorOutput(**columns, rollout_metrics=_metrics(sound, len(steps), faulty))
+
+
+def _metrics(episodes: Sequence[Episode], steps: int, faulty: int) -> dict[str, float]:
+    found = {"harness1/episodes": float(len(episodes)), "harness1/faulty_instances": float(faulty)}
+    if not episodes:
+        return found
     versions = [version for episode in episodes for version in episode.policy_versions]
-    metrics = {
+    return found | {
         "harness1/mean_reward": fmean(rewards_of(episodes)),
-        "harness1/mean_steps": len(steps) / len(episodes),
-        "harness1/episodes": float(len(episodes)),
+        "harness1/mean_steps": steps / len(episodes),
         "harness1/min_version": float(min(versions)),
         "harness1/max_version": float(max(versions)),
     }
-    return GeneratorOutput(**columns, rollout_metrics=metrics)
 
 
 def instance_of(episode: Episode) -> str:
@@ -96,9 +125,18 @@ class _Step(NamedTuple):
     is_last_step: bool
 
 
+def trajectory_of(episode: Episode) -> TrajectoryId:
+    """Return the name of an episode."""
+    return TrajectoryId(instance_of(episode), episode.sample_idx)
+
+
+def _placeholder(episode: Episode) -> _Step:
+    return _Step((0,), (0,), (0.0,), (0,), FAULT, (0.0,), trajectory_of(episode), True)
+
+
 def _steps(episode: Episode) -> Iterator[_Step]:
     calls = list(captured_calls(episode))
-    name = TrajectoryId(instance_of(episode), episode.sample_idx)
+    name = trajectory_of(episode)
     earned = 0.0 if episode.reward is None else episode.reward.total
     for place, call in enumerate(calls, start=1):
         size, last = len(call.output_ids), place == len(calls)
@@ -128,7 +166,8 @@ def _check_lengths(output: GeneratorOutput) -> None:
 
 def _check_numbers(output: GeneratorOutput) -> None:
     for at, mask in enumerate(output.loss_masks):
-        _demand(all(one == 1 for one in mask), f"step {at} has a token that is not trained")
+        if not _is_placeholder(output, at):
+            _demand(all(one == 1 for one in mask), f"step {at} has a token that is not trained")
         _demand(all(map(isfinite, output.rollout_logprobs[at])), f"step {at} has a log probability that is not finite")
         _demand(all(map(isfinite, output.rewards[at])), f"step {at} has a reward that is not finite")
 
@@ -144,11 +183,17 @@ def _check_steps(output: GeneratorOutput) -> None:
 
 
 def _check_groups(output: GeneratorOutput) -> None:
-    ends = [name.instance_id for name, last in zip(output.trajectory_ids, output.is_last_step, strict=True) if last]
-    _demand(_adjacent(ends), "the trajectories of an instance are not adjacent")
-    # The trainer would use the reward of a single trajectory as its advantage.
-    for instance, group in groupby(ends):
-        _demand(len(list(group)) > 1, f"instance {instance} has only one trajectory")
+    ends = [at for at, last in enumerate(output.is_last_step) if last]
+    names = [output.trajectory_ids[at].instance_id for at in ends]
+    _demand(_adjacent(names), "the trajectories of an instance are not adjacent")
+    kinds = {(name, _is_placeholder(output, at)) for name, at in zip(names, ends, strict=True)}
+    _demand(len(kinds) == len(set(names)), "an instance has placeholders and other trajectories")
+
+
+def _is_placeholder(output: GeneratorOutput, at: int) -> bool:
+    """Return True for the one step of a trajectory of an instance with a fault."""
+    tokens = (output.prompt_token_ids[at], output.response_ids[at], output.loss_masks[at], output.rewards[at])
+    return output.stop_reasons[at] == FAULT and tokens == ((0,), (0,), (0,), (0.0,))
 
 
 def _adjacent(names: Sequence[object]) -> bool:
