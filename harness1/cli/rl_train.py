@@ -15,6 +15,7 @@ from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import TrainingBoard
 from harness1.cli.datasets import place_of
 from harness1.cli.launched import led_group
+from harness1.cli.memory import refuse_oversized_rl
 from harness1.cli.options import (
     Against,
     Cache,
@@ -86,6 +87,7 @@ def train(
         given = {"data": data, "index": index, "admission": admission, "model": model, "split": split, "share": share}
         given |= {"against": against, "exclude": [str(each) for each in exclude or ()]}
         learn, out = _asked(settings.machine.learn, given, out, pivots)
+        refuse_oversized_rl(settings, learn.model, group.size)
         policy = open_policy_to_train(learn.model, settings)
         if pivots is None:
             learn = msgspec.structs.replace(learn, data=tuple(place_of(each, settings) for each in learn.data))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from typer import Argument, Option
 
 from harness1.cli.dashboard import TrainingBoard
 from harness1.cli.launched import launched, led_group
+from harness1.cli.memory import refuse_oversized_sft
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, Tensorboard, Wandb, resolve
 from harness1.cli.results import print_checkpoint
 from harness1.errors import UsageError
@@ -17,6 +19,7 @@ from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.files.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.runs.stage import clear
+from harness1.sft.data_card import TRAIN
 from harness1.sft.fine_tuning import VERB, FineTuning, fine_tune
 from harness1.train.process_group import ProcessGroup
 
@@ -74,4 +77,5 @@ def train(
 
 def _trained(work: FineTuning, group: ProcessGroup) -> Checkpoint:
     with TrainingBoard(work.out.name, "step", SHOWN, hidden=not group.leads) as board:
-        return fine_tune(work, board.listen, group, board.doing)
+        fits = partial(refuse_oversized_sft, work.config, work.model, work.dataset / TRAIN, group.size)
+        return fine_tune(work, board.listen, group, board.doing, fits)

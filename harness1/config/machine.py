@@ -198,6 +198,8 @@ class Machine(Keyed):
     """Folder of the datasets that are named; empty: `harness1/data` in the user's cache folder."""
     data_mirror: str = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
     """Address below which the archives of BEIR's datasets are."""
+    check_memory: bool = True
+    """Refuse training that needs more memory than the device has, by its plan (`harness1 train plan`)."""
     web: Web = Web()
     model: Model = Model()
     verifier: ModelServer = ModelServer()

@@ -110,13 +110,18 @@ class FineTuning:
 
 
 def fine_tune(
-    work: FineTuning, on_step: StepListener, group: ProcessGroup = ALONE, on_part: OnPart = lambda _: None
+    work: FineTuning,
+    on_step: StepListener,
+    group: ProcessGroup = ALONE,
+    on_part: OnPart = lambda _: None,
+    before_loading: Callable[[], None] = lambda: None,
 ) -> Checkpoint:
     """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run.
 
     Args:
         on_part: called with what is at work between two steps, and with the tokens done within a step; TRL's trainer
             shows its own bar.
+        before_loading: called before our own trainer loads the model; what it raises ends the training.
 
     Raises:
         UsageError: as `FineTuning.student`, or the folder holds something else or cannot be written.
@@ -139,6 +144,7 @@ def fine_tune(
         if work.trainer == "trl":
             done = _train_with_trl(work, card, group, on_step)
         else:
+            before_loading()
             done = _Run(work, student, card, group, on_part).run(on_step)
     if group.leads:
         stage.write(work.out, status="finished", outputs={"step": done.step, "metrics": done.metrics})

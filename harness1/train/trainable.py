@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness1.config import Train
-from harness1.models.transformers.causal_model import compute_logits_in_float32, load_causal_model
+from harness1.models.transformers.causal_model import Dtype, compute_logits_in_float32, load_causal_model
 from harness1.train.attention import use_attention
 
 if TYPE_CHECKING:
@@ -27,14 +27,18 @@ def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) ->
             fit them.
         MissingExtra: torch or transformers is not installed.
     """
-    frozen = train.lora.rank > 0
-    model = load_causal_model(folder, device, train.dtype if frozen else "float32")
+    model = load_causal_model(folder, device, stored_dtype(train))
     import torch
 
     if threads:
         torch.set_num_threads(threads)
-    if train.dtype == "bfloat16" and not frozen:
+    if train.dtype != stored_dtype(train):
         compute_logits_in_float32(model)
     if train.attention != "auto":
         use_attention(model, train.attention, train.dtype)
     return model
+
+
+def stored_dtype(train: Train) -> Dtype:
+    """Return the type in which a model is kept for training: float32 where its weights are trained themselves."""
+    return train.dtype if train.lora.rank else "float32"

@@ -1,0 +1,255 @@
+"""A memory plan is what the trainer really holds: weights, gradients and moments to the byte, activations closely."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from benchmarks.memory_plan import allocated, take_steps
+from harness1.config import Config, Lora, Rl, Train
+from harness1.errors import UsageError
+from harness1.models.files.shapes import SHAPES, model_shape
+from harness1.models.transformers.kv_slots import KvSlots
+from harness1.models.transformers.live_bytes import Parts, of_all_layers
+from harness1.models.transformers.shape_attention import LINEAR
+from harness1.rows.file import RowFile, write_rows
+from harness1.rows.row import TrainRow
+from harness1.train.algorithm import make_algorithm
+from harness1.train.memory_advice import advice
+from harness1.train.memory_plan import (
+    CACHE_ROOM,
+    Devices,
+    MemoryPlanner,
+    Plan,
+    batch_of_rows,
+    device_memory,
+    episode_batch,
+)
+from harness1.train.step_bytes import MicroBatchShape, _step, parameter_count, prefill_bytes, step_bytes
+from harness1.train.trainer import Trainer
+from tests.tiny_models import SHAPE
+
+CISPO = make_algorithm("cispo", Rl())
+MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True},
+    "qwen3": {"tie_word_embeddings": False},
+    "gpt_oss": MIXTURE,
+}
+GPU = Devices(memory=80 * 10**9)
+
+
+def shape_of(kind: str, **settings: Any) -> PreTrainedConfig:
+    return AutoConfig.for_model(kind, **{**SHAPE, **KINDS[kind], **settings})
+
+
+def train_of(rank: int, checkpointing: bool = False) -> Train:
+    return Train(lora=Lora(rank=rank), dtype="float32", checkpointing=checkpointing)
+
+
+def size_of(tensors: Any) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_gradients_and_moments_are_those_of_the_trainer(kind: str, rank: int) -> None:
+    shape, train = shape_of(kind), train_of(rank)
+    auto: Any = AutoModelForCausalLM
+    trainer = Trainer(auto.from_config(shape).eval(), CISPO, train, 1)
+    trainer.step([TrainRow((1, 2, 3, 4), (0, 0, 1, 1), (0.0, 0.0, -1.0, -1.0), (1.0,) * 4)])
+    held = MemoryPlanner(shape, CISPO).plan(Config(train=train), MicroBatchShape(1, 32, 8), GPU).held
+    trained = size_of(trainer.parameters)
+    states = [state for each in trainer.optimizer.state.values() for name, state in each.items() if name != "step"]
+    frozen = size_of([*trainer.model.parameters(), *trainer.model.buffers()]) - trained
+    assert (held["gradients"], held["optimizer"]) == (trained, size_of(states))
+    assert held["weights"] + held.get("adapters", 0) == frozen + trained
+    assert held.get("adapters") == (trained if rank else None)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_kept_activations_are_the_tensors_saved_for_the_backward_pass(attention: str) -> None:
+    shape, length = shape_of("llama"), 96
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(shape, attn_implementation=attention).eval()
+    own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+    saved: dict[int, Any] = {}
+
+    def pack(tensor: Any) -> Any:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.model(torch.zeros((1, length), dtype=torch.long), use_cache=False)
+    expected = sum(each.untyped_storage().nbytes() for at, each in saved.items() if at not in own)
+    kept = step_bytes(shape, train_of(0), make_algorithm("nll"), MicroBatchShape(1, length, 1), attention).kept
+    assert kept == pytest.approx(expected, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "checkpointing"),
+    [("llama", 0, False), ("gpt_oss", 4, True)],
+)
+def test_the_whole_is_what_the_allocator_gives_out(kind: str, rank: int, checkpointing: bool) -> None:
+    shape = shape_of(kind, vocab_size=2000, num_hidden_layers=4)
+    train = msgspec.structs.replace(train_of(rank, checkpointing), micro_tokens=128)
+    devices = Devices(memory=10**9, kind="cpu")
+    needs = MemoryPlanner(shape, CISPO).plan(Config(train=train), MicroBatchShape(1, 128, 32), devices).needs
+    assert allocated(lambda: take_steps(shape, train, 128, 32)) == pytest.approx(needs, rel=0.15)
+
+
+@pytest.mark.parametrize(("kind", "layers", "checkpointing"), [("llama", 5, True), ("gpt_oss", 6, False)])
+def test_two_short_stacks_tell_the_bytes_of_a_long_one(kind: str, layers: int, checkpointing: bool) -> None:
+    seen: list[int] = []
+
+    def count(shape: PreTrainedConfig) -> Parts:
+        seen.append(shape.num_hidden_layers)
+        return _step(shape, train_of(4, checkpointing), CISPO, MicroBatchShape(2, 64, 16), "")
+
+    shape = shape_of(kind, num_hidden_layers=layers)
+    from_short = of_all_layers(shape, count)
+    assert max(seen) < layers
+    assert from_short == count(shape)
+
+
+def test_shipped_shapes_have_the_published_numbers_of_parameters() -> None:
+    assert {name: parameter_count(model_shape(name)) for name in SHAPES} == {
+        name: shape.parameters for name, shape in SHAPES.items()
+    }
+
+
+def test_a_quantized_checkpoint_is_planned_as_it_is_trained(tmp_path: Path) -> None:
+    plain, packed = ({**SHAPE, **MIXTURE, "model_type": "gpt_oss"} for _ in range(2))
+    packed["quantization_config"] = {"quant_method": "mxfp4"}
+    for name, config in (("plain", plain), ("packed", packed)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+    counts = [parameter_count(model_shape(tmp_path / f"{name}.json")) for name in ("plain", "packed")]
+    assert counts[0] == counts[1] == parameter_count(shape_of("gpt_oss"))
+
+
+def test_an_unknown_model_is_refused_with_the_names_that_are_known(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="gpt-oss-20b"):
+        model_shape(tmp_path / "nothing.json")
+    (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
+    with pytest.raises(UsageError, match="not the configuration of a model"):
+        model_shape(tmp_path)
+
+
+def test_attention_is_quadratic_or_linear_in_the_length() -> None:
+    def activations(length: int, attention: str) -> int:
+        return step_bytes(shape_of("gpt_oss"), train_of(4), CISPO, MicroBatchShape(1, length, 1), attention).kept
+
+    eager, linear = ([activations(length, name) for length in (2048, 4096)] for name in ("eager", LINEAR))
+    assert eager[1] == pytest.approx(4 * eager[0], rel=0.1)
+    assert linear[1] == pytest.approx(2 * linear[0], rel=0.01)
+
+
+def test_checkpointing_keeps_less_for_every_layer() -> None:
+    def kept(layers: int, checkpointing: bool) -> int:
+        shape = shape_of("llama", num_hidden_layers=layers)
+        return step_bytes(shape, train_of(4, checkpointing), CISPO, MicroBatchShape(1, 64, 1)).kept
+
+    # a layer's input alone: [1, 64, 64] in float32
+    assert kept(3, True) - kept(2, True) == 64 * 64 * 4
+    assert kept(3, False) - kept(2, False) > 10 * 64 * 64 * 4
+
+
+def test_a_sampler_holds_its_weights_and_the_slots_of_its_rows() -> None:
+    shape = shape_of("llama")
+    sampled = prefill_bytes(shape, "float32", rows=3, tokens=200)
+    slots = KvSlots(3)
+    for layer in range(SHAPE["num_hidden_layers"]):
+        slots.layer(layer, *(torch.zeros(1, 2, 200, 16) for _ in range(2)), 1, 200)
+    assert sampled.cache == size_of([each for pair in slots._layers.values() for each in pair])
+    config = Config(train=train_of(4))
+    planner, batch = MemoryPlanner(shape, CISPO), MicroBatchShape(1, 32, 8)
+    alone = planner.plan(config, batch, GPU)
+    beside = planner.plan(config, batch, msgspec.structs.replace(GPU, sampling="beside"))
+    assert beside.held["weights of the sampler"] == sampled.weights
+    assert set(beside.held) - set(alone.held) == {"weights of the sampler", "keys and values"}
+
+
+def test_several_trainers_share_weights_and_gather_layers() -> None:
+    planner, batch, config = (
+        MemoryPlanner(shape_of("llama"), CISPO),
+        MicroBatchShape(1, 32, 8),
+        Config(train=train_of(0)),
+    )
+    one, four = (planner.plan(config, batch, msgspec.structs.replace(GPU, trainers=count)) for count in (1, 4))
+    for name in ("weights", "gradients", "optimizer"):
+        assert four.held[name] == one.held[name] // 4
+    assert four.held["layers gathered whole"] > 0
+    assert four.moments["forward and backward pass"] == one.moments["forward and backward pass"]
+
+
+def test_servers_keep_no_more_of_a_layer_than_its_window() -> None:
+    apart = msgspec.structs.replace(GPU, sampling="apart", samplers=1)
+    config, batch = Config(train=train_of(4)), MicroBatchShape(1, 32, 8)
+    plan = MemoryPlanner(shape_of("gpt_oss"), CISPO).plan(config, batch, apart)
+    # one of two layers sees the whole context: keys and values of 2 heads of 16 numbers in float32
+    assert plan.token == 2 * 2 * 16 * 4
+    assert plan.sampler["weights"] + plan.sampler[CACHE_ROOM] == int(0.85 * 80 * 10**9)
+
+
+def test_episodes_fill_a_forward_pass_and_train_what_a_turn_may_write() -> None:
+    config = Config()
+    assert episode_batch(config) == (1, 32768, 2048)
+    wide = msgspec.structs.replace(config, train=Train(micro_tokens=65536))
+    assert episode_batch(wide) == (2, 32768, 4096)
+    chained = msgspec.structs.replace(config, rl=Rl(rows="epoch"))
+    assert episode_batch(chained).trained == config.env.rendering.epoch_turns * 2048
+    assert episode_batch(config, length=1000, trained=100) == (32, 1000, 3200)
+
+
+def test_the_largest_pass_over_rows_has_the_most_tokens_padding_included(tmp_path: Path) -> None:
+    rows = [TrainRow(tuple(range(length)), (0,) + (1,) * (length - 1)) for length in (10, 4, 4, 4)]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    file = RowFile(tmp_path / "rows.jsonl")
+    assert batch_of_rows(file, Train(micro_tokens=12)) == (3, 4, 9)
+    assert batch_of_rows(file, Train(micro_tokens=12, batch_rows=2)) == (1, 10, 9)
+
+
+def test_the_memory_of_this_machine_is_known_and_that_of_no_device_is_not() -> None:
+    assert device_memory("cpu") > 10**8
+    assert device_memory("mps") == 0
+
+
+LARGE = Config(train=Train(micro_tokens=32768))
+
+
+def planned(needs: dict[tuple[bool, int], int]) -> Any:
+    """A stand-in for a planner, whose plans depend on checkpointing and the rank alone."""
+
+    def make(config: Config, devices: Devices) -> Plan:
+        bytes_ = needs[config.train.checkpointing, config.train.lora.rank] // devices.trainers
+        return Plan(0, 0, MicroBatchShape(1, 1, 1), devices, {}, {}, {}, 0, {}, bytes_)
+
+    return make
+
+
+def test_advice_is_the_fewest_settings_the_cheapest_first() -> None:
+    config = Config(train=Train(lora=Lora(rank=0)))
+    devices = Devices(memory=100, kind="cpu")
+    found = advice(planned({(False, 0): 500, (True, 0): 90, (False, 32): 50, (True, 32): 10}), config, devices)
+    assert found is not None
+    assert [str(change) for change in found[0]] == ["--set train.checkpointing=true"]
+    found = advice(planned({(False, 0): 500, (True, 0): 400, (False, 32): 400, (True, 32): 10}), config, devices)
+    assert found is not None
+    assert [str(change) for change in found[0]] == ["--set train.checkpointing=true", "--set train.lora.rank=32"]
+    assert found[1].needs == 10
+    assert (
+        advice(planned(dict.fromkeys([(False, 0), (True, 0), (False, 32), (True, 32)], 500)), config, devices) is None
+    )
+
+
+def test_advice_shards_where_settings_are_not_enough() -> None:
+    config = Config(train=Train(checkpointing=True, dtype="bfloat16"))
+    found = advice(planned({(True, 32): 300}), config, Devices(memory=100))
+    assert found is not None
+    assert [str(change) for change in found[0]] == ["shard over 4 GPUs: torchrun --nproc-per-node 4"]
