@@ -97,6 +97,7 @@ CASES = [
     Case("gpt-oss, 88M", 512, 32, "float32", False),
     Case("gpt-oss, 88M", 1024, 0, "float32", True),
     Case("qwen3, 134M", 512, 32, "bfloat16", True),
+    Case("gpt-oss, 88M", 2048, 32, "bfloat16", False),
     Case("smollm2-135m", 512, 0, "float32", True),
 ]
 

@@ -52,9 +52,7 @@ def refuse_oversized_sft(config: Config, model: Path, rows: Path, trainers: int 
     """Say what `sft train` will hold on the largest of its rows, and refuse what cannot fit; raise as
     `refuse_oversized_rl`."""
     planner = MemoryPlanner(model_shape(model), make_algorithm("nll"))
-    _refuse_oversized(
-        planner, config, RowFile(rows), Devices(memory=0, trainers=group.size), say if group.leads else _silent
-    )
+    _refuse_oversized(planner, config, RowFile(rows), Devices(memory=0, trainers=trainers))
 
 
 def words_of(plan: Plan) -> str:

@@ -23,6 +23,7 @@ class Sampled(StrEnum):
     """Where episodes are sampled."""
 
     BESIDE = "beside"
+    RESERVED = "reserved"
     APART = "apart"
     NONE = "none"
 
@@ -38,7 +39,7 @@ def plan(
     trained: Annotated[int, Option(help="Trained tokens of a row; default: all that it may write.", min=0)] = 0,
     sampling: Annotated[
         Sampled | None,
-        Option(help="Sample beside training, apart on half of the GPUs, or not (SFT); default apart on several GPUs."),
+        Option(help="Sample beside training, there by vLLM (reserved), apart on half of the GPUs, or not (none: SFT)."),
     ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
