@@ -1,0 +1,124 @@
+"""A model shaped like gpt-oss (experts as 3-D parameters, attention sinks, sliding windows in every second layer) is
+fine-tuned, learns by reinforcement, is saved, loaded and sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from harness1.config import Lora
+from harness1.episodes.jobs import EpisodeSetup
+from harness1.models.transformers.backend import TransformersBackend, open_transformers
+from harness1.models.transformers.causal_model import load_causal_model
+from harness1.records import Episode, Sampling
+from harness1.rl.learning import Learning, learn
+from harness1.rl.logprobs import compare_calls
+from harness1.rows.calls import SampledCall
+from harness1.sft.fine_tuning import FineTuning, fine_tune
+from harness1.train.log import read_log
+from tests.rl.test_learning import CHAT
+from tests.rl.toy import ToyRollouts, toy_config, toy_tasks
+from tests.sft.test_fine_tuning import CONFIG, QUICK, save_rows, save_student
+from tests.tiny_models import save_tiny_model
+
+GPT_OSS = {
+    "sliding_window": 8,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+
+
+def opened(folder: Path, dtype: Any = "float32") -> TransformersBackend:
+    return open_transformers(folder, device="cpu", dtype=dtype, threads=1, rows=16, cache_tokens=0)
+
+
+def share_of_even(episode: Episode) -> float:
+    ids = [token for turn in episode.turns for call in turn.calls for token in call.output_ids]
+    return sum(token % 2 == 0 for token in ids) / len(ids)
+
+
+def sampled(folder: Path) -> list[SampledCall]:
+    """Calls of several lengths, decoded together."""
+    backend = opened(folder)
+    asked = [(tuple(range(40, 46 + 7 * at)), Sampling(max_tokens=8, seed=at)) for at in range(6)]
+
+    async def together() -> Any:
+        return await asyncio.gather(*[backend.generate(ids, how) for ids, how in asked])
+
+    outputs = asyncio.run(together())
+    return [
+        SampledCall(ids, out.output_ids, out.output_logprobs, how)
+        for (ids, how), out in zip(asked, outputs, strict=True)
+    ]
+
+
+def assert_gate(folder: Path) -> None:
+    report = compare_calls(load_causal_model(folder, "cpu", "float32"), sampled(folder))
+    assert report.passes("float32"), report
+
+
+def learned(base: Path, out: Path, *settings: str) -> list[dict[str, Any]]:
+    """A short training; the log of its steps."""
+    config = toy_config(["rl.batches=3", "train.watch.tasks=0", *settings])
+    tasks = toy_tasks(12)
+    work = Learning(tasks[:8], tasks[8:], [EpisodeSetup(config, "", "hf:toy")], base, out, config)
+    rollouts = ToyRollouts(opened(base, config.train.dtype), price=share_of_even)
+    learn(work, nullcontext(rollouts), CHAT, "toy", lambda _batch, _of, _values: None)
+    return [line for line in read_log(out) if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that was fine-tuned on a teacher's episodes."""
+    home = tmp_path_factory.mktemp("experts")
+    student = save_student(home / "model")
+    size = json.loads((student / "config.json").read_bytes())["vocab_size"]
+    save_tiny_model(student, "gpt_oss", vocab_size=size, max_position_embeddings=2048, **GPT_OSS)
+    place = save_rows(home, student, tasks=2)
+    config = msgspec.structs.replace(CONFIG, train=msgspec.structs.replace(QUICK, lora=Lora(rank=0)))
+    fine_tune(FineTuning(place.rows, place.model, home / "tuned", config), lambda _step, _of, _values: None)
+    return home / "tuned"
+
+
+def test_greedy_decoding_is_that_of_transformers(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path, "gpt_oss", **GPT_OSS)
+    ids = tuple(range(30, 60))
+    greedy = asyncio.run(opened(folder).generate(ids, Sampling(temperature=0.0, max_tokens=20)))
+    plain: Any = load_causal_model(folder, "cpu", "float32")
+    with torch.no_grad():
+        expected = plain.generate(
+            torch.tensor([ids]), max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+    assert list(greedy.output_ids) == expected[0, len(ids) :].tolist()
+
+
+def test_it_learns_from_a_teacher_and_is_sampled_as_it_was_saved(tuned: Path) -> None:
+    losses = [line["held_out/nll"] for line in read_log(tuned) if "held_out/nll" in line]
+    assert losses[-1] < losses[0]
+    assert_gate(tuned)
+
+
+@pytest.mark.parametrize("rank", [0, 8], ids=["whole", "adapters"])
+def test_it_is_trained_by_reinforcement_and_is_sampled_as_it_was_saved(tuned: Path, tmp_path: Path, rank: int) -> None:
+    steps = learned(tuned, tmp_path / "out", f"train.lora.rank={rank}")
+    assert steps[0]["gate/max_difference"] < 1e-4
+    assert all(step["k3"] < 1e-6 and step["gradient"] > 0 for step in steps)  # each batch is of the very weights
+    before, after = (load_causal_model(folder, "cpu", "float32") for folder in (tuned, tmp_path / "out"))
+    moved = {name: not torch.equal(weight, before.state_dict()[name]) for name, weight in after.state_dict().items()}
+    assert moved["model.layers.0.self_attn.q_proj.weight"]
+    assert moved["model.layers.1.mlp.experts.down_proj"] is (rank == 0)  # adapters are on linear layers
+    assert_gate(tmp_path / "out")
+
+
+def test_in_half_precision_the_start_is_within_its_gate(tuned: Path, tmp_path: Path) -> None:
+    """Rounding may send a token to another expert in another batch, which counts in the mean."""
+    steps = learned(tuned, tmp_path / "out", "train.dtype=bfloat16", "rl.batches=1", "train.lora.rank=8")
+    assert 0 < steps[0]["gate/mean_k3"] < 1e-3
