@@ -62,8 +62,9 @@ def test_the_defaults_are_the_published_constants_but_for_four_settings() -> Non
         "env.auto_populate.by": ("first", "evidence"),
         "env.read.by": ("order", "evidence"),
     }
-    # Quotas name datasets, and no default speaks of anybody's.
-    recipe = load_config(RECIPE, ["sft.gates.quotas={}"])
+    # Quotas name datasets, and no default speaks of anybody's; checkpointing saves memory and changes no gradient.
+    assert load_config(RECIPE).train.checkpointing
+    recipe = load_config(RECIPE, ["sft.gates.quotas={}", "train.checkpointing=false"])
     assert recipe == msgspec.structs.replace(Config(), env=load_config(PAPER).env)
     trained = load_config(RL_RECIPE)
     assert (trained.rl, trained.env) == (Config().rl, recipe.env)
@@ -73,6 +74,7 @@ def test_the_files_of_published_constants_spell_out_every_setting() -> None:
     paper = msgspec.toml.decode(PAPER.read_bytes())
     tree = paper | msgspec.toml.decode(RECIPE.read_bytes()) | {"env": paper["env"]}
     tree["sft"]["gates"]["quotas"] = {}
+    tree["train"]["checkpointing"] = False
     tree["rl"] = msgspec.toml.decode(RL_RECIPE.read_bytes())["rl"]
     full = msgspec.to_builtins(msgspec.structs.replace(Config(), env=load_config(PAPER).env))
     full.pop("machine")

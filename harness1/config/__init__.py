@@ -63,6 +63,8 @@ LATER_TRAINING = ("rl.discount", "train.attention")
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
 LATER_LEARN = ("share", "against", "exclude")
 """Settings of `[machine.learn]` that did not exist then; they are inputs of a training, and never enter hashes."""
+LATER_MODEL = ("tensor_parallel",)
+"""Settings of `[machine.model]` that did not exist then."""
 
 
 class Config(Settings):
@@ -108,7 +110,8 @@ class Config(Settings):
         # Recorded hashes were computed when the section was called `run`.
         machine = tree.pop("machine")
         tree.pop("data")
-        machine["learn"] = {name: value for name, value in machine["learn"].items() if name not in LATER_LEARN}
+        for section, later in (("learn", LATER_LEARN), ("model", LATER_MODEL)):
+            machine[section] = {name: value for name, value in machine[section].items() if name not in later}
         tree[FORMER] = {name: value for name, value in machine.items() if name not in LATER}
         return digest(tree)
 

@@ -96,6 +96,8 @@ class Model(Keyed):
     """Tokens whose keys and values are cached for prompts with a common prefix; 0: none."""
     memory_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.85
     """Share of a GPU's memory for vLLM in this process."""
+    tensor_parallel: Positive = 1
+    """GPUs that share the weights of vLLM in this process."""
     tokenizer: str = ""
     """The tokenizer's location for a model behind a server, if the server's name for the model does not give it."""
     foreign: bool = False

@@ -82,8 +82,8 @@ def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]
     _check_window(folder, config)
     dtype = config.policy.dtype
     if asked.kind == "vllm":
-        window = config.env.context_window
-        return open_vllm(folder, dtype=dtype, max_model_len=window, memory_share=model.memory_share), chat
+        limits = {"max_model_len": config.env.context_window, "tensor_parallel_size": model.tensor_parallel}
+        return open_vllm(folder, dtype=dtype, memory_share=model.memory_share, **limits), chat
     device = model.device or preferred_device()
     limits = {"threads": model.threads, "rows": model.rows, "cache_tokens": model.cache_tokens}
     return open_transformers(folder, device=device, dtype=dtype, **limits), chat

@@ -15,7 +15,7 @@ from harness1 import errors
 from harness1.cli.config import show
 from harness1.config import Config, load_config
 from harness1.errors import ConfigError, MissingExtra, UsageError
-from harness1.models.open import NAMES, ModelSpec, format_at, is_model
+from harness1.models.open import NAMES, ModelSpec, format_at, is_model, open_backend
 from harness1.models.servers.sglang import SglangServer
 from harness1.models.servers.vllm import VllmServer
 from harness1.policy.chat_completions import ChatCompletionsPolicy
@@ -154,6 +154,19 @@ def test_a_window_that_the_model_does_not_have_is_refused_before_it_is_loaded(fo
         said = complaint(f"{kind}:{folder}", Config())
         assert said.startswith("env.context_window=32768 is more than the 4096 tokens")
     assert "--config small" in said
+
+
+def test_vllm_in_this_process_gets_its_share_of_the_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr("harness1.models.open.open_vllm", lambda folder, **options: given.update(options))
+    settings = ["machine.model.tensor_parallel=4", "machine.model.memory_share=0.5", "policy.dtype=bfloat16"]
+    open_backend(ModelSpec.read(f"vllm:{folder}"), load_config("small", [*settings, "env.context_window=4096"]))
+    assert given == {
+        "dtype": "bfloat16",
+        "max_model_len": 4096,
+        "memory_share": 0.5,
+        "tensor_parallel_size": 4,
+    }
 
 
 def test_settings_that_do_not_fit_a_model_are_refused(folder: Path) -> None:
