@@ -4,7 +4,7 @@ and CISPO, with whole weights and with adapters.
 Print the largest difference of a weight after some steps, the shares of weights and of the optimizer's moments that
 each process holds, and the seconds of a step.
 
-    torchrun --nproc-per-node 2 benchmarks/sharding.py MODEL [--steps 5] [--rows 4] [--tokens 128] [--json]
+    torchrun --nproc-per-node 2 benchmarks/sharding.py MODEL [--steps 5] [--rows 8] [--tokens 128] [--json]
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from harness1.train.trainer import Trainer
 
 VOCABULARY = 256
 """Random tokens have smaller ids."""
+NLL = NegativeLogLikelihood()
 CASES: dict[str, tuple[Algorithm, int]] = {
-    "nll": (NegativeLogLikelihood(), 0),
-    "nll, adapters": (NegativeLogLikelihood(), 32),
+    "nll": (NLL, 0),
+    "nll, adapters": (NLL, 32),
     "cispo": (Cispo(), 0),
     "cispo, adapters": (Cispo(), 32),
 }
@@ -48,13 +49,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a folder or a name")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=4, help="per step")
+    parser.add_argument("--rows", type=int, default=8, help="per step")
     parser.add_argument("--tokens", type=int, default=128, help="of the longest row")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    batches = [random_rows(asked.rows, asked.tokens, seed) for seed in range(asked.steps)]
+    model, found = resolve_model(asked.model), {}
     with joined_group(launched()) as group:
-        found = {name: compared(resolve_model(asked.model), name, batches, group) for name in CASES}
+        for name, (algorithm, _) in CASES.items():
+            made = (
+                random_rows(asked.rows, asked.tokens, seed, played=algorithm is not NLL) for seed in range(asked.steps)
+            )
+            found[name] = compared(model, name, list(made), group)
     if not group.leads:
         return
     if asked.json:
@@ -64,13 +69,16 @@ def main() -> None:
         print(f"{name}: {', '.join(f'{key} {value:.3g}' for key, value in values.items())}")
 
 
-def random_rows(count: int, tokens: int, seed: int) -> list[TrainRow]:
-    """Return rows of different lengths, trained in their second half."""
+def random_rows(count: int, tokens: int, seed: int, *, played: bool) -> list[TrainRow]:
+    """Return rows of different lengths, trained in their second half, with advantages if they were `played`."""
     random, rows = Random(seed), []
     for at in range(count):
         length = tokens * (at + 1) // count
         mask = tuple(int(place >= length // 2) for place in range(length))
         ids = tuple(random.randrange(VOCABULARY) for _ in range(length))
+        if not played:
+            rows.append(TrainRow(ids, mask))
+            continue
         known = tuple(each * random.uniform(-4.0, -2.0) for each in mask)
         rows.append(TrainRow(ids, mask, known, tuple(random.uniform(-1.0, 1.0) for _ in mask)))
     return rows
