@@ -79,7 +79,7 @@ class Plan(Record):
     """Of the forward and backward pass: what the layers keep; beside it, logits and their gradients (`logits`), or what
     one layer needs for itself (`working`)."""
     token: int
-    """Keys and values of one token where it is sampled; 0 if that is not planned."""
+    """Keys and values of one token on each device where it is sampled; 0 if that is not planned."""
     sampler: dict[str, int]
     """What a device that only samples holds; empty if there is none."""
     needs: int
@@ -125,8 +125,10 @@ class MemoryPlanner:
         if devices.sampling in ("beside", "apart"):
             sampled = self._prefill(config.policy.dtype, model.rows, context)
         token = sampled.cache // (model.rows * context)
-        if devices.sampling == "apart":  # servers keep no more of a layer than its window
-            token = int(token * _seen_whole(self.shape))
+        sampler: dict[str, int] = {}
+        if devices.sampling == "apart":  # servers keep no more of a layer than its window, and share heads like weights
+            sampler = _sampler(sampled, devices, model.memory_share)
+            token = int(token * _seen_whole(self.shape)) * sampler["weights"] // sampled.weights
         if devices.sampling == "beside":
             held["weights of the sampler"] = sampled.weights
             held["keys and values"] = sampled.cache + model.cache_tokens * token
@@ -143,7 +145,7 @@ class MemoryPlanner:
             moments=moments,
             passes={"kept": step.kept, "logits": step.logits, "working": step.working},
             token=token,
-            sampler=_sampler(sampled, devices, model.memory_share) if devices.sampling == "apart" else {},
+            sampler=sampler,
             needs=sum(held.values()) + max(moments.values()),
         )
 

@@ -197,6 +197,14 @@ def test_servers_keep_no_more_of_a_layer_than_its_window() -> None:
     assert plan.sampler["weights"] + plan.sampler[CACHE_ROOM] == int(0.85 * 80 * 10**9)
 
 
+def test_servers_share_weights_and_heads_where_weights_take_most_of_a_device() -> None:
+    apart = Devices(memory=300_000, sampling="apart", samplers=4)
+    config, batch = Config(train=train_of(4)), MicroBatchShape(1, 32, 8)
+    planner = MemoryPlanner(shape_of("llama"), CISPO)
+    alone, shared = (planner.plan(config, batch, msgspec.structs.replace(apart, samplers=count)) for count in (1, 4))
+    assert (shared.sampler["weights"], shared.token) == (alone.sampler["weights"] // 4, alone.token // 4)
+
+
 def test_episodes_fill_a_forward_pass_and_train_what_a_turn_may_write() -> None:
     config = Config()
     assert episode_batch(config) == (1, 32768, 2048)
