@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
+from harness1.cli.printing import say
 from harness1.config import Config, load_config
 from harness1.data.selection import ShareName
 
@@ -65,6 +66,23 @@ Tensorboard = Annotated[bool, Option("--tensorboard", help="Also write event fil
 Wandb = Annotated[str, Option(help="Also log to this project of Weights & Biases.", metavar="PROJECT")]
 
 
-def resolve(config: str | None, overrides: list[str] | None) -> Config:
-    """Return the configuration that a command line asks for."""
-    return load_config(config, overrides)
+def resolve(config: str | None, overrides: list[str] | None, *models: str) -> Config:
+    """Return the configuration that a command line asks for.
+
+    Args:
+        models: models at work, as typed. The first that was trained here brings its environment, unless the file of
+            `--config` has settings of `env`; single settings are overridden either way.
+    """
+    settings = load_config(config, overrides)
+    if not any(models):
+        return settings
+    # Imported here, because verbs without a model start sooner without it.
+    from harness1.models.environments import environment_of, told
+
+    for model in filter(None, models):
+        if (env := environment_of(model, settings)) is not None:
+            carried = load_config(config, overrides, env)
+            if carried.env != settings.env:
+                say(told(model, settings.env, carried.env))
+            return carried
+    return settings

@@ -78,7 +78,7 @@ def check(
 
     Example: harness1 rl check world:1000 --limit 50 --out runs/check --config rl/small
     """
-    settings = resolve(config, overrides)
+    settings = resolve(config, overrides, tokenizer)
     reviewer = asked_judge(judge, run, settings)
     source = open_source(dataset := place_of(dataset, settings))
     split = split or default_split(source)

@@ -83,7 +83,7 @@ def train(
     with led_group() as group:
         if group is None:
             return
-        settings = resolve(config, overrides)
+        settings = resolve(config, overrides, model or resolve(config, overrides).machine.learn.model)
         given = {"data": data, "index": index, "admission": admission, "model": model, "split": split, "share": share}
         given |= {"against": against, "exclude": [str(each) for each in exclude or ()]}
         learn, out = _asked(settings.machine.learn, given, out, pivots)

@@ -43,7 +43,7 @@ def search(
     if needs_gold(policy):
         raise UsageError("the oracle needs gold: use it with `harness1 eval`")
     console = Terminal(stderr=as_json, quiet=as_json)
-    settings = resolve(config, overrides)
+    settings = resolve(config, overrides, policy)
     if settings.index != Config().index:
         raise UsageError("index settings take effect when an index is made: use them with `harness1 index`")
     task = Task(f"query-{digest(question)[:12]}", question, "search")

@@ -93,7 +93,7 @@ def proxy(
     from harness1.serve.server import serve
 
     access = _access(host, allow_host, token_file, no_token, "can use this model and write to this record")
-    settings = resolve(config, overrides)
+    settings = resolve(config, overrides, upstream)
     model = open_upstream(upstream, settings)
 
     def ready(bound: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,9 @@ class Config(Settings):
         return digest(tree)
 
 
-def load_config(path: Path | str | None = None, overrides: list[str] | None = None) -> Config:
+def load_config(
+    path: Path | str | None = None, overrides: list[str] | None = None, env: Mapping[str, Any] | None = None
+) -> Config:
     """Return the defaults, overlaid with a TOML file, overlaid with `a.b=value` settings.
 
     Reward weights set by neither are those of `reward.recipe`; an override of the recipe replaces the file's whole
@@ -127,6 +130,7 @@ def load_config(path: Path | str | None = None, overrides: list[str] | None = No
         path: a TOML file with any of the keys that `harness1 config show` prints, or the name of a configuration that
             comes with the package, such as `small`; `harness1 config list` prints them.
         overrides: settings such as `env.max_turns=4`; a value is read as TOML, or as a string if it is not TOML.
+        env: the settings of the environment instead of the defaults, if the file has none.
 
     Raises:
         ConfigError: there is no such file or name, a key is unknown, a value has the wrong type or is out of range, or
@@ -142,6 +146,8 @@ def load_config(path: Path | str | None = None, overrides: list[str] | None = No
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         except MALFORMED as error:
             raise ConfigError(f"{path} is not TOML: {error}") from error
+    if env is not None:
+        tree.setdefault("env", deepcopy(dict(env)))  # overrides are written into it
     _refuse_former(tree, path, overrides or [])
     if any(override.partition("=")[0].strip() == "reward.recipe" for override in overrides or []):
         tree.pop("reward", None)

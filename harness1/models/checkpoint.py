@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,14 @@ def format_of(folder: Path, config: Config) -> str:
             for name, ours, theirs in differences(current, recorded_without(card.env), "env.")
         ] or ["the wording of the prompt or of a tool"]
     if differing:
-        shown = ", ".join(differing[:SHOWN]) + (f" and {len(differing) - SHOWN} more" if differing[SHOWN:] else "")
         raise ConfigError(
-            f"{folder} was trained for another environment, which differs in {shown}. Give the configuration "
-            "that it was trained with, or use it anyway with --set machine.model.foreign=true"
+            f"{folder} was trained for another environment, which differs in {shown(differing)}. Without --config and"
+            " --set of these, its own is used; to use this one: --set machine.model.foreign=true"
         )
     return chosen
+
+
+def shown(settings: Sequence[str]) -> str:
+    """Return the first settings of a list, and the number of the others."""
+    rest = len(settings) - SHOWN
+    return ", ".join(settings[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")

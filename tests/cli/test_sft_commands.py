@@ -184,6 +184,26 @@ def test_a_student_is_evaluated_in_the_environment_that_it_learned(harness1: Com
     assert (episode.hashes.env, episode.hashes.counter) == (taught.hashes.env, taught.hashes.counter)
 
 
+def test_a_student_plays_in_the_environment_that_it_was_trained_in(harness1: Command, home: Path) -> None:
+    run = ["--limit", "1", "--split", "train", "--cache", "cache", "--json", "--no-view"]
+    played = harness1("eval", WORLD, "--policy", "hf:student", "--out", "carried", *run)
+    assert played.code == 0, played.err
+    assert "harness1: env of student: env.max_turns=4, " in played.err
+    card = read_checkpoint(home / "student")
+    assert card is not None
+    assert next(read_episodes(home / "carried")).hashes.env == card.env_hash
+    index = str(next((home / "cache").iterdir()))
+    asked = harness1("search", "Who founded it?", "--index", index, "--policy", "hf:student", "--out", "asked")
+    assert asked.code == 0, asked.err
+    refused = harness1("eval", WORLD, "--policy", "hf:student", "--out", "no", *run, "--set", "env.max_turns=1")
+    assert "which differs in env.max_turns=1 (trained:" in refused.err.splitlines()[-1]
+    meant = harness1(
+        *("eval", WORLD, "--policy", "hf:student", "--out", "meant", *run, "--set", "env.max_turns=1"),
+        *("--set", "machine.model.foreign=true"),
+    )
+    assert (meant.code, json.loads(meant.out)["scored"]) == (0, 1), meant.err
+
+
 def test_a_student_is_refused_in_another_environment_unless_that_is_meant(harness1: Command, home: Path) -> None:
     other = ("--set", "env.search.hits=3", "--set", "policy.format_retries=0")
     question = ["search", "Who founded it?", "--index", str(next((home / "cache").iterdir())), "--policy", "hf:student"]
@@ -192,7 +212,7 @@ def test_a_student_is_refused_in_another_environment_unless_that_is_meant(harnes
         complaint = refused.err.splitlines()[-1]
         assert (refused.code, refused.out) == (2, "")
         assert complaint.startswith("harness1: student was trained for another environment")
-        assert "which differs in env.search.hits=3 (trained: 2). Give the configuration" in complaint
+        assert "which differs in env.search.hits=3 (trained: 2). Without --config and --set" in complaint
         assert not (home / "other").exists()
     meant = harness1(*evaluation("other", *other, "--set", "machine.model.foreign=true"))
     assert meant.code == 0, meant.err

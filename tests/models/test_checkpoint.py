@@ -14,6 +14,7 @@ from harness1.env.environment import env_hash
 from harness1.errors import ConfigError, SchemaError
 from harness1.model_folder import folder_hash
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, format_of, read_checkpoint
+from harness1.models.environments import environment_of
 from harness1.models.open import format_at
 from harness1.policy.registry import open_model
 from harness1.settings import differences
@@ -72,7 +73,7 @@ def test_what_is_no_part_of_the_environment_may_differ(folder: Path) -> None:
 def test_another_environment_is_refused_with_each_setting_and_both_values(folder: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         format_of(folder, learned("env.max_turns=9", "env.grep.on=true"))
-    assert "env.max_turns=9 (trained: 6), env.grep.on=True (trained: False). Give" in str(refused.value)
+    assert "env.max_turns=9 (trained: 6), env.grep.on=True (trained: False). Without --config" in str(refused.value)
     assert "hits" not in str(refused.value)
     assert "--set machine.model.foreign=true" in str(refused.value)
 
@@ -85,7 +86,7 @@ def test_another_format_is_refused(folder: Path) -> None:
 def test_of_many_differences_the_first_are_named_and_the_others_counted(folder: Path) -> None:
     switches = [f"env.{name}.on=false" for name in ("fan_out", "read", "review", "evidence", "history", "dedup")]
     with pytest.raises(
-        ConfigError, match=r"differs in policy\.format=hermes .*env\.read\.on=False .* and 2 more\. Give"
+        ConfigError, match=r"differs in policy\.format=hermes .*env\.read\.on=False .* and 2 more\. Without"
     ):
         format_of(folder, learned("policy.format=hermes", "env.max_turns=7", *switches))
 
@@ -149,3 +150,33 @@ def test_differences_are_named_by_their_path_with_both_values() -> None:
         ("env.gone", None, [1]),
     ]
     assert list(differences(ours, ours)) == []
+
+
+def test_the_environment_that_a_checkpoint_carries_is_the_one_that_it_was_trained_in(folder: Path) -> None:
+    at_server = load_config(None, [f"machine.model.tokenizer={folder}"])
+    for spec, config in ((f"hf:{folder}", Config()), (str(folder), Config()), ("vllm:m@http://127.0.0.1:1", at_server)):
+        carried = load_config(None, None, environment_of(spec, config))
+        assert carried.env == learned().env
+        assert format_of(folder, carried) == "compact"
+
+
+@pytest.mark.parametrize("spec", ["scripted", "hf:smollm2-135m", "openai:m@http://127.0.0.1:1/v1"])
+def test_what_was_not_trained_here_carries_no_environment(spec: str) -> None:
+    assert environment_of(spec, Config()) is None
+
+
+def test_settings_of_a_checkpoint_are_below_those_that_are_given(folder: Path, tmp_path: Path) -> None:
+    env = environment_of(str(folder), Config())
+    (tmp_path / "plain.toml").write_text("[rl]\nsamples = 3")
+    (tmp_path / "whole.toml").write_text("[env]\nmax_turns = 9")
+    assert load_config(tmp_path / "plain.toml", None, env).env == learned().env
+    assert load_config(tmp_path / "whole.toml", None, env).env == load_config(None, ["env.max_turns=9"]).env
+    assert load_config(None, ["env.max_turns=9"], env).env == learned("env.max_turns=9").env
+    assert env == environment_of(str(folder), Config()), "the settings given are not written into"
+
+
+def test_an_environment_of_another_version_is_used_only_if_that_is_meant(folder: Path) -> None:
+    write_card(folder, card(env={"luck": 3}))
+    with pytest.raises(ConfigError, match=r"trained by another version.*luck.*machine\.model\.foreign=true"):
+        environment_of(f"hf:{folder}", Config())
+    assert environment_of(f"hf:{folder}", load_config(None, ["machine.model.foreign=true"])) is None
