@@ -60,7 +60,7 @@ MOST_MEANT = 3
 """Settings of the same name that are offered for a wrong one."""
 LATER = ("token_file", "data", "data_mirror", "check_memory")
 """Settings of `[machine]` that did not exist when hashes were first recorded."""
-LATER_TRAINING = ("rl.discount", "train.attention")
+LATER_TRAINING = ("rl.discount", "train.attention", "train.save_minutes", "train.max_steps")
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
 LATER_LEARN = ("share", "against", "exclude")
 """Settings of `[machine.learn]` that did not exist then; they are inputs of a training, and never enter hashes."""
@@ -99,6 +99,12 @@ class Config(Settings):
     @property
     def reward_hash(self) -> str:
         return digest(self.reward)
+
+    @property
+    def batches(self) -> int:
+        """Return the batches of reinforcement learning: `rl.batches`, unless `train.max_steps` ends it earlier."""
+        most = -(-self.train.max_steps // self.rl.substeps)
+        return min(self.rl.batches, most) if most else self.rl.batches
 
     @property
     def hash(self) -> str:

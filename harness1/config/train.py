@@ -80,7 +80,13 @@ class Train(Settings):
     seed: Count = 0
     """Seed of the initial adapters and of the order of rows."""
     save_every: Count = 50
-    """Steps between saved states to resume from; 0: only at the end."""
+    """Steps between saved states to resume from; 0: only at the end. Ctrl-C saves one too."""
+    save_minutes: Weight = 10.0
+    """Minutes after which a step, or a batch of reinforcement learning, saves a state even if `save_every` does not ask
+    for one; 0: never. TRL's trainer counts steps only."""
+    max_steps: Count = 0
+    """Optimizer steps of a training run, which the schedule is made for; 0: all that `epochs`, or `rl.batches`, ask for.
+    Reinforcement learning rounds them up to whole batches of `rl.substeps`."""
     watch: Validation = Validation()
 
     def __post_init__(self) -> None:

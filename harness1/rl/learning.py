@@ -43,7 +43,7 @@ from harness1.train.followers import TrainerJob
 from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
 from harness1.train.process_group import ALONE, ProcessGroup
 from harness1.train.saving import parameters_of
-from harness1.train.schedule import is_due
+from harness1.train.schedule import SavePlan, is_due
 from harness1.train.trainer import Diverged
 
 VERB = "rl train"
@@ -174,6 +174,9 @@ def learn(
         played.write(work.out / EPISODES)
         try:
             asyncio.run(_train(work, learner, players, on_step))
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(f"the same command continues after batch {learner.version}")
+            raise
         except Diverged:
             _ensure_checkpoint(work, learner)
             raise
@@ -203,7 +206,7 @@ def _ensure_checkpoint(work: Learning, learner: Learner) -> None:
 
 async def _train(work: Learning, learner: Learner, players: OpenRollouts, on_step: StepListener) -> None:
     """Train to the end. An interrupt waits for the batch in training, and saves the state."""
-    on_step(learner.version, work.config.rl.batches, {})
+    on_step(learner.version, work.config.batches, {})
     async with players as rollouts:
         # The store is locked, which also keeps a second process away from the log.
         with (
@@ -234,17 +237,19 @@ class _Loop:
         self._log, self._on_step = log, on_step
         self._golds = {_key(placed.task): placed.task.gold for placed in (*work.tasks, *work.held_out)}
         self._counted = learner.buffer.counts
+        self._saves = SavePlan(work.config.train)
 
     async def batches(self, producer: RolloutProducer) -> None:
         """Train batch by batch, to the last one or until validations stop improving."""
         learner, train = self._learner, self._work.config.train
         while True:
-            ends = learner.version == self._work.config.rl.batches
+            ends = learner.version == self._work.config.batches
             if learner.validated < learner.version and (ends or is_due(learner.version, train.watch.every)):
                 await self.validate()
             ends = ends or 0 < train.watch.patience <= learner.best.stale
-            if ends or (learner.version > learner.begun and is_due(learner.version, train.save_every)):
+            if ends or (learner.version > learner.begun and self._saves.is_due(learner.version)):
                 learner.save()
+                self._saves.saved()
             if ends:
                 return
             await self._batch(producer)
@@ -288,7 +293,7 @@ class _Loop:
 
     def _report(self, values: dict[str, float]) -> None:
         self._log.write(self._learner.version, values)
-        self._on_step(self._learner.version, self._work.config.rl.batches, values)
+        self._on_step(self._learner.version, self._work.config.batches, values)
 
     def _group_counts(self) -> dict[str, float]:
         """Return the counts of groups so far, and the share of those since the last batch that had no signal."""

@@ -28,11 +28,12 @@ from harness1.sft.student import Student
 from harness1.sft.validation import HeldOutValidation
 from harness1.train.algorithm import make_algorithm
 from harness1.train.followers import TrainerJob
+from harness1.train.interrupts import uninterrupted
 from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
 from harness1.train.micro_batch import shuffled_steps
 from harness1.train.process_group import ALONE, ProcessGroup
 from harness1.train.saving import parameters_of, read_state, write_card, write_state
-from harness1.train.schedule import is_due
+from harness1.train.schedule import SavePlan, is_due
 from harness1.train.trl_trainer import saved_step, train_with_trl
 from harness1.train.validation import Best, evenly_spaced
 
@@ -127,6 +128,7 @@ def fine_tune(
         UsageError: as `FineTuning.student`, or the folder holds something else or cannot be written.
         Diverged: a loss is not finite; the best checkpoint so far is kept.
         MissingExtra: a dependency of the trainer is not installed.
+        KeyboardInterrupt: after the step at work; the state is saved, except with TRL's trainer.
     """
     student, stage = work.student(), work.stage()
     if group.leads:
@@ -156,6 +158,7 @@ def _train_with_trl(work: FineTuning, card: Checkpoint, group: ProcessGroup, on_
     train, out, begun = work.config.train, work.out, saved_step(work.out)
     rows, held_out = RowFile(work.dataset / TRAIN), RowFile(work.dataset / HELD_OUT)
     steps = train.epochs * -(-len(rows) // train.batch_rows)
+    steps = min(steps, train.max_steps or steps)
     seen: dict[str, float] = {"step": float(begun)}
     on_step(begun, steps, {})
     with _open_log(work, begun, writes=group.leads) as log:
@@ -196,52 +199,71 @@ class _Run:
         self.work, self.card, self.train, self.on_part = work, card, train, on_part
         self.rows = RowFile(work.dataset / TRAIN)
         held_out = RowFile(work.dataset / HELD_OUT)
-        self.order = list(shuffled_steps(len(self.rows), train.batch_rows, train.epochs, train.seed))
+        order = shuffled_steps(len(self.rows), train.batch_rows, train.epochs, train.seed)
+        self.order = list(islice(order, train.max_steps or None))
         self.validation = HeldOutValidation(student, held_out, work.config, work.device)
         self.engine = work.open_engine(work, len(self.order), group)
-        self.best = Best(train.watch.metric)
+        self.best, self.validated = Best(train.watch.metric), -1
+        self.saves = SavePlan(train)
         if (state := read_state(work.out / STATE)) is not None:
             self.engine.load((work.out / STATE).parent, state["trainer"])
             self.best = Best(**state["best"])
             self.card = msgspec.convert(state["card"], Checkpoint)
+            self.validated = state["validated"]
 
     def run(self, on_step: StepListener) -> Checkpoint:
-        steps, begun = len(self.order), self.engine.step_count
-        on_step(begun, steps, {})
-        with _open_log(self.work, begun) as log:
-            if not begun:
-                self._validate(log, on_step)
-            for places in () if self._stops() else islice(self.order, begun, None):
-                started = time.perf_counter()
-                values = self.engine.step([self.rows[place] for place in places], self._tell)
-                values["seconds"] = time.perf_counter() - started
-                values["tokens"] = float(sum(self.rows.lengths[place] for place in places))
-                step = self.engine.step_count
-                log.write(step, values)
-                on_step(step, steps, values)
-                ends = step == steps
-                if ends or is_due(step, self.train.watch.every):
-                    self._validate(log, on_step)
-                if ends or self._stops() or is_due(step, self.train.save_every):
+        on_step(self.engine.step_count, len(self.order), {})
+        with _open_log(self.work, self.engine.step_count) as log:
+            try:
+                self._steps(log, on_step)
+            except KeyboardInterrupt as interrupt:
+                with uninterrupted():
                     self._save()
-                if self._stops():
-                    break
+                interrupt.add_note(f"the same command continues after step {self.engine.step_count}")
+                raise
         if not (self.work.out / CHECKPOINT).is_file():
             self._write({})
         return self.card
 
+    def _steps(self, log: TrainLog, on_step: StepListener) -> None:
+        """Validate and train to the last step, or until validations stop improving. An interrupted validation is done
+        again; a step is ended first, as is a checkpoint."""
+        begun, every = self.engine.step_count, self.train.watch.every
+        while True:
+            step = self.engine.step_count
+            ends = step == len(self.order)
+            if self.validated < step and (ends or step == 0 or is_due(step, every)):
+                self._validate(log, on_step)
+            ends = ends or self._stops()
+            if step > begun and (ends or self.saves.is_due(step)):
+                self._save()
+            if ends:
+                return
+            with uninterrupted():
+                self._step(log, on_step)
+
+    def _step(self, log: TrainLog, on_step: StepListener) -> None:
+        places, started = self.order[self.engine.step_count], time.perf_counter()
+        values = self.engine.step([self.rows[place] for place in places], self._tell)
+        values["seconds"] = time.perf_counter() - started
+        values["tokens"] = float(sum(self.rows.lengths[place] for place in places))
+        log.write(self.engine.step_count, values)
+        on_step(self.engine.step_count, len(self.order), values)
+
     def _validate(self, log: TrainLog, on_step: StepListener) -> None:
         """Validate, and write a checkpoint if it is the best so far."""
         self.on_part("measuring on held-out tasks")
-        metrics = self.validation.validate(self.engine)
-        if not metrics:
-            return
-        named = {f"{VALIDATION_PREFIX}{name}": value for name, value in metrics.items()}
-        log.write(self.engine.step_count, named)
-        on_step(self.engine.step_count, len(self.order), named)
-        # The untrained model is logged, but is not a checkpoint.
-        if self.engine.step_count and self.best.take(metrics):
-            self._write(metrics)
+        metrics, step = self.validation.validate(self.engine), self.engine.step_count
+        with uninterrupted():
+            self.validated = step
+            if not metrics:
+                return
+            named = {f"{VALIDATION_PREFIX}{name}": value for name, value in metrics.items()}
+            log.write(step, named)
+            on_step(step, len(self.order), named)
+            # The untrained model is logged, but is not a checkpoint.
+            if step and self.best.take(metrics):
+                self._write(metrics)
 
     def _tell(self, done: int, of: int) -> None:
         self.on_part(f"{done:,} of {of:,} tokens of step {self.engine.step_count + 1}")
@@ -256,5 +278,6 @@ class _Run:
 
     def _save(self) -> None:
         path = self.work.out / STATE
-        card = msgspec.to_builtins(self.card)
-        write_state(path, {"trainer": self.engine.save(path.parent), "best": asdict(self.best), "card": card})
+        state = {"best": asdict(self.best), "card": msgspec.to_builtins(self.card), "validated": self.validated}
+        write_state(path, state | {"trainer": self.engine.save(path.parent)})
+        self.saves.saved()

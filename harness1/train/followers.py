@@ -4,7 +4,6 @@ trainer, so that all enter each collective operation together."""
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from harness1.config import Train
 from harness1.errors import UsageError
 from harness1.rows.row import TrainRow
 from harness1.train.algorithm import Algorithm
+from harness1.train.interrupts import uninterrupted
 from harness1.train.process_group import ALONE, ProcessGroup, Unanimous
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
@@ -110,7 +110,7 @@ def _obey(order: Any, trainer: Trainer | None, group: ProcessGroup) -> Trainer |
 @contextmanager
 def _together(group: ProcessGroup, order: Any) -> Iterator[None]:
     """Have the followers do what is done within. An interrupt is raised at the end, when all have done it."""
-    with _uninterrupted():
+    with uninterrupted():
         try:
             group.broadcast(order)
             yield
@@ -119,22 +119,6 @@ def _together(group: ProcessGroup, order: Any) -> Iterator[None]:
             if isinstance(error, RuntimeError) and _is_lost(error):
                 raise UsageError("another process of this training run has ended; its own message says why") from error
             raise
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Raise an interrupt at the end. Python handles signals in the main thread, so others have none to put off."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    former = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
-        if came:
-            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

@@ -1,8 +1,10 @@
-"""The learning rate schedule."""
+"""The learning rate schedule, and when a state is saved."""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 
 from harness1.config import Train
 
@@ -24,3 +26,20 @@ def rate_at(step: int, steps: int, train: Train) -> float:
 def is_due(step: int, every: int) -> bool:
     """Return True after each `every`-th step; `every` 0 means never."""
     return every > 0 and step % every == 0
+
+
+class SavePlan:
+    """When a training run saves its state: every `train.save_every` steps, and `train.save_minutes` after the last."""
+
+    def __init__(self, train: Train, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every, self._seconds, self._clock = train.save_every, 60 * train.save_minutes, clock
+        self._saved_at = clock()
+
+    def is_due(self, step: int) -> bool:
+        """Return True if the state is to be saved after this step."""
+        late = 0 < self._seconds <= self._clock() - self._saved_at
+        return late or is_due(step, self._every)
+
+    def saved(self) -> None:
+        """Begin to count the minutes anew."""
+        self._saved_at = self._clock()

@@ -150,6 +150,7 @@ def _config(settings: Train, states: Path, *, validated: bool, packing: bool, cp
     return SFTConfig(
         output_dir=str(states),
         num_train_epochs=settings.epochs,
+        max_steps=settings.max_steps or -1,
         learning_rate=settings.rate,
         adam_beta1=settings.beta1,
         adam_beta2=settings.beta2,

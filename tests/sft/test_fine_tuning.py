@@ -27,6 +27,7 @@ from harness1.runs.stage import STAGE, clear, read_stage
 from harness1.sft.build import Build, build
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.fine_tuning import STATE, VERB, FineTuning, fine_tune
+from harness1.sft.validation import HeldOutValidation
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.log import LOG, read_log
 from harness1.train.saving import read_state
@@ -194,7 +195,7 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
         assert not work.is_done()
     begun: list[int] = []
     done = fine_tune(work, lambda step, _steps, _values: begun.append(step))
-    assert begun[0] == stops[-1] // 2 * 2 - (stops[-1] % 2 == 0) * 2
+    assert begun[0] == stops[-1]
     assert work.is_done()
     weights, wanted = (load_file(out / "model.safetensors") for out in (work.out, whole))
     torch.testing.assert_close(weights, wanted, rtol=0, atol=1e-5)
@@ -369,3 +370,34 @@ def test_a_damaged_state_is_said_to_be(place: Place, tmp_path: Path) -> None:
     (tmp_path / STATE).write_bytes((tmp_path / STATE).read_bytes()[:500])
     with pytest.raises(UsageError, match=r"state\.pt is damaged: begin again with --force"):
         fine_tune(tuning(place, tmp_path), silent)
+
+
+def test_an_interrupted_validation_is_done_again(place: Place, trained: Path, tmp_path: Path) -> None:
+    validate = HeldOutValidation.validate
+
+    def interrupted(watch: HeldOutValidation, trainer: Trainer) -> dict[str, float]:
+        if trainer.step_count == 4:
+            raise KeyboardInterrupt
+        return validate(watch, trainer)
+
+    work = tuning(place, tmp_path)
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeldOutValidation, "validate", interrupted)
+        fine_tune(work, silent)
+    fine_tune(work, silent)
+    assert looks(work.out) == pytest.approx(looks(trained), abs=1e-5)
+
+
+def test_a_limit_of_steps_ends_a_training_and_its_schedule(place: Place, tmp_path: Path) -> None:
+    train = msgspec.structs.replace(QUICK, max_steps=3, schedule="linear")
+    done = fine_tune(tuning(place, tmp_path, train), silent)
+    rates = [line["rate"] for line in read_log(tmp_path) if "loss" in line]
+    assert rates == pytest.approx([QUICK.rate * share for share in (1, 2 / 3, 1 / 3)])
+    assert done.step <= 3
+
+
+def test_a_limit_of_steps_is_rounded_up_to_whole_batches() -> None:
+    def batches(*settings: str) -> int:
+        return load_config(None, ["rl.batches=80", "rl.substeps=4", *settings]).batches
+
+    assert [batches(), *(batches(f"train.max_steps={most}") for most in (1, 4, 5, 1000))] == [80, 1, 1, 2, 80]
