@@ -71,7 +71,9 @@ def collect(
     """
     if chat and not tokenizer:
         raise UsageError("--format is the student's: give its --tokenizer too")
-    settings = resolve(config, [*(overrides or []), *([f"policy.format={chat}"] if chat else [])], teacher, tokenizer or "")
+    settings = resolve(
+        config, [*(overrides or []), *([f"policy.format={chat}"] if chat else [])], teacher, tokenizer or ""
+    )
     policy = teacher_policy(teacher)
     source = open_source(data := place_of(data, settings))
     sieve = TaskFilter(settings.data, (), share, tasks_of_runs(exclude or ()))

@@ -85,7 +85,7 @@ class Train(Settings):
     """Minutes after which a step, or a batch of reinforcement learning, saves a state even if `save_every` does not ask
     for one; 0: never. TRL's trainer counts steps only."""
     max_steps: Count = 0
-    """Optimizer steps of a training run, which the schedule is made for; 0: all that `epochs`, or `rl.batches`, ask for.
+    """Optimizer steps of a training run, which the schedule is made for; 0: as many as `epochs`, or `rl.batches`, say.
     Reinforcement learning rounds them up to whole batches of `rl.substeps`."""
     watch: Validation = Validation()
 

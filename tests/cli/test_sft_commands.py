@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +15,12 @@ import pytest
 from harness1.cli import main
 from harness1.models.checkpoint import read_checkpoint
 from harness1.runs.store import read_episodes
+from harness1.sft.fine_tuning import STATE
 from harness1.train.log import read_log, validation_values
+from harness1.train.saving import read_state
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, SMALL, WORLD, save_student
+from tests.support import hear_interrupts
 
 OPTIONS = ["--config", SMALL, *(word for setting in SHORT for word in ("--set", setting))]
 GATES = ["--set", "sft.gates.recall=0", "--set", "sft.gates.near=1", "--set", "sft.held_out=0.25"]
@@ -182,6 +188,29 @@ def test_a_student_is_evaluated_in_the_environment_that_it_learned(harness1: Com
     (episode,) = read_episodes(home / "metrics")
     (taught, *_) = read_episodes(home / "taught")
     assert (episode.hashes.env, episode.hashes.counter) == (taught.hashes.env, taught.hashes.counter)
+
+
+def test_an_interrupt_saves_the_step_at_work_and_the_same_command_goes_on(home: Path) -> None:
+    """In a process of its own: the state would otherwise be saved only at the end."""
+    settings = ("epochs=200", "save_every=0", "watch.every=0")
+    words = train("cut", *(word for setting in settings for word in ("--set", f"train.{setting}")))
+    command = [sys.executable, "-m", "harness1", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    log = home / "cut" / "log.jsonl"
+    with subprocess.Popen(command, **pipes, cwd=home, text=True, preexec_fn=hear_interrupts) as process:
+        while process.poll() is None and (not log.is_file() or log.read_text().count('"loss"') < 3):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    done = read_log(home / "cut")[-1]["step"]
+    assert process.returncode == 130, err
+    assert err.splitlines()[-1] == f"harness1: interrupted; the same command continues after step {done}"
+    state = read_state(home / "cut" / STATE)
+    assert state is not None
+    ended = subprocess.run([*command, "--json"], cwd=home, capture_output=True, text=True, check=True)
+    steps = [line["step"] for line in read_log(home / "cut") if "loss" in line]
+    assert steps == list(range(1, len(steps) + 1)), ended.stderr
+    assert len(steps) > done >= 3
 
 
 def test_a_student_plays_in_the_environment_that_it_was_trained_in(harness1: Command, home: Path) -> None:

@@ -381,9 +381,10 @@ def test_an_interrupted_validation_is_done_again(place: Place, trained: Path, tm
         return validate(watch, trainer)
 
     work = tuning(place, tmp_path)
-    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HeldOutValidation, "validate", interrupted)
-        fine_tune(work, silent)
+        with pytest.raises(KeyboardInterrupt):
+            fine_tune(work, silent)
     fine_tune(work, silent)
     assert looks(work.out) == pytest.approx(looks(trained), abs=1e-5)
 
