@@ -43,7 +43,17 @@ from harness1.rl.open import learning_on_pivots, learning_on_tasks
 from harness1.runs.stage import clear
 from harness1.train.process_group import ProcessGroup
 
-SHOWN = ("reward", "loss", "curated_recall", "set_size", "turns", "entropy", "k3")
+SHOWN = (
+    "reward",
+    "loss",
+    "curated_recall",
+    "set_size",
+    "turns",
+    "entropy",
+    "k3",
+    "gate/mean_k3",
+    "gate/effective_share",
+)
 """The values shown for batches, and for validations."""
 
 

@@ -31,6 +31,19 @@ class Pivots(Settings):
     """Seed of the reference policy's samples and of the split."""
 
 
+class StartGate(Settings):
+    """How much the trainer's log probabilities of the first batch may differ from the sampler's, by their types,
+    `policy.dtype` and `train.dtype`; a larger one is refused: other weights or prompts would cause it."""
+
+    exact: Rate = 1e-4
+    """Both float32: the largest difference of a token. Only the order of computation differs."""
+    same: Rate = 5e-3
+    """Both of the same half precision: the mean k3. Trainer and sampler round at different places: about 1e-3 with
+    the same weights."""
+    mixed: Rate = 5e-3
+    """Of different types: the mean k3."""
+
+
 class Rl(Settings):
     """Reinforcement learning: how groups of episodes on the same task are sampled and trained on."""
 
@@ -73,6 +86,7 @@ class Rl(Settings):
     seed: Count = 42
     """Seed of the order of tasks, of their episodes, and of the held-out tasks."""
     pivots: Pivots = Pivots()
+    gate: StartGate = StartGate()
 
     def __post_init__(self) -> None:
         if self.ratio_min > self.ratio_max:

@@ -12,12 +12,11 @@ import msgspec
 
 from harness1.config import Config
 from harness1.engines.engine import Engine
-from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint
 from harness1.rl.buffer import Buffer, BufferState
-from harness1.rl.logprobs import BOUND, MEAN_K3_BOUND, report_of
 from harness1.rl.reference import with_kl
 from harness1.rl.rollouts import EpisodeGroup
+from harness1.rl.start_gate import check_start
 from harness1.rl.training_rows import substeps
 from harness1.rows.row import TrainRow
 from harness1.train.saving import read_state, write_state
@@ -99,20 +98,11 @@ class Learner:
         """Compare the recorded log probabilities with those of the model, which must still be the one that sampled.
 
         Raises:
-            UsageError: they differ by more than the order of computation can explain.
+            UsageError: they differ by more than `rl.gate` allows.
         """
-        dtype = self._config.train.dtype
         replayed = [known for row in self.engine.logprobs(rows) for known in row]
         recorded = [known for row in rows for known in compress(row.rollout_logprobs or (), row.loss_mask)]
-        report = report_of(replayed, recorded)
-        if not report.passes(dtype):
-            raise UsageError(
-                "the rollouts are not from the model in training: log probabilities differ by up to"
-                f" {report.max_difference:.2g} (mean k3 {report.mean_k3:.2g}) over {report.tokens} tokens, where"
-                f" {BOUND:g} in float32 and a mean k3 of {MEAN_K3_BOUND:g} in bfloat16 are allowed; is"
-                f" policy.dtype that of training, {dtype}?"
-            )
-        return {"gate/max_difference": report.max_difference, "gate/mean_k3": report.mean_k3}
+        return check_start(replayed, recorded, self._config)
 
     def _is_exact(self) -> bool:
         """Return True for a first batch that these very weights must have sampled. Once trained, adapters in bfloat16

@@ -142,7 +142,8 @@ def steps(out: Path) -> list[dict[str, Any]]:
 
 
 TIMES = ("seconds", "wait_seconds", "train_seconds")
-OWN = (*TIMES, "gate/max_difference", "gate/mean_k3")
+GATE = ("max_difference", "mean_k3", "beyond_bounds", "effective_share", "largest_ratio")
+OWN = (*TIMES, *(f"gate/{name}" for name in GATE))
 """Of a process, not of the training."""
 
 
