@@ -24,7 +24,7 @@ WITHIN = {
     "data": "* | formats | archive benchmarks | catalogue world | stdlib | open"
     " | query_overlap leaks selection check fetching importing | dataset_cache",
     "env": "* | render | verifiers | world guidance transition | environment",
-    "models": "* | files | formats | transformers | servers | backend_completer checkpoint | open",
+    "models": "* | files | formats | transformers | servers | backend_completer checkpoint | open | environments",
     "policy": "* | baselines wrappers recorded | follow_leads | scripted | oracle | teacher | registry",
     "eval": "* | evaluate | fusion | compare | ablations | answers",
     "tasks": "* | make | writing | check",
