@@ -22,6 +22,14 @@ ConfigFile = Annotated[
 Overrides = Annotated[
     list[str] | None, Option("--set", help="Override one setting, e.g. env.max_turns=4.", metavar="A.B=VALUE")
 ]
+EngineOption = Annotated[
+    str,
+    Option(
+        "--engine",
+        help="A training service in place of this machine: tinker:MODEL or tinker:MODEL@URL.",
+        metavar="ENGINE",
+    ),
+]
 Json = Annotated[bool, Option("--json", help="Print one JSON object to standard output and nothing else.")]
 Force = Annotated[bool, Option("--force", help="Redo the work even if it is already done.")]
 PolicyName = Annotated[

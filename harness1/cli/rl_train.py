@@ -20,6 +20,7 @@ from harness1.cli.options import (
     Against,
     Cache,
     ConfigFile,
+    EngineOption,
     Exclude,
     Force,
     Json,
@@ -33,8 +34,11 @@ from harness1.cli.printing import say, say_left_out
 from harness1.cli.results import print_checkpoint
 from harness1.config import Learn
 from harness1.data.indexing import index_of
+from harness1.engines.tinker import open_sampler
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
+from harness1.models.files.fetch import resolve_model
+from harness1.models.open import ModelSpec
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.rl import learning
 from harness1.rl.learning import Learning, OpenRollouts
@@ -76,6 +80,7 @@ def train(
     pivots: Annotated[
         Path | None, Option(help="Train on the single turns of a profile instead of --data.", metavar="PIVOTS")
     ] = None,
+    engine: EngineOption = "",
     cache: Cache = None,
     tensorboard: Tensorboard = False,
     wandb: Wandb = "",
@@ -97,8 +102,11 @@ def train(
         given = {"data": data, "index": index, "admission": admission, "model": model, "split": split, "share": share}
         given |= {"against": against, "exclude": [str(each) for each in exclude or ()]}
         learn, out = _asked(settings.machine.learn, given, out, pivots)
-        refuse_oversized_rl(settings, learn.model, group.size)
-        policy = open_policy_to_train(learn.model, settings)
+        if not engine:
+            refuse_oversized_rl(settings, learn.model, group.size)
+        base = resolve_model(ModelSpec.read(learn.model).model)
+        sampler = open_sampler(engine, base, settings, group.size) if engine else None
+        policy = open_policy_to_train(learn.model, settings, sampler)
         if pivots is None:
             learn = msgspec.structs.replace(learn, data=tuple(place_of(each, settings) for each in learn.data))
             find_index = partial(index_of, cache=cache, config=settings, read=read_aloud, say=say)
@@ -106,6 +114,8 @@ def train(
         else:
             work, players = learning_on_pivots(settings, learn, out, policy, pivots)
         work = replace(work, tensorboard=tensorboard, wandb=wandb)
+        if sampler is not None:
+            work = replace(work, open_engine=partial(learning.open_tinker_engine, sampler))
         for selection in work.selections:
             say_left_out(selection)
         if force:

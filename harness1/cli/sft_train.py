@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -12,15 +13,16 @@ from typer import Argument, Option
 from harness1.cli.dashboard import TrainingBoard
 from harness1.cli.launched import launched, led_group
 from harness1.cli.memory import refuse_oversized_sft
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, Tensorboard, Wandb, resolve
+from harness1.cli.options import ConfigFile, EngineOption, Force, Json, Overrides, Tensorboard, Wandb, resolve
 from harness1.cli.results import print_checkpoint
+from harness1.engines.tinker import open_sampler
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.files.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.runs.stage import clear
 from harness1.sft.data_card import TRAIN
-from harness1.sft.fine_tuning import VERB, FineTuning, fine_tune
+from harness1.sft.fine_tuning import VERB, FineTuning, fine_tune, open_tinker_engine
 from harness1.train.process_group import ProcessGroup
 
 SHOWN = ("loss", "nll", "valid", "tool_agreement", "action_agreement", "curated_recall")
@@ -42,6 +44,7 @@ def train(
         TrainerName, Option(help="The trainer of harness1 (own), or TRL's SFTTrainer.")
     ] = TrainerName.OWN,
     packing: Annotated[bool, Option("--packing", help="With TRL: several rows in one sequence.")] = False,
+    engine: EngineOption = "",
     tensorboard: Tensorboard = False,
     wandb: Wandb = "",
     config: ConfigFile = None,
@@ -61,10 +64,15 @@ def train(
         settings = resolve(config, overrides)
         if packing and trainer is TrainerName.OWN:
             raise UsageError("--packing needs --trainer trl")
+        if engine and trainer is TrainerName.TRL:
+            raise UsageError("--engine trains in place of --trainer trl: give one of them")
         device = settings.machine.model.device or preferred_device()
         device = f"cuda:{group.local}" if device == "cuda" and launched().size > 1 else device
         base = resolve_model(model)
         work = FineTuning(dataset, base, out, settings, trainer.value, device, packing, tensorboard, wandb)
+        if engine:
+            sampler = open_sampler(engine, base, settings, group.size)
+            work = replace(work, open_engine=open_tinker_engine, sampler=sampler)
         if force and launched().size > group.size:
             raise UsageError(f"the processes of TRL cannot agree on --force: remove {out} first")
         if force:
@@ -77,5 +85,7 @@ def train(
 
 def _trained(work: FineTuning, group: ProcessGroup) -> Checkpoint:
     with TrainingBoard(work.out.name, "step", SHOWN, hidden=not group.leads) as board:
+        if work.sampler is not None:  # the weights are elsewhere
+            return fine_tune(work, board.listen, group, board.doing)
         fits = partial(refuse_oversized_sft, work.config, work.model, work.dataset / TRAIN, group.size)
         return fine_tune(work, board.listen, group, board.doing, fits)

@@ -58,7 +58,7 @@ LONGEST = 32 << 10
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?$")
 MOST_MEANT = 3
 """Settings of the same name that are offered for a wrong one."""
-LATER = ("token_file", "data", "data_mirror", "check_memory")
+LATER = ("token_file", "data", "data_mirror", "check_memory", "service")
 """Settings of `[machine]` that did not exist when hashes were first recorded."""
 LATER_TRAINING = ("rl.discount", "train.attention", "train.save_minutes", "train.max_steps", "rl.gate")
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""

@@ -163,6 +163,14 @@ class Learn(Keyed):
     """The run folder."""
 
 
+class TrainingService(Settings):
+    """A service that trains, named by `--engine tinker:MODEL@URL`; its key is `machine.model.key`."""
+
+    reduction: Literal["sum", "row_mean"] = "sum"
+    """How the service adds up the losses of tokens: as Tinker does, or like SkyRL's JAX server (0.3), which takes means
+    over the targets of each row and over rows. The latter is undone before rows are sent."""
+
+
 class Machine(Keyed):
     """Settings of this machine: resources, timeouts, addresses and keys. They are in no hash."""
 
@@ -207,4 +215,5 @@ class Machine(Keyed):
     verifier: ModelServer = ModelServer()
     price: Price = Price()
     learn: Learn = Learn()
+    service: TrainingService = TrainingService()
     fleet: Fleet = Fleet()

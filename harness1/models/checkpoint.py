@@ -38,6 +38,8 @@ class Checkpoint(Record, kw_only=True):
     step: int = 0
     metrics: dict[str, float] = {}
     """Metrics on held-out tasks when these weights were written."""
+    remote: str = ""
+    """The name under which a training service keeps the weights, which are then not in the folder."""
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:

@@ -14,7 +14,7 @@ from harness1.episodes.jobs import EpisodeSetup, Jobs, OnEpisode
 from harness1.episodes.staged import play_staged
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.models.backend import Backend
-from harness1.models.open import ModelSpec, open_backend
+from harness1.models.open import ModelSpec, format_at, open_backend
 from harness1.models.transformers.backend import TransformersBackend
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.train.saving import copy_beside_weights
@@ -100,8 +100,11 @@ def open_rollouts(setups: Sequence[EpisodeSetup], spec: str, base: Path, version
     return LocalRollouts(setups, open_policy_to_train(spec, setups[0].config), base, own)
 
 
-def open_policy_to_train(spec: str, config: Config) -> LanguageModelPolicy:
+def open_policy_to_train(spec: str, config: Config, sampler: Backend | None = None) -> LanguageModelPolicy:
     """Open the policy to be trained. It must be sampled from its unchanged distribution, which is the one trained.
+
+    Args:
+        sampler: samples in place of the model, of which only the tokenizer is needed then.
 
     Raises:
         UsageError: `spec` names no model that gives token ids.
@@ -115,5 +118,5 @@ def open_policy_to_train(spec: str, config: Config) -> LanguageModelPolicy:
             "reinforcement learning samples from the policy itself: set policy.temperature=1, policy.top_p=1,"
             " policy.top_k=0 and policy.constrained=false"
         )
-    model, chat = open_backend(asked, config)
+    model, chat = open_backend(asked, config) if sampler is None else (sampler, format_at(asked.model, config))
     return LanguageModelPolicy(model, chat, config.env.generation_reserve, settings, spec)

@@ -16,6 +16,8 @@ import msgspec
 from harness1.config import Config
 from harness1.engines.engine import Engine
 from harness1.engines.local import LocalEngine
+from harness1.engines.tinker import TinkerEngine
+from harness1.engines.tinker_backend import TinkerBackend
 from harness1.errors import UsageError
 from harness1.hashing import file_digest
 from harness1.model_folder import folder_hash
@@ -49,6 +51,14 @@ def open_local_engine(work: FineTuning, steps: int, group: ProcessGroup) -> Engi
     return LocalEngine(TrainerJob(work.model, make_algorithm("nll"), train, steps, work.device, threads), group)
 
 
+def open_tinker_engine(work: FineTuning, steps: int, group: ProcessGroup) -> Engine:
+    """Return the engine behind `work.sampler`."""
+    if work.sampler is None:
+        raise UsageError("a training service needs its sampler")
+    reduction = work.config.machine.service.reduction
+    return TinkerEngine(work.sampler, work.model, make_algorithm("nll"), work.config.train, steps, reduction)
+
+
 @dataclass(frozen=True)
 class FineTuning:
     """A fine-tuning job. The trainer's settings are `config.train`."""
@@ -65,6 +75,8 @@ class FineTuning:
     wandb: str = ""
     open_engine: OpenEngine = open_local_engine
     """Opens what holds the weights in training; TRL has its own."""
+    sampler: TinkerBackend | None = None
+    """Samples the weights of a training service."""
 
     def student(self) -> Student:
         """Return the student, after all checks that do not need the loaded model.
@@ -103,6 +115,8 @@ class FineTuning:
             "train": msgspec.to_builtins(self.config.train),
             "trainer": f"{self.trainer}, packed" if self.packing else self.trainer,
         }
+        if self.sampler is not None:
+            inputs["engine"] = self.sampler.hash
         return Stage(VERB, inputs)
 
     def is_done(self) -> bool:
@@ -201,7 +215,7 @@ class _Run:
         held_out = RowFile(work.dataset / HELD_OUT)
         order = shuffled_steps(len(self.rows), train.batch_rows, train.epochs, train.seed)
         self.order = list(islice(order, train.max_steps or None))
-        self.validation = HeldOutValidation(student, held_out, work.config, work.device)
+        self.validation = HeldOutValidation(student, held_out, work.config, work.device, work.sampler)
         self.engine = work.open_engine(work, len(self.order), group)
         self.best, self.validated = Best(train.watch.metric), -1
         self.saves = SavePlan(train)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from harness1.config import ChatPolicy, Config
-from harness1.engines.engine import Engine
+from harness1.engines.engine import Deliver, Engine
 from harness1.env.environment import SearchEnv
+from harness1.errors import UsageError
+from harness1.models.backend import Backend
 from harness1.models.transformers.backend import TransformersBackend, open_transformers
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Task
@@ -16,16 +19,24 @@ from harness1.sft.student import Student
 from harness1.tools.registry import Toolbox
 from harness1.train.validation import episode_results, evenly_spaced, held_out_turns, means, turn_metrics
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class HeldOutValidation:
     """Validates a student between steps, on an evenly spaced part of the held-out rows. It samples from a separate
     model that gets copies of the trained weights, as users will sample from them.
 
+    Args:
+        sampler: samples the weights that a service trains, in place of a model here.
+
     Raises:
         UsageError: a dataset or an index is missing, or the model cannot be sampled from.
     """
 
-    def __init__(self, student: Student, rows: RowFile, config: Config, device: str) -> None:
+    def __init__(
+        self, student: Student, rows: RowFile, config: Config, device: str, sampler: Backend | None = None
+    ) -> None:
         watch = config.train.watch
         self._student, self._config = student, config
         self._rows = evenly_spaced(rows, watch.rows)
@@ -36,8 +47,8 @@ class HeldOutValidation:
             self._tasks.setdefault(run.name, []).append(task)
             if run.name not in self._environments:
                 self._environments[run.name] = student.environments(run, config)
-        self._backend: TransformersBackend | None = None
-        if self._turns or self._tasks:
+        self._backend: Backend | None = sampler if self._turns or self._tasks else None
+        if sampler is None and (self._turns or self._tasks):
             model = config.machine.model
             self._backend = open_transformers(
                 student.folder,
@@ -55,9 +66,9 @@ class HeldOutValidation:
             metrics |= asyncio.run(self._sampled(self._backend, engine))
         return metrics
 
-    async def _sampled(self, backend: TransformersBackend, engine: Engine) -> dict[str, float]:
+    async def _sampled(self, backend: Backend, engine: Engine) -> dict[str, float]:
         env, chat = self._student.env, self._student.chat
-        await engine.publish(engine.step_count, backend.load_state)
+        await engine.publish(engine.step_count, _delivering(backend))
         metrics = await turn_metrics(backend, chat, Toolbox.of(env), self._turns, env.generation_reserve)
         greedy = ChatPolicy(temperature=0.0, format_retries=0)
         policy = LanguageModelPolicy(backend, chat, env.generation_reserve, greedy)
@@ -65,3 +76,12 @@ class HeldOutValidation:
         for name, tasks in self._tasks.items():
             episodes += await episode_results(policy, self._environments[name], tasks, self._config.machine.concurrency)
         return metrics | means(episodes)
+
+
+def _delivering(backend: Backend) -> Deliver:
+    """Return how a backend takes weights; that of a service gets them from its engine."""
+    return backend.load_state if isinstance(backend, TransformersBackend) else _kept_away
+
+
+async def _kept_away(state: Mapping[str, Tensor], version: int) -> None:
+    raise UsageError("the weights of this engine are not sampled by a training service")
