@@ -32,9 +32,10 @@ from harness1.cli.options import (
 )
 from harness1.cli.printing import say, say_left_out
 from harness1.cli.results import print_checkpoint
-from harness1.config import Learn
+from harness1.config import Config, Learn
 from harness1.data.indexing import index_of
 from harness1.engines.tinker import open_sampler
+from harness1.engines.tinker_backend import TinkerBackend
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.files.fetch import resolve_model
@@ -102,10 +103,7 @@ def train(
         given = {"data": data, "index": index, "admission": admission, "model": model, "split": split, "share": share}
         given |= {"against": against, "exclude": [str(each) for each in exclude or ()]}
         learn, out = _asked(settings.machine.learn, given, out, pivots)
-        if not engine:
-            refuse_oversized_rl(settings, learn.model, group.size)
-        base = resolve_model(ModelSpec.read(learn.model).model)
-        sampler = open_sampler(engine, base, settings, group.size) if engine else None
+        sampler = _sampler(engine, learn.model, settings, group)
         policy = open_policy_to_train(learn.model, settings, sampler)
         if pivots is None:
             learn = msgspec.structs.replace(learn, data=tuple(place_of(each, settings) for each in learn.data))
@@ -123,6 +121,14 @@ def train(
             clear(out, learning.VERB, "*")
         done = read_checkpoint(out) if work.is_done(policy.hash) else None
         print_checkpoint(done or _trained(work, players, policy, group), out, "batch", as_json)
+
+
+def _sampler(engine: str, model: str, settings: Config, group: ProcessGroup) -> TinkerBackend | None:
+    """Return the sampler of a training service; None if this machine trains, once that is known to fit."""
+    if engine:
+        return open_sampler(engine, resolve_model(ModelSpec.read(model).model), settings, group.size)
+    refuse_oversized_rl(settings, model, group.size)
+    return None
 
 
 def _asked(learn: Learn, given: Mapping[str, Any], out: Path | None, pivots: Path | None) -> tuple[Learn, Path]:

@@ -27,6 +27,7 @@ from harness1.train.schedule import rate_at
 from harness1.train.trainer import Diverged
 
 ALGORITHMS = ("cispo", "reinforce")
+"""Those of `rl.algorithm` that a service has."""
 
 
 def check_supported(config: Config, processes: int = 1) -> None:

@@ -253,7 +253,7 @@ def test_the_real_client_takes_our_rows_and_parameters(base: Path) -> None:
     assert datum.loss_fn_inputs["advantages"].dtype == "float32"
     assert engine._adam(0.5).learning_rate == 0.5
     backend = TinkerBackend(service)
-    backend.switch(Echo(), 4)
+    backend.switch(Echo(tinker), 4)
     with pytest.raises(InfrastructureFault, match="TinkerError"):
         asyncio.run(backend.generate((1, 2), Sampling(max_tokens=2, seed=7, stop_ids=(256,))))
 
@@ -267,9 +267,10 @@ def engine_rows(rows: list[TrainRow]) -> Any:
 class Echo:
     """A sampling client that checks what it is given, and fails."""
 
-    def sample(self, prompt: Any, count: int, params: Any) -> Any:
-        import tinker
+    def __init__(self, sdk: Any) -> None:
+        self.sdk = sdk
 
+    def sample(self, prompt: Any, count: int, params: Any) -> Any:
         assert prompt.to_ints() == [1, 2]
         assert (params.max_tokens, params.seed, list(params.stop), params.top_k) == (2, 7, [256], -1)
-        raise tinker.TinkerError("planted")
+        raise self.sdk.TinkerError("planted")
