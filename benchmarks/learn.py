@@ -6,9 +6,11 @@ compared with the start task by task on the split `test`, with 95 % bootstrap in
 
     python benchmarks/learn.py FOLDER [--seeds N] [--tasks N] [--samples N] [--set A.B=VALUE] [--control NAME] [--json]
 
-FOLDER holds the start, which is made if it is not there (`benchmarks/micro.py`). Controls must not learn: `shuffled`
-gives the advantages of a batch to other episodes, `prompts` trains outputs after the prompts of other turns, and
-`logprobs`, which gives tokens the log probabilities of others, must be refused before the first step.
+FOLDER holds the start, which is made if it is not there (`benchmarks/micro.py`). Controls must not learn. Their
+checkpoints are chosen as those of the seeds, the best of equally many validations: what a control
+gains, selection gains by chance.
+`shuffled` gives the advantages of a batch to other episodes, `prompts` trains outputs after the prompts of other turns,
+and `logprobs`, which gives tokens the log probabilities of others, must be refused before the first step.
 """
 
 from __future__ import annotations
@@ -111,9 +113,6 @@ def learned(
     """Train from the start and return the folder of the checkpoint. Finished work is not repeated."""
     rl = msgspec.structs.replace(start.config.rl, seed=seed)
     config = msgspec.structs.replace(start.config, rl=rl)
-    if control:  # use the last checkpoint: the best of several would beat the start by chance alone
-        watch = msgspec.structs.replace(config.train.watch, every=0)
-        config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, watch=watch))
     base = start.folder / "start"
     out = start.folder / (name or f"learned-{control or 'cispo'}-{seed}")
     spec = f"hf:{base}"
