@@ -106,7 +106,7 @@ class TinkerEngine:
         return self._service.call(opened)
 
     def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = ignore_tokens) -> dict[str, float]:
-        """Do as `Engine.step`; metrics of the service's optimizer are named `service/...`. Tokens are told at the end."""
+        """Do as `Engine.step`; what the service tells of its optimizer is named `service/...`."""
         data = self._data(row_fields(rows, self._algorithm, self._reduction))
         name, settings = self._loss
         answer = self._service.call(lambda: self._training.forward_backward(data, name, settings))
