@@ -36,7 +36,7 @@ from harness1.rl.local_rollouts import LocalRollouts, publish_to
 from harness1.train.log import read_log
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from harness1.models.transformers.adapters import Weights
 
 
 class DelayedBackend:
@@ -69,11 +69,15 @@ class DelayedBackend:
         """Answer as the backend does, without a delay."""
         await self.backend.load_weights(folder, version)
 
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Answer as the backend does, without a delay."""
+        await self.backend.load_adapter(folder, version)
+
 
 class DelayedRollouts(LocalRollouts):
     """Rollouts of a delayed backend; weights are not delayed."""
 
-    async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+    async def publish(self, state: Weights, version: int) -> None:
         delayed: Any = self.policy.model
         await publish_to(delayed.backend, state, version, self._base, self._versions)
 

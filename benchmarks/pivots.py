@@ -47,7 +47,7 @@ from harness1.sft.teacher_run import open_runs
 from harness1.train.log import VALIDATION_PREFIX, read_log
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from harness1.models.transformers.adapters import Weights
 
 Curve = list[tuple[float, float]]
 """Turns sampled so far, and the reward on held-out tasks."""
@@ -68,7 +68,7 @@ class TurnsAndEpisodes:
         played = self._episodes if isinstance(jobs, list) else self._turns
         await played.run(jobs, on_episode)
 
-    async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+    async def publish(self, state: Weights, version: int) -> None:
         """Publish weights to the policy that both share."""
         await self._episodes.publish(state, version)
 
@@ -114,7 +114,7 @@ def opened(start: Start, policy: LanguageModelPolicy, *, every: bool = False) ->
     """Open the training on single turns."""
     base = start.folder / "start"
 
-    async def publish(state: Mapping[str, Tensor], version: int) -> None:
+    async def publish(state: Weights, version: int) -> None:
         await publish_to(policy.model, state, version, base, start.folder / "weights")
 
     return open_training(start.folder / "pivots", policy, start.config, publish, every=every)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from harness1.errors import HarnessError, UsageError, optional
 from harness1.hashing import digest, file_digest
 
@@ -17,6 +19,16 @@ MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
 OTHER_FORMATS = ("onnx", "openvino")
 CARDS = frozenset({"stage.json", "checkpoint.json", "data_card.json"})
 """Files that describe a model trained here and have no effect on its output."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file that makes a folder one of adapters, in the layout of peft."""
+
+
+class _AdapterBase(msgspec.Struct):
+    base_model_name_or_path: str = ""
+
+
+class _AdapterCard(msgspec.Struct):
+    adapter_base: str = ""
 
 
 def model_folder(spec: str) -> Path:
@@ -72,7 +84,69 @@ def folder_hash(folder: Path) -> str:
     if any(path.suffix == ".safetensors" for path in files):
         files = [path for path in files if path.suffix != ".bin"]
     sums = {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
+    if holds_adapters(folder):  # where the base lies has no effect on the output; what it is has
+        with refusing(f"{folder / ADAPTER_CONFIG} is not a configuration of adapters"):
+            settings = msgspec.json.decode((folder / ADAPTER_CONFIG).read_bytes(), type=dict[str, Any])
+        settings["base_model_name_or_path"] = folder_hash(base_folder(folder))
+        sums[ADAPTER_CONFIG] = digest(settings)
     return digest(sums)
+
+
+def holds_adapters(folder: Path) -> bool:
+    """Return True for a folder of adapters, whose other weights are those of a base model elsewhere."""
+    return (folder / ADAPTER_CONFIG).is_file()
+
+
+def base_folder(folder: Path) -> Path:
+    """Return the folder of a model's whole weights: that of the base of adapters, and the folder itself otherwise. The
+    base is named by a path, absolute or relative to the folder of the adapters, or as for `model_folder`.
+
+    Raises:
+        UsageError: the base is missing, or has adapters of its own.
+    """
+    if not holds_adapters(folder):
+        return folder
+    with refusing(f"{folder / ADAPTER_CONFIG} is not a configuration of adapters"):
+        named = msgspec.json.decode((folder / ADAPTER_CONFIG).read_bytes(), type=_AdapterBase).base_model_name_or_path
+    try:
+        base = folder / named if named and (folder / named).is_dir() else model_folder(named)
+    except HarnessError as error:
+        raise UsageError(
+            f"the adapters in {folder} need their base model, and there is none at {named!r}: correct"
+            f" base_model_name_or_path in {ADAPTER_CONFIG}"
+        ) from error
+    if holds_adapters(base):
+        raise UsageError(f"the base {base} of {folder} has adapters of its own: harness1 models merge it first")
+    return base
+
+
+def checked_base(folder: Path) -> Path:
+    """Return `base_folder` after a comparison with the hash in the card of the adapters, if it has one.
+
+    Raises:
+        UsageError: as `base_folder`, or the base is another model than the adapters were trained on.
+    """
+    base = base_folder(folder)
+    if base == folder or not (folder / "checkpoint.json").is_file():
+        return base
+    with refusing(f"{folder / 'checkpoint.json'} is not the card of a checkpoint"):
+        wanted = msgspec.json.decode((folder / "checkpoint.json").read_bytes(), type=_AdapterCard).adapter_base
+    if wanted and folder_hash(base) != wanted:
+        raise UsageError(f"{base} is not the model that the adapters in {folder} were trained on: its hash differs")
+    return base
+
+
+def check_base(adapters: Path, opened: Path) -> None:
+    """Refuse a folder of adapters whose base is another model than that of an opened folder.
+
+    Raises:
+        UsageError: it is, or the first folder holds no adapters.
+    """
+    if not holds_adapters(adapters):
+        raise UsageError(f"{adapters} holds no adapters: it has no {ADAPTER_CONFIG}")
+    base, wanted = base_folder(adapters), base_folder(opened)
+    if base.resolve() != wanted.resolve() and folder_hash(base) != folder_hash(wanted):
+        raise UsageError(f"the adapters in {adapters} belong to {base}, and the model in use is {wanted}")
 
 
 @contextmanager

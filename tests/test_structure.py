@@ -45,7 +45,7 @@ PROTOCOL_METHODS = {
         "encode",
         "decode",
     ),
-    *("generate", "load_weights"),
+    *("generate", "load_weights", "load_adapter"),
 }
 FREE_STATEMENTS = 3
 BROAD = {("harness1/env/world.py", "patiently")}

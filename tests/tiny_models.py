@@ -29,6 +29,14 @@ SHAPE = {
     "pad_token_id": STOP,
 }
 
+GPT_OSS: dict[str, Any] = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+"""What makes a model of type `gpt_oss` as small as the others; its experts are 3-D parameters."""
+
 
 def save_tiny_model(folder: Path, kind: str = "llama", seed: int = 0, **settings: Any) -> Path:
     """A random model of one of transformers' types, in float32; its seed decides its weights."""

@@ -18,12 +18,14 @@ Moment = Annotated[float, Meta(ge=0.0, lt=1.0)]
 
 class Lora(Settings):
     """Low-rank adapters on all linear layers but the head (Hu et al., arXiv 2106.09685). The router of a mixture of
-    experts, and experts that are bare parameters, have none."""
+    experts has none."""
 
     rank: Count = 32
     """0: no adapters, all weights are trained."""
     alpha: Rate = 32.0
     """Adapters are scaled by alpha / rank."""
+    experts: bool = False
+    """Also adapt the experts of a mixture that are 3-D parameters, as in gpt-oss (peft's `target_parameters`)."""
 
 
 class Validation(Settings):

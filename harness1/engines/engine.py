@@ -10,9 +10,9 @@ from harness1.models.checkpoint import Checkpoint
 from harness1.rows.row import TrainRow
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from harness1.models.transformers.adapters import Weights
 
-Deliver = Callable[["Mapping[str, Tensor]", int], Awaitable[None]]
+Deliver = Callable[["Weights", int], Awaitable[None]]
 """Gives weights and their version to what samples in this process, such as `Rollouts.publish`."""
 OnTokens = Callable[[int, int], None]
 """Called within a step with the tokens done and those of all its rows."""

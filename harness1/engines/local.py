@@ -47,5 +47,4 @@ class LocalEngine:
         self.trainer.load(root, name)
 
     def write(self, folder: Path, card: Checkpoint) -> Checkpoint:
-        write_model(folder, self.trainer.model, self.trainer.weights(), self._base, card)
-        return card
+        return write_model(folder, self.trainer.model, self.trainer.weights(), self._base, card)

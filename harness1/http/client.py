@@ -87,7 +87,7 @@ class HttpClient:
         self._lines: dict[asyncio.AbstractEventLoop, tuple[_Line, AsyncGenerator[_Line, None]]] = {}
 
     async def post(self, path: str, body: bytes, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
-        """Post JSON and decode the answer as `kind`; return any failure as a fault."""
+        """Post JSON and decode the answer as `kind` (`bytes`: as it is); return any failure as a fault."""
         return await self._ask(path, body, kind, timeout_s)
 
     async def get(self, path: str, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
@@ -129,7 +129,7 @@ class HttpClient:
                 wait, reason = _retry_after(headers.get("Retry-After", "")), error_text(answer, self._secrets)
                 reason = f"{status} {reason}"
             else:
-                return msgspec.json.decode(answer, type=kind)
+                return cast(Answer, answer) if kind is bytes else msgspec.json.decode(answer, type=kind)
         except TimeoutError:
             reason = f"no answer within {timeout_s:g} s"
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

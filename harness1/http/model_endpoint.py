@@ -57,7 +57,7 @@ class ModelEndpoint:
         return without_password(self.client.url)
 
     async def post(self, path: str, body: object, kind: type[Answer]) -> Answer:
-        """Post a body (bytes count as JSON) and decode the answer as `kind`.
+        """Post a body (bytes count as JSON) and decode the answer as `kind`; `bytes` gives it as it is.
 
         Raises:
             UsageError: a wrong key, model or address.

@@ -66,3 +66,13 @@ class Backend(Protocol):
             InfrastructureFault: the model failed to load them.
         """
         ...
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Switch to the adapters in a folder, on the base that the model was opened with and in place of the adapters
+        before them; they are not merged. Calls in flight finish with the old ones.
+
+        Raises:
+            UsageError: the folder holds no adapters, or those of another model, or the model cannot have any.
+            InfrastructureFault: the model failed to load them.
+        """
+        ...

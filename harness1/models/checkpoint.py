@@ -31,6 +31,8 @@ class Checkpoint(Record, kw_only=True):
     env_hash: str
     base: str
     """The hash of the model that training began with."""
+    adapter_base: str = ""
+    """The hash of the model whose weights the adapters in the folder stand beside; empty for whole weights."""
     dataset: dict[str, Any] = {}
     """The hashes of its training data."""
     train: dict[str, Any] = {}

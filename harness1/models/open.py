@@ -65,8 +65,11 @@ def is_model(spec: str) -> bool:
     return spec.partition(":")[0] in SERVED
 
 
-def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]:
+def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tuple[Backend, ChatFormat]:
     """Open a model whose tokens are sampled by their ids, and its format.
+
+    Args:
+        adapter_rank: rank of the adapters that will be loaded; 0 for none. vLLM makes room for them when it starts.
 
     Raises:
         UsageError, ConfigError, MissingExtra: as `open_model`.
@@ -76,14 +79,15 @@ def open_backend(asked: ModelSpec, config: Config) -> tuple[Backend, ChatFormat]
         chat = format_at(model.tokenizer or _weights_of(asked), config)
         server = {"vllm": VllmServer, "sglang": SglangServer}[asked.kind]
         endpoint = policy_endpoint(server_root(asked.url), config.machine, HttpClient)
-        return server(endpoint, asked.model, weights=asked.model), chat
+        return server(endpoint, asked.model, weights=asked.model, kept=config.rl.staleness + 2), chat
     folder = resolve_model(asked.model)
     chat = format_at(folder, config)
     _check_window(folder, config)
     dtype = config.policy.dtype
     if asked.kind == "vllm":
-        limits = {"max_model_len": config.env.context_window, "tensor_parallel_size": model.tensor_parallel}
-        return open_vllm(folder, dtype=dtype, memory_share=model.memory_share, **limits), chat
+        sizes = {"max_model_len": config.env.context_window, "tensor_parallel_size": model.tensor_parallel}
+        options = {"dtype": dtype, "memory_share": model.memory_share, "adapter_rank": adapter_rank}
+        return open_vllm(folder, **options, **sizes), chat
     device = model.device or preferred_device()
     limits = {"threads": model.threads, "rows": model.rows, "cache_tokens": model.cache_tokens}
     return open_transformers(folder, device=device, dtype=dtype, **limits), chat

@@ -105,10 +105,8 @@ class Learner:
         return check_start(replayed, recorded, self._config)
 
     def _is_exact(self) -> bool:
-        """Return True for a first batch that these very weights must have sampled. Once trained, adapters in bfloat16
-        are merged into rounded weights, which sample slightly differently."""
-        rounds = self._config.train.lora.rank > 0 and self._config.train.dtype == "bfloat16"
-        return self.version == self.begun and (self.version == 0 or not rounds)
+        """Return True for a first batch that these very weights must have sampled."""
+        return self.version == self.begun
 
 
 def _over_steps(values: Sequence[Mapping[str, float]]) -> dict[str, float]:

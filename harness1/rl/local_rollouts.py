@@ -13,14 +13,19 @@ from harness1.config import Config
 from harness1.episodes.jobs import EpisodeSetup, Jobs, OnEpisode
 from harness1.episodes.staged import play_staged
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
+from harness1.model_folder import base_folder
 from harness1.models.backend import Backend
 from harness1.models.open import ModelSpec, format_at, open_backend
+from harness1.models.transformers.adapter_files import write_adapters
+from harness1.models.transformers.adapters import Adapters
 from harness1.models.transformers.backend import TransformersBackend
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.train.saving import copy_beside_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from harness1.models.transformers.adapters import Weights
 
 
 KEPT = 2
@@ -42,23 +47,25 @@ class LocalRollouts:
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
         await play_staged(self.setups, self.policy, jobs, on_episode)
 
-    async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+    async def publish(self, state: Weights, version: int) -> None:
         await publish_to(self.policy.model, state, version, self._base, self._versions)
 
 
-async def publish_to(backend: Backend, state: Mapping[str, Tensor], version: int, base: Path, versions: Path) -> None:
-    """Give weights to a backend: in memory if the model is in this process, otherwise by path."""
+async def publish_to(backend: Backend, state: Weights, version: int, base: Path, versions: Path) -> None:
+    """Give adapters or whole weights to a backend: in memory if the model is in this process, otherwise by path."""
     if isinstance(backend, TransformersBackend):
         await backend.load_state(state, version)
+    elif isinstance(state, Adapters):
+        await backend.load_adapter(write_version(versions, base, state, version), version)
     else:
         await backend.load_weights(write_version(versions, base, state, version), version)
 
 
-def write_version(root: Path, base: Path, state: Mapping[str, Tensor], version: int) -> Path:
+def write_version(root: Path, base: Path, state: Weights, version: int) -> Path:
     """Write a version of a model beside the previous one, remove older ones, and return its folder.
 
     Args:
-        base: the folder of the original model, whose other files are copied.
+        base: the folder of the original model, whose other files are copied beside whole weights.
 
     Raises:
         InfrastructureFault: there is no room, or the folder cannot be written.
@@ -69,8 +76,11 @@ def write_version(root: Path, base: Path, state: Mapping[str, Tensor], version: 
     folder = root / f"version-{version}"
     try:
         shutil.rmtree(folder, ignore_errors=True)
-        copy_beside_weights(base, folder)
-        save_file(_untied(state), folder / "model.safetensors", metadata={"format": "pt"})
+        if isinstance(state, Adapters):
+            write_adapters(folder, state, base_folder(base))
+        else:
+            copy_beside_weights(base, folder)
+            save_file(_untied(state), folder / "model.safetensors", metadata={"format": "pt"})
     except (OSError, SafetensorError) as error:
         raise InfrastructureFault(f"version {version} of the weights cannot be written to {root}: {error}") from error
     for old in sorted(root.glob("version-*"), key=lambda path: int(path.name.partition("-")[2]))[:-KEPT]:
@@ -118,5 +128,8 @@ def open_policy_to_train(spec: str, config: Config, sampler: Backend | None = No
             "reinforcement learning samples from the policy itself: set policy.temperature=1, policy.top_p=1,"
             " policy.top_k=0 and policy.constrained=false"
         )
-    model, chat = open_backend(asked, config) if sampler is None else (sampler, format_at(asked.model, config))
+    if sampler is not None:
+        model, chat = sampler, format_at(asked.model, config)
+    else:
+        model, chat = open_backend(asked, config, config.train.lora.rank)
     return LanguageModelPolicy(model, chat, config.env.generation_reserve, settings, spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ from harness1.rl.task_stream import PlacedTask
 from harness1.sft.earlier_tasks import tasks_of_runs
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from harness1.models.transformers.adapters import Weights
 
 WEIGHTS = "weights"
 """The folder of versions of the weights, for servers that load them by path."""
@@ -96,7 +96,7 @@ def learning_on_pivots(
         raise UsageError("single turns have no recall of their own: set train.watch.metric=reward")
     base = resolve_model(ModelSpec.read(learn.model).model)
 
-    async def publish(state: Mapping[str, Tensor], version: int) -> None:
+    async def publish(state: Weights, version: int) -> None:
         await publish_to(policy.model, state, version, base, out / WEIGHTS)
 
     index = learn.index[0] if learn.index else ""

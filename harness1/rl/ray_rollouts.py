@@ -10,7 +10,7 @@ buffer's guarantees are the same as in one process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,12 @@ from harness1.config import Fleet
 from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode
 from harness1.episodes.stages import Pipeline, StageLimits, results_to, unchanged
 from harness1.errors import InfrastructureFault, MissingExtra
+from harness1.models.transformers.adapters import on_cpu
 from harness1.records import Episode, Hashes
 from harness1.rl.rollouts import Rollouts
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from harness1.models.transformers.adapters import Weights
 
 
 class RolloutActor:
@@ -39,7 +40,7 @@ class RolloutActor:
         """Open the rollouts. This is not done in the constructor, so that an error is the answer to a call."""
         self._rollouts = self._make()
 
-    async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+    async def publish(self, state: Weights, version: int) -> None:
         await self._rollouts.publish(state, version)
 
     async def play(self, job: EpisodeJob) -> Episode:
@@ -120,10 +121,9 @@ class RayRollouts:
         stages = unchanged, self._play, unchanged, results_to(on_episode)
         await Pipeline[EpisodeJob, EpisodeJob, Episode, Episode](limits, *stages).process(jobs)
 
-    async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+    async def publish(self, state: Weights, version: int) -> None:
         """Do as `Rollouts.publish`: the weights are put into the cluster's store once, and all workers load them."""
-        plain = {name: tensor.detach().cpu() for name, tensor in state.items()}
-        self._weights = await asyncio.to_thread(self._ray.put, plain), version
+        self._weights = await asyncio.to_thread(self._ray.put, on_cpu(state)), version
         await asyncio.gather(*(self._reach(worker) for worker in self._workers))
 
     async def _keep_one(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from harness1.episodes.jobs import Jobs, OnEpisode
 from harness1.records import Episode, Record
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from harness1.models.transformers.adapters import Weights
 
 
 class EpisodeGroup(Record):
@@ -34,12 +33,12 @@ class Rollouts(Protocol):
         """
         ...
 
-    async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+    async def publish(self, state: Weights, version: int) -> None:
         """Switch to new weights: calls in flight end with the old ones; later calls are sampled with the new ones and
         recorded under `version`. The weights must not change until this returns.
 
         Args:
-            state: the state dictionary of the model, adapters merged.
+            state: the adapters on the model that training began with, or without them its whole state dictionary.
 
         Raises:
             InfrastructureFault: the weights could not be delivered.

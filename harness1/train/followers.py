@@ -20,7 +20,7 @@ from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from harness1.models.transformers.adapters import Weights
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class LeadingTrainer(Trainer):
         with _together(self.group, ("logprobs", rows, reference)):
             return super().logprobs(rows, reference=reference)
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Weights:
         with _together(self.group, ("weights",)):
             return super().weights()
 

@@ -12,27 +12,35 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from harness1.errors import MALFORMED, UsageError
-from harness1.model_folder import first_line, no_progress_bars
-from harness1.models.checkpoint import CHECKPOINT, Checkpoint
+from harness1.model_folder import ADAPTER_CONFIG, base_folder, first_line, folder_hash, holds_adapters, no_progress_bars
+from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
+from harness1.models.transformers.adapter_files import write_adapters
+from harness1.models.transformers.adapters import Adapters
 from harness1.runs.files import write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from harness1.models.transformers.adapters import Weights
+
 WEIGHTS = (".safetensors", ".bin", ".index.json", ".gguf", ".pt", ".pth")
 """Endings of files that are not copied from the base model."""
-NOT_OF_A_MODEL = frozenset({CHECKPOINT, "README.md", "stage.json", "data_card.json", "data_README.md", "log.jsonl"})
+NOT_OF_A_MODEL = frozenset(
+    {CHECKPOINT, ADAPTER_CONFIG, "README.md", "stage.json", "data_card.json", "data_README.md", "log.jsonl"}
+)
 """Our own files, which describe the base and not the new model."""
 
 
-def write_model(out: Path, model: PreTrainedModel, state: Mapping[str, Tensor], base: Path, card: Checkpoint) -> None:
-    """Write weights, the tokenizer and templates of the base model, and the card.
+def write_model(out: Path, model: PreTrainedModel, weights: Weights, base: Path, card: Checkpoint) -> Checkpoint:
+    """Write the weights, or only the adapters where a model has them, as peft does; with them the tokenizer and
+    templates of the base model, and the card. Return the card as written.
 
     A reader finds the old model or the new one: the card is written last, right after the weights.
 
     Args:
-        state: the weights, as `Trainer.weights` returns them.
+        weights: as `Trainer.weights` returns them.
+        base: the folder of the model that training began with; adapters belong to its whole weights.
 
     Raises:
         UsageError: the disk is full, or the folder cannot be written.
@@ -43,9 +51,13 @@ def write_model(out: Path, model: PreTrainedModel, state: Mapping[str, Tensor], 
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         copy_beside_weights(base, fresh)
-        with no_progress_bars():
-            # A tensor with several names, such as a tied head, keeps them all: the writer resolves them.
-            model.save_pretrained(fresh, state_dict={name: value.detach() for name, value in state.items()})
+        if isinstance(weights, Adapters):
+            write_adapters(fresh, weights, base_folder(base))
+            card = msgspec.structs.replace(card, adapter_base=_hash_of_base(base, card))
+        else:
+            with no_progress_bars():
+                # A tensor with several names, such as a tied head, keeps them all: the writer resolves them.
+                model.save_pretrained(fresh, state_dict={name: value.detach() for name, value in weights.items()})
     except (OSError, SafetensorError) as error:
         shutil.rmtree(fresh, ignore_errors=True)
         raise UsageError(f"cannot write the model to {out}: {first_line(error)}") from error
@@ -54,6 +66,15 @@ def write_model(out: Path, model: PreTrainedModel, state: Mapping[str, Tensor], 
         path.replace(out / path.name)
     fresh.rmdir()
     write_card(out, card)
+    return card
+
+
+def _hash_of_base(base: Path, card: Checkpoint) -> str:
+    """Return the hash of the weights that adapters stand beside, as far as possible from cards: files are large."""
+    if not holds_adapters(base):
+        return card.base
+    begun = read_checkpoint(base)
+    return (begun.adapter_base if begun else "") or folder_hash(base_folder(base))
 
 
 def copy_beside_weights(base: Path, out: Path) -> None:
@@ -104,10 +125,10 @@ def read_state(path: Path) -> dict[str, Any] | None:
 
 
 def parameters_of(folder: Path) -> int:
-    """Return the number of parameters in the safetensors of a model, from the headers of the files; raise UsageError if
-    a file is damaged."""
+    """Return the number of parameters in the safetensors of a model or of the base of adapters, from the headers of the
+    files; raise UsageError if a file is damaged."""
     total = 0
-    for path in folder.glob("*.safetensors"):
+    for path in base_folder(folder).glob("*.safetensors"):
         try:
             with path.open("rb") as file:
                 header = msgspec.json.decode(file.read(int.from_bytes(file.read(8), "little")))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from harness1.config import Train
 from harness1.errors import UsageError
+from harness1.models.transformers.adapters import adapters_of, add_adapters
 from harness1.rows.row import TrainRow
 from harness1.train.algorithm import Algorithm
-from harness1.train.lora import add_adapters, merged_state
 from harness1.train.micro_batch import (
     by_token_budget,
     collate,
@@ -26,12 +26,14 @@ from harness1.train.micro_batch import (
 from harness1.train.off_policy_metrics import OffPolicyMetrics
 from harness1.train.process_group import ALONE, ProcessGroup, Unanimous
 from harness1.train.schedule import rate_at
-from harness1.train.sharding import forget_gathered, shard, whole
+from harness1.train.sharding import forget_gathered, gathered, shard, whole
 from harness1.train.state import forget_tensors, load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
+
+    from harness1.models.transformers.adapters import Weights
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -68,7 +70,7 @@ class Trainer:
 
         self.model, self.algorithm, self.train, self.steps, self.group = model, algorithm, train, steps, group
         self.reference = reference
-        if train.lora.rank:
+        if train.lora.rank and adapters_of(model) is None:
             add_adapters(model, train.lora, train.seed)
         if group.size > 1:
             shard(model, group)
@@ -165,10 +167,14 @@ class Trainer:
         known = found.tolist()
         return [known[start:end] for start, end in pairwise(starts)]
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the state dictionary of the plain model, with adapters merged; that of a sharded model is on the CPU
-        of the leading process, and empty in the others."""
-        return merged_state(self.model)
+    def weights(self) -> Weights:
+        """Return the adapters, or the state dictionary where all weights are trained; that of a sharded model is on the
+        CPU of the leading process, and empty in the others."""
+        if not self.train.lora.rank:
+            return gathered(self.model)
+        adapters = adapters_of(self.model, {name: whole(value.detach()) for name, value in self._trained.items()})
+        assert adapters is not None
+        return adapters
 
     def save(self, root: Path) -> str:
         """Write everything that the next step depends on into a new folder within `root`, and return its name; raise

@@ -46,6 +46,8 @@ class FakeEndpoint:
         await self.gate.wait()
         if isinstance(made, Exception):
             raise made
+        if kind is bytes:
+            return str(made).encode()
         try:
             return msgspec.json.decode(json.dumps(made), type=kind)
         except msgspec.DecodeError as error:

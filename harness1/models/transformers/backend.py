@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness1.errors import HarnessError, InfrastructureFault, UsageError, optional
 from harness1.hashing import digest
-from harness1.model_folder import folder_hash
+from harness1.model_folder import check_base, folder_hash, holds_adapters
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.sampler import check_sampling
+from harness1.models.transformers.adapter_files import read_adapters
+from harness1.models.transformers.adapters import Adapters, check_adapters, drop_adapters, put_adapters
 from harness1.models.transformers.causal_model import Dtype, check_weights, load_causal_model
 from harness1.models.transformers.decoding import Decoder, DecodingRow, DecodingStats
 from harness1.models.transformers.grammar_mask import GrammarCompiler, GrammarState
@@ -26,7 +28,9 @@ from harness1.models.transformers.slot_model import SlotModel
 from harness1.records import Sampling
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from harness1.models.transformers.adapters import Weights
 
 Result = TypeVar("Result")
 
@@ -97,19 +101,31 @@ class TransformersBackend:
                 self._waiting.remove(call)
             raise
 
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        await self.load_state(await asyncio.to_thread(self._read_adapters, folder), version)
+
+    def _read_adapters(self, folder: Path) -> Adapters:
+        check_base(folder, self._folder)
+        return read_adapters(folder)
+
     async def load_weights(self, folder: Path, version: int) -> None:
+        if holds_adapters(folder):
+            raise UsageError(f"{folder} holds adapters and no whole weights: harness1 models merge makes some")
         model = await asyncio.to_thread(load_causal_model, folder, "cpu", self._dtype)
         await self.load_state(model.state_dict(), version)
 
-    async def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Switch to the weights of a state dictionary, as `load_weights` does. They are copied, and must not change
-        until this returns.
+    async def load_state(self, state: Weights, version: int) -> None:
+        """Switch to other adapters on the same base, or to the whole weights of a state dictionary, as `load_weights`
+        does. They are copied, and must not change until this returns.
 
         Raises:
-            UsageError: they are not the weights of this architecture.
+            UsageError: they are not of this architecture.
             InfrastructureFault: torch failed to copy them.
         """
-        check_weights(self._model.model, state)
+        if isinstance(state, Adapters):
+            check_adapters(self._model.model, state)
+        else:
+            check_weights(self._model.model, state)
         swap = _Swap(state, version)
         self._submit(self._swaps, swap)
         await asyncio.wrap_future(swap.future)
@@ -187,7 +203,7 @@ class TransformersBackend:
             with _Failing([swap.future]):
                 self._decoder.reset()
                 self._usable = False
-                self._model.model.load_state_dict(swap.state, strict=False)  # one name of tied weights is enough
+                _load(self._model.model, swap.state)
                 self.version, self._usable = swap.version, True
                 _answer(swap.future, None)
 
@@ -241,7 +257,7 @@ class _Call:
 
 @dataclass(frozen=True, eq=False)
 class _Swap:
-    state: Mapping[str, Tensor]
+    state: Weights
     version: int
     future: Future[None] = field(default_factory=Future)
 
@@ -272,6 +288,14 @@ class _Failing:
         for future in self._futures:
             _fail(future, error)
         return True
+
+
+def _load(model: PreTrainedModel, state: Weights) -> None:
+    if isinstance(state, Adapters):
+        put_adapters(model, state)
+    else:
+        drop_adapters(model)
+        model.load_state_dict(state, strict=False)  # one name of tied weights is enough
 
 
 def _answer(future: Future[Result], result: Result) -> None:

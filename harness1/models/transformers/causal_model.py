@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from harness1.errors import UsageError, optional
-from harness1.model_folder import first_line, no_progress_bars, refusing
+from harness1.model_folder import base_folder, checked_base, first_line, holds_adapters, no_progress_bars, refusing
+from harness1.models.transformers.adapter_files import read_adapters
+from harness1.models.transformers.adapters import plain_state, put_adapters
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -19,7 +21,8 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 def context_window(folder: Path) -> int | None:
-    """Return the context window, in tokens, that a model's `config.json` states; None if it states none.
+    """Return the context window, in tokens, that a model's `config.json` states, for adapters that of their base; None
+    if it states none.
 
     Raises:
         UsageError: there is no readable `config.json`.
@@ -28,20 +31,31 @@ def context_window(folder: Path) -> int | None:
     class Shape(msgspec.Struct):
         max_position_embeddings: int | None = None
 
+    folder = base_folder(folder)
     with refusing(f"{folder} has no readable config.json"):
         return msgspec.json.decode((folder / "config.json").read_bytes(), type=Shape).max_position_embeddings
 
 
 def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedModel:
-    """Return the model in a folder (`config.json` and safetensors), without dropout, with logits in float32.
+    """Return the model in a folder (`config.json` and safetensors), without dropout, with logits in float32. For a
+    folder of adapters it is their base with the adapters beside its weights, unmerged.
 
     In bfloat16 only the output head computes in float32, over the same weights: rounding logits would distort a log
     probability more than all the layers below.
 
     Raises:
-        UsageError: the folder holds no such model or lacks weights of it, or torch has no such device.
+        UsageError: the folder holds no such model or lacks weights of it, the base of its adapters is missing or
+            another, or torch has no such device.
         MissingExtra: torch or transformers is not installed.
     """
+    base = checked_base(folder)
+    model = _load_whole(base, device, dtype)
+    if holds_adapters(folder):
+        put_adapters(model, read_adapters(folder))
+    return model
+
+
+def _load_whole(folder: Path, device: str, dtype: Dtype) -> PreTrainedModel:
     with optional("train"):
         import torch
         from transformers import AutoModelForCausalLM
@@ -74,12 +88,13 @@ def compute_logits_in_float32(model: PreTrainedModel) -> None:
 
 
 def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
-    """Refuse a state dictionary of another architecture. For tied weights, one of the names is enough.
+    """Refuse a state dictionary of another architecture, whatever adapters the model has. For tied weights, one of the
+    names is enough.
 
     Raises:
         UsageError: names or shapes differ.
     """
-    own = model.state_dict()
+    own = plain_state(model)
     given = {own[name].data_ptr() for name in own.keys() & state.keys()}
     wrong = sorted(
         [name for name, value in own.items() if name not in state and value.data_ptr() not in given]

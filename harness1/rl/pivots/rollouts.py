@@ -39,12 +39,12 @@ from harness1.reward.outcome import targets
 from harness1.rl.pivots.verifier import DecisionPoint, Effect, Ruling, SetQuality, compare_effects, set_quality
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from harness1.models.transformers.adapters import Weights
 
 CACHED_EPISODES = 64
 """Episodes whose states are cached: the samples of a turn, and the turns of an episode, come close together."""
 
-Publish = Callable[[Mapping[str, "Tensor"], int], Awaitable[None]]
+Publish = Callable[["Weights", int], Awaitable[None]]
 """Gives the weights of a version to the sampling backend, such as `TransformersBackend.load_state`."""
 
 
@@ -196,7 +196,7 @@ class PivotRollouts:
         limits = StageLimits.equal(self._world.machine.concurrency)
         await Pipeline(limits, self._prepare, self._play, unchanged, results_to(on_episode)).process(jobs)
 
-    async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+    async def publish(self, state: Weights, version: int) -> None:
         """As `Rollouts.publish`."""
         await self._publish(state, version)
 

@@ -11,9 +11,16 @@ from torch import Tensor
 
 from harness1.config import Lora
 from harness1.errors import UsageError
+from harness1.models.transformers.adapters import (
+    adapted_layers,
+    adapters_of,
+    add_adapters,
+    drop_adapters,
+    merged_state,
+    put_adapters,
+)
 from harness1.models.transformers.causal_model import load_causal_model
-from harness1.train.lora import add_adapters, merged_state
-from tests.tiny_models import save_tiny_model
+from tests.tiny_models import GPT_OSS, save_tiny_model
 
 LORA = Lora(rank=4, alpha=8.0)
 IDS = torch.arange(20)[None]
@@ -25,10 +32,19 @@ KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gemma2", {}),
     ("phi3", {}),
 )
+EXPERTS = Lora(rank=4, alpha=8.0, experts=True)
+KINDS_OF_MIXTURES: dict[str, dict[str, Any]] = {
+    "gpt_oss": GPT_OSS,
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
 
 
 def loaded(folder: Path, kind: str = "llama", dtype: Any = "float32", **settings: Any) -> Any:
     return load_causal_model(save_tiny_model(folder, kind, **settings), "cpu", dtype)
+
+
+def mixture(folder: Path, kind: str) -> Any:
+    return loaded(folder, kind, **KINDS_OF_MIXTURES.get(kind, {}))
 
 
 def logits_of(model: Any) -> Tensor:
@@ -144,3 +160,90 @@ def test_without_adapters_the_state_is_the_models_own(tmp_path: Path) -> None:
 def test_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no linear layers .*train\.lora\.rank=0"):
         add_adapters(loaded(tmp_path, "gpt2", n_inner=96, n_positions=64), LORA, seed=0)
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_MIXTURES)
+def test_experts_get_an_adapter_for_each_of_their_parameters(tmp_path: Path, kind: str) -> None:
+    model = mixture(tmp_path, kind)
+    before = logits_of(model)
+    add_adapters(model, EXPERTS, seed=0)
+    torch.testing.assert_close(logits_of(model), before, rtol=0, atol=1e-4)
+    model(input_ids=IDS).logits.square().mean().backward()
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    of_experts = {name: value for name, value in trained.items() if ".experts." in name}
+    assert len(of_experts) == 2 * 2 * 2, "layers, parameters, A and B"
+    assert all(value.grad is not None and value.grad.any() for name, value in of_experts.items() if "lora_B" in name)
+    stir(model)
+    assert not torch.allclose(logits_of(model), before, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_MIXTURES)
+def test_merged_experts_compute_the_same(tmp_path: Path, kind: str) -> None:
+    model = mixture(tmp_path, kind)
+    plain = load_causal_model(tmp_path, "cpu", "float32")
+    add_adapters(model, EXPERTS, seed=0)
+    stir(model)
+    plain.load_state_dict(merged_state(model), strict=True)
+    torch.testing.assert_close(logits_of(plain), logits_of(model), rtol=0, atol=1e-4)
+
+
+def test_a_model_without_experts_is_refused_where_they_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no mixture of experts.*train\.lora\.experts=false"):
+        add_adapters(loaded(tmp_path), EXPERTS, seed=0)
+
+
+@pytest.mark.parametrize("kind", ["llama", *KINDS_OF_MIXTURES])
+def test_adapters_move_between_models_and_can_be_taken_off(tmp_path: Path, kind: str) -> None:
+    lora = LORA if kind == "llama" else EXPERTS
+    model, other = (mixture(tmp_path, kind) for _ in range(2))
+    before = logits_of(other)
+    add_adapters(model, lora, seed=0)
+    stir(model)
+    adapters = adapters_of(model)
+    assert adapters is not None
+    assert adapters.lora == lora
+    for _ in range(2):
+        put_adapters(other, adapters)
+        assert torch.equal(logits_of(other), logits_of(model))
+    drop_adapters(other)
+    assert adapters_of(other) is None
+    assert torch.equal(logits_of(other), before)
+
+
+def test_adapters_of_another_rank_take_the_place_of_present_ones(tmp_path: Path) -> None:
+    model, other = loaded(tmp_path), loaded(tmp_path)
+    add_adapters(model, LORA, seed=0)
+    add_adapters(other, Lora(rank=2, alpha=2.0), seed=0)
+    stir(model)
+    adapters = adapters_of(model)
+    assert adapters is not None
+    put_adapters(other, adapters)
+    assert torch.equal(logits_of(other), logits_of(model))
+
+
+def test_adapters_of_another_model_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    model = loaded(tmp_path / "a", hidden_size=32)
+    other = loaded(tmp_path / "b")
+    before = logits_of(other)
+    add_adapters(model, LORA, seed=0)
+    adapters = adapters_of(model)
+    assert adapters is not None
+    with pytest.raises(UsageError, match="do not fit LlamaForCausalLM"):
+        put_adapters(other, adapters)
+    assert adapters_of(other) is None
+    assert torch.equal(logits_of(other), before)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
+def test_updates_are_computed_in_float32_also_under_automatic_mixed_precision(tmp_path: Path, kind: str) -> None:
+    """The update alone is compared: the weights are zeros, so that nothing hides it."""
+    model = mixture(tmp_path, kind)
+    add_adapters(model, LORA if kind == "llama" else EXPERTS, seed=0)
+    stir(model)
+    products: list[Tensor] = []
+    for _, layer in adapted_layers(model):
+        layer.lora_A.register_forward_hook(lambda _, given, out: products.append(out))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits_of(model)
+    assert products
+    assert {value.dtype for value in products} == {torch.float32}
