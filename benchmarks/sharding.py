@@ -25,6 +25,7 @@ if not __package__:
 from harness1.cli.launched import launched
 from harness1.config import Lora, Train
 from harness1.models.files.fetch import resolve_model
+from harness1.models.transformers.adapters import tensors_of
 from harness1.rows.row import TrainRow
 from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
 from harness1.train.cispo import Cispo
@@ -87,12 +88,12 @@ def random_rows(count: int, tokens: int, seed: int, *, played: bool) -> list[Tra
 def compared(model: Path, name: str, batches: Sequence[list[TrainRow]], group: ProcessGroup) -> dict[str, float]:
     """Train sharded and whole; return the difference, what this process holds, and both times."""
     sharded, seconds = trained(model, name, batches, group)
-    weights, (held, moments) = sharded.weights(), numbers_of(sharded)
+    weights, (held, moments) = tensors_of(sharded.weights()), numbers_of(sharded)
     del sharded
     found = {}
     if group.leads:
         whole, alone = trained(model, name, batches, ALONE)
-        expected, (all_held, all_moments) = whole.weights(), numbers_of(whole)
+        expected, (all_held, all_moments) = tensors_of(whole.weights()), numbers_of(whole)
         differences = ((weights[each] - expected[each]).abs().max() for each in expected)
         found = {
             "difference": max(map(float, differences)),

@@ -19,7 +19,6 @@ from harness1.models.transformers.adapters import Adapters
 from harness1.runs.files import write_json
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
     from harness1.models.transformers.adapters import Weights

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from harness1.config import Lora, Train
 from harness1.engines.local import LocalEngine
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
+from harness1.models.transformers.adapters import tensors_of
 from harness1.train.cispo import Cispo
 from harness1.train.followers import TrainerJob
 from harness1.train.saving import write_model
@@ -43,7 +44,7 @@ def published(engine: LocalEngine, version: int) -> tuple[dict[str, torch.Tensor
     seen: list[tuple[dict[str, torch.Tensor], int]] = []
 
     async def deliver(state: Mapping[str, Any], named: int) -> None:
-        seen.append(({name: value.clone() for name, value in state.items()}, named))
+        seen.append(({name: value.clone() for name, value in tensors_of(state).items()}, named))
 
     asyncio.run(engine.publish(version, deliver))
     (found,) = seen
@@ -59,13 +60,14 @@ def test_steps_logs_and_weights_are_those_of_the_trainer_to_the_bit(base: Path, 
     assert engine.logprobs(PLAYED[0]) == trainer.logprobs(PLAYED[0])
     assert engine.loss(PLAYED[0]) == trainer.loss(PLAYED[0])
     ours, version = published(engine, 7)
-    expected = trainer.weights()
+    expected = tensors_of(trainer.weights())
     assert version == 7
     assert ours.keys() == expected.keys()
     assert all(torch.equal(ours[name], expected[name]) for name in ours)
     assert engine.write(tmp_path / "engine", CARD) == read_checkpoint(tmp_path / "engine")
     write_model(tmp_path / "plain", trainer.model, trainer.weights(), base, CARD)
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("engine", "plain"))
+    saved = "adapter_model.safetensors" if rank else "model.safetensors"
+    one, other = (load_file(tmp_path / name / saved) for name in ("engine", "plain"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 

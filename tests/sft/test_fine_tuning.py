@@ -197,7 +197,8 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
     done = fine_tune(work, lambda step, _steps, _values: begun.append(step))
     assert begun[0] == stops[-1]
     assert work.is_done()
-    weights, wanted = (load_file(out / "model.safetensors") for out in (work.out, whole))
+    saved = "adapter_model.safetensors" if rank else "model.safetensors"
+    weights, wanted = (load_file(out / saved) for out in (work.out, whole))
     torch.testing.assert_close(weights, wanted, rtol=0, atol=1e-5)
     assert done == read_checkpoint(work.out)
     card = read_checkpoint(whole)

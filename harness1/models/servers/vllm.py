@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import gc
 import itertools
-import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,6 +18,7 @@ from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.files.weight_shapes import Shapes, check_same_shapes, weight_shapes
 from harness1.models.sampled import EngineOutput, checked
 from harness1.models.servers.adapter_versions import AdapterVersions, LoadedAdapter
+from harness1.models.servers.loop_thread import LoopThread
 from harness1.models.servers.token_server import TokenServer
 from harness1.models.transformers.adapter_files import read_adapter_config
 from harness1.models.transformers.causal_model import Dtype
@@ -150,9 +149,6 @@ def check_temperature(sampling: Sampling) -> None:
         raise UsageError(f"vLLM cannot sample at temperature {sampling.temperature}: use 0, or at least {COLDEST}")
 
 
-Result = TypeVar("Result")
-
-
 def open_vllm(
     folder: Path,
     *,
@@ -196,7 +192,7 @@ def open_vllm(
         adapter_rank = max(adapter_rank, read_adapter_config(folder).r)
     if adapter_rank:
         fields |= {"enable_lora": True, "max_lora_rank": _rank_of_vllm(adapter_rank), "max_loras": ADAPTERS}
-    loop = _LoopThread()
+    loop = LoopThread()
     try:
         engine = loop.call(_start(fields | options))
     except UsageError:
@@ -235,7 +231,7 @@ class VllmBackend:
     """A `Backend` over vLLM's engine, made by `open_vllm`. `close` ends the engine's processes."""
 
     def __init__(
-        self, engine: AsyncLLM, loop: _LoopThread, shapes: Shapes, name: str, base: Path, adapters: AdapterVersions
+        self, engine: AsyncLLM, loop: LoopThread, shapes: Shapes, name: str, base: Path, adapters: AdapterVersions
     ) -> None:
         self.hash = name
         self._base, self._adapters = base, adapters
@@ -354,48 +350,3 @@ def _params(sampling: Sampling, grammar: Grammar | None) -> SamplingParams:
         structured_outputs=StructuredOutputsParams(grammar=grammar.ebnf) if grammar else None,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-class _LoopThread:
-    """An event loop in its own thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
-        self._thread.start()
-
-    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the loop and block until it is done."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the loop and await it, with cancellation; raise InfrastructureFault if it was stopped."""
-        if self._stopped:
-            work.close()
-            raise InfrastructureFault("vLLM was closed")
-        done = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return await asyncio.wrap_future(done)
-        except asyncio.CancelledError:
-            if self._stopped:
-                raise InfrastructureFault("vLLM was closed") from None
-            raise
-
-    def stop(self) -> bool:
-        """Cancel all work and end the thread; return False if it was already stopped."""
-        if self._stopped:
-            return False
-        self._stopped = True
-        self.call(_cancel_others())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        return True
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)

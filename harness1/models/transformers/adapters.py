@@ -88,10 +88,14 @@ def adapted_names(adapters: Adapters) -> list[str]:
     return list(dict.fromkeys(name.removeprefix(PEFT).rsplit(".", 2)[0] for name in adapters.tensors))
 
 
+def tensors_of(weights: Weights) -> Mapping[str, Tensor]:
+    """Return the tensors of adapters, or of a state dictionary, by name."""
+    return weights.tensors if isinstance(weights, Adapters) else weights
+
+
 def on_cpu(weights: Weights) -> Weights:
     """Return weights in the memory of the CPU, without gradients."""
-    tensors = weights.tensors if isinstance(weights, Adapters) else weights
-    moved = {name: value.detach().cpu() for name, value in tensors.items()}
+    moved = {name: value.detach().cpu() for name, value in tensors_of(weights).items()}
     return replace(weights, tensors=moved) if isinstance(weights, Adapters) else moved
 
 
