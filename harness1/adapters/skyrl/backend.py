@@ -78,6 +78,10 @@ class SkyRLBackend:
         """Refuse: SkyRL's trainer gives weights to its engines itself."""
         raise UsageError("SkyRL's trainer loads the weights of its engines itself")
 
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Refuse, as `load_weights` does."""
+        await self.load_weights(folder, version)
+
     async def close(self) -> None:
         """End the trajectory."""
         await self._client.finish_session(self._session)
