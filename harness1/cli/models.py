@@ -13,6 +13,8 @@ from harness1.cli.printing import print_json, print_result, put, say
 from harness1.models.files.bundled import BUNDLED, bundled
 from harness1.models.files.convert import Target, convert_model
 from harness1.models.files.fetch import get_model, home_of, is_fetched, resolve_model
+from harness1.models.transformers.causal_model import Dtype
+from harness1.train.merging import merge as merge_into_base
 
 Cache = Annotated[
     Path | None, Option("--cache", help="Folder that keeps models; default ~/.cache/harness1/models.", metavar="DIR")
@@ -75,3 +77,23 @@ def convert(
         source, out, dtype, force=force, on_file=lambda done, of: say(f"writing file {done + 1} of {of}")
     )
     print_result({"folder": str(out), **to_builtins(made)}, as_json, lambda found: put(found["folder"]))
+
+
+def merge(
+    adapters: Annotated[Path, Argument(help="A folder of adapters, such as a checkpoint.", metavar="ADAPTERS")],
+    out: Annotated[Path, Option(help="Folder of the plain model.", metavar="DIR")],
+    dtype: Annotated[Dtype, Option(help="Type of the merged weights.")] = "bfloat16",
+    as_json: Json = False,
+) -> None:
+    """Merge adapters into the weights of their base, in float32, and print what rounding to a type loses.
+
+    Example: harness1 models merge CHECKPOINT --out MERGED --dtype float32
+    """
+    lost = merge_into_base(adapters, out, dtype)
+    print_result({"folder": str(out), "dtype": dtype, **lost._asdict()}, as_json, _tell_loss)
+
+
+def _tell_loss(found: dict[str, Any]) -> None:
+    put(found["folder"])
+    put(f"rounding to {found['dtype']} lost {found['total']:.1%} of the update, at most {found['largest']:.1%}")
+    put(f"    (|rounded - exact| / |update|; most in {found['layer']})")

@@ -60,7 +60,14 @@ MOST_MEANT = 3
 """Settings of the same name that are offered for a wrong one."""
 LATER = ("token_file", "data", "data_mirror", "check_memory", "service")
 """Settings of `[machine]` that did not exist when hashes were first recorded."""
-LATER_TRAINING = ("rl.discount", "train.attention", "train.save_minutes", "train.max_steps", "train.lora.experts", "rl.gate")
+LATER_TRAINING = (
+    "rl.discount",
+    "train.attention",
+    "train.save_minutes",
+    "train.max_steps",
+    "train.lora.experts",
+    "rl.gate",
+)
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
 LATER_LEARN = ("share", "against", "exclude")
 """Settings of `[machine.learn]` that did not exist then; they are inputs of a training, and never enter hashes."""

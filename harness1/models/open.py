@@ -85,9 +85,9 @@ def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tup
     _check_window(folder, config)
     dtype = config.policy.dtype
     if asked.kind == "vllm":
-        sizes = {"max_model_len": config.env.context_window, "tensor_parallel_size": model.tensor_parallel}
-        options = {"dtype": dtype, "memory_share": model.memory_share, "adapter_rank": adapter_rank}
-        return open_vllm(folder, **options, **sizes), chat
+        sizes = {"max_model_len": config.env.context_window, "adapter_rank": adapter_rank}
+        sizes["tensor_parallel_size"] = model.tensor_parallel
+        return open_vllm(folder, dtype=dtype, memory_share=model.memory_share, **sizes), chat
     device = model.device or preferred_device()
     limits = {"threads": model.threads, "rows": model.rows, "cache_tokens": model.cache_tokens}
     return open_transformers(folder, device=device, dtype=dtype, **limits), chat

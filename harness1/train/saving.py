@@ -19,6 +19,7 @@ from harness1.models.transformers.adapters import Adapters
 from harness1.runs.files import write_json
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
     from harness1.models.transformers.adapters import Weights
@@ -54,9 +55,7 @@ def write_model(out: Path, model: PreTrainedModel, weights: Weights, base: Path,
             write_adapters(fresh, weights, base_folder(base))
             card = msgspec.structs.replace(card, adapter_base=_hash_of_base(base, card))
         else:
-            with no_progress_bars():
-                # A tensor with several names, such as a tied head, keeps them all: the writer resolves them.
-                model.save_pretrained(fresh, state_dict={name: value.detach() for name, value in weights.items()})
+            save_whole(fresh, model, weights)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(fresh, ignore_errors=True)
         raise UsageError(f"cannot write the model to {out}: {first_line(error)}") from error
@@ -66,6 +65,13 @@ def write_model(out: Path, model: PreTrainedModel, weights: Weights, base: Path,
     fresh.rmdir()
     write_card(out, card)
     return card
+
+
+def save_whole(folder: Path, model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
+    """Write the configuration and whole weights of a model; raise OSError or SafetensorError if there is no room."""
+    with no_progress_bars():
+        # A tensor with several names, such as a tied head, keeps them all: the writer resolves them.
+        model.save_pretrained(folder, state_dict={name: value.detach() for name, value in state.items()})
 
 
 def _hash_of_base(base: Path, card: Checkpoint) -> str:

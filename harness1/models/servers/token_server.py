@@ -80,7 +80,7 @@ class TokenServer(ABC):
         adapter = self._adapters.named(folder.resolve(), version)
         try:
             await self._load_adapter(adapter)
-        except UsageError as error:
+        except (Refusal, UsageError) as error:
             raise UsageError(f"{error}; to load adapters, {self.adapter_advice}") from error
         except InfrastructureFault as error:
             raise InfrastructureFault(f"{error}; to load adapters, {self.adapter_advice}") from error

@@ -152,7 +152,7 @@ def plain_state(model: PreTrainedModel, state: Mapping[str, Tensor] | None = Non
     return {_plain(name): value for name, value in own.items() if not _is_part(name)}
 
 
-def merged_state(model: PreTrainedModel, dtype: Any = None) -> dict[str, Tensor]:
+def merged_state(model: PreTrainedModel, dtype: str | None = None) -> dict[str, Tensor]:
     """Return the state dictionary of the plain model, with adapters merged: added in float32, then rounded to the type
     of the weights, or to `dtype`. Only tensors without an adapter are shared with the model and follow its later
     steps."""
@@ -160,11 +160,17 @@ def merged_state(model: PreTrainedModel, dtype: Any = None) -> dict[str, Tensor]
 
     merged = plain_state(model)
     with torch.no_grad():
-        for name, layer in adapted_layers(model):
-            target = f"{_plain(name)}.{layer.target}"
-            exact = merged[target].float() + layer.update()
-            merged[target] = exact.to(dtype or merged[target].dtype)
-    return {name: value if dtype is None else value.to(dtype) for name, value in merged.items()}
+        for name, weight, change in adapted_weights(model):
+            merged[name] = (weight.float() + change).to(weight.dtype if dtype is None else getattr(torch, dtype))
+    return merged if dtype is None else {name: value.to(getattr(torch, dtype)) for name, value in merged.items()}
+
+
+def adapted_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield every weight with an adapter, by its name in the plain model, and what the adapter adds, in float32."""
+    own = plain_state(model)
+    for name, layer in adapted_layers(model):
+        target = f"{_plain(name)}.{layer.target}"
+        yield target, own[target], layer.update()
 
 
 def merge_adapters(model: PreTrainedModel) -> None:
