@@ -65,3 +65,6 @@ class TinkerBackend:
 
     async def load_weights(self, folder: Path, version: int) -> None:
         raise UsageError("a training service samples from its own weights, not from those of a folder")
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        await self.load_weights(folder, version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from harness1.config import ChatPolicy, Config
@@ -20,7 +20,7 @@ from harness1.tools.registry import Toolbox
 from harness1.train.validation import episode_results, evenly_spaced, held_out_turns, means, turn_metrics
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from harness1.models.transformers.adapters import Weights
 
 
 class HeldOutValidation:
@@ -83,5 +83,5 @@ def _delivering(backend: Backend) -> Deliver:
     return backend.load_state if isinstance(backend, TransformersBackend) else _kept_away
 
 
-async def _kept_away(state: Mapping[str, Tensor], version: int) -> None:
+async def _kept_away(state: Weights, version: int) -> None:
     raise UsageError("the weights of this engine are not sampled by a training service")
