@@ -92,7 +92,7 @@ def test_a_finished_training_prints_its_checkpoint_and_loads_no_model_again(
     harness1: Command, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness1.train.followers.load_trainable", lambda *_: pytest.fail("the model was loaded"))
-    written = (home / "student" / "model.safetensors").stat().st_mtime_ns
+    written = (home / "student" / "adapter_model.safetensors").stat().st_mtime_ns
     ended = harness1(*train("student", "--json"))
     assert ended.code == 0, ended.err
     found, card = json.loads(ended.out), read_checkpoint(home / "student")
@@ -100,7 +100,7 @@ def test_a_finished_training_prints_its_checkpoint_and_loads_no_model_again(
     assert found == {"checkpoint": "student", "step": card.step, "metrics": card.metrics, "start": found["start"]}
     assert found["start"] == validation_values(read_log(home / "student")[0])
     assert found["metrics"].keys() == {"nll", "valid", "tool_agreement", "action_agreement"}
-    assert (home / "student" / "model.safetensors").stat().st_mtime_ns == written
+    assert (home / "student" / "adapter_model.safetensors").stat().st_mtime_ns == written
 
 
 def test_a_training_shows_its_looks_and_where_the_checkpoint_is(harness1: Command, home: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from harness1.config import Lora
 from harness1.episodes.jobs import EpisodeSetup
+from harness1.models.transformers.adapters import merged_state, plain_state
 from harness1.models.transformers.backend import TransformersBackend, open_transformers
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Episode, Sampling
@@ -112,7 +113,8 @@ def test_it_is_trained_by_reinforcement_and_is_sampled_as_it_was_saved(tuned: Pa
     assert steps[0]["gate/max_difference"] < 1e-4
     assert all(step["k3"] < 1e-6 and step["gradient"] > 0 for step in steps)  # each batch is of the very weights
     before, after = (load_causal_model(folder, "cpu", "float32") for folder in (tuned, tmp_path / "out"))
-    moved = {name: not torch.equal(weight, before.state_dict()[name]) for name, weight in after.state_dict().items()}
+    old, new = plain_state(before), merged_state(after)
+    moved = {name: not torch.equal(weight, old[name]) for name, weight in new.items()}
     assert moved["model.layers.0.self_attn.q_proj.weight"]
     assert moved["model.layers.1.mlp.experts.down_proj"] is (rank == 0)  # adapters are on linear layers
     assert_gate(tmp_path / "out")

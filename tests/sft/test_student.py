@@ -184,7 +184,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object, **__: object) -> None:
         pytest.fail("the model was loaded")
 
-    monkeypatch.setattr("harness1.sft.fine_tuning.load_trainable", load)
+    monkeypatch.setattr("harness1.train.followers.load_trainable", load)
     monkeypatch.setattr("harness1.sft.fine_tuning.train_with_trl", load)
     monkeypatch.setattr("harness1.sft.validation.open_transformers", load)
 
