@@ -1,0 +1,122 @@
+"""Fine-tuning on a service of the Tinker API: the weights and the held-out figures of our own trainer, also after an
+interrupt, and by the command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+import torch
+
+from harness1.config import Lora, Machine
+from harness1.engines.engine import Engine
+from harness1.engines.service import EngineName, connect
+from harness1.engines.tinker_backend import TinkerBackend
+from harness1.models.checkpoint import read_checkpoint
+from harness1.sft.fine_tuning import FineTuning, OpenEngine, fine_tune, open_local_engine, open_tinker_engine
+from harness1.train.process_group import ALONE, ProcessGroup
+from tests.cli.commands import command_in_process
+from tests.engines.fake_tinker import MODEL, FakeTinker
+from tests.sft.test_fine_tuning import QUICK, SHORT, SMALL, Place, interrupt_at, place, silent, timeless, tuning
+
+__all__ = ["place"]  # a fixture
+
+TRAIN = msgspec.structs.replace(QUICK, lora=Lora(rank=4, alpha=4.0), epsilon=1e-4, clip=0.5)
+ADDRESS = f"tinker:{MODEL}@http://localhost:1"
+OWN = {"gradient", "memory"}
+"""What our own trainer alone measures, or a service under a name of its own."""
+
+
+def on_service(place: Place, out: Path, sdk: FakeTinker, kept: list[Any] | None = None) -> FineTuning:
+    sampler = TinkerBackend(connect(EngineName.read(ADDRESS), Machine(), sdk))
+    opened = keeping([] if kept is None else kept, open_tinker_engine)
+    work = tuning(place, out, TRAIN, sampler=sampler, open_engine=opened)
+    service = msgspec.structs.replace(work.config.machine.service, reduction=cast(Any, sdk.reduction))
+    machine = msgspec.structs.replace(work.config.machine, service=service)
+    return replace(work, config=msgspec.structs.replace(work.config, machine=machine))
+
+
+def keeping(kept: list[Any], opened: OpenEngine) -> OpenEngine:
+    """The same, with the engine within reach."""
+
+    def opens(work: FineTuning, steps: int, group: ProcessGroup) -> Engine:
+        engine = opened(work, steps, group)
+        kept.append(engine)
+        return engine
+
+    return opens
+
+
+def figures(out: Path) -> list[dict[str, float]]:
+    """The log, without times and without what only one of the engines has."""
+    return [
+        {name: value for name, value in line.items() if name not in OWN and not name.startswith("service/")}
+        for line in timeless(out)
+    ]
+
+
+def distance(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
+    return max(float((one - other).detach().abs().max()) for one, other in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "row_mean"])
+def test_weights_and_held_out_figures_are_those_of_our_own_trainer(
+    place: Place, tmp_path: Path, reduction: str
+) -> None:
+    sdk, kept = FakeTinker(place.model, TRAIN, reduction=reduction), list[Any]()
+    card = fine_tune(on_service(place, tmp_path / "service", sdk, kept), silent)
+    local = tuning(place, tmp_path / "local", TRAIN, open_engine=keeping(kept, open_local_engine))
+    begun = open_local_engine(local, 1, ALONE).trainer.parameters
+    ours = fine_tune(local, silent)
+    trained, expected = kept[0]._training.trainer.parameters, kept[1].trainer.parameters
+    assert distance(trained, expected) < 1e-6
+    assert distance(begun, expected) > 1e-3
+    lines, known = figures(tmp_path / "service"), figures(tmp_path / "local")
+    assert [line.keys() for line in lines] == [line.keys() for line in known]
+    for line, expected_line in zip(lines, known, strict=True):
+        assert line == pytest.approx(expected_line, abs=1e-5)
+    assert {"loss", "held_out/nll", "held_out/valid"} <= {name for line in lines for name in line}
+    assert card.metrics == pytest.approx(ours.metrics, abs=1e-5)
+    assert card.remote in sdk.states
+
+
+def test_an_interrupted_training_ends_with_the_same_weights(place: Place, tmp_path: Path) -> None:
+    sdk = FakeTinker(place.model, TRAIN)
+    whole = fine_tune(on_service(place, tmp_path / "whole", sdk), silent)
+    with pytest.raises(KeyboardInterrupt):
+        fine_tune(on_service(place, tmp_path / "resumed", sdk), interrupt_at(3))
+    sent = len(sdk.sent)
+    resumed = fine_tune(on_service(place, tmp_path / "resumed", sdk), silent)
+    assert 0 < len(sdk.sent) - sent < sent
+    assert figures(tmp_path / "resumed") == figures(tmp_path / "whole")
+    assert resumed.metrics == whole.metrics
+    assert distance(sdk.states[resumed.remote][0], sdk.states[whole.remote][0]) == 0.0
+
+
+def test_the_command_trains_on_the_service_once(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sdk = FakeTinker(place.model, TRAIN)
+    monkeypatch.setitem(sys.modules, "tinker", cast(Any, sdk))
+    harness1 = command_in_process(monkeypatch, capsys)
+    asked = ("batch_rows=2", "epochs=1", "lora.rank=4", "watch.every=2", "watch.rows=2", "watch.turns=1")
+    settings = [word for each in (*SHORT, *(f"train.{each}" for each in asked)) for word in ("--set", each)]
+    words = ("sft", "train", str(place.rows), "--model", str(place.model), "--out", str(tmp_path / "student"))
+    ended = harness1(*words, "--engine", ADDRESS, "--config", SMALL, *settings, "--json")
+    assert ended.code == 0, ended.err
+    card, found = read_checkpoint(tmp_path / "student"), json.loads(ended.out)
+    assert card is not None
+    assert card.remote in sdk.states
+    assert {"nll", "valid"} <= found["metrics"].keys()
+    sent = len(sdk.sent)
+    again = harness1(*words, "--engine", ADDRESS, "--config", SMALL, *settings, "--json")
+    assert (json.loads(again.out), len(sdk.sent)) == (found, sent)
+    refused = harness1(*words, "--engine", ADDRESS, "--trainer", "trl", "--config", SMALL, *settings)
+    assert refused.code == 2
+    assert "give one of them" in refused.err
