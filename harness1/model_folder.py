@@ -27,8 +27,9 @@ class _AdapterBase(msgspec.Struct):
     base_model_name_or_path: str = ""
 
 
-class _AdapterCard(msgspec.Struct):
+class _Card(msgspec.Struct):
     adapter_base: str = ""
+    remote: str = ""
 
 
 def model_folder(spec: str) -> Path:
@@ -121,17 +122,24 @@ def base_folder(folder: Path) -> Path:
 
 
 def checked_base(folder: Path) -> Path:
-    """Return `base_folder` after a comparison with the hash in the card of the adapters, if it has one.
+    """Return `base_folder` of weights to be loaded, after a look at the card of the checkpoint, if there is one.
 
     Raises:
-        UsageError: as `base_folder`, or the base is another model than the adapters were trained on.
+        UsageError: as `base_folder`; the base is another model than the adapters were trained on; or the weights are
+            not here, but with the training service that the card names.
     """
-    base = base_folder(folder)
-    if base == folder or not (folder / "checkpoint.json").is_file():
+    base, card = base_folder(folder), folder / "checkpoint.json"
+    whole = base == folder and any(folder.glob("*.safetensors"))
+    if whole or not card.is_file():
         return base
-    with refusing(f"{folder / 'checkpoint.json'} is not the card of a checkpoint"):
-        wanted = msgspec.json.decode((folder / "checkpoint.json").read_bytes(), type=_AdapterCard).adapter_base
-    if wanted and folder_hash(base) != wanted:
+    with refusing(f"{card} is not the card of a checkpoint"):
+        known = msgspec.json.decode(card.read_bytes(), type=_Card)
+    if known.remote:
+        raise UsageError(
+            f"the weights of {folder} are with a training service, as {known.remote}: train on from them with --engine,"
+            " or download them to use them here"
+        )
+    if known.adapter_base and folder_hash(base) != known.adapter_base:
         raise UsageError(f"{base} is not the model that the adapters in {folder} were trained on: its hash differs")
     return base
 

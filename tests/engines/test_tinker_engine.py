@@ -15,11 +15,12 @@ import torch
 
 from harness1.config import Lora, Machine, Train, load_config
 from harness1.engines.local import LocalEngine
-from harness1.engines.service import EngineName, Service, connect
+from harness1.engines.service import EngineName, connect
 from harness1.engines.tinker import TinkerEngine, check_supported, open_sampler
 from harness1.engines.tinker_backend import TinkerBackend
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
+from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Sampling
 from harness1.rl.learning import EPISODES, learn, open_tinker_engine
 from harness1.rows.row import TrainRow
@@ -27,6 +28,7 @@ from harness1.runs.store import read_episodes
 from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
 from harness1.train.cispo import Cispo, Reinforce
 from harness1.train.followers import TrainerJob
+from harness1.train.trainable import load_trainable
 from tests.engines.fake_tinker import MODEL, FakeTinker
 from tests.rl.test_learning import CHAT, Stopped, steps, work_in
 from tests.rl.toy import ToyRollouts, toy_config
@@ -177,6 +179,15 @@ def test_a_checkpoint_names_its_weights_and_another_training_begins_with_them(ba
     assert begun.logprobs(WEIGHTED) == engine.logprobs(WEIGHTED)
 
 
+def test_a_checkpoint_of_a_service_is_not_opened_here_and_says_what_to_do(base: Path, tmp_path: Path) -> None:
+    card = engine_of(FakeTinker(base, TRAIN), Cispo()).write(tmp_path / "out", CARD)
+    ways = partial(load_causal_model, device="cpu", dtype="float32"), partial(load_trainable, train=TRAIN, device="cpu")
+    for opened in ways:
+        with pytest.raises(UsageError, match=f"are with a training service, as {card.remote}.*--engine") as refused:
+            opened(tmp_path / "out")
+        assert "\n" not in str(refused.value)
+
+
 def learned(out: Path, sdk: FakeTinker, stop_at: int | None = None) -> Checkpoint:
     """The whole loop on the toy, with the service for engine and sampler."""
     config = toy_config([f"train.lora.rank={TRAIN.lora.rank}", "train.lora.alpha=4", "rl.batches=4"])
@@ -239,38 +250,3 @@ def test_a_server_of_another_version_or_model_is_refused_at_connecting(base: Pat
 def test_names_of_no_engine_are_refused(name: str, base: Path) -> None:
     with pytest.raises(UsageError, match="names no engine"):
         open_sampler(name, base, load_config())
-
-
-def test_the_real_client_takes_our_rows_and_parameters(base: Path) -> None:
-    tinker = pytest.importorskip("tinker")
-    fake = FakeTinker(base, TRAIN)
-    engine = engine_of(fake, Cispo())
-    service = Service(tinker, None, MODEL)
-    engine._service = service
-    (datum, *_) = engine._data(engine_rows(WEIGHTED))
-    assert datum.model_input.to_ints() == list(WEIGHTED[0].token_ids[:-1])
-    assert datum.loss_fn_inputs["target_tokens"].tolist() == list(WEIGHTED[0].token_ids[1:])
-    assert datum.loss_fn_inputs["advantages"].dtype == "float32"
-    assert engine._adam(0.5).learning_rate == 0.5
-    backend = TinkerBackend(service)
-    backend.switch(Echo(tinker), 4)
-    with pytest.raises(InfrastructureFault, match="TinkerError"):
-        asyncio.run(backend.generate((1, 2), Sampling(max_tokens=2, seed=7, stop_ids=(256,))))
-
-
-def engine_rows(rows: list[TrainRow]) -> Any:
-    from harness1.engines.datums import row_fields
-
-    return row_fields(rows, Cispo(), "sum")
-
-
-class Echo:
-    """A sampling client that checks what it is given, and fails."""
-
-    def __init__(self, sdk: Any) -> None:
-        self.sdk = sdk
-
-    def sample(self, prompt: Any, count: int, params: Any) -> Any:
-        assert prompt.to_ints() == [1, 2]
-        assert (params.max_tokens, params.seed, list(params.stop), params.top_k) == (2, 7, [256], -1)
-        raise self.sdk.TinkerError("planted")
