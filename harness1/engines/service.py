@@ -4,7 +4,8 @@
     harness1 rl train --engine tinker:MODEL@URL      a server of one's own
 
 The client comes from the package `tinker`. Until 0.37 some of its methods return a result and some a future; from 0.38
-all return futures, and methods named `_async` are deprecated. None of those is used here, and `settled` takes both.
+all return futures, methods named `_async` are deprecated, and a client of its own tells the models. None of the
+deprecated methods is used here, and `settled` takes both.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class Service(NamedTuple):
         """
         try:
             answer = work()
-            return await (asyncio.wrap_future(answer) if isinstance(answer, Future) else answer)
+            # The client's own futures have one of the standard library within, and will not stay one themselves.
+            future = answer.future() if hasattr(answer, "future") else answer
+            return await (asyncio.wrap_future(future) if isinstance(future, Future) else future)
         except (self.sdk.TinkerError, RuntimeError, OSError) as error:
             raise self.fault(error) from error
 
@@ -94,7 +97,8 @@ def connect(name: EngineName, machine: Machine, sdk: Any = None) -> Service:
     key = machine.model.key or (ANONYMOUS if name.url else None)
     try:
         client = sdk.ServiceClient(base_url=name.url, api_key=key)
-        models = [each.model_name for each in settled(client.get_server_capabilities()).supported_models]
+        asked = sdk.RestClient(base_url=name.url, api_key=key) if hasattr(sdk, "RestClient") else client
+        models = [each.model_name for each in settled(asked.get_server_capabilities()).supported_models]
     except (sdk.TinkerError, RuntimeError, OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(
             f"tinker {sdk.__version__} cannot talk to {where}: {first_line(error)}; client and server must match:"
