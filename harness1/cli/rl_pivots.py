@@ -10,12 +10,18 @@ import msgspec
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work
-from harness1.cli.options import Against, ConfigFile, Exclude, Force, IndexSpec, Json, Overrides, resolve
+from harness1.cli.options import Against, ConfigFile, EngineOption, Exclude, Force, IndexSpec, Json, Overrides, resolve
 from harness1.cli.printing import print_result, say_left_out, say_torn
 from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
+from harness1.config import Config
+from harness1.engines.tinker import open_start
 from harness1.errors import UsageError
+from harness1.models.files.fetch import resolve_model
+from harness1.models.open import ModelSpec
+from harness1.policy.policy import Policy
 from harness1.policy.registry import check_policy, needs_gold, open_policy
+from harness1.rl.local_rollouts import open_policy_to_train
 from harness1.rl.pivots.profile import LeaveOut, Profile, profile
 from harness1.sft.earlier_tasks import tasks_of_runs
 from harness1.sft.teacher_run import open_runs
@@ -37,6 +43,7 @@ def pivots(
     index: IndexSpec = None,
     against: Against = None,
     exclude: Exclude = None,
+    engine: EngineOption = "",
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -56,7 +63,7 @@ def pivots(
     taught = open_runs([run], rerendered=True)[0]
     settings = msgspec.structs.replace(settings, env=taught.config.env, index=taught.config.index)
     leave_out = LeaveOut(against or (), tasks_of_runs(exclude or ()))
-    work = Profile(taught, open_policy(policy, {}, settings), policy, settings, index or "", leave_out)
+    work = Profile(taught, _reference(policy, engine, settings), policy, settings, index or "", leave_out)
     say_left_out(work.selection)
     with progress_of_work() as progress:
         bar = progress.add_task(f"{policy} on turns of {run}", total=None)
@@ -66,6 +73,14 @@ def pivots(
 
         found = profile(work, out, force=force, on_torn=partial(say_torn, run), on_pivot=show)
     print_result(found, as_json, _print, policy, out)
+
+
+def _reference(name: str, engine: str, settings: Config) -> Policy:
+    """Return the policy to profile with; that of a training service is sampled there, as it is in training."""
+    if not engine:
+        return open_policy(name, {}, settings)
+    sampler = open_start(engine, resolve_model(ModelSpec.read(name).model), settings)
+    return open_policy_to_train(name, settings, sampler)
 
 
 def _print(found: dict[str, dict[str, Any]], policy: str, out: Path) -> None:

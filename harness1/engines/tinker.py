@@ -20,7 +20,7 @@ from harness1.engines.tinker_backend import TinkerBackend
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import Algorithm
+from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
 from harness1.train.micro_batch import trained_tokens
 from harness1.train.saving import copy_beside_weights, write_card
 from harness1.train.schedule import rate_at
@@ -61,6 +61,17 @@ def open_sampler(name: str, base: Path, config: Config, processes: int = 1) -> T
     """
     check_supported(config, processes)
     return TinkerBackend(connect(EngineName.read(name), config.machine), remote_name(base))
+
+
+def open_start(name: str, base: Path, config: Config) -> TinkerBackend:
+    """Return a sampler of the weights that a training would begin with, as version 0; new adapters change nothing.
+
+    Args, Raises: as `open_sampler`; InfrastructureFault: the service failed.
+    """
+    sampler = open_sampler(name, base, config)
+    engine = TinkerEngine(sampler, base, NegativeLogLikelihood(), config.train, 1)
+    sampler.switch(engine.sampling_client(), 0)
+    return sampler
 
 
 class TinkerEngine:
@@ -133,8 +144,11 @@ class TinkerEngine:
         return self._logprobs(rows, self._service.call(lambda: self._training.forward(data, "cross_entropy")))
 
     async def publish(self, version: int, deliver: Deliver) -> None:
-        made = partial(self._service.call, lambda: self._training.save_weights_and_get_sampling_client())
-        self._backend.switch(await asyncio.to_thread(made), version)
+        self._backend.switch(await asyncio.to_thread(self.sampling_client), version)
+
+    def sampling_client(self) -> Any:
+        """Return the service's client that samples with the present weights."""
+        return self._service.call(lambda: self._training.save_weights_and_get_sampling_client())
 
     def save(self, root: Path) -> str:
         self._saves += 1

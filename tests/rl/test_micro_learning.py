@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from benchmarks.learn import learned
 from benchmarks.micro import MICRO, Start
-from harness1.config import load_config
+from harness1.config import Lora, Train, load_config
 from harness1.episodes.replay import replay_episode
 from harness1.rl.admission.report import read_report
 from harness1.rl.learning import EPISODES
@@ -18,6 +20,7 @@ from harness1.rl.pivots.pivot import read_pivots
 from harness1.runs.store import read_episodes
 from harness1.train.log import read_log
 from tests.cli.commands import Command, command_in_process
+from tests.engines.fake_tinker import MODEL, FakeTinker
 from tests.rl.small_start import SETTINGS, SHORT, small_start
 
 GAIN = 0.3
@@ -109,11 +112,17 @@ def test_calls_that_drifted_are_dropped_whole(harness1: Command, start: Start) -
     assert all(0 < each["clipped"] < 0.5 and each["k3"] > 0 for each in steps)
 
 
-def test_the_turns_of_a_teacher_are_profiled_and_trained_on(harness1: Command, start: Start) -> None:
+@pytest.fixture
+def oracle(harness1: Command) -> str:
+    """A run of the oracle teacher; what is finished is not collected again."""
     collected = ("--teacher", "oracle", "--data", "world", "--index", "index", "--limit", "60")
     taught = harness1("sft", "collect", *collected, "--format", "compact", "--tokenizer", "model", "--out", "oracle")
     assert taught.code == 0, taught.err
-    profiled = harness1("rl", "pivots", "oracle", "--out", "pivots", "--set", "machine.learn.model=hf:start")
+    return "oracle"
+
+
+def test_the_turns_of_a_teacher_are_profiled_and_trained_on(harness1: Command, start: Start, oracle: str) -> None:
+    profiled = harness1("rl", "pivots", oracle, "--out", "pivots", "--set", "machine.learn.model=hf:start")
     assert profiled.code == 0, profiled.err
     kept = [pivot for pivot in read_pivots(start.folder / "pivots") if pivot.fate == "kept"]
     assert kept
@@ -123,3 +132,29 @@ def test_the_turns_of_a_teacher_are_profiled_and_trained_on(harness1: Command, s
     played = {episode.task.task_id for episode in read_episodes(start.folder / "on-turns" / EPISODES)}
     assert 0 < len(played) <= len(kept)
     assert played <= {pivot.turn_id.name for pivot in kept}
+
+
+def test_turns_are_profiled_and_trained_on_where_a_service_has_the_weights(
+    harness1: Command, start: Start, oracle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = Train(lora=Lora(rank=4), dtype="float32")
+    monkeypatch.setitem(sys.modules, "tinker", cast(Any, FakeTinker(start.folder / "start", train)))
+    service = ("--engine", f"tinker:{MODEL}@http://localhost:1", "--set", "train.lora.rank=4")
+    profiled = harness1("rl", "pivots", oracle, "--policy", "hf:start", "--out", "pivots-there", *service)
+    assert profiled.code == 0, profiled.err
+    words = ("rl", "train", "--pivots", "pivots-there", "--model", "hf:start", "--set", "train.save_every=1")
+    elsewhere = harness1(*words, "--out", "on-turns-here", "--set", "train.lora.rank=4")
+    assert elsewhere.code == 2
+    assert "these differ: the weights" in elsewhere.err
+    ended = harness1(*words, "--out", "on-turns-there", *service)
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["batch"] == 2
+    lines = [each for each in read_log(start.folder / "on-turns-there") if "loss" in each]
+    assert lines[0]["gate/max_difference"] < 1e-5
+    played = [each for each in read_episodes(start.folder / "on-turns-there" / EPISODES) if each.group_id]
+    assert {each.policy_versions for each in played} >= {(0, 0), (1, 1)}
+    kept = {pivot.turn_id.name for pivot in read_pivots(start.folder / "pivots-there") if pivot.fate == "kept"}
+    assert {each.task.task_id for each in played} <= kept
+    refused = harness1("eval", "world", "--index", "index", "--policy", "hf:on-turns-there", "--out", "measured")
+    assert refused.code == 2
+    assert "are with a training service, as tinker://" in refused.err
