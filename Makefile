@@ -3,13 +3,17 @@ PYTHON ?= python3
 DEMO := .venv/demo
 TEST := .venv/test
 VLLM := .venv/vllm
+SKYRL := .venv/skyrl
+TINKER := .venv/tinker
+# SkyRL 0.3.0 does not start on 3.11.
+SKYRL_PYTHON ?= python3.12
 # The tests need only the CPU build of torch; a build that is installed first is kept.
 TORCH ?= torch==2.13.0
 SEED ?= 0
 DOCS := .venv/docs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all test-vllm attack docs docs-serve notebooks lint clean
+.PHONY: demo test test-all test-vllm test-skyrl attack docs docs-serve notebooks lint clean
 
 demo: $(DEMO)/ready
 	$(DEMO)/bin/harness1 demo
@@ -34,6 +38,12 @@ docs-serve: $(DOCS)/ready
 # The backend's tests against a real vLLM, in its CPU build (3.4 GB).
 test-vllm: $(VLLM)/ready
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/models/test_vllm_backend.py -rs
+
+# Training on SkyRL's server of the Tinker API, in its JAX backend on a CPU (6 GB), and the newest client's own types.
+test-skyrl: $(SKYRL)/ready $(TINKER)/ready
+	$(TINKER)/bin/python -m pytest tests/engines/test_tinker_client.py -rs
+	OMP_NUM_THREADS=1 $(SKYRL)/bin/python -m pytest tests/engines/test_tinker_client.py \
+		tests/engines/test_skyrl_server.py -rsP --durations=0
 
 lint: $(TEST)/ready
 	$(TEST)/bin/ruff check .
@@ -65,6 +75,19 @@ $(VLLM)/ready: pyproject.toml
 # PyPI's torchvision does not load beside the CPU build of torch, and nothing here needs it.
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/pip install --quiet --editable ".[serve,train]" pytest hypothesis
+	touch $@
+
+# The server asks for another transformers than the extra `train`; these tests run with either.
+$(SKYRL)/ready: pyproject.toml
+	$(SKYRL_PYTHON) -m venv --clear $(SKYRL)
+	$(SKYRL)/bin/pip install --quiet $(TORCH)
+	$(SKYRL)/bin/pip install --quiet "skyrl[tinker,jax]==0.3.0" tinker==0.24.1
+	$(SKYRL)/bin/pip install --quiet --editable . pytest hypothesis
+	touch $@
+
+$(TINKER)/ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(TINKER)
+	$(TINKER)/bin/pip install --quiet --editable ".[tinker]" pytest hypothesis
 	touch $@
 
 # Each tutorial's notebook is made from its page.

@@ -1,0 +1,257 @@
+"""Training on SkyRL's own server of the Tinker API: our engine, and whole commands. Without it these tests are skipped;
+`make test-skyrl` installs its JAX backend for a CPU and runs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks.micro import Start
+from harness1.config import Lora, Machine, Train
+from harness1.engines.service import EngineName, connect
+from harness1.engines.tinker import TinkerEngine
+from harness1.engines.tinker_backend import TinkerBackend
+from harness1.models.checkpoint import read_checkpoint
+from harness1.records import Sampling
+from harness1.rl.learner import STATE
+from harness1.rl.learning import EPISODES
+from harness1.rows.file import RowFile
+from harness1.rows.row import TrainRow
+from harness1.runs.store import read_episodes
+from harness1.sft.data_card import TRAIN as ROWS
+from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
+from harness1.train.cispo import Cispo
+from harness1.train.log import read_log
+from tests.cli.commands import Command, command_in_process
+from tests.engines.skyrl_server import RANK, serving
+from tests.rl.small_start import SETTINGS, small_start
+from tests.support import run
+
+pytestmark = [
+    pytest.mark.service,
+    pytest.mark.skipif(
+        not all(importlib.util.find_spec(name) for name in ("skyrl", "tinker", "jax")),
+        reason="SkyRL's server is not installed: make test-skyrl",
+    ),
+]
+GATE = 1e-5
+TRAIN = Train(lora=Lora(rank=RANK), rate=5e-3, schedule="constant")
+PROMPT = tuple(range(65, 105))
+FALL = 4.0
+"""Nats per token by which the loss of the facts falls."""
+SAVED, LEARNED = 10, 60
+"""The step after which the state is saved, and the last."""
+WAITS_S = 600.0
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    return small_start(tmp_path_factory.mktemp("micro"))
+
+
+@pytest.fixture(scope="module")
+def url(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(start.folder / "start", tmp_path_factory.mktemp("server")) as url:
+        yield url
+
+
+def engine_at(url: str, base: Path, algorithm: Algorithm) -> tuple[TinkerEngine, TinkerBackend]:
+    backend = TinkerBackend(connect(EngineName(str(base), url), Machine()))
+    return TinkerEngine(backend, base, algorithm, TRAIN, LEARNED, "row_mean"), backend
+
+
+async def nowhere(*_: object) -> None:
+    raise AssertionError("a service delivers nothing to this process")
+
+
+def test_the_trainer_knows_what_the_sampler_recorded_under_each_version(url: str, start: Start) -> None:
+    engine, backend = engine_at(url, start.folder / "start", Cispo())
+    drawn = [Sampling(max_tokens=16, seed=seed, stop_ids=(256,)) for seed in range(8)]
+    largest = []
+    for version in range(3):
+        run(engine.publish(version, nowhere))
+        outputs = [run(backend.generate(PROMPT, sampling)) for sampling in drawn]
+        assert {(output.version_start, output.version_end) for output in outputs} == {(version, version)}
+        rows = []
+        for output in outputs:
+            count = len(output.output_ids)
+            advantage = sum(token < 128 for token in output.output_ids) / count - 0.5
+            mask, logprobs = (0,) * len(PROMPT) + (1,) * count, (0.0,) * len(PROMPT) + output.output_logprobs
+            ids = PROMPT + output.output_ids
+            rows.append(TrainRow(ids, mask, logprobs, advantages=(advantage,) * len(ids)))
+        known = engine.logprobs(rows)
+        largest += [
+            abs(one - other)
+            for output, trained in zip(outputs, known, strict=True)
+            for one, other in zip(output.output_logprobs, trained, strict=True)
+        ]
+        stepped = engine.step(rows)
+        assert stepped["log_ratio_max"] < GATE
+        assert engine.logprobs(rows) != known
+    print(f"greatest difference of {len(largest)} tokens: {max(largest):.2g}")
+    assert max(largest) < GATE
+
+
+def facts(start: Start) -> list[TrainRow]:
+    """Four prompts of the model's commonest words, each with eight more after it that nothing explains."""
+    rows = RowFile(start.folder / "rows" / ROWS)
+    spoken = Counter(token for row in rows for token in compress(row.token_ids, row.loss_mask))
+    common = [token for token, _ in spoken.most_common(12)]
+    made = []
+    for at in range(4):
+        prompt = [common[(11 * at + 3 * step) % 12] for step in range(10)]
+        answer = [common[(7 * at + 5 * step) % 12] for step in range(8)]
+        made.append(TrainRow((*prompt, *answer), (0,) * 10 + (1,) * 8))
+    return made
+
+
+def memorise(url: str, base: Path, rows: list[TrainRow], told: Path) -> None:
+    """Learn the facts until killed; tell how far the saved state has come."""
+    engine, _ = engine_at(url, base, NegativeLogLikelihood())
+    first = engine.loss(rows)
+    while True:
+        engine.step(rows)
+        if engine.step_count == SAVED:
+            said = {"name": engine.save(told.parent), "first": first, "loss": engine.loss(rows)}
+            (told.parent / "telling").write_text(json.dumps(said))
+            (told.parent / "telling").rename(told)
+
+
+def test_facts_are_memorised_by_a_learner_that_is_killed_on_the_way(url: str, start: Start, tmp_path: Path) -> None:
+    base, rows, told = start.folder / "start", facts(start), tmp_path / "told"
+    learner = multiprocessing.get_context("spawn").Process(target=memorise, args=(url, base, rows, told))
+    learner.start()
+    try:
+        wait_for(told.exists, lambda: learner.is_alive())
+    finally:
+        learner.kill()
+        learner.join()
+    assert learner.exitcode == -signal.SIGKILL
+    said = json.loads(told.read_text())
+    engine, backend = engine_at(url, base, NegativeLogLikelihood())
+    engine.load(tmp_path, said["name"])
+    assert engine.step_count == SAVED
+    assert engine.loss(rows) == pytest.approx(said["loss"], abs=1e-4)
+    while engine.step_count < LEARNED:
+        engine.step(rows)
+    last = engine.loss(rows)
+    print(f"loss {said['first']:.3f}, {said['loss']:.3f} when killed, {last:.3f}")
+    assert said["first"] - last > FALL
+    run(engine.publish(LEARNED, nowhere))
+    for row in rows:
+        prompt, answer = row.token_ids[:10], row.token_ids[10:]
+        output = run(backend.generate(prompt, Sampling(temperature=0.0, max_tokens=len(answer), stop_ids=(256,))))
+        assert output.output_ids == answer
+
+
+def wait_for(done: Callable[[], bool], alive: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAITS_S
+    while not done():
+        assert alive(), "the learner ended"
+        assert time.monotonic() < deadline, "the learner is too slow"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], start: Start) -> Command:
+    """The command in this process, where the start lies, with its configuration."""
+    monkeypatch.chdir(start.folder)
+    command = command_in_process(monkeypatch, capsys)
+    return lambda *words: command(*words[:2], *SETTINGS, *words[2:])
+
+
+def settings(*each: str) -> list[str]:
+    return [word for setting in each for word in ("--set", setting)]
+
+
+def asked_of(url: str, start: Start) -> list[str]:
+    """The words that make a training one of the service."""
+    engine = f"tinker:{start.folder / 'start'}@{url}"
+    return ["--engine", engine, *settings("machine.service.reduction=row_mean")]
+
+
+FEW_STEPS = settings(
+    *(f"train.lora.rank={RANK}", "train.max_steps=4", "train.batch_rows=8", "train.save_every=2", "train.clip=0"),
+    *("train.watch.every=2", "train.watch.rows=8", "train.watch.turns=4", "train.watch.tasks=0"),
+    *("train.watch.metric=nll", "train.lora.alpha=32"),
+)
+
+
+@pytest.fixture
+def student(harness1: Command, url: str, start: Start) -> dict[str, Any]:
+    """A fine-tuning on the service, with what it printed."""
+    words = ("sft", "train", "rows", "--model", "start", "--out", "student", *FEW_STEPS)
+    ended = harness1(*words, *asked_of(url, start))
+    assert ended.code == 0, ended.err
+    found: dict[str, Any] = json.loads(ended.out)
+    return found
+
+
+def test_fine_tuning_by_the_command_begins_where_our_own_trainer_does(
+    student: dict[str, Any], harness1: Command, start: Start
+) -> None:
+    ended = harness1("sft", "train", "rows", "--model", "start", "--out", "local", *FEW_STEPS)
+    assert ended.code == 0, ended.err
+    theirs, ours = (list(read_log(start.folder / name)) for name in ("student", "local"))
+    assert [line["step"] for line in theirs] == [line["step"] for line in ours]
+    held_out = {name: value for name, value in ours[0].items() if name.startswith("held_out/")}
+    assert "held_out/nll" in held_out
+    assert "held_out/valid" in held_out
+    for name, value in held_out.items():
+        assert theirs[0][name] == pytest.approx(value, abs=1e-4), name
+    assert theirs[1]["loss"] == pytest.approx(ours[1]["loss"], abs=1e-4)
+    card = read_checkpoint(start.folder / "student")
+    assert card is not None
+    assert card.remote.startswith("tinker://")
+    assert not list((start.folder / "student").glob("*.safetensors"))
+
+
+def test_reinforcement_learning_by_the_command_survives_a_kill(
+    student: dict[str, Any], harness1: Command, url: str, start: Start
+) -> None:
+    begun = ("--data", "world", "--index", "index", "--model", "hf:student", "--out", "better")
+    more = settings(f"train.lora.rank={RANK}", "rl.batches=3", "train.save_every=1")
+    words = ("rl", "train", *SETTINGS, *begun, *more, *asked_of(url, start))
+    out = start.folder / "better"
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    with (start.folder / "killed.log").open("wb") as log:
+        killed = subprocess.Popen(
+            [sys.executable, "-m", "harness1", *words],
+            cwd=start.folder,
+            env=os.environ | {"PYTHONPATH": path},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_for((out / STATE).exists, lambda: killed.poll() is None)
+    finally:
+        killed.kill()
+        killed.wait()
+    assert killed.returncode == -signal.SIGKILL
+    (first,) = [line for line in read_log(out) if line["step"] == 1 and "loss" in line]
+    ended = harness1(*words[:2], *words[2 + len(SETTINGS) :])
+    assert ended.code == 0, ended.err
+    lines = [line for line in read_log(out) if "loss" in line]
+    assert lines[0] == first
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert lines[0]["gate/max_difference"] < GATE
+    versions = {episode.policy_versions for episode in read_episodes(out / EPISODES) if episode.group_id}
+    assert {(0, 0), (1, 1), (2, 2)} <= versions
+    card = read_checkpoint(out)
+    assert card is not None
+    assert card.remote.startswith("tinker://")
+    print(msgspec.json.encode([{name: line.get(name) for name in ("k3", "reward", "seconds")} for line in lines]))
