@@ -38,6 +38,8 @@ from tests.vocabularies import chat_format
 
 WORLD = "world:60"
 STOP = 5
+PARTS = ["tracker", "tokenizer", "train_dataset", "eval_dataset", "inference_engine_client", "generator", "colocate_pg"]
+"""What `BasePPOExp.get_trainer` gets beside the configuration, by name."""
 PLAIN = Sampling(max_tokens=8, stop_ids=(STOP,), seed=3)
 
 
@@ -319,6 +321,26 @@ def test_a_training_that_skyrl_does_not_have_is_refused(other: str) -> None:
         settings(load_config("rl/paper", [other]))
 
 
+def check_as_the_asynchronous_trainer_does(found: dict[str, str]) -> None:
+    """The conditions of `FullyAsyncRayPPOTrainer` (0.4.0), restated."""
+    step, ahead = int(found["trainer.policy_mini_batch_size"]), int(found["trainer.fully_async.max_staleness_steps"])
+    assert found["trainer.fully_async.enabled"] == "true"
+    assert step == int(found["trainer.train_batch_size"])
+    assert step <= int(found["trainer.fully_async.num_parallel_generation_workers"]) <= step * (ahead + 1)
+    assert (found["generator.batched"], found["trainer.placement.colocate_all"]) == ("false", "false")
+    assert found["trainer.algorithm.policy_loss_type"] == "cispo"
+    assert found["trainer.algorithm.cispo.cispo_anchor"] == "rollout"
+
+
+def test_generation_runs_ahead_of_training_as_far_as_ours_does() -> None:
+    found = dict(each.split("=", 1) for each in settings(load_config("rl/paper", ["rl.staleness=2", "rl.substeps=1"])))
+    assert found["trainer.fully_async.max_staleness_steps"] == "2"
+    check_as_the_asynchronous_trainer_does(found)
+    assert not any("fully_async" in each for each in settings(load_config("rl/paper")))
+    with pytest.raises(ConfigError, match=r"rl\.substeps=1"):
+        settings(load_config("rl/paper", ["rl.staleness=2"]))
+
+
 @pytest.mark.skipif(importlib.util.find_spec("skyrl") is not None, reason="SkyRL is installed")
 def test_without_skyrl_the_error_says_how_to_install_it() -> None:
     with pytest.raises(UsageError, match=r"pip install .skyrl.*Python 3\.12"):
@@ -334,6 +356,25 @@ def test_with_skyrl_its_own_checks_take_the_settings() -> None:
     assert cfg.generator.inference_engine.engine_init_kwargs["max_model_len"] == 32768
     assert list(cfg.trainer.policy.optimizer_config.adam_betas) == [0.9, 0.95]
     assert issubclass(experiment(config), importlib.import_module("skyrl.train.entrypoints.main_base").BasePPOExp)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_with_skyrl_the_trainer_is_the_asynchronous_one_where_it_runs_ahead(
+    staleness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = pytest.importorskip("skyrl.train.fully_async_trainer")
+    base = importlib.import_module("skyrl.train.entrypoints.main_base")
+    for module, name in ((theirs, "FullyAsyncRayPPOTrainer"), (base, "RayPPOTrainer")):
+        monkeypatch.setattr(module, name, lambda name=name, **parts: (name, parts))
+    config = load_config("rl/paper", [f"rl.staleness={staleness}", "rl.substeps=1"])
+    made = importlib.import_module("skyrl.train.config").SkyRLTrainConfig
+    cfg = made.from_cli_overrides([*settings(config), "trainer.logger=console"])
+    importlib.import_module("skyrl.train.utils").validate_cfg(cfg)
+    parts = dict.fromkeys(PARTS)
+    chosen: Any = experiment(config)
+    name, given = chosen.get_trainer(chosen.__new__(chosen), cfg=cfg, **parts)
+    assert name == ("FullyAsyncRayPPOTrainer" if staleness else "RayPPOTrainer")
+    assert given == {"cfg": cfg, **parts}
 
 
 def test_with_skyrl_its_loss_under_the_settings_has_the_gradient_of_our_own() -> None:

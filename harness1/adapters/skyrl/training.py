@@ -48,10 +48,11 @@ class TaskDataset:
 
 
 def settings(config: Config) -> list[str]:
-    """Return SkyRL's settings for the same training as `rl train` with this configuration, as `KEY=VALUE`.
+    """Return SkyRL's settings for the same training as `rl train` with this configuration, as `KEY=VALUE`. With
+    `rl.staleness`, generation runs ahead of training there too, on GPUs of its own.
 
     Raises:
-        ConfigError: SkyRL has no such algorithm.
+        ConfigError: SkyRL has no such algorithm, or cannot run ahead of several steps per batch.
     """
     rl, train, env = config.rl, config.train, config.env
     if rl.algorithm != "cispo" or rl.advantages != "center" or rl.normaliser != "token_mean" or rl.kl or rl.anchors:
@@ -59,6 +60,8 @@ def settings(config: Config) -> list[str]:
             "SkyRL is set up here for rl.algorithm=cispo, rl.advantages=center, rl.normaliser=token_mean, rl.kl=0 and"
             " rl.anchors=0"
         )
+    if rl.staleness and rl.substeps > 1:
+        raise ConfigError("SkyRL runs ahead by whole optimizer steps: set rl.substeps=1 or rl.staleness=0")
     prompt = env.context_window - env.generation_reserve
     found = {
         "generator.step_wise_trajectories": "true",
@@ -88,11 +91,20 @@ def settings(config: Config) -> list[str]:
         "trainer.algorithm.loss_reduction": "token_mean",
         "trainer.algorithm.use_kl_loss": "false",
     }
+    if rl.staleness:
+        found |= {
+            "trainer.fully_async.enabled": "true",
+            "trainer.fully_async.max_staleness_steps": rl.staleness,
+            # As many groups at once as its bound admits: a turn waits for engines and not for a place.
+            "trainer.fully_async.num_parallel_generation_workers": rl.groups * (rl.staleness + 1),
+            "trainer.placement.colocate_all": "false",
+        }
     return [f"{name}={value}" for name, value in found.items()]
 
 
 def experiment(config: Config) -> type:
-    """Return the experiment for SkyRL's entry points: a subclass of its `BasePPOExp`.
+    """Return the experiment for SkyRL's entry points: a subclass of its `BasePPOExp`. Its trainer is the fully
+    asynchronous one where `trainer.fully_async.enabled` is set.
 
     Raises:
         UsageError: SkyRL is not installed.
@@ -127,6 +139,13 @@ def experiment(config: Config) -> type:
             tasks = [*self._choice.tasks, *self._choice.held_out]
             names = path, resolve_policy_model_name(cfg)
             return HarnessGenerator(tasks, self._setups, format_at(path, config), inference_engine_client, *names)
+
+        def get_trainer(self, cfg: Any, **parts: Any) -> Any:
+            if not cfg.trainer.fully_async.enabled:
+                return super().get_trainer(cfg=cfg, **parts)
+            from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
+
+            return FullyAsyncRayPPOTrainer(cfg=cfg, **parts)
 
     return Experiment
 
