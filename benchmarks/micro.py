@@ -27,12 +27,10 @@ if not __package__:
 
 import msgspec
 
-from benchmarks.micro_tokenizer import CONTROL, save_tokenizer
 from harness1.config import Config, Lora, Train, Validation, load_config
 from harness1.data.formats import beir
 from harness1.data.open import open_source
 from harness1.eval.evaluate import Evaluation, evaluate
-from harness1.models.tokenizer import open_tokenizer
 from harness1.records import Episode, Task
 from harness1.retrieval.index.build import build_index
 from harness1.reward.outcome import outcome
@@ -40,15 +38,10 @@ from harness1.rows.calls import calls_of, prompt_ids
 from harness1.runs.store import read_episodes
 from harness1.sft.build import Build, build
 from harness1.sft.fine_tuning import FineTuning, fine_tune
+from harness1.sft.new_model import NewModel, Shape, draw, heard_texts
 
 MICRO = "micro"
 SPLITS = ("train", "dev", "test")
-HEARD = 300
-"""Number of episodes whose texts, with the documents, train the vocabulary."""
-WIDE = 16384
-"""A context window for a vocabulary of bytes."""
-ALONE = 30
-"""Number of times that the tokenizer is trained on each single word of the questions, because queries use them."""
 TOLD = 50
 """Steps between lines of progress."""
 
@@ -159,55 +152,14 @@ def write_world(start: Start) -> None:
 
 def make_model(start: Start) -> None:
     """Train the tokenizer, and draw the weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
-
     folder = start.folder / "model"
-    if (folder / "config.json").exists():
-        return
-    size = save_tokenizer(folder, _texts(start), start.words)
-    control = {name: size - len(CONTROL) + at for at, name in enumerate(CONTROL)}
-    set_seed(start.seed)
-    shape = AutoConfig.for_model(
-        "llama",
-        vocab_size=size,
-        hidden_size=start.width,
-        intermediate_size=2 * start.width,
-        num_hidden_layers=start.layers,
-        num_attention_heads=start.heads,
-        num_key_value_heads=start.heads,
-        max_position_embeddings=start.config.env.context_window,
-        rope_theta=10000.0,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=control["<|im_end|>"],
-        pad_token_id=control["<|endoftext|>"],
-    )
-    AutoModelForCausalLM.from_config(shape).save_pretrained(folder)  # type: ignore[no-untyped-call]
-
-
-def _texts(start: Start) -> list[str]:
-    """Return the documents, and the texts of the teacher's episodes, rendered in bytes in a wide window."""
-    save_tokenizer(start.folder / "bytes", [], 256)
-    env = msgspec.structs.replace(start.config.env, context_window=WIDE)
-    config = msgspec.structs.replace(start.config, env=env)
-    played = play(start, start.teacher, "heard", start.tasks("train", HEARD), config=config, student="bytes")
-    tokenizer = open_tokenizer(start.folder / "bytes")
-    heard = [_without_control(tokenizer.decode(_last_call(episode))) for episode in played]
-    documents = (f"{document.title}\n{document.text}" for document in open_source(start.dataset).documents())
-    asked = {word for task in start.tasks("train") for word in task.query.split() if word.islower()}
-    return [*heard, *documents, *(f"E1 {word}\n" for word in sorted(asked) for _ in range(ALONE))]
-
-
-def _last_call(episode: Episode) -> list[int]:
-    """Return the ids of the last prompt and its output; under the `epoch` order, the prompt contains earlier ones."""
-    last = list(calls_of(episode))[-1]
-    return [*prompt_ids(episode, last), *last.output_ids]
-
-
-def _without_control(text: str) -> str:
-    for name in CONTROL:
-        text = text.replace(name, "\n")
-    return text
+    if not (folder / "config.json").exists():
+        work = NewModel(
+            start.dataset, str(start.folder / "index"), folder, start.config, start.teacher, seed=start.seed
+        )
+        texts = heard_texts(work, open_source(start.dataset), start.folder)
+        shape = Shape(start.words, start.width, start.layers, start.heads)
+        draw(folder, texts, shape, start.config, start.seed)
 
 
 def teach(start: Start) -> None:

@@ -16,13 +16,13 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     "records errors hashing plain settings redaction model_folder words | config | runs | http | memory | retrieval"
     " | data | tools | env | reward | rows | models | policy | episodes | eval | tasks | train | engines"
-    " | sft | rl | viewer | serve | adapters | cli | __main__"
+    " | sft | rl | recipe | viewer | serve | adapters | cli | __main__"
 )
 """Packages and modules at the top, lower layers first; those of one layer may import each other."""
 WITHIN = {
     "retrieval": "* | wire | bm25 | grep | dense | index | engines | open",
     "data": "* | formats | archive benchmarks | catalogue world | stdlib | open"
-    " | query_overlap leaks selection check fetching importing | dataset_cache",
+    " | query_overlap leaks selection check fetching importing copying | dataset_cache",
     "env": "* | render | verifiers | world guidance transition | environment",
     "models": "* | files | formats | transformers | servers | backend_completer checkpoint | open | environments",
     "policy": "* | baselines wrappers recorded | follow_leads | scripted | oracle | teacher | registry",
@@ -30,6 +30,7 @@ WITHIN = {
     "tasks": "* | make | writing | check",
     "engines": "engine | *",
     "rl": "* | admission | pivots | learning | open",
+    "recipe": "stage_case artifacts leash | measures | gates | recipe journal | run",
     "viewer": "html | report | *",
     "serve": "* | service | access bodies connection | server | retrieve | proxy",
 }

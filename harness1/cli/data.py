@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -12,11 +12,12 @@ from typer import Argument, Option
 from harness1.cli.bars import count_of_documents, progress_of_bytes
 from harness1.cli.datasets import cache_of, place_of
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
-from harness1.cli.printing import print_json, put, say
+from harness1.cli.printing import print_json, print_result, put, say
 from harness1.data.benchmarks.registry import BENCHMARKS, Benchmark, benchmark_named
 from harness1.data.catalogue import BEIR_SETS
 from harness1.data.check import FINDINGS, Report, encoded
 from harness1.data.check import check as check_dataset
+from harness1.data.copying import copy_dataset
 from harness1.data.faults import Fault, refuse
 from harness1.data.fetching import get_benchmark
 from harness1.data.importing import import_benchmark
@@ -115,6 +116,34 @@ def import_(
     tasks = ", ".join(f"{count} {split}" for split, count in counts["tasks"].items())
     put(f"{out}: {counted(counts['documents'], 'document')}, tasks: {tasks}")
     _say_next(benchmark, name if named else str(out))
+
+
+def copy(
+    dataset: Annotated[str, Argument(help="Any dataset: a name in `data list`, a folder, NAME:PATH or world:SIZE.")],
+    out: Annotated[Path, Option(help="The folder to write.", metavar="FOLDER")],
+    limit: Annotated[int, Option(help="Take only the first N tasks of each split; 0 means all.", min=0)] = 0,
+    most_gold: Annotated[
+        int, Option(help="Leave out tasks with more than N relevant documents; 0 means none.", min=0)
+    ] = 0,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write a dataset, or some of its tasks, as a BEIR folder, which stays as it is.
+
+    Example: harness1 data copy world:2000 --most-gold 2 --out world
+    """
+    place = place_of(dataset, resolve(config, overrides))
+    with count_of_documents(f"copying {dataset}") as advance:
+        counts = copy_dataset(place, out, limit=limit, most_gold=most_gold, force=force, on_document=advance)
+    print_result(counts, as_json, _print_copied, out)
+
+
+def _print_copied(counts: dict[str, Any], out: Path) -> None:
+    tasks = ", ".join(f"{count} {split}" for split, count in counts["tasks"].items()) or "none"
+    put(f"{out}: {counted(counts['documents'], 'document')}, tasks: {tasks}")
+    put(f"Next: harness1 index {out}")
 
 
 def check(

@@ -1,4 +1,4 @@
-"""The tokenizer of the micro setting: a byte-level BPE whose tokens are phrases, names and handles.
+"""Trains the tokenizer of a small model: a byte-level BPE whose tokens are phrases, names and handles.
 
 Words are not cut at spaces: a stretch of lowercase letters is one unit before merging, as in SuperBPE (arXiv
 2503.13423), so that a phrase of the world ("was the son of") is one token. Handles and the frame of a call are units.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from harness1.errors import optional
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _HANDLE = r"[DE][0-9]+\b"
@@ -34,7 +34,12 @@ def save_tokenizer(folder: Path, texts: Iterable[str], size: int) -> int:
 
     Args:
         size: the size of the vocabulary without control tokens; 256 means only bytes.
+
+    Raises:
+        MissingExtra: `tokenizers` is not installed.
     """
+    with optional("train"):
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,0 +1,127 @@
+"""harness1 recipe: run the chain from documents to an evaluated policy, with gates between its stages."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from harness1.cli.options import Json
+from harness1.cli.printing import print_json, print_result, put, say
+from harness1.cli.results import headed
+from harness1.cli.terminal import Terminal
+from harness1.errors import UsageError
+from harness1.plain import counted
+from harness1.recipe.journal import JOURNAL, LOGS, Journal, StageRecord, read_journal
+from harness1.recipe.recipe import load_recipe, shipped_recipes
+from harness1.recipe.run import RecipeRun, StageFailed, run_command, worded
+
+Named = Annotated[str, Argument(help="A TOML file, or a name that `recipe list` shows.", metavar="RECIPE")]
+Changes = Annotated[
+    list[str] | None,
+    Option("--set", help="Change a value, or a setting of a stage, e.g. sft.train.rate=1e-3.", metavar="A=VALUE"),
+]
+Inputs = Annotated[
+    list[str] | None, Option("--input", help="A file or folder that the recipe asks for.", metavar="NAME=PLACE")
+]
+NEGATIVE = 1
+
+
+class Told:
+    """Tells the user on standard error how a recipe goes on."""
+
+    def __init__(self, stages: int) -> None:
+        self.stages, self.at = stages, 0
+
+    def begins(self, stage: str, says: str) -> None:
+        """Say which stage begins, and what it does."""
+        self.at += 1
+        say(f"stage {self.at} of {self.stages}, {stage}{': ' if says else ''}{says}")
+
+    def skipped(self, stage: str, record: StageRecord) -> None:
+        """Say that a stage had passed before."""
+        self.at += 1
+        say(f"stage {self.at} of {self.stages}, {stage}: passed before")
+
+    def ended(self, stage: str, record: StageRecord) -> None:
+        """Say what the gates of a stage found."""
+        for finding in record.findings:
+            say(f"{'passed' if finding.passed else 'FAILED'}, {worded(finding)}")
+
+
+def run(
+    recipe: Named,
+    out: Annotated[Path, Option(help="The folder that gets everything.", metavar="WORK")],
+    start_from: Annotated[
+        str, Option("--from", help="Do this stage again, and all that use its result.", metavar="STAGE")
+    ] = "",
+    until: Annotated[str, Option(help="Stop after this stage.", metavar="STAGE")] = "",
+    changes: Changes = None,
+    inputs: Inputs = None,
+    as_json: Json = False,
+) -> None:
+    """Run the stages of a recipe with gates between them; the same command resumes it after any end.
+
+    Exit code 1 if a gate fails. With --json, the output of commands goes to WORK/logs.
+
+    Example: harness1 recipe run tiny --out work
+    """
+    asked = load_recipe(recipe, changes or (), inputs or ())
+    work = RecipeRun(asked, out, partial(run_command, quiet=as_json), Told(len(asked.until(until))))
+    try:
+        journal = work.run(start_from, until)
+    except StageFailed as error:
+        say(str(error))
+        if as_json:
+            print_json(read_journal(out))
+            say(f"its output: {out / LOGS / error.stage}.log")
+        raise typer.Exit(error.record.exit or NEGATIVE) from error
+    print_result(journal, as_json, _in_words, out)
+
+
+def status(
+    work: Annotated[Path, Argument(help="The folder of a recipe.", metavar="WORK")], as_json: Json = False
+) -> None:
+    """Show the stages of a recipe's folder: what is done, what the gates found, and what failed.
+
+    Example: harness1 recipe status work
+    """
+    journal = read_journal(work)
+    if journal is None:
+        raise UsageError(f"{work} holds no recipe: it has no {JOURNAL}")
+    print_result(journal, as_json, _in_words, work)
+
+
+def list_recipes(as_json: Json = False) -> None:
+    """List the recipes that come with the package, with their stages and what they ask for.
+
+    Example: harness1 recipe list
+    """
+    every = {name: load_recipe(str(file), inputs=(), complete=False) for name, file in shipped_recipes().items()}
+    if as_json:
+        print_json(every)
+        return
+    for name, each in every.items():
+        put(f"{name}: {each.title}")
+        put(f"    stages  {' -> '.join(each.stages)}")
+        needed = [f"--input {key}=PLACE" for key, place in each.inputs.items() if not place]
+        if needed:
+            put(f"    needs   {' '.join(needed)}")
+
+
+def _in_words(journal: Journal, work: Path) -> None:
+    put(f"{work}: {journal.title}")
+    table = headed("stage", "status", "seconds", "gates", "artifact")
+    for name, record in journal.stages.items():
+        passed = sum(each.passed for each in record.findings)
+        gates = f"{passed} of {len(record.findings)}" if record.findings else ""
+        table.add_row(name, record.status, f"{record.seconds:,.1f}", gates, record.artifact[:12])
+    Terminal().print(table)
+    for name, record in journal.stages.items():
+        for finding in record.findings:
+            if not finding.passed:
+                put(f"{name}: {worded(finding)}")
+    put(f"{counted(len(journal.stages), 'stage')}, {sum(each.seconds for each in journal.stages.values()):,.0f} s")

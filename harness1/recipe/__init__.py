@@ -1,0 +1,1 @@
+"""Recipes: the chain from documents to an evaluated policy, with gates between the stages, and trials of settings."""

@@ -1,0 +1,219 @@
+"""What gates measure: one number of a finished stage, read from its folder; None where there is nothing to measure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness1.config import Reward
+from harness1.data.open import open_source
+from harness1.errors import SchemaError
+from harness1.hashing import file_digest
+from harness1.model_folder import folder_hash
+from harness1.models.checkpoint import read_checkpoint
+from harness1.models.files.fetch import resolve_model
+from harness1.models.tokenizer import TOKENIZER
+from harness1.recipe.stage_case import StageCase
+from harness1.records import RewardRecord
+from harness1.retrieval.index.checksums import check_index
+from harness1.reward.composite import contributions
+from harness1.rl.admission.report import read_report
+from harness1.rows.file import RowFile
+from harness1.runs.files import read_json
+from harness1.runs.folder import METRICS, run_config
+from harness1.runs.stage import Stage, read_stage
+from harness1.runs.store import read_episodes
+from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
+from harness1.train.log import VALIDATION_PREFIX, read_log
+
+EPISODES = "episodes"
+"""The folder of a training's own episodes, in its folder."""
+LOSS_LIKE = ("nll",)
+"""Metrics of which less is better."""
+EXACT = 1e-9
+"""Difference that the sum of a reward's terms may have from its total, which is computed from the same numbers."""
+
+
+def documents(case: StageCase) -> float:
+    """Return the number of documents in an index."""
+    return float(_card(case.folder).outputs.get("documents", 0))
+
+
+def damaged(case: StageCase) -> float:
+    """Return the number of damaged stretches of an index; every block is read."""
+    return float(len(check_index(case.folder).damaged))
+
+
+def training_tasks(case: StageCase) -> float:
+    """Return the number of tasks in the train split of a dataset."""
+    source = open_source(str(case.folder))
+    return float(len(source.tasks("train"))) if "train" in source.splits else 0.0
+
+
+def shared_gold(case: StageCase) -> float:
+    """Return the number of gold sets that tasks of more than one split have."""
+    source, splits = open_source(str(case.folder)), defaultdict[frozenset[str], set[str]](set)
+    for split in source.splits:
+        for task in source.tasks(split):
+            if task.gold is not None:
+                splits[frozenset(task.gold.relevant)].add(split)
+    return float(sum(len(each) > 1 for each in splits.values()))
+
+
+def faults(case: StageCase) -> float:
+    """Return the number of episodes of a run that are missing or were broken by the infrastructure."""
+    gates = _card(case.folder).gates
+    return float(gates.get("missing", 0) + gates.get("failures", {}).get("infra_error", 0))
+
+
+def wrong_rewards(case: StageCase) -> float:
+    """Return the number of episodes whose reward is not finite, or not what its terms add up to."""
+    own = case.folder / EPISODES
+    run = own if own.is_dir() else case.folder
+    settings = run_config(run)[0].reward
+    rewards = (episode.reward for episode in read_episodes(run))
+    return float(sum(reward is not None and not _adds_up(reward, settings) for reward in rewards))
+
+
+def _adds_up(reward: RewardRecord, settings: Reward) -> bool:
+    if reward.override is not None:
+        expected = float(getattr(settings, reward.override))
+    else:
+        expected = max(settings.floor, contributions(reward.terms.values()))
+    return abs(reward.total - expected) <= EXACT  # False for NaN
+
+
+def valid_actions(case: StageCase) -> float | None:
+    """Return the share of a run's turns whose action could be read and carried out; None for a run without turns."""
+    turns = [turn for episode in read_episodes(case.folder) for turn in episode.turns]
+    valid = (t.action is not None and t.observation is not None and t.observation.error is None for t in turns)
+    return sum(valid) / len(turns) if turns else None
+
+
+def recall(case: StageCase) -> float:
+    """Return the mean curated recall of a run."""
+    return _mean(case, "curated_recall")
+
+
+def oracle_recall(case: StageCase) -> float | None:
+    """Return the mean curated recall of a run of the oracle; None for another policy."""
+    policy = case.option("--policy") or case.option("--teacher")
+    return recall(case) if policy.rpartition(":")[2] == "oracle" else None
+
+
+def rows(case: StageCase) -> float:
+    """Return the number of rows to train on."""
+    return float(len(RowFile(case.folder / TRAIN)))
+
+
+def wrong_masks(case: StageCase) -> float:
+    """Return the number of rows that train nothing or everything, and of files whose masks do not add up to the trained
+    tokens on the data card, or that were changed."""
+    card, stage, wrong = read_card(case.folder), _card(case.folder), 0
+    for name, counts in ((TRAIN, card.train), (HELD_OUT, card.held_out)):
+        file = RowFile(case.folder / name)
+        wrong += sum(not 0 < trained < length for trained, length in zip(file.trained, file.lengths, strict=True))
+        wrong += int(file.trained.sum()) != counts.trained_tokens
+        wrong += file_digest(case.folder / name) != stage.outputs.get(name)
+    return float(wrong)
+
+
+def foreign_tokenizers(case: StageCase) -> float | None:
+    """Return the number of tokenizers, of the checkpoint and of its rows, that are not that of the model to train."""
+    if not (model := _model(case)):
+        return None
+    expected = file_digest(model / TOKENIZER)
+    found = {file_digest(case.folder / TOKENIZER)}
+    if case.verb == "sft train":
+        found.add(read_card(Path(case.argument())).tokenizer_hash)
+    return float(len(found - {expected}))
+
+
+def admitted(case: StageCase) -> float:
+    """Return the share of the checked tasks that are worth training on."""
+    report = read_report(case.folder)
+    return len(report.admitted()) / len(report.tasks) if report.tasks else 0.0
+
+
+def not_finite(case: StageCase) -> float:
+    """Return the number of values in a training's log that are not finite; an empty log counts as one."""
+    lines = read_log(case.folder)
+    values = [value for line in lines for value in line.values()]
+    return float(sum(not isinstance(each, int | float) or not math.isfinite(each) for each in values) + (not lines))
+
+
+def foreign_origins(case: StageCase) -> float:
+    """Return 1 if a checkpoint has no card, or was made from another model than the one that the command names."""
+    card, model = read_checkpoint(case.folder), _model(case)
+    return float(card is None or (model is not None and card.base != folder_hash(model)))
+
+
+def progress(case: StageCase) -> float | None:
+    """Return by how much the held-out metric of the checkpoint is better than at the start; None if it was not
+    measured at both."""
+    card = read_checkpoint(case.folder)
+    looks = [line for line in read_log(case.folder) if any(name.startswith(VALIDATION_PREFIX) for name in line)]
+    metric = str(_card(case.folder).inputs.get("train", {}).get("watch", {}).get("metric", ""))
+    if card is None or metric not in card.metrics or not looks or looks[0]["step"] != 0:
+        return None
+    began = looks[0].get(f"{VALIDATION_PREFIX}{metric}")
+    if not isinstance(began, int | float):
+        return None
+    change = card.metrics[metric] - began
+    return -change if metric in LOSS_LIKE else change
+
+
+def start_k3(case: StageCase) -> float | None:
+    """Return the mean k3 between sampler and trainer over the first batch; None if it was not logged."""
+    found = [line["gate/mean_k3"] for line in read_log(case.folder) if "gate/mean_k3" in line]
+    return _number(found[0]) if found else None
+
+
+def zero_variance(case: StageCase) -> float | None:
+    """Return the mean share of groups without a signal: dropped or trained, their rewards were all equal."""
+    lines = [line for line in read_log(case.folder) if "zero_variance" in line]
+    if not lines:
+        return None
+    last = lines[-1]
+    dropped, kept = (_number(last.get(f"groups/{name}", 0.0)) for name in ("filtered", "trained"))
+    within = sum(_number(line["zero_variance"]) for line in lines) / len(lines)
+    return (dropped + within * kept) / (dropped + kept) if dropped + kept else 1.0
+
+
+def metrics_of(folder: Path) -> Iterator[tuple[str, float]]:
+    """Yield the metrics of a run, or those of a checkpoint, by name."""
+    if (folder / METRICS).is_file():
+        means = (
+            item for item in read_json(folder / METRICS).items() if isinstance(item[1], dict) and "mean" in item[1]
+        )
+        yield from ((name, float(each["mean"])) for name, each in means)
+    elif (card := read_checkpoint(folder)) is not None:
+        yield from card.metrics.items()
+
+
+def _mean(case: StageCase, name: str) -> float:
+    found = dict(metrics_of(case.folder))
+    if name not in found:
+        raise SchemaError(f"{case.folder} has no {name} in its {METRICS}")
+    return found[name]
+
+
+def _model(case: StageCase) -> Path | None:
+    """Return the folder of the model that a command trains; None if it lies elsewhere."""
+    spec = case.option("--model").removeprefix("hf:")
+    return resolve_model(spec) if spec and "@" not in spec else None
+
+
+def _card(folder: Path) -> Stage:
+    card = read_stage(folder)
+    if card is None:
+        raise SchemaError(f"{folder} has no card: its stage did not finish")
+    return card
+
+
+def _number(value: Any) -> float:
+    """Return a logged number; NaN and infinities are written as null."""
+    return float(value) if isinstance(value, int | float) else math.nan

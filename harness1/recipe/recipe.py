@@ -1,0 +1,287 @@
+"""A recipe: stages in order, each a command of `harness1` with its settings and its gates, as a TOML file says them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness1.errors import MALFORMED, ConfigError, UsageError
+from harness1.hashing import digest
+from harness1.recipe.gates import GATES
+
+SHIPPED = Path(__file__).parent / "shipped"
+PLAIN = (
+    *("compare", "view", "replay", "fuse", "index check", "rl export"),
+    *("models get", "models convert", "models merge", "models list"),
+)
+"""What verbs begin with that take no `--config` and `--set`."""
+_NAME = re.compile(r"\{([a-z][a-z0-9_-]*)\}")
+_STAGE_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+
+Value = str | int | float | bool
+
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One stage of a recipe."""
+
+    run: str
+    """A command without `harness1`. `{out}` is the stage's own folder, `{STAGE}` that of an earlier stage, `{NAME}` a
+    value or an input of the recipe."""
+    says: str = ""
+    """What the stage does, for the reader of its progress."""
+    config: str = ""
+    """The configuration that it begins with, in place of the recipe's."""
+    set: dict[str, Any] = {}
+    """Settings for `--set`, by dotted name, or in nested tables; a string may name values."""
+    gates: dict[str, float | bool] = {}
+    """Bounds of gates in place of their defaults; false leaves a gate out."""
+
+
+class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The values that trials give one setting: a range, or choices."""
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    """Draw the logarithm evenly."""
+    whole: bool = False
+    """Draw whole numbers."""
+    choices: tuple[Value, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.choices) == (self.low is not None and self.high is not None):
+            raise ValueError("give low and high, or choices")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ValueError("low must be below high")
+        if self.log and not (self.low or 0.0) > 0.0:
+            raise ValueError("log needs low above 0")
+
+
+class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What trials are compared by."""
+
+    stage: str
+    metric: str
+    """A metric of that stage's card or metrics, such as `reward`."""
+    maximize: bool = True
+    looks: dict[str, str] = {}
+    """Metrics of earlier stages by which a trial that is behind is stopped."""
+
+
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """A recipe as its file says it.
+
+    Raises:
+        ConfigError: a stage names what does not come before it, or a gate that does not exist.
+    """
+
+    title: str
+    stages: dict[str, Stage]
+    config: str = ""
+    """The configuration that every stage begins with, for `--config`."""
+    set: dict[str, Any] = {}
+    """Settings of every stage."""
+    values: dict[str, Value] = {}
+    """Numbers and names that commands use."""
+    inputs: dict[str, str] = {}
+    """Files, folders and names that commands use and that must stay as they were at the start."""
+    search: dict[str, Space] = {}
+    """The settings that trials vary: `VALUE`, or `STAGE.SETTING`."""
+    objective: Objective | None = None
+
+    def __post_init__(self) -> None:
+        known = {"out", *self.values, *self.inputs}
+        for name, stage in self.stages.items():
+            if not _STAGE_NAME.fullmatch(name) or name in known:
+                raise ConfigError(f"{name} cannot be the name of a stage: it is taken, or not lower case")
+            for each in _names(stage):
+                if each not in known:
+                    raise ConfigError(
+                        f"stage {name} uses {{{each}}}, which is no value, no input and no stage before it"
+                    )
+            for gate in stage.gates:
+                if gate not in GATES:
+                    raise ConfigError(f"stage {name} has a gate {gate}; there are {', '.join(GATES)}")
+            known.add(name)
+        self._check_trials()
+
+    def _check_trials(self) -> None:
+        for name in self.search:
+            stage, dot, _ = name.partition(".")
+            if name not in self.values and not (dot and stage in self.stages):
+                raise ConfigError(f"search varies {name}, which is no value and no setting of a stage")
+        looked = [self.objective.stage, *self.objective.looks] if self.objective else []
+        for name in looked:
+            if name not in self.stages:
+                raise ConfigError(f"the objective names the stage {name}, which does not exist")
+
+    @cached_property
+    def hash(self) -> str:
+        """The hash of everything that decides what is done; titles and gates do not."""
+        stages = {name: (stage.run, stage.config, stage.set) for name, stage in self.stages.items()}
+        return digest([stages, self.config, self.set, self.values, self.inputs])
+
+    def words(self, name: str, work: Path) -> tuple[str, ...]:
+        """Return the command of a stage, without `harness1`, in the folder `work`."""
+        stage, known = self.stages[name], self._known(name, work)
+        said = tuple(_filled(word, known) for word in shlex.split(stage.run))
+        if " ".join(said).startswith(PLAIN):
+            return said
+        begun = stage.config or self.config
+        config = ("--config", begun) if begun else ()
+        settings = {**dict(_flat(self.set)), **dict(_flat(stage.set))}
+        pairs = (f"{key}={_literal(value, known)}" for key, value in settings.items())
+        return (*said, *config, *(word for pair in pairs for word in ("--set", pair)))
+
+    def needs(self, name: str) -> tuple[str, ...]:
+        """Return the stages and inputs that a stage names, each once."""
+        return tuple(dict.fromkeys(each for each in _names(self.stages[name]) if each in {*self.stages, *self.inputs}))
+
+    def from_stage(self, name: str) -> tuple[str, ...]:
+        """Return a stage and those after it that use its result, directly or not; raise UsageError if there is none."""
+        if name not in self.stages:
+            raise UsageError(f"there is no stage {name}; there are {', '.join(self.stages)}")
+        return tuple(each for each in self.stages if each == name or name in self.upstream(each))
+
+    def until(self, name: str) -> tuple[str, ...]:
+        """Return the stages up to one, or all of them for an empty name; raise UsageError if there is none."""
+        if name and name not in self.stages:
+            raise UsageError(f"there is no stage {name}; there are {', '.join(self.stages)}")
+        names = tuple(self.stages)
+        return names[: names.index(name) + 1] if name else names
+
+    def upstream(self, name: str) -> frozenset[str]:
+        """Return the stages whose results a stage uses, directly or not."""
+        direct = frozenset(each for each in self.needs(name) if each in self.stages)
+        return direct.union(*(self.upstream(each) for each in direct))
+
+    def _known(self, name: str, work: Path) -> dict[str, str]:
+        folders = {each: str(work / each) for each in self.stages}
+        return {
+            **{key: _text(value) for key, value in self.values.items()},
+            **self.inputs,
+            **folders,
+            "out": folders[name],
+        }
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the files of the recipes that come with the package, by name."""
+    return {file.stem: file for file in sorted(SHIPPED.glob("*.toml"))}
+
+
+def recipe_file(named: str) -> Path:
+    """Return the file of a recipe: that path, or else one that comes with the package, such as `tiny` or
+    `recipes/tiny.toml`."""
+    path = Path(named)
+    ours = shipped_recipes().get(path.stem) if path.suffix in {"", ".toml"} else None
+    return ours if ours is not None and not path.is_file() and path.parts[:-1] in {(), ("recipes",)} else path
+
+
+def load_recipe(
+    named: str, changes: Sequence[str] = (), inputs: Sequence[str] = (), *, complete: bool = True
+) -> Recipe:
+    """Read a recipe: a TOML file, or the name of one that comes with the package.
+
+    Args:
+        changes: `NAME=VALUE` for a value, `STAGE.SETTING=VALUE` for a setting of a stage.
+        inputs: `NAME=PLACE`, in place of the recipe's own.
+        complete: refuse a recipe with an input that has no place.
+
+    Raises:
+        UsageError: there is no such recipe, or a change names nothing of it.
+        ConfigError: it cannot be understood.
+    """
+    file = recipe_file(named)
+    if not file.is_file():
+        raise UsageError(f"there is no recipe {named}: give a TOML file, or one of {', '.join(shipped_recipes())}")
+    try:
+        tree = tomllib.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{named}: {error}") from error
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals:
+            raise UsageError(f"--set takes NAME=VALUE or STAGE.SETTING=VALUE, not {change!r}")
+        put_setting(tree, key, _parsed(text))
+    for given in inputs:
+        key, equals, place = given.partition("=")
+        if not equals or key not in tree.get("inputs", {}):
+            there = ", ".join(tree.get("inputs", {})) or "none"
+            raise UsageError(f"--input takes NAME=PLACE, not {given!r}; the inputs of {named} are: {there}")
+        tree["inputs"][key] = place
+    recipe = recipe_of(tree, named)
+    for key, place in recipe.inputs.items():
+        if complete and not place:
+            raise UsageError(f"{named} needs an input: --input {key}=PLACE")
+    return recipe
+
+
+def recipe_of(tree: Mapping[str, Any], named: str) -> Recipe:
+    """Return a recipe from plain data; raise ConfigError with `named` in front."""
+    try:
+        return msgspec.convert(tree, Recipe)
+    except (*MALFORMED, ConfigError) as error:
+        raise ConfigError(f"{named}: {error}") from error
+
+
+def put_setting(tree: dict[str, Any], key: str, value: Value) -> None:
+    """Change a value, or a setting of a stage, in a recipe as plain data.
+
+    Raises:
+        UsageError: the recipe has neither a value nor a stage of that name.
+    """
+    stage, dot, setting = key.partition(".")
+    if key in tree.get("values", {}):
+        tree["values"][key] = value
+    elif dot and stage in tree.get("stages", {}):
+        settings = dict(_flat(tree["stages"][stage].get("set", {})))
+        tree["stages"][stage]["set"] = {**settings, setting: value}
+    else:
+        values = ", ".join(tree.get("values", {})) or "none"
+        raise UsageError(f"the recipe has no value and no stage for {key}; values: {values}")
+
+
+def _names(stage: Stage) -> Iterator[str]:
+    yield from _NAME.findall(stage.run)
+    for _, value in _flat(stage.set):
+        if isinstance(value, str):
+            yield from _NAME.findall(value)
+
+
+def _filled(word: str, known: Mapping[str, str]) -> str:
+    return _NAME.sub(lambda found: known[found[1]], word)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting of nested tables with its dotted name."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _literal(value: Any, known: Mapping[str, str]) -> str:
+    """Return a setting's value as `--set` reads it: a string as it is, everything else as TOML, which is JSON here."""
+    return _filled(value, known) if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _text(value: Value) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _parsed(text: str) -> Value:
+    """Return the value that a text is in TOML, or else the text."""
+    try:
+        found = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return found if isinstance(found, str | int | float | bool) else text

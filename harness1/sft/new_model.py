@@ -1,0 +1,159 @@
+"""Draws a small model with random weights, whose tokenizer is trained on a dataset's documents, on the words of its
+questions, and on episodes of a teacher over it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from harness1.config import Config
+from harness1.data.open import open_source
+from harness1.data.source import Source
+from harness1.errors import optional
+from harness1.eval.evaluate import Evaluation, evaluate
+from harness1.model_folder import folder_hash
+from harness1.models.small_tokenizer import CONTROL, save_tokenizer
+from harness1.models.tokenizer import open_tokenizer
+from harness1.records import Episode, Record, Task
+from harness1.rows.calls import calls_of, prompt_ids
+from harness1.runs.stage import Stage, clear, read_stage, refuse_other, under_way
+from harness1.runs.store import read_episodes
+
+VERB = "models new"
+HEARD = 300
+"""Number of episodes whose texts, with the documents, train the vocabulary."""
+WIDE = 16384
+"""A context window for a vocabulary of bytes."""
+ALONE = 30
+"""Number of times that the tokenizer is trained on each single word of the questions, because queries use them."""
+TRAIN = "train"
+_WORK = ".heard"
+"""The folder of the teacher's episodes while the model is made; nothing below it counts as a model's file."""
+
+
+class Shape(Record):
+    """The size of a model of Llama's architecture."""
+
+    words: int = 8192
+    """Tokens of the vocabulary, beyond the control tokens."""
+    width: int = 128
+    layers: int = 3
+    heads: int = 4
+
+
+SHAPE = Shape()
+
+
+@dataclass(frozen=True)
+class NewModel:
+    """The making of a model."""
+
+    dataset: str
+    index: str
+    out: Path
+    config: Config
+    teacher: str = "silent:mixed:0.85"
+    shape: Shape = SHAPE
+    seed: int = 0
+
+    def card(self, source: Source) -> Stage:
+        """Return the card of its folder before any work; equal work has an equal card."""
+        inputs = {"source": source.fingerprint, "teacher": self.teacher, "seed": self.seed}
+        return Stage(
+            VERB, inputs | {"shape": msgspec.to_builtins(self.shape), "env": msgspec.to_builtins(self.config.env)}
+        )
+
+
+def make_model(work: NewModel, *, force: bool = False) -> int:
+    """Write the model, if that is not done yet; return the size of its vocabulary.
+
+    Raises:
+        UsageError: the dataset has no training tasks, or the folder holds something else.
+        MissingExtra: transformers or tokenizers is not installed.
+    """
+    source = open_source(work.dataset)
+    stage = work.card(source)
+    if not force:
+        refuse_other(stage, work.out, "model")
+        if stage.is_done(work.out) and (found := read_stage(work.out)) is not None:
+            return int(found.outputs["vocabulary"])
+    clear(work.out, VERB, "*.json", "*.safetensors", _WORK, keep_card=True)
+    with under_way(stage, work.out):
+        size = draw(work.out, heard_texts(work, source, work.out / _WORK), work.shape, work.config, work.seed)
+        shutil.rmtree(work.out / _WORK)
+        stage.write(work.out, status="finished", outputs={"vocabulary": size, "model": folder_hash(work.out)})
+    return size
+
+
+def draw(folder: Path, texts: Sequence[str], shape: Shape, config: Config, seed: int) -> int:
+    """Train a tokenizer on texts and draw random weights, with room for the context window of a configuration; return
+    the size of the vocabulary.
+
+    Raises:
+        MissingExtra: transformers or tokenizers is not installed.
+    """
+    with optional("train"):
+        from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+
+    size = save_tokenizer(folder, texts, shape.words)
+    control = {name: size - len(CONTROL) + at for at, name in enumerate(CONTROL)}
+    set_seed(seed)
+    llama = AutoConfig.for_model(
+        "llama",
+        vocab_size=size,
+        hidden_size=shape.width,
+        intermediate_size=2 * shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=config.env.context_window,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=control["<|im_end|>"],
+        pad_token_id=control["<|endoftext|>"],
+    )
+    AutoModelForCausalLM.from_config(llama).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    return size
+
+
+def heard_texts(work: NewModel, source: Source, folder: Path) -> list[str]:
+    """Return the texts of the teacher's first episodes, rendered in bytes in a wide window, the documents, and the
+    words of the questions.
+
+    Args:
+        folder: gets the tokenizer of bytes and the episodes.
+    """
+    in_bytes = folder / "bytes"
+    save_tokenizer(in_bytes, [], 256)
+    env = msgspec.structs.replace(work.config.env, context_window=WIDE)
+    config = msgspec.structs.replace(work.config, env=env)
+    tasks = source.tasks(TRAIN)
+    played = _play(work, tasks[:HEARD], config, in_bytes, folder / "heard")
+    tokenizer = open_tokenizer(in_bytes)
+    heard = [_without_control(tokenizer.decode(_last_call(episode))) for episode in played]
+    documents = (f"{document.title}\n{document.text}" for document in source.documents())
+    asked = {word for task in tasks for word in task.query.split() if word.islower()}
+    return [*heard, *documents, *(f"E1 {word}\n" for word in sorted(asked) for _ in range(ALONE))]
+
+
+def _play(work: NewModel, tasks: Sequence[Task], config: Config, student: Path, folder: Path) -> list[Episode]:
+    asked = Evaluation(work.dataset, TRAIN, tasks, work.index, work.teacher, config, 1, work.seed, student=str(student))
+    evaluate(asked, folder)
+    return list(read_episodes(folder))
+
+
+def _last_call(episode: Episode) -> list[int]:
+    """Return the ids of the last prompt and its output; under the `epoch` order, the prompt contains earlier ones."""
+    last = list(calls_of(episode))[-1]
+    return [*prompt_ids(episode, last), *last.output_ids]
+
+
+def _without_control(text: str) -> str:
+    for name in CONTROL:
+        text = text.replace(name, "\n")
+    return text

@@ -1,0 +1,354 @@
+"""Recipes: what a file may say, which commands it stands for, and how a run of it goes on after whatever ended it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness1.cli.main import Verb, Verbs, app
+from harness1.errors import ConfigError, UsageError
+from harness1.recipe.journal import JOURNAL, StageRecord, held, read_journal
+from harness1.recipe.recipe import PLAIN, Recipe, load_recipe, recipe_of, shipped_recipes
+from harness1.recipe.run import RecipeRun, StageFailed, run_command, worded
+from tests.cli.commands import command_in_process
+
+CHAIN: dict[str, Any] = {
+    "title": "a chain",
+    "config": "micro",
+    "set": {"machine": {"workers": 1}},
+    "values": {"size": 3},
+    "inputs": {"notes": ""},
+    "stages": {
+        "first": {"run": "index {notes} --out {out}", "gates": {"documents": False, "damaged": False}},
+        "second": {"run": "eval {first} --limit {size} --out {out}", "set": {"env.max_turns": 4}},
+        "third": {"run": "compare {second} {second} --out {out}"},
+        "aside": {"run": "data check {notes}"},
+    },
+}
+QUIET = {"faults": False, "terms": False}
+
+
+class Commands:
+    """Plays `harness1`: writes a folder for each command, and remembers what was run."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[str, ...]] = []
+        self.codes: dict[str, int] = {}
+        self.before: Callable[[str], None] = lambda name: None
+
+    def __call__(self, words: Sequence[str], log: Path) -> int:
+        self.ran.append(tuple(words))
+        name = log.stem
+        self.before(name)
+        if "--out" in words:
+            folder = Path(words[words.index("--out") + 1])
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "made.txt").write_text(" ".join(words[:2]))
+        return self.codes.get(name, 0)
+
+    @property
+    def verbs(self) -> list[str]:
+        return [words[0] for words in self.ran]
+
+
+class Quiet:
+    """Is told, and says nothing."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def begins(self, stage: str, says: str) -> None:
+        self.told.append(("begins", stage))
+
+    def skipped(self, stage: str, record: StageRecord) -> None:
+        self.told.append(("skipped", stage))
+
+    def ended(self, stage: str, record: StageRecord) -> None:
+        self.told.append(("ended", stage))
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "a.md").write_text("Ada was born in Grimsby.")
+    return folder
+
+
+def recipe(notes: Path, **stages: dict[str, Any]) -> Recipe:
+    """The chain over some notes; gates that would need real runs are left out."""
+    changed = {**CHAIN["stages"], **stages}
+    changed["second"] = {**changed["second"], "gates": QUIET | changed["second"].get("gates", {})}
+    return recipe_of({**CHAIN, "inputs": {"notes": str(notes)}, "stages": changed}, "chain")
+
+
+def work_of(notes: Path, commands: Commands, **stages: dict[str, Any]) -> RecipeRun:
+    return RecipeRun(recipe(notes, **stages), notes.parent / "work", commands, Quiet())
+
+
+def test_a_stage_is_a_command_with_its_settings(notes: Path) -> None:
+    made = recipe(notes)
+    assert made.words("first", Path("w")) == (
+        *("index", str(notes), "--out", "w/first"),
+        *("--config", "micro", "--set", "machine.workers=1"),
+    )
+    assert made.words("second", Path("w")) == (
+        *("eval", "w/first", "--limit", "3", "--out", "w/second", "--config", "micro"),
+        *("--set", "machine.workers=1", "--set", "env.max_turns=4"),
+    )
+    assert made.words("third", Path("w")) == ("compare", "w/second", "w/second", "--out", "w/third")
+
+
+def test_folders_with_spaces_stay_one_word(notes: Path) -> None:
+    assert recipe(notes).words("second", Path("my work"))[1] == "my work/first"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"stages": {"a": {"run": "index {b} --out {out}"}}}, r"stage a uses \{b\}"),
+        ({"stages": {"a": {"run": "index {a}"}}}, r"stage a uses \{a\}"),
+        ({"stages": {"size": {"run": "index x"}}}, "size cannot be the name of a stage"),
+        ({"stages": {"a": {"run": "index x", "gates": {"orakel": 1.0}}}}, "a has a gate orakel; there are documents"),
+        ({"stages": {"a": {"run": "index x", "sets": {}}}}, "unknown field `sets`"),
+        ({"search": {"b.rate": {"low": 1.0, "high": 2.0}}}, "search varies b.rate"),
+        ({"search": {"size": {"low": 2.0, "high": 1.0}}}, "low must be below high"),
+        ({"search": {"size": {"choices": [1], "low": 1.0, "high": 2.0}}}, "give low and high, or choices"),
+        ({"search": {"size": {"low": 0.0, "high": 2.0, "log": True}}}, "log needs low above 0"),
+        ({"objective": {"stage": "b", "metric": "reward"}}, "the objective names the stage b"),
+    ],
+)
+def test_what_a_recipe_cannot_mean_is_refused(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=f"mine: .*{says}"):
+        recipe_of({**CHAIN, **change}, "mine")
+
+
+@pytest.mark.parametrize("name", [*shipped_recipes()])
+def test_the_recipes_of_the_package_can_be_read_by_name_and_by_path(name: str) -> None:
+    by_name, by_path = (load_recipe(each, complete=False) for each in (name, f"recipes/{name}.toml"))
+    assert by_name.hash == by_path.hash
+    assert by_name.search.keys() <= {each for each in by_name.search if "." in each or each in by_name.values}
+    assert by_name.objective is not None
+
+
+def test_settings_are_given_to_the_verbs_that_take_them() -> None:
+    def verbs_of(group: Verbs, name: str = "") -> Iterator[tuple[str, Verb]]:
+        for each, verb in group.commands.items():
+            if isinstance(verb, Verbs):
+                yield from verbs_of(verb, f"{name}{each} ")
+            else:
+                assert isinstance(verb, Verb)
+                yield f"{name}{each}", verb
+                yield from ((f"{name}{each} {more}", inner) for more, inner in verb.more.items())
+
+    takes = {
+        name: {"--config", "--set"} <= {word for each in verb.load().params for word in each.opts}
+        for name, verb in verbs_of(app)
+    }
+    assert {name: not name.startswith(PLAIN) for name in takes if not name.startswith(("recipe", "config"))} == {
+        name: found for name, found in takes.items() if not name.startswith(("recipe", "config"))
+    }
+
+
+def test_changes_and_inputs_reach_the_commands() -> None:
+    made = load_recipe("tiny", ["documents=50", "sft.train.rate=0.5"])
+    assert "world:50" in made.words("world", Path("w"))
+    assert "train.rate=0.5" in made.words("sft", Path("w"))
+    for change, says in (("colour=1", "no value and no stage for colour"), ("documents", "NAME=VALUE")):
+        with pytest.raises(UsageError, match=says):
+            load_recipe("tiny", [change])
+    with pytest.raises(UsageError, match=r"there is no recipe tony: give a TOML file, or one of .*tiny"):
+        load_recipe("tony")
+    with pytest.raises(UsageError, match="--input takes NAME=PLACE, not 'corpus=x'; the inputs of tiny are: none"):
+        load_recipe("tiny", inputs=["corpus=x"])
+
+
+def test_stages_run_in_order_and_nothing_is_done_twice(notes: Path) -> None:
+    commands = Commands()
+    journal = work_of(notes, commands).run()
+    assert commands.verbs == ["index", "eval", "compare", "data"]
+    assert {record.status for record in journal.stages.values()} == {"passed"}
+    again = work_of(notes, commands)
+    assert again.run() == journal
+    assert len(commands.ran) == 4
+    assert again.watch.told == [("skipped", name) for name in CHAIN["stages"]]  # type: ignore[attr-defined]
+
+
+def test_a_command_that_fails_stops_there_and_is_run_again(notes: Path) -> None:
+    commands = Commands()
+    commands.codes["second"] = 3
+    with pytest.raises(StageFailed, match="stage second failed: its command ended with exit code 3"):
+        work_of(notes, commands).run()
+    assert commands.verbs == ["index", "eval"]
+    commands.codes.clear()
+    work_of(notes, commands).run()
+    assert commands.verbs == ["index", "eval", "eval", "compare", "data"]
+
+
+def test_a_gate_that_fails_stops_there_and_names_check_value_bound_and_command(notes: Path) -> None:
+    commands = Commands()
+    with pytest.raises(StageFailed) as failed:
+        work_of(notes, commands, first={"run": "index {notes} --out {out}", "gates": {"damaged": False}}).run()
+    assert commands.verbs == ["index"]
+    (finding,) = failed.value.record.findings
+    assert worded(finding).startswith("gate documents: documents in the index")
+    assert "bound 1; look closer: harness1 index check" in worded(finding)
+    work_of(notes, commands).run()  # the bound was the mistake
+    assert commands.verbs == ["index", "index", "eval", "compare", "data"]
+
+
+def test_after_an_interrupt_the_stage_at_work_goes_on(notes: Path) -> None:
+    commands = Commands()
+
+    def interrupt(name: str) -> None:
+        if name == "second":
+            raise KeyboardInterrupt
+
+    commands.before = interrupt
+    with pytest.raises(KeyboardInterrupt) as ended:
+        work_of(notes, commands).run()
+    assert ended.value.__notes__ == ["the same command goes on from here"]
+    journal = read_journal(notes.parent / "work")
+    assert journal is not None
+    assert journal.stages["second"].status == "running"
+    commands.before = lambda name: None
+    work_of(notes, commands).run()
+    assert commands.verbs == ["index", "eval", "eval", "compare", "data"]
+
+
+def test_from_a_stage_it_and_what_uses_it_are_done_again(notes: Path) -> None:
+    commands = Commands()
+    work_of(notes, commands).run()
+    work_of(notes, commands).run(start_from="second")
+    assert commands.verbs[4:] == ["eval", "compare"]
+    with pytest.raises(UsageError, match="there is no stage fourth; there are first, second"):
+        work_of(notes, commands).run(start_from="fourth")
+
+
+def test_until_a_stage_nothing_later_runs(notes: Path) -> None:
+    commands = Commands()
+    work_of(notes, commands).run(until="second")
+    assert commands.verbs == ["index", "eval"]
+
+
+def test_a_changed_setting_asks_for_the_stage_to_be_done_again(notes: Path) -> None:
+    commands = Commands()
+    work_of(notes, commands).run()
+    other = {"run": "eval {first} --limit 9 --out {out}"}
+    with pytest.raises(UsageError, match=r"stage second was run with other settings \(9, .*\): --from second"):
+        work_of(notes, commands, second=other).run()
+    work_of(notes, commands, second=other).run(start_from="second")
+    assert commands.verbs[4:] == ["eval", "compare"]
+
+
+def test_an_input_that_changed_since_the_start_is_refused(notes: Path) -> None:
+    commands = Commands()
+    work_of(notes, commands).run(until="first")
+    (notes / "a.md").write_text("Ada was born in Hull.")
+    with pytest.raises(UsageError, match=r"begun with other inputs \(notes\)"):
+        work_of(notes, commands).run()
+    assert commands.verbs == ["index"]
+
+
+def test_an_input_that_changes_during_a_run_fails_the_stage_that_uses_it(notes: Path) -> None:
+    commands = Commands()
+
+    def write(name: str) -> None:
+        if name == "aside":
+            (notes / "b.md").write_text("x")
+
+    commands.before = write
+    with pytest.raises(StageFailed, match="stage aside failed: gate unchanged: changes to notes"):
+        work_of(notes, commands).run()
+
+
+@pytest.mark.parametrize("during", [False, True])
+def test_what_a_stage_made_and_somebody_changed_is_not_used(notes: Path, during: bool) -> None:
+    commands, work = Commands(), work_of(notes, Commands())
+    place = work.work / "first" / "made.txt"
+    work = work_of(notes, commands)
+
+    def change() -> None:
+        place.write_text("foreign")
+
+    if during:
+        commands.before = lambda name: None if name == "first" else change()
+    else:
+        work.run(until="first")
+        change()
+    with pytest.raises(StageFailed, match=rf"stage {'second' if during else 'first'} failed: gate unchanged: .*first"):
+        work.run()
+    assert commands.verbs == (["index", "eval"] if during else ["index"])
+
+
+def test_a_folder_of_something_else_or_at_work_is_refused(notes: Path) -> None:
+    with pytest.raises(UsageError, match="notes is not empty and holds no recipe"):
+        RecipeRun(recipe(notes), notes, Commands(), Quiet()).run()
+    work = work_of(notes, Commands())
+    with held(work.work), pytest.raises(UsageError, match="work is at work in another process"):
+        work.run()
+
+
+def test_the_commands_print_what_is_done_and_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    harness1 = command_in_process(monkeypatch, capsys)
+    (tmp_path / "empty").mkdir()
+    Path("mine.toml").write_text(
+        'title = "mine"\n[inputs]\ndocs = "world:60"\n[stages.index]\nrun = "index {docs} --out {out}"\n'
+    )
+    done = harness1("recipe", "run", "mine.toml", "--out", "work", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["stages"]["index"]["findings"][0]["value"] == 60.0
+    assert "stage 1 of 1, index" in done.err
+    shown = harness1("recipe", "status", "work")
+    assert "2 of 2" in shown.out
+    failed = harness1("recipe", "run", "mine.toml", "--out", "bad", "--input", "docs=empty", "--json")
+    assert failed.code == 2
+    assert json.loads(failed.out)["stages"]["index"]["status"] == "failed"
+    assert "bad/logs/index.log" in failed.err
+    assert harness1("recipe", "status", "empty").code == 2
+    assert "tiny" in harness1("recipe", "list").out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system call is Linux's")
+def test_a_command_ends_with_the_recipe_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from harness1.recipe.run import run_command;"
+        " run_command(['serve', 'retrieve', '--index', sys.argv[1], '--port', '0'], Path(sys.argv[2]), quiet=True)"
+    )
+    index, log = tmp_path / "index", tmp_path / "log"
+    assert run_command(["index", "world:60", "--out", str(index)], log, quiet=True) == 0
+    parent = subprocess.Popen([sys.executable, "-c", code, str(index), str(tmp_path / "serving")])
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    deadline = time.monotonic() + 60
+    while not (pids := children.read_text().split()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    child = int(pids[0])
+    while b"leash" not in Path(f"/proc/{child}/cmdline").read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.5)  # until it follows its parent, at the latest when it sees that it has another
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split(")")[1]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_journal_is_written_whole_or_not_at_all(notes: Path) -> None:
+    work = work_of(notes, Commands())
+    work.run()
+    path = work.work / JOURNAL
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(UsageError, match=r"recipe\.json is not the journal of a recipe"):
+        work_of(notes, Commands()).run()

@@ -1,0 +1,279 @@
+"""The recipe `tiny` at toy size, by `scripts/tiny.sh`: the whole chain, nothing done twice, and a fault planted for
+each gate, which is found at its own stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness1.data.formats import beir
+from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
+from harness1.models.tokenizer import TOKENIZER
+from harness1.recipe.gates import judged
+from harness1.recipe.journal import Journal, read_journal
+from harness1.recipe.measures import EPISODES as OWN
+from harness1.recipe.stage_case import StageCase
+from harness1.records import Episode, RewardRecord
+from harness1.rl.admission.report import REPORT, read_report
+from harness1.rows.file import RowFile, write_rows
+from harness1.runs.line_digests import LINES
+from harness1.runs.stage import read_stage
+from harness1.runs.store import EPISODES, read_episodes
+from harness1.sft.data_card import TRAIN
+from harness1.train.log import LOG
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "tiny.sh"
+Plant = Callable[[Path], None]
+
+
+def tiny(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(SCRIPT), *arguments],
+        env=os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("tiny") / "work"
+    ended = tiny(str(out), "--toy")
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "harness1 view RUN..." in ended.stdout.splitlines()[-1]
+    return out
+
+
+def journal_of(work: Path) -> Journal:
+    journal = read_journal(work)
+    assert journal is not None
+    return journal
+
+
+def failing(work: Path, until: str = "") -> dict[str, list[str]]:
+    """The gates that fail now, by stage, judged as when the stage has just ended; no stage after `until` is."""
+    found, stages = {}, journal_of(work).stages
+    names = [*stages]
+    for name in names[: names.index(until) + 1] if until else names:
+        record = stages[name]
+        findings = judged(StageCase(record.words, work / name), record.gates)
+        if failed := [each.gate for each in findings if not each.passed]:
+            found[name] = failed
+    return found
+
+
+@pytest.mark.service
+def test_the_recipe_goes_the_whole_way_and_does_nothing_twice(finished: Path) -> None:
+    stages = journal_of(finished).stages
+    assert [*stages][:8] == ["world", "index", "model", "teacher", "rows", "sft", "admission", "rl"]
+    assert {record.status for record in stages.values()} == {"passed"}
+    assert all(read_checkpoint(finished / name) is not None for name in ("sft", "rl"))
+    assert len(list(read_episodes(finished / "rl" / OWN))) >= 2 * 16 * 8
+    assert {len(list(read_episodes(finished / name))) for name in ("eval-sft", "eval-rl", "random")} == {20}
+    made = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name in (CHECKPOINT, EPISODES)}
+    again = tiny(str(finished), "--toy")
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert again.stderr.count("passed before") == len(stages)
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+@pytest.mark.service
+def test_without_a_fault_no_gate_fails(finished: Path) -> None:
+    assert failing(finished) == {}
+
+
+def card(folder: Path, **changes: object) -> None:
+    stage = read_stage(folder)
+    assert stage is not None
+    stage.write(folder, **changes)
+
+
+def rewrite(folder: Path, change: Callable[[Episode], Episode]) -> None:
+    """Change the first episode of a run as somebody would who also removes the digests."""
+    episodes = list(read_episodes(folder))
+    episodes[0] = change(episodes[0])
+    plain = [msgspec.to_builtins(each) for each in episodes]
+    for each in plain:
+        each.pop("digest", None)
+    (folder / EPISODES).write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in plain))
+    stage = read_stage(folder)
+    assert stage is not None
+    stage.write(folder, outputs={key: value for key, value in stage.outputs.items() if key != LINES})
+
+
+def with_reward(total: float | None) -> Callable[[Episode], Episode]:
+    def change(episode: Episode) -> Episode:
+        assert episode.reward is not None
+        reward = RewardRecord(episode.reward.total + 0.01 if total is None else total, episode.reward.terms)
+        return msgspec.structs.replace(episode, reward=reward)
+
+    return change
+
+
+def nan_in_log(folder: Path) -> None:
+    lines = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
+    next(line for line in lines if "loss" in line)["loss"] = None  # as NaN is written
+    (folder / LOG).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def logged(folder: Path, **values: float) -> None:
+    lines = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
+    lines = [line | {name: value for name, value in values.items() if name in line} for line in lines]
+    (folder / LOG).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def empty_index(folder: Path) -> None:
+    stage = read_stage(folder)
+    assert stage is not None
+    card(folder, outputs=stage.outputs | {"documents": 0})
+
+
+def flipped_byte(folder: Path) -> None:
+    path = max((each for each in folder.rglob("*") if each.is_file()), key=lambda each: each.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def gold_of_two_splits(folder: Path) -> None:
+    test = (folder / beir.QRELS / "test.tsv").read_text().splitlines()
+    query = test[1].partition("\t")[0]
+    gold = [line.partition("\t")[2] for line in test if line.startswith(f"{query}\t")]
+    lines = (folder / beir.QRELS / "train.tsv").read_text().splitlines()
+    first = lines[1].split("\t")[0]
+    kept = [line for line in lines if not line.startswith(f"{first}\t")]
+    (folder / beir.QRELS / "train.tsv").write_text("\n".join([*kept, *(f"{first}\t{each}" for each in gold)]) + "\n")
+
+
+def no_training_tasks(folder: Path) -> None:
+    (folder / beir.QRELS / "train.tsv").unlink()
+
+
+def poisoned_mask(folder: Path) -> None:
+    rows = list(RowFile(folder / TRAIN))
+    mask = list(rows[0].loss_mask)
+    mask[0] = 1 - mask[0]
+    rows[0] = msgspec.structs.replace(rows[0], loss_mask=tuple(mask), rollout_logprobs=None)
+    write_rows(folder / TRAIN, rows)
+
+
+def no_rows(folder: Path) -> None:
+    (folder / TRAIN).write_bytes(b"")
+
+
+def foreign_tokenizer(folder: Path) -> None:
+    (folder / TOKENIZER).write_text((folder / TOKENIZER).read_text() + " ")
+
+
+def foreign_checkpoint(folder: Path) -> None:
+    found = json.loads((folder / CHECKPOINT).read_text())
+    (folder / CHECKPOINT).write_text(json.dumps(found | {"base": "0" * 64}))
+
+
+def worse_than_the_start(folder: Path) -> None:
+    found = json.loads((folder / CHECKPOINT).read_text())
+    found["metrics"] |= {"nll": 99.0, "reward": -9.0}
+    (folder / CHECKPOINT).write_text(json.dumps(found))
+
+
+def nothing_admitted(folder: Path) -> None:
+    report = read_report(folder)
+    tasks = tuple(msgspec.structs.replace(each, rejected=("solved",)) for each in report.tasks)
+    (folder / REPORT).write_bytes(msgspec.json.encode(msgspec.structs.replace(report, tasks=tasks)))
+
+
+def broken_by_infrastructure(folder: Path) -> None:
+    stage = read_stage(folder)
+    assert stage is not None
+    card(folder, gates=stage.gates | {"failures": {"infra_error": 1}})
+
+
+def metric(folder: Path) -> None:
+    found = json.loads((folder / "metrics.json").read_text())
+    found["curated_recall"]["mean"] = 0.1
+    (folder / "metrics.json").write_text(json.dumps(found))
+
+
+def invalid_actions(folder: Path) -> None:
+    def change(episode: Episode) -> Episode:
+        turns = tuple(msgspec.structs.replace(turn, action=None) for turn in episode.turns)
+        return msgspec.structs.replace(episode, turns=turns * 400)
+
+    rewrite(folder, change)
+
+
+PLANTS: list[tuple[str, str, Plant]] = [
+    ("world", "tasks", no_training_tasks),
+    ("world", "shared_gold", gold_of_two_splits),
+    ("index", "documents", empty_index),
+    ("index", "damaged", flipped_byte),
+    ("teacher", "faults", broken_by_infrastructure),
+    ("teacher", "terms", lambda folder: rewrite(folder, with_reward(None))),
+    ("teacher", "terms", lambda folder: rewrite(folder, with_reward(float("nan")))),
+    ("teacher", "valid", invalid_actions),
+    ("teacher", "recall", metric),
+    ("rows", "rows", no_rows),
+    ("rows", "masks", poisoned_mask),
+    ("sft", "tokenizer", foreign_tokenizer),
+    ("sft", "finite", nan_in_log),
+    ("sft", "origin", foreign_checkpoint),
+    ("sft", "progress", worse_than_the_start),
+    ("admission", "admitted", nothing_admitted),
+    ("rl", "finite", nan_in_log),
+    ("rl", "origin", foreign_checkpoint),
+    ("rl", "progress", worse_than_the_start),
+    ("rl", "start", lambda folder: logged(folder, **{"gate/mean_k3": 0.1})),
+    ("rl", "signal", lambda folder: logged(folder, zero_variance=1.0)),
+    ("rl", "terms", lambda folder: rewrite(folder / OWN, with_reward(None))),
+    ("oracle", "oracle", metric),
+]
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(("stage", "gate", "plant"), PLANTS, ids=[f"{stage}-{gate}" for stage, gate, _ in PLANTS])
+def test_a_planted_fault_is_found_by_its_gate_at_its_stage(
+    finished: Path, tmp_path: Path, stage: str, gate: str, plant: Plant
+) -> None:
+    kept = tmp_path / "kept"
+    shutil.copytree(finished / stage, kept)
+    try:
+        plant(finished / stage)
+        found = failing(finished, until=stage)
+        assert [*found] == [stage]
+        assert gate in found[stage]
+    finally:
+        shutil.rmtree(finished / stage)
+        shutil.move(kept, finished / stage)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("stage", ["world", "sft", "rows"])
+def test_a_file_that_was_changed_since_stops_the_recipe(finished: Path, tmp_path: Path, stage: str) -> None:
+    """A changed evaluation file, a foreign checkpoint, poisoned rows: found where they lie, before they are used."""
+    plants = {"world": gold_of_two_splits, "sft": foreign_tokenizer, "rows": poisoned_mask}
+    work = tmp_path / "work"
+    shutil.copytree(finished, work)
+    plants[stage](work / stage)
+    text = (work / "recipe.json").read_text().replace(str(finished), str(work))
+    (work / "recipe.json").write_text(text)
+    ended = tiny(str(work), "--toy")
+    assert ended.returncode == 1
+    assert f"stage {stage} failed: gate unchanged: changes to {stage}" in ended.stderr
+
+
+def test_wrong_arguments_are_answered_by_the_usage() -> None:
+    for arguments in ([], ["out", "--fast"]):
+        ended = tiny(*arguments)
+        assert ended.returncode == 2
+        assert "scripts/tiny.sh OUT [--toy]" in ended.stderr
+        assert "PYTHON chooses" in ended.stderr
+        assert "set -e" not in ended.stderr
