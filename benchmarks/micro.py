@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -150,14 +150,14 @@ def write_world(start: Start) -> None:
         beir.write(folder, world.documents(), few)
 
 
-def make_model(start: Start) -> None:
-    """Train the tokenizer, and draw the weights."""
+def make_model(start: Start, more: Iterable[str] = ()) -> None:
+    """Train the tokenizer, on further texts as well, and draw the weights."""
     folder = start.folder / "model"
     if not (folder / "config.json").exists():
         work = NewModel(
             start.dataset, str(start.folder / "index"), folder, start.config, start.teacher, seed=start.seed
         )
-        texts = heard_texts(work, open_source(start.dataset), start.folder)
+        texts = [*heard_texts(work, open_source(start.dataset), start.folder), *more]
         shape = Shape(start.words, start.width, start.layers, start.heads)
         draw(folder, texts, shape, start.config, start.seed)
 

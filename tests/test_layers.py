@@ -24,7 +24,8 @@ WITHIN = {
     "data": "* | formats | archive benchmarks | catalogue world | stdlib | open"
     " | query_overlap leaks selection check fetching importing copying | dataset_cache",
     "env": "* | render | verifiers | world guidance transition | environment",
-    "models": "* | files | formats | transformers | servers | backend_completer checkpoint | open | environments",
+    "models": "* | files | formats | transformers | servers | backend_completer checkpoint | open"
+    " | completer environments",
     "policy": "* | baselines wrappers recorded | follow_leads | scripted | oracle | teacher | registry",
     "eval": "* | evaluate | fusion | compare | ablations | answers",
     "tasks": "* | make | writing | check",

@@ -12,10 +12,11 @@ from harness1.cli.bars import progress_of_work
 from harness1.cli.terminal import Terminal
 from harness1.config import Config
 from harness1.errors import UsageError
+from harness1.models.completer import Completing
 from harness1.records import Task
 from harness1.rl.learning import EPISODES
 from harness1.rl.red_team.report import RedTeamReport
-from harness1.rl.red_team.review import REPLIES, Judge, Review, best_paid, open_judge
+from harness1.rl.red_team.review import REPLIES, Review, best_paid, open_judge
 
 JudgeModel = Annotated[
     str, Option(help="A model that reads well-paid episodes for tricks.", metavar="openai:MODEL@URL|hf:PATH")
@@ -26,7 +27,7 @@ JudgedRun = Annotated[
 Judged = Annotated[int, Option(help="With --judge: about this many episodes.", min=1)]
 
 
-def asked_judge(name: str, run: Path | None, config: Config) -> Judge | None:
+def asked_judge(name: str, run: Path | None, config: Config) -> Completing | None:
     """Open the judge, if there is one; raise UsageError if only its run is named."""
     if run is not None and not name:
         raise UsageError("--run names the episodes that a judge reads: give --judge too")
@@ -34,7 +35,7 @@ def asked_judge(name: str, run: Path | None, config: Config) -> Judge | None:
 
 
 def judge_runs(
-    judge: Judge, name: str, runs: Sequence[Path], tasks: Sequence[Task], count: int, out: Path, *, force: bool
+    judge: Completing, name: str, runs: Sequence[Path], tasks: Sequence[Task], count: int, out: Path, *, force: bool
 ) -> RedTeamReport:
     """Have the best-paid episodes of runs judged, under a bar. A training is read by the run in it.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from typer import Argument, Option
 
@@ -16,11 +17,14 @@ from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
+from harness1.models.completer import open_completer
 from harness1.plain import counted
 from harness1.tasks.check import ORACLE, TaskCheck, check_tasks, sample_of
-from harness1.tasks.writing import write_tasks
+from harness1.tasks.rewriting import MOST_TOKENS, Writer, Writing
+from harness1.tasks.writing import TEMPLATE, write_tasks
 from harness1.viewer.write import Asked, write_view
 
+WRITERS = f"{TEMPLATE}|openai:MODEL@URL|hf:PATH"
 READ = 30
 """Tasks of the sample that can be opened in the viewer."""
 
@@ -30,6 +34,10 @@ def make(
     out: Annotated[Path, Option(help="The folder of tasks to create.", metavar="TASKS")],
     count: Annotated[int, Option(help="Tasks to make.", min=1, metavar="N")] = 1000,
     seed: Annotated[int, Option(help="Seed of the choice of sentences and splits.")] = 0,
+    writer: Annotated[
+        str,
+        Option(help="Who writes the questions: templates, or a model.", metavar="template|openai:MODEL@URL|hf:PATH"),
+    ] = TEMPLATE,
     index: IndexSpec = None,
     cache: Cache = None,
     config: ConfigFile = None,
@@ -42,6 +50,7 @@ def make(
     Example: harness1 tasks make docs --out tasks/docs --count 200
     """
     settings = resolve(config, overrides)
+    model = None if writer == TEMPLATE else Writer(writer, open_completer(writer, settings, MOST_TOKENS))
     corpus = open_source(place_of(source, settings))
     searched = index_of(corpus, index, cache, settings, read_aloud, say)
     with progress_of_parts() as show:
@@ -52,7 +61,9 @@ def make(
             settings,
             count=count,
             seed=seed,
+            writer=model,
             force=force,
+            on_reply=lambda done, of, tokens: show(f"{writer} writes, {tokens:,} tokens", done, of),
             on_task=lambda done, of: show("making tasks", done, of),
         )
     if made["tasks"] < count:
@@ -67,6 +78,11 @@ def print_made(made: dict[str, Any], out: Path) -> None:
     more = made["tasks"] - made["one_search"]
     put(f"{out}: {counted(made['tasks'], 'task')} over {counted(made['documents'], 'document')} ({splits})")
     put(f"    {kinds}; one search does not find all evidence of {more}")
+    if "writer" in made:
+        writer = msgspec.convert(made["writer"], Writing)
+        kept = ", ".join(f"{number} {fault}" for fault, number in writer.kept.items()) or "none"
+        put(f"    {writer.writer} wrote {writer.written} of the questions; replies that were not taken: {kept}")
+        put(f"    it read {writer.prompt_tokens:,} tokens and wrote {writer.output_tokens:,}")
     put(f"Next: harness1 tasks check {out}")
 
 

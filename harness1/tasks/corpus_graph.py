@@ -13,12 +13,14 @@ from harness1.memory.evidence import entity_key
 from harness1.memory.question import head
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
+from harness1.tasks.unwrapping import unwrapped
 
 READ = 4000
 """Characters of a document that tasks are made from; the rest is read only for other documents that answer."""
 NUMBER = re.compile(r"[\d/s]+")
 IDENTIFIER = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?![\w.])|(?<![\w.])[A-Za-z]\w*_\w+(?![\w.])")
 """Names of things in code, which have no capitals."""
+_SMALL = re.compile(r"(?<![\w-])[a-z]{3,}(?![\w-])")
 _BRACKETS = re.compile(r"\s*[(\[].*?[)\]]")
 _SECTION = re.compile(r"\s+[-–—|]\s+")
 
@@ -34,6 +36,7 @@ class Passage:
     names: tuple[tuple[str, ...], ...]
     """The names in each sentence, in order; no years and dates."""
     text: str
+    """The whole text; the lines of a paragraph are joined."""
     is_section: bool = False
     """True if its title names a section of something larger."""
 
@@ -46,15 +49,20 @@ class CorpusGraph:
     holders: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     about: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
+    small: set[str] = field(default_factory=set)
+    """Words that the corpus writes without a capital."""
+
     def add(self, document: Document) -> None:
         """Add a document."""
-        text = document.text[:READ]
+        whole = unwrapped(document.text)
+        text = whole[:READ]
         cut = sentences.split(text)
+        self.small.update(_SMALL.findall(text))
         known = {name for name in extract(text, READ) if not NUMBER.fullmatch(name)}
         names = tuple((*(name for name in extract(each, READ) if name in known), *identifiers(each)) for each in cut)
         place = len(self.passages)
         is_section = _SECTION.search(document.title) is not None
-        passage = Passage(document.doc_id, subject_of(document.title), cut, names, document.text, is_section)
+        passage = Passage(document.doc_id, subject_of(document.title), cut, names, whole, is_section)
         self.passages.append(passage)
         for key in {entity_key(name) for each in names for name in each}:
             self.holders[key].append(place)

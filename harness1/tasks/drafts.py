@@ -7,11 +7,13 @@ from harness1.records import Record
 SINGLE, BRIDGE, COMPARISON, INTERSECTION, CLAIM, ASPECT = KINDS = (
     *("single", "bridge", "comparison", "intersection", "claim", "aspect"),
 )
+DESCRIPTION = "description"
+"""The form that asks what a sentence describes."""
 
 
 class Need(Record):
-    """A piece of evidence: a passage, and the names that another document has to hold in one sentence to serve as well.
-    Without names, it has to say nearly the same as `quoted`."""
+    """A piece of evidence: a passage, and what another document has to hold to serve as well: the names in one
+    sentence, or, where a sentence is quoted, nearly the same sentence with these names."""
 
     passage: int
     names: tuple[str, ...] = ()

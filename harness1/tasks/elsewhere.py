@@ -45,7 +45,7 @@ class Reader:
             InfrastructureFault: the index does not answer.
         """
         needs = [(at, need) for at, draft in enumerate(drafts) for need in draft.needs]
-        found = await self._near([" ".join(need.names) or need.quoted for _, need in needs])
+        found = await self._near([need.quoted or " ".join(need.names) for _, need in needs])
         gold: list[dict[DocId, None] | None] = [
             {self._graph.passages[need.passage].doc_id: None for need in draft.needs} for draft in drafts
         ]
@@ -89,9 +89,8 @@ class Reader:
 def _serves(need: Need, passage: Passage) -> bool | None:
     """Return whether a passage serves as well as that of a need; None if that cannot be told."""
     cut = sentences.split(passage.text)
-    if not need.names:
-        own = set(_WORD.findall(need.quoted.lower()))
-        return any(_alike(own, set(_WORD.findall(each.lower()))) for each in cut)
+    if need.quoted:
+        return _says(need, cut)
     wanted = [f" {normalised_name(name)} " for name in need.names]
     title = f" {normalised_name(passage.subject)} "
     text = f" {normalised_name(passage.text)} "
@@ -101,6 +100,21 @@ def _serves(need: Need, passage: Passage) -> bool | None:
         return True
     said = (f" {normalised_name(each)} " for each in cut)
     return True if any(all(name in each for name in wanted) for each in said) else None
+
+
+def _says(need: Need, cut: Sequence[str]) -> bool | None:
+    """Return whether one of some sentences says nearly the same as that of a need; None if one says it with other
+    figures or names."""
+    own = set(_WORD.findall(need.quoted.lower()))
+    alike = [each for each in cut if _alike(own, set(_WORD.findall(each.lower())))]
+    same = [
+        each for each in alike if _figures(each) == _figures(need.quoted) and all(name in each for name in need.names)
+    ]
+    return True if same else None if alike else False
+
+
+def _figures(sentence: str) -> set[str]:
+    return {word for word in _WORD.findall(sentence) if word[0].isdigit()}
 
 
 def _alike(first: set[str], second: set[str]) -> bool:

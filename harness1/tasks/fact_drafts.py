@@ -100,8 +100,8 @@ def quoted_chain_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
             yield Draft(
                 kind=BRIDGE,
                 form=f"gap-{said.relation}",
-                question=f"{asked} It is the name that fits here: “{sentence.replace(name, GAP)}”",
-                needs=(Need(place, quoted=sentence), facts.need(target, said.answer)),
+                question=f"{asked} {GAP} is the name left out here: “{sentence.replace(name, GAP)}”",
+                needs=(Need(place, (name,), sentence), facts.need(target, said.answer)),
                 answer=said.answer,
                 links=(name,),
             )
@@ -131,7 +131,7 @@ def claim_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
     """Yield answers to verify: half of them as the document says, half with what another document says of its own."""
     for place, said in _said(facts, rng):
         others = [facts.of[other][said.relation].answer for other in facts.saying[said.relation][:100]]
-        others = [other for other in others if other != said.answer]
+        others = [other for other in others if other != said.answer and not _may_hold(said, other)]
         refuted = bool(others) and rng.random() < 0.5
         question = RELATIONS[said.relation].ask.format(x=facts.subject(place))
         yield Draft(
@@ -141,6 +141,11 @@ def claim_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
             needs=(facts.need(place, said.answer),),
             answer="refuted" if refuted else "supported",
         )
+
+
+def _may_hold(said: Statement, other: str) -> bool:
+    """Return whether another answer may hold beside that of a statement: places lie in places, names have forms."""
+    return "place" in RELATIONS[said.relation].names or bool({*said.answer.split()} & {*other.split()})
 
 
 def _said(facts: Facts, rng: random.Random) -> list[tuple[int, Statement]]:

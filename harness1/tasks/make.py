@@ -17,7 +17,7 @@ from harness1.retrieval.protocol import Retriever
 from harness1.tasks import fact_drafts as facts
 from harness1.tasks import name_drafts as names
 from harness1.tasks.corpus_graph import CorpusGraph, graph_of
-from harness1.tasks.drafts import ASPECT, BRIDGE, CLAIM, COMPARISON, INTERSECTION, SINGLE, Draft
+from harness1.tasks.drafts import ASPECT, BRIDGE, CLAIM, COMPARISON, DESCRIPTION, INTERSECTION, SINGLE, Draft
 from harness1.tasks.elsewhere import MadeTask, Reader
 from harness1.tasks.splitting import Splitter
 
@@ -114,7 +114,7 @@ async def _chosen(
         task = await anext(drafts[kind], None)
         if task is None:
             del drafts[kind]
-        elif _holds(graph, task.draft, task.reach, known) and (split := splitter.place(task.gold)):
+        elif _holds(graph, task, known) and (split := splitter.place(task.gold)):
             made.append((task, split))
             known.add(task.draft.question, task.draft.question)
             counts[kind] += 1
@@ -130,9 +130,15 @@ async def _with_gold(reader: Reader, drafts: Iterator[Draft]) -> AsyncIterator[M
             yield task
 
 
-def _holds(graph: CorpusGraph, draft: Draft, reach: float, known: KnownQueries) -> bool:
-    """Return whether a draft is worth keeping: it leads somewhere, gives nothing away, and is not asked yet."""
-    if draft.kind == BRIDGE and (reach == 1 or _names_its_end(graph, draft)):
+def _holds(graph: CorpusGraph, task: MadeTask, known: KnownQueries) -> bool:
+    """Return whether a task is worth keeping: it leads somewhere, asks for one thing, gives nothing away, and is not
+    asked yet."""
+    draft = task.draft
+    if draft.kind == BRIDGE and (task.reach == 1 or _names_its_end(graph, draft)):
+        return False
+    if draft.kind in (SINGLE, CLAIM) and task.reach < 1:
+        return False  # too many documents are like it
+    if draft.form == DESCRIPTION and len(task.gold) > 1:
         return False
     if draft.kind in (SINGLE, BRIDGE) and _names(draft.question, draft.answer):
         return False

@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import random
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from harness1.memory.evidence import entity_key
 from harness1.memory.question import head, normalised_name
 from harness1.tasks.corpus_graph import IDENTIFIER, CorpusGraph
-from harness1.tasks.drafts import ASPECT, BRIDGE, CLAIM, INTERSECTION, SINGLE, Draft, Need
-from harness1.tasks.quoting import GAP, LONGEST, SHORTEST, alternatives, figures, leans, once, quotable
+from harness1.tasks.drafts import ASPECT, BRIDGE, CLAIM, DESCRIPTION, INTERSECTION, SINGLE, Draft, Need
+from harness1.tasks.quoting import (
+    GAP,
+    LONGEST,
+    SHORTEST,
+    YEAR,
+    alternatives,
+    figures,
+    is_prose,
+    leans,
+    once,
+    quotable,
+    whole,
+)
 
 SPARE_NAMES = 50
 """Names of earlier sentences among which a wrong one is chosen."""
 FEW, SOME = 4, 8
 """Most passages that hold a rare name, and one that is less rare."""
-_NOT_NAMES = re.compile(rf"\d|\b(?:{alternatives('months')})\b")
+_NOT_NAMES = re.compile(rf"(?<!\w)\d|\b(?:{alternatives('months')}|{alternatives('labels')})\b")
+_CODED = re.compile(r"[A-Za-z]\d|[a-z][A-Z]")
+_SHORT = re.compile(rf"(?<={GAP}) ?\([A-Z]\w{{0,9}}\)")
+"""A short form behind the name itself, which would give it away."""
+_EVENT = re.compile(r"(?:[a-z]ed|born|built|won|began|became|died|made|held) (?:[a-z]+ ){0,2}in $")
+_LONG_WORD = re.compile(r"[^\W\d_]{4,}")
+LEAST_WORDS = 4
+"""Longer words of a description."""
 _PAGE = re.compile(r"\bpage \d", re.I)
 _RARE_NAME = re.compile(r"[A-ZÀ-Þ][\w'’&.-]*[a-zß-ÿ][\w'’&.-]*(?: (?:[a-z]{1,3} )?[A-ZÀ-Þ0-9][\w'’&.-]*)*")
 
@@ -26,14 +46,18 @@ def gap_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield sentences with a figure or a rare name left out, which is asked for."""
     for place, sentence, number in quotable(graph, rng):
         subject = graph.passages[place].subject
-        names = [name for name in graph.passages[place].names[number] if _is_rare(graph, name, FEW)]
+        names = [
+            name
+            for name in graph.passages[place].names[number]
+            if _is_rare(graph, name, FEW) and _is_own(graph, name) and not _NOT_NAMES.search(name)
+        ]
         numbers = figures(sentence)
         options = [(name, "name") for name in names] + [(each, "figure") for each in numbers]
         options = [(each, form) for each, form in options if once(sentence, each) and not _has(subject, each)]
         if options and len(names) + len(numbers) > 1:
             answer, form = rng.choice(options)
             question = f"Which {form} fits here? “{sentence.replace(answer, GAP)}”"
-            needs = (Need(place, quoted=sentence),)
+            needs = (Need(place, (answer,), sentence),)
             yield Draft(kind=SINGLE, form=f"gap {form}", question=question, needs=needs, answer=answer)
 
 
@@ -42,15 +66,15 @@ def lead_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     for place, sentence, number in quotable(graph, rng):
         for name in graph.passages[place].names[number]:
             others = [other for other in graph.holders[entity_key(name)] if other != place]
-            if not others or not _is_rare(graph, name, FEW) or not once(sentence, name):
+            if not others or not _is_distinct(graph, name, FEW) or not once(sentence, name):
                 continue
             if _has(graph.passages[place].subject, name) or not _is_told_of(graph, name, others):
                 continue
             yield Draft(
                 kind=BRIDGE,
                 form="lead",
-                question=f"Find the name that fits here, and what else is said of it: “{sentence.replace(name, GAP)}”",
-                needs=(Need(place, quoted=sentence), *(Need(other, (name,)) for other in others)),
+                question=f"Find each document that mentions the name left out here: “{sentence.replace(name, GAP)}”",
+                needs=(Need(place, (name,), sentence), *(Need(other, (name,)) for other in others)),
                 answer=name,
                 links=(name,),
             )
@@ -65,7 +89,7 @@ def shared_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
             name
             for name in graph.passages[place].names[number]
             if len(graph.holders[entity_key(name)]) > 1
-            and _is_rare(graph, name, SOME)
+            and _is_distinct(graph, name, SOME)
             and once(sentence, name)
             and not _has(subject, name)
         ]
@@ -76,7 +100,7 @@ def shared_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
         ]
         if pairs:
             a, b = rng.choice(pairs)
-            question = f"How are {a} and {b} connected?"
+            question = f"Which document mentions both {a} and {b}, and what connects them there?"
             need = Need(place, (a, b))
             yield Draft(kind=INTERSECTION, form="names", question=question, needs=(need,), answer=sentence)
 
@@ -89,8 +113,9 @@ def aspect_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     for key in keys:
         places = graph.holders[key]
         name = next(name for each in graph.passages[places[0]].names for name in each if entity_key(name) == key)
-        if _is_rare(graph, name, SOME) and not _NOT_NAMES.search(name) and _is_told_of(graph, name, places):
-            question = f"What do the documents say of {name}? Find each one that names it."
+        if _is_distinct(graph, name, SOME) and _is_told_of(graph, name, places):
+            called = f"the {name}" if _has_article(graph, name, places) else name
+            question = f"Which documents mention {called}, and what does each of them say there?"
             needs = tuple(Need(place, (name,)) for place in places)
             yield Draft(kind=ASPECT, form="name", question=question, needs=needs, answer=name)
 
@@ -101,41 +126,46 @@ def described_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     rng.shuffle(order)
     for place in order:
         passage = graph.passages[place]
-        is_whole = not passage.is_section and not _PAGE.search(passage.subject)
+        if passage.is_section or _PAGE.search(passage.subject) or len(graph.about[head(passage.subject)]) > 1:
+            continue
         opening = passage.sentences[0]
         if len(passage.sentences) > 1 and opening.partition("(")[0].strip() == passage.subject:
             opening = passage.sentences[1]  # the first is a heading or a signature
-        told = opening.replace(passage.subject, GAP)
-        if (
-            not is_whole
-            or not SHORTEST * 2 // 3 <= len(opening) <= LONGEST
-            or len(graph.about[head(passage.subject)]) > 1
-        ):
-            continue
-        if told[0].islower() or told[-1] not in ".!" or leans(told) or _shares_words(told, passage.subject):
-            continue
-        needs = (Need(place, quoted=opening),)
-        question = f"What is described like this? “{told}”"
-        yield Draft(kind=SINGLE, form="description", question=question, needs=needs, answer=passage.subject)
+        told = _SHORT.sub("", opening.replace(passage.subject, GAP))
+        if SHORTEST * 2 // 3 <= len(opening) <= LONGEST and _describes(told, passage.subject):
+            needs = (Need(place, quoted=opening),)
+            question = f"What is described like this? “{told}”"
+            yield Draft(kind=SINGLE, form=DESCRIPTION, question=question, needs=needs, answer=passage.subject)
+
+
+def _describes(told: str, subject: str) -> bool:
+    """Return whether an opening with a gap tells enough of a subject, and does not give its name away."""
+    if told[0].islower() or told[-1] not in ".!" or leans(told) or _shares_words(told, subject):
+        return False
+    is_enough = len(set(_LONG_WORD.findall(told.lower()))) >= LEAST_WORDS
+    return is_enough and is_prose(f"This is {told.replace(GAP, 'it')}")
 
 
 def changed_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
-    """Yield sentences as claims: half of them as they stand, half with a figure or a rare name changed."""
-    earlier: list[str] = []
+    """Yield sentences as claims: half of them as they stand, half with a figure or a rare name changed. A name is
+    changed into one of as many words that stood behind the same word."""
+    earlier: dict[tuple[str, int], list[str]] = defaultdict(list)
     for place, sentence, number in quotable(graph, rng):
-        numbers = [each for each in figures(sentence) if once(sentence, each)]
-        names = [name for name in graph.passages[place].names[number] if _is_rare(graph, name, SOME)]
-        names = [name for name in names if once(sentence, name)]
-        if not numbers and (not names or not earlier):
+        numbers = [each for each in figures(sentence) if once(sentence, each) and _is_told(sentence, each)]
+        names = [name for name in graph.passages[place].names[number] if _is_distinct(graph, name, SOME)]
+        slots = {name: _slot(sentence, name) for name in names if once(sentence, name)}
+        if not numbers and not slots:
             continue
-        refuted = rng.random() < 0.5
-        told = sentence
+        refuted, told = rng.random() < 0.5, sentence
         if refuted and numbers:
-            chosen = rng.choice(numbers)
+            chosen = rng.choice([each for each in numbers if not YEAR.fullmatch(each)] or numbers)
             told = sentence.replace(chosen, _other(chosen, rng))
         elif refuted:
-            told = sentence.replace(rng.choice(names), rng.choice(earlier[-SPARE_NAMES:]))
-        earlier += names
+            pairs = [(name, other) for name, slot in slots.items() for other in earlier[slot][-SPARE_NAMES:]]
+            pairs = [(name, other) for name, other in pairs if other not in sentence and slots[name][0]]
+            told = sentence.replace(*rng.choice(pairs)) if pairs else sentence
+        for name, slot in slots.items():
+            earlier[slot].append(name)
         if told == sentence and refuted:
             continue
         yield Draft(
@@ -145,6 +175,35 @@ def changed_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
             needs=(Need(place, quoted=sentence),),
             answer="refuted" if refuted else "supported",
         )
+
+
+def _is_told(sentence: str, figure: str) -> bool:
+    """Return whether a sentence is false with another figure: a year may only say what is spoken of."""
+    return not YEAR.fullmatch(figure) or _EVENT.search(sentence.partition(figure)[0]) is not None
+
+
+def _slot(sentence: str, name: str) -> tuple[str, int]:
+    """Return the word before a name, "" for none in small letters, and the number of words of the name."""
+    before = sentence.partition(name)[0].split()
+    return (before[-1] if before and before[-1].isalpha() and before[-1].islower() else ""), name.count(" ")
+
+
+def _is_distinct(graph: CorpusGraph, name: str, most: int) -> bool:
+    """Return whether a rare name hardly names two things: it has two words, one of them only in names, or letters with
+    digits or capitals."""
+    is_code = IDENTIFIER.fullmatch(name) is not None or (_CODED.search(name) is not None and "-" not in name)
+    is_one = is_code or (" " in name and _is_own(graph, name))
+    return is_one and _is_rare(graph, name, most) and not _NOT_NAMES.search(name)
+
+
+def _is_own(graph: CorpusGraph, name: str) -> bool:
+    """Return whether a name has a word that the corpus never writes without a capital."""
+    return any(word.lower() not in graph.small for word in name.split() if word[0].isupper())
+
+
+def _has_article(graph: CorpusGraph, name: str, places: Sequence[int]) -> bool:
+    """Return whether most passages put an article before a name."""
+    return 2 * sum(f"the {name}" in graph.passages[place].text for place in places) > len(places)
 
 
 def _is_rare(graph: CorpusGraph, name: str, most: int) -> bool:
@@ -164,16 +223,19 @@ def _shares_words(text: str, name: str) -> bool:
 
 
 def _is_told_of(graph: CorpusGraph, name: str, places: Sequence[int]) -> bool:
-    """Return whether each passage says something else of a name, mostly within a sentence: titles of menus, of tables
-    and of sections are repeated, or stand alone."""
+    """Return whether each passage says something else of a name in a sentence that has it whole: titles of menus, of
+    tables and of sections are repeated, or stand alone."""
     saying = [next((each for each in graph.passages[place].sentences if name in each), "") for place in places]
     within = [each for each in saying if not each.startswith(name) and len(each) > len(name) + SHORTEST * 2 // 3]
-    return "" not in saying and len(set(saying)) == len(saying) and 2 * len(within) > len(saying)
+    return (
+        len(set(saying)) == len(saying)
+        and 2 * len(within) > len(saying)
+        and all(is_prose(each) and whole(*each.split(name, 1)) for each in saying)
+    )
 
 
 def _other(figure: str, rng: random.Random) -> str:
     """Return another figure of the same look: the last digit of a year is changed, the first of others."""
-    is_year = len(figure) == 4 and figure.isdigit() and figure[0] in "12"
-    at = 3 if is_year else next(place for place, letter in enumerate(figure) if letter.isdigit())
+    at = 3 if YEAR.fullmatch(figure) else next(place for place, letter in enumerate(figure) if letter.isdigit())
     others = [digit for digit in "123456789" if digit != figure[at]]
     return figure[:at] + rng.choice(others) + figure[at + 1 :]

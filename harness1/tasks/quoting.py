@@ -9,6 +9,7 @@ from importlib import resources
 
 import msgspec
 
+from harness1.memory.entities import FUNCTION_WORDS
 from harness1.tasks.corpus_graph import CorpusGraph
 
 GAP = "____"
@@ -30,25 +31,71 @@ _FIGURE = re.compile(
     r"(?<![\w.,/\[(–—:$-])(?:\$ ?)?\d(?:[\d,]*\d)?(?:\.\d+)?(?: ?%| percent| million| billion)?"
     r"(?![\w/\])–—′°:-]|[.,]\d)"
 )
-_LEANS = re.compile(rf"(?:{alternatives('openings')})\b")
+YEAR = re.compile(r"[12]\d{3}")
+_YEARS = re.compile(r"\b[12]\d{3}\b")
+_LEANS = re.compile(rf"(?:{alternatives('openings')})\b|[A-Z][\w-]+,|(?:[A-Z]{{4,}} )+[A-Z][a-z]")
 _INNER = re.compile(rf"\b(?:{alternatives('pointers')})\b")
-_COUNTED = re.compile(rf"(?:{alternatives('months')}|{alternatives('labels')}) $")
-_CUT = re.compile(r"(?<=[a-z”\"’] )(?=[A-Z][a-z]+ [a-z])")
-"""Where a sentence may begin in a text that lost its full stops."""
+_UNNAMED = re.compile(
+    rf"\b[Tt]he (?:[a-z-]+ )?(?i:{alternatives('unnamed')})(?! (?:{alternatives('going_on')})\b| [A-Z“\"])(?![\w-])"
+)
+_AGAIN = re.compile(rf"(?:The|A|An) (?:[\w'’-]+ ){{1,2}}(?:{alternatives('verbs')}|[a-z]+ed|also|then)\b")
+"""A sentence about something that the one before has named."""
+_VERB = re.compile(rf"\b(?:{alternatives('verbs')}|[a-z]{{2,}}ed)\b")
+_PRONOUN = re.compile(r"\b(?:he|she|his|her|him|hers)\b")
+_MARKS = re.compile(r"[|#*•©»«…→<>={}~^_\\\t]|https?:|www\.|\.{2,}|--|\s[-–—:]\s.*\s[-–—:]\s|\?")
+_CITED = re.compile(r"\s*\[\d+(?:\s*[,–-]\s*\d+)*\](?=\s*[.,;]|\s|$)|\s+\((?:[A-Z][\w-]+ et al[^()]*)\)")
+_SPACED = re.compile(r"\s+([.,;])(?=\s|$)")
+_TWICE = re.compile(r"\b(\w+ \w+) \1\b")
+_COUNTED = re.compile(
+    rf"(?:{alternatives('months')}|{alternatives('labels')}|[a-z]ection|[Cc]ode) $"
+    rf"|(?:{alternatives('months')}) \d{{1,2}},? $|\d (?:{alternatives('months')}),? $"
+)
+_CUT = re.compile(
+    r"(?<=[a-z0-9”\"’)%] )(?=(?:The|A|An|In|On|At|For|By|With|From|It|He|She|They|This|That|But|And|While|When|After"
+    r"|If|You|We|I|There|What|Meanwhile|However|As|So|His|Her|Their|Its|These|Those) [a-z0-9])"
+)
+"""Where a sentence begins in a text that lost its full stops: at a word that has a capital only there."""
+_MERGED = re.compile(
+    rf"(?<![\w'’-])(?!(?:{alternatives('conjunctions')}) )[a-z][a-z'’-]* (?:[A-Z][\w'’.-]+ ){{1,3}}"
+    rf"(?:{alternatives('verbs')}|also|[a-z]+ed)\b"
+)
+"""Two sentences without a full stop between them."""
 
 
 def stands_alone(sentence: str) -> bool:
-    """Return whether a sentence can be quoted without its neighbours: whole, of middle length, and without words that
-    point to them."""
+    """Return whether a sentence can be quoted without its neighbours: whole, of middle length, in prose, and without
+    words that point to them."""
     if not SHORTEST <= len(sentence) <= LONGEST or not sentence[0].isupper() or sentence[-1] not in ".!":
         return False
+    return is_prose(sentence) and not (
+        leans(sentence) or _INNER.search(sentence) or _UNNAMED.search(sentence) or _AGAIN.match(sentence)
+    )
+
+
+def is_prose(sentence: str) -> bool:
+    """Return whether a text is a sentence that tells something: no heading, menu, code, or piece of a table."""
+    words = sentence.split()
+    small = sum(word[:1].islower() for word in words)
     plain = sum(map(str.isalpha, sentence)) + sentence.count(" ")
-    return plain > 0.85 * len(sentence) and not leans(sentence) and not _INNER.search(sentence)
+    return (
+        plain > 0.85 * len(sentence)
+        and 2 * small >= len(words)
+        and _VERB.search(sentence) is not None
+        and _MARKS.search(sentence) is None
+        and _TWICE.search(sentence) is None
+        and sentence.count('"') % 2 == 0
+        and sentence.count("“") == sentence.count("”")
+        and sentence.count("(") == sentence.count(")")
+    )
 
 
 def leans(sentence: str) -> bool:
-    """Return whether a sentence begins with a word that points to the one before."""
-    return _LEANS.match(sentence) is not None
+    """Return whether a sentence begins with a word that points to the one before, or has a pronoun before any name."""
+    pronoun = _PRONOUN.search(sentence)
+    before = sentence[: pronoun.start()].split() if pronoun else ["Somebody"]
+    return _LEANS.match(sentence) is not None or not any(
+        word[:1].isupper() and word.lower() not in FUNCTION_WORDS for word in before
+    )
 
 
 def quotable(graph: CorpusGraph, rng: random.Random) -> Iterator[tuple[int, str, int]]:
@@ -59,7 +106,8 @@ def quotable(graph: CorpusGraph, rng: random.Random) -> Iterator[tuple[int, str,
     fit: dict[int, list[tuple[int, str]]] = {}
     for place in order:
         cut = graph.passages[place].sentences
-        found = [(number, sentence) for number, sentence in enumerate(cut) if stands_alone(sentence)]
+        whole = [(number, tidied(sentence)) for number, sentence in enumerate(cut)]
+        found = [(number, sentence) for number, sentence in whole if stands_alone(sentence)]
         fit[place] = found or [part for part in _parts(cut) if stands_alone(f"{part[1]}.")]
         rng.shuffle(fit[place])
     for number_of_round in range(ROUNDS):
@@ -68,17 +116,26 @@ def quotable(graph: CorpusGraph, rng: random.Random) -> Iterator[tuple[int, str,
                 yield place, sentence, number
 
 
+def tidied(sentence: str) -> str:
+    """Return a sentence without references to literature."""
+    return _SPACED.sub(r"\1", _CITED.sub("", sentence))
+
+
 def _parts(sentences: tuple[str, ...]) -> Iterator[tuple[int, str]]:
     """Yield the parts of sentences that are too long to quote, with the sentences' numbers."""
     for number, sentence in enumerate(sentences):
         if len(sentence) > LONGEST:
-            yield from ((number, part.strip()) for part in _CUT.split(sentence))
+            inner = _CUT.split(sentence)[1:-1]
+            yield from ((number, part.strip()) for part in inner if not _MERGED.search(part))
 
 
 def figures(sentence: str) -> list[str]:
-    """Return the figures of a sentence, but for single digits, days of a month and numbers that label something."""
+    """Return the figures of a sentence, but for single digits, dates, numbers that label something, and years beside
+    their neighbours."""
     found = (match for match in _FIGURE.finditer(sentence) if len(match.group()) > 1)
-    return [match.group() for match in found if not _COUNTED.search(sentence, 0, match.start())]
+    kept = [match.group() for match in found if not _COUNTED.search(sentence, 0, match.start())]
+    years = {int(each) for each in _YEARS.findall(sentence)}
+    return [each for each in kept if not YEAR.fullmatch(each) or not years & {int(each) - 1, int(each) + 1}]
 
 
 def once(sentence: str, part: str) -> bool:
@@ -86,8 +143,16 @@ def once(sentence: str, part: str) -> bool:
     before, found, after = sentence.partition(part)
     if not found or part in after or before.count("(") > before.count(")"):
         return False
-    words, following = before.split(), after.lstrip(": ")[:1]
-    led = before.endswith(" ") and len(words) > 1 and words[-1].lstrip('"“‘(')[:1].isupper()
-    longer = led or (after.startswith((" ", ": ")) and (following.isupper() or following.isdigit()))
     opens = not before.strip(" \"“'") and " " not in part
-    return not (part[0].isalpha() and (longer or opens)) and not (after[:1].isalnum() or before[-1:].isalnum())
+    return not (part[0].isalpha() and (opens or not whole(before, after))) and not (
+        after[:1].isalnum() or before[-1:].isalnum()
+    )
+
+
+def whole(before: str, after: str) -> bool:
+    """Return whether a name between two texts is not a piece of a longer name."""
+    last, following = before.split()[-1:] or [""], after.lstrip(": ")[:1]
+    led = before.endswith((" ", "-")) and len(before.split()) > 1 and last[0].lstrip('"“‘(')[:1].isupper()
+    led |= before.endswith(" ") and last[0][:1].isdigit() and last[0][-1:].isalpha()
+    joined = before.endswith(("-", "’", "'", "/", "&", "& ")) or after.startswith(("-", "/", "'", "’", "&", " &"))
+    return not (led or joined or (after.startswith((" ", ": ")) and (following.isupper() or following.isdigit())))

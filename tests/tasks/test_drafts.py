@@ -11,8 +11,9 @@ from harness1.retrieval.corpus import Document
 from harness1.tasks import fact_drafts as facts
 from harness1.tasks import name_drafts as names
 from harness1.tasks.corpus_graph import CorpusGraph, graph_of, subject_of
-from harness1.tasks.quoting import GAP, figures, once, stands_alone
+from harness1.tasks.quoting import GAP, figures, once, stands_alone, tidied
 from harness1.tasks.relations import statements
+from harness1.tasks.unwrapping import unwrapped
 
 
 def corpus(*documents: tuple[str, str]) -> CorpusGraph:
@@ -121,6 +122,15 @@ def test_a_refuted_answer_differs_from_what_the_document_says() -> None:
         ("She directed eleven films between the two wars of Europe.", False),
         ("Ada Fenwick directed the films that we list in this chapter.", False),
         ("Ada Fenwick directed films", False),
+        ("Hence the films of Ada Fenwick were shown in Grimsby again.", False),
+        ("In 1951 he moved to the harbour town that is called Grimsby.", False),
+        ("The film was shown to many people in Grimsby in the summer.", False),
+        ("Ada Fenwick said that the company was sold to Tom Arkwright.", False),
+        ("Ada Fenwick said that the company of Grimsby was sold again.", True),
+        ("RESULTS Ada Fenwick was shown to have directed eleven films.", False),
+        ("Ada Fenwick was glad (it is said to have directed the films.", False),
+        ("Home News Films About Ada Fenwick Contact Us is shown in it.", False),
+        ("# History Ada Fenwick directed eleven films in the summers.", False),
         ("| 12 | 44 | 19 | 88 | 12 | 33 | 97 | 61 | 5 | 20 | 11 | 3.", False),
     ],
 )
@@ -135,6 +145,8 @@ def test_only_a_sentence_that_stands_alone_is_quoted(sentence: str, fit: bool) -
         ("A film with Lady Ada Fenwick in it.", "Ada Fenwick", False),
         ("A film with Ada Fenwick Jones in it.", "Ada Fenwick", False),
         ("A film (with Ada Fenwick) from 1951.", "Ada Fenwick", False),
+        ("A film of the 75th Ada Fenwick group.", "Ada Fenwick", False),
+        ("A film on Ada Fenwick's life.", "Ada Fenwick", False),
         ("Undiscounted flows are estimated.", "Undiscounted", False),
         ("Ada Fenwick met Ada Fenwick.", "Ada Fenwick", False),
     ],
@@ -143,8 +155,70 @@ def test_a_gap_never_cuts_a_longer_name(sentence: str, part: str, fit: bool) -> 
     assert once(sentence, part) == fit
 
 
+def test_lines_of_a_paragraph_are_joined_and_those_of_lists_and_tables_are_not() -> None:
+    text = """Name
+The harbour of Grimsby was closed for all the larger ships,
+so that Ada Fenwick had to come by the train that ran at
+Night. The next day she left.
+- one
+- two
+Year | Ships
+1951 | 12
+"""
+    paragraph, *_ = (each for each in unwrapped(text).splitlines() if each.startswith("The"))
+    assert "larger ships, so that Ada" in paragraph
+    assert "that ran at Night. The next" in paragraph
+    assert [each for each in unwrapped(text).splitlines() if each != paragraph] == [
+        "Name",
+        "- one",
+        "- two",
+        "Year | Ships",
+        "1951 | 12",
+    ]
+
+
+def test_references_are_left_out_of_a_quotation() -> None:
+    assert tidied("Ada Fenwick was born here [3, 5] (Arkwright et al. 1951).") == "Ada Fenwick was born here."
+
+
+def test_a_name_is_changed_only_into_one_that_stood_behind_the_same_word() -> None:
+    graph = corpus(
+        ("", "The oldest lighthouse on that coast was built by Ada Fenwick in stone."),
+        ("", "The broken lighthouse on that coast was built by Tom Arkwright in wood."),
+        ("", "Some of it was told to Bea Carver of the harbour by the sailors."),
+    )
+    claims = {draft.question for seed in range(20) for draft in names.changed_drafts(graph, random.Random(seed))}
+    told = {each for each in claims if "stone" in each}
+    assert "Is this true? The oldest lighthouse on that coast was built by Tom Arkwright in stone." in told
+    assert not any("Carver" in each for each in told)
+
+
+def test_a_place_is_never_refuted_by_another_that_may_lie_in_it() -> None:
+    graph = corpus(
+        ("Ann Lee", "Ann Lee is a singer, born in Oslo."),
+        ("Bo Ek", "Bo Ek is a painter, born in Norway."),
+    )
+    drafts = [draft for seed in range(8) for draft in facts.claim_drafts(facts.facts_of(graph), random.Random(seed))]
+    assert {draft.answer for draft in drafts} == {"supported"}
+
+
+def test_a_name_of_common_words_is_no_name() -> None:
+    text = "The {} was seen by Ada Fenwick and all the people of the town."
+    graph = corpus(
+        ("", "He saw a national gallery by the sea with all its harbour paintings."),
+        *[("", text.format(f"{each} hall near the National Gallery")) for each in ("old", "small", "white")],
+    )
+    drafts = list(names.aspect_drafts(graph, random.Random(0)))
+    assert {draft.answer for draft in drafts} == {"Ada Fenwick"}
+
+
 def test_labels_days_and_single_digits_are_no_figures() -> None:
-    assert figures("On March 14, in Note 12 and [33], 7 of 45 firms paid $1,200 or 3.5%.") == ["45", "$1,200", "3.5%"]
+    assert figures("On March 14, 1951, in Note 12 and [33], 7 of 45 firms paid $1,200 or 3.5%.") == [
+        "45",
+        "$1,200",
+        "3.5%",
+    ]
+    assert figures("It was lit in 1951 and 1953, and was closed in 1952 and 1969.") == ["1969"]
 
 
 def test_a_figure_is_changed_into_another_of_the_same_look() -> None:

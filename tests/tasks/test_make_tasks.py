@@ -66,6 +66,13 @@ def test_a_quoted_sentence_is_found_again_in_nearly_the_same_words() -> None:
     assert gold_beside("Ada Fenwick was seen in a harbour town of the north coast.", draft=quoted) == ("d0",)
 
 
+def test_a_task_is_dropped_where_another_document_says_it_with_another_figure() -> None:
+    quoted = born(quoted="The harbour of Grimsby was closed for 45 days.")
+    said = "The harbour of Grimsby was closed for {} days."
+    assert gold_beside(said.format(45), draft=quoted) == ("d0", "d1")
+    assert gold_beside(said.format(61), draft=quoted) is None
+
+
 def test_an_index_that_fails_is_a_fault_of_the_infrastructure() -> None:
     corpus = documents(("Ada Fenwick", BORN))
     broken = Reader(graph_of(corpus), WordRetriever([], faults=1))

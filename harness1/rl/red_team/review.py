@@ -7,17 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from harness1.config import Config
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError
 from harness1.hashing import digest
-from harness1.http.completions import Completer, Completion, Messages
-from harness1.http.model_endpoint import verifier_endpoint
-from harness1.models.backend_completer import BackendCompleter
-from harness1.models.open import ModelSpec, open_backend
+from harness1.models.completer import Completing, open_completer
 from harness1.records import Episode, Gold, Record, Status
 from harness1.rl.red_team.judgement import SYSTEM, Judgement, question, read_judgement
 from harness1.rl.red_team.report import Finding, RedTeamReport
@@ -33,26 +29,9 @@ MOST_TOKENS = 2048
 """Most tokens of a reply, including the thoughts before it."""
 
 
-class Judge(Protocol):
-    """A language model that completes a conversation: a `Completer` or a `BackendCompleter`."""
-
-    async def complete(self, messages: Messages) -> Completion:
-        """Return the reply; raise InfrastructureFault if there is none."""
-        ...
-
-
-def open_judge(spec: str, config: Config) -> Judge:
-    """Open a judge by its name: `openai:MODEL@URL`, with key and limits of `machine.verifier`, or a model as a policy
-    is named, such as `hf:PATH`.
-
-    Raises:
-        UsageError, ConfigError, MissingExtra: as `open_backend`.
-    """
-    asked = ModelSpec.read(spec)
-    if asked.kind == "openai" and asked.url is not None:
-        return Completer(verifier_endpoint(asked.url, config.machine), asked.model, MOST_TOKENS)
-    backend, chat = open_backend(asked, config)
-    return BackendCompleter(backend, chat, MOST_TOKENS)
+def open_judge(spec: str, config: Config) -> Completing:
+    """Open a judge by its name; raise as `open_completer`."""
+    return open_completer(spec, config, MOST_TOKENS)
 
 
 class PaidEpisode(Record):
@@ -100,7 +79,7 @@ class Review:
 
     episodes: Sequence[PaidEpisode]
     name: str
-    judge: Judge
+    judge: Completing
     tokens: int = 6000
     places: int = 16
     """Requests at a time."""
