@@ -4,18 +4,10 @@ CPU build and runs them."""
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import os
 import shutil
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import msgspec
 import pytest
@@ -31,18 +23,9 @@ from harness1.records import Sampling
 from harness1.rl.logprobs import compare_calls
 from harness1.rows.calls import SampledCall
 from tests.models.test_weight_files import write_weights
+from tests.models.vllm_engines import PROMPT, STOP, WINDOW, needs_vllm, prompt_of, sampled_together, serving
 from tests.support import run
 
-needs_vllm = [
-    pytest.mark.service,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed: make test-vllm"),
-]
-STARTS_S = 300.0
-WINDOW = 512
-STOP = 2
-"""<|im_end|>, which ends an output of SmolLM2."""
-PROMPT = (1, 504, 3575, 282, 4649, 314)
-"""`<|im_start|>The capital of France is`"""
 PARIS = 7042
 GREEDY = Sampling(temperature=0.0, max_tokens=8, stop_ids=(STOP,))
 YES_OR_NO = Grammar('root ::= "yes" | "no"', "yes or no")
@@ -97,51 +80,9 @@ def in_process(smollm2: Path) -> Iterator[VllmBackend]:
     backend.close()
 
 
-@contextmanager
-def serving(folder: Path, mode: str) -> Iterator[str]:
-    """The URL of a vLLM server in a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = {
-        "model": str(folder),
-        "served-model-name": "smol",
-        "host": "127.0.0.1",
-        "port": str(port),
-        "dtype": "float32",
-        "max-model-len": str(WINDOW),
-        "kv-cache-memory-bytes": str(1 << 28),
-        "logprobs-mode": mode,
-    }
-    # The CPU build has no metadata under the name that the command `vllm` looks for.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
-    command += [part for name, value in options.items() for part in (f"--{name}", value)]
-    process = subprocess.Popen(
-        command, env=os.environ | {"VLLM_SERVER_DEV_MODE": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_until_healthy(process, f"http://127.0.0.1:{port}")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def wait_until_healthy(process: subprocess.Popen[bytes], url: str) -> None:
-    deadline = time.monotonic() + STARTS_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the server ended"
-        try:
-            with urlopen(f"{url}/health", timeout=5):
-                return
-        except (URLError, OSError):
-            time.sleep(1)
-    raise AssertionError("the server did not start")
-
-
 @pytest.fixture(scope="module")
 def server(smollm2: Path) -> Iterator[VllmServer]:
-    with serving(smollm2, "processed_logprobs") as url:
+    with serving(smollm2, {}) as url:
         yield VllmServer(ModelEndpoint(url), "smol", str(smollm2))
 
 
@@ -226,7 +167,7 @@ class TestVllmAtItsEdges:
     pytestmark = needs_vllm
 
     def test_a_server_with_raw_log_probabilities_is_found_out(self, smollm2: Path) -> None:
-        with serving(smollm2, "raw_logprobs") as url:
+        with serving(smollm2, {"logprobs-mode": "raw_logprobs"}) as url:
             raw = VllmServer(ModelEndpoint(url), "smol", "weights")
             with pytest.raises(UsageError, match="--logprobs-mode processed_logprobs"):
                 run(raw.generate(PROMPT, MANY[2]))
@@ -242,18 +183,6 @@ class TestVllmAtItsEdges:
                     await ended
 
         run(work())
-
-
-def prompt_of(seed: int) -> tuple[int, ...]:
-    return PROMPT[: 3 + seed % 4]
-
-
-def sampled_together(backend: Backend, samplings: Sequence[Sampling]) -> list[SampledOutput]:
-    async def work() -> list[SampledOutput]:
-        calls = [backend.generate(prompt_of(sampling.seed or 0), sampling) for sampling in samplings]
-        return await asyncio.gather(*calls)
-
-    return run(work())
 
 
 def calls_of(outputs: Sequence[SampledOutput]) -> list[SampledCall]:

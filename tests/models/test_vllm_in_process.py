@@ -1,0 +1,168 @@
+"""Adapters on vLLM in this process, over an engine that records what it is asked: a name and a number for each version,
+calls end on the version that they began with, and what no call uses is removed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.models.backend import SampledOutput
+from harness1.models.servers.adapter_versions import AdapterVersions
+from harness1.models.servers.loop_thread import LoopThread
+from harness1.models.servers.vllm import VllmBackend
+from harness1.records import Sampling
+from tests.models.test_adapter_files import save_adapters
+from tests.support import run
+from tests.tiny_models import save_tiny_model
+
+SAMPLING = Sampling(max_tokens=4, stop_ids=(2,), seed=11)
+
+
+class FakeEngine:
+    """What `VllmBackend` uses of vLLM's engine. A call waits for the event that `gate` was when it began."""
+
+    model_config = SimpleNamespace(max_model_len=64)
+
+    def __init__(self) -> None:
+        self.added: list[Any] = []
+        self.removed: list[int] = []
+        self.sampled_with: list[Any] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.fault: Exception | None = None
+
+    async def add_lora(self, request: Any) -> bool:
+        if self.fault is not None:
+            raise self.fault
+        self.added.append(request)
+        return True
+
+    async def remove_lora(self, number: int) -> bool:
+        self.removed.append(number)
+        return True
+
+    async def generate(self, prompt: Any, params: Any, number: str, lora_request: Any) -> AsyncIterator[Any]:
+        self.sampled_with.append(lora_request)
+        await self.gate.wait()
+        chosen = SimpleNamespace(logprob=-0.5)
+        output = SimpleNamespace(
+            token_ids=[7, 2], logprobs=[{7: chosen}, {2: chosen}], finish_reason="stop", stop_reason=2
+        )
+        yield SimpleNamespace(outputs=[output])
+
+    def shutdown(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package `vllm` with what is imported from it."""
+
+    def record(*values: Any, **fields: Any) -> SimpleNamespace:
+        names = dict(zip(("lora_name", "lora_int_id", "lora_path"), values, strict=False))
+        return SimpleNamespace(**names, **fields)
+
+    error = type("VLLMError", (Exception,), {})
+    parts: dict[str, dict[str, Any]] = {
+        "vllm": {"SamplingParams": record},
+        "vllm.exceptions": {"VLLMError": error, "VLLMClientError": type("VLLMClientError", (error,), {})},
+        "vllm.inputs": {"tokens_input": list},
+        "vllm.lora": {},
+        "vllm.lora.request": {"LoRARequest": record},
+        "vllm.sampling_params": {
+            "RequestOutputKind": SimpleNamespace(FINAL_ONLY=2),
+            "StructuredOutputsParams": record,
+        },
+    }
+    for name, values in parts.items():
+        module = ModuleType(name)
+        vars(module).update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model, and adapters of it."""
+    home = tmp_path_factory.mktemp("adapters")
+    base = save_tiny_model(home / "base")
+    save_adapters(home / "adapters", base)
+    return base, home / "adapters"
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def backend(engine: FakeEngine, folders: tuple[Path, Path]) -> Iterator[VllmBackend]:
+    made = VllmBackend(engine, LoopThread(), {}, "name", folders[0], AdapterVersions(1))  # type: ignore[arg-type]
+    yield made
+    made.close()
+
+
+def test_each_version_has_a_name_and_a_number_of_its_own_and_calls_use_the_newest(
+    backend: VllmBackend, engine: FakeEngine, folders: tuple[Path, Path]
+) -> None:
+    assert run(backend.generate((1, 5), SAMPLING)).version_end == 0
+    for version in (3, 4):
+        run(backend.load_adapter(folders[1], version))
+        assert run(backend.generate((1, 5), SAMPLING)).version_end == backend.version == version
+    first, second = engine.added
+    assert (first.lora_path, second.lora_path) == (str(folders[1]), str(folders[1]))
+    assert (first.lora_int_id, second.lora_int_id) == (1, 2)
+    assert first.lora_name.startswith("harness1-3-")
+    assert second.lora_name.startswith("harness1-4-")
+    assert engine.sampled_with == [None, first, second]
+
+
+def test_a_version_is_removed_when_a_newer_one_is_there_and_no_call_uses_it(
+    backend: VllmBackend, engine: FakeEngine, folders: tuple[Path, Path]
+) -> None:
+    async def work() -> SampledOutput:
+        await backend.load_adapter(folders[1], 1)
+        held = engine.gate = asyncio.Event()
+        early = asyncio.create_task(backend.generate((1, 5), SAMPLING))
+        while not engine.sampled_with:
+            await asyncio.sleep(0.001)
+        engine.gate = asyncio.Event()
+        engine.gate.set()
+        for version in (2, 3):
+            await backend.load_adapter(folders[1], version)
+        assert engine.removed == [2], "1 is in use, and 3 is the newest"
+        backend._loop._loop.call_soon_threadsafe(held.set)
+        output = await early
+        await backend.load_adapter(folders[1], 4)
+        assert sorted(engine.removed) == [1, 2, 3]
+        return output
+
+    output = run(work())
+    assert output.version_end == 1
+    assert engine.sampled_with[0].lora_int_id == 1
+
+
+def test_an_adapter_that_the_engine_cannot_load_leaves_the_present_one_in_use(
+    backend: VllmBackend, engine: FakeEngine, folders: tuple[Path, Path]
+) -> None:
+    run(backend.load_adapter(folders[1], 1))
+    engine.fault = ValueError("LoRA rank 16 is greater than max_lora_rank 8")
+    with pytest.raises(InfrastructureFault, match="max_lora_rank"):
+        run(backend.load_adapter(folders[1], 2))
+    assert run(backend.generate((1, 5), SAMPLING)).version_end == 1
+    assert engine.removed == []
+
+
+def test_adapters_of_another_base_are_not_given_to_the_engine(
+    backend: VllmBackend, engine: FakeEngine, tmp_path: Path
+) -> None:
+    save_adapters(tmp_path / "adapters", save_tiny_model(tmp_path / "base", seed=1))
+    with pytest.raises(UsageError):
+        run(backend.load_adapter(tmp_path / "adapters", 1))
+    assert engine.added == []
