@@ -48,8 +48,9 @@ PROTOCOL_METHODS = {
     *("generate", "load_weights", "load_adapter"),
 }
 FREE_STATEMENTS = 3
-BROAD = {("harness1/env/world.py", "patiently")}
-"""Where any exception is caught: what an engine raises is its own fault, and must not end the other episodes."""
+BROAD = {("harness1/env/world.py", "patiently"), ("harness1/models/servers/vllm_engine.py", "_failing")}
+"""Where any exception is caught: what an engine raises is its own fault, and must not end the other episodes; vLLM
+raises `Exception` itself over what its workers raise."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -98,6 +98,9 @@ class Model(Keyed):
     """Share of a GPU's memory for vLLM in this process."""
     tensor_parallel: Positive = 1
     """GPUs that share the weights of vLLM in this process."""
+    sleep: bool = False
+    """Let vLLM sleep while the trainer steps, where both use the same GPUs: its weights wait in the memory of the
+    machine, and its cache is dropped. Off, as moving weights takes time that GPUs of its own need not spend."""
     tokenizer: str = ""
     """The tokenizer's location for a model behind a server, if the server's name for the model does not give it."""
     foreign: bool = False

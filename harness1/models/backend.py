@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from harness1.records import Record, Sampling
 
@@ -74,5 +75,20 @@ class Backend(Protocol):
         Raises:
             UsageError: the folder holds no adapters, or those of another model, or the model cannot have any.
             InfrastructureFault: the model failed to load them.
+        """
+        ...
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """A backend that can lend the memory of its devices to a trainer."""
+
+    def asleep(self) -> AbstractAsyncContextManager[None]:
+        """Free the memory of the devices within the context, and take it again at its end. Calls in flight end first,
+        and calls that come meanwhile wait; adapters and weights must not be loaded within.
+
+        Raises:
+            UsageError: the backend was not started for this.
+            InfrastructureFault: it failed.
         """
         ...

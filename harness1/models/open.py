@@ -19,7 +19,8 @@ from harness1.models.formats.harmony_vocabulary import HarmonyVocabulary
 from harness1.models.formats.registry import open_format
 from harness1.models.servers.sglang import SglangServer
 from harness1.models.servers.token_server import server_root
-from harness1.models.servers.vllm import VllmServer, open_vllm
+from harness1.models.servers.vllm import VllmServer
+from harness1.models.servers.vllm_engine import open_vllm
 from harness1.models.tokenizer import open_tokenizer
 from harness1.models.transformers.backend import open_transformers
 from harness1.models.transformers.causal_model import context_window
@@ -85,12 +86,12 @@ def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tup
     _check_window(folder, config)
     dtype = config.policy.dtype
     if asked.kind == "vllm":
-        sizes = {"max_model_len": config.env.context_window, "adapter_rank": adapter_rank}
-        sizes["tensor_parallel_size"] = model.tensor_parallel
-        return open_vllm(folder, dtype=dtype, memory_share=model.memory_share, **sizes), chat
+        limits = {"max_model_len": config.env.context_window, "memory_share": model.memory_share}
+        limits |= {"tensor_parallel_size": model.tensor_parallel, "enable_sleep_mode": model.sleep}
+        return open_vllm(folder, dtype=dtype, adapter_rank=adapter_rank, **limits), chat
     device = model.device or preferred_device()
-    limits = {"threads": model.threads, "rows": model.rows, "cache_tokens": model.cache_tokens}
-    return open_transformers(folder, device=device, dtype=dtype, **limits), chat
+    sizes = {"threads": model.threads, "rows": model.rows, "cache_tokens": model.cache_tokens}
+    return open_transformers(folder, device=device, dtype=dtype, **sizes), chat
 
 
 def format_at(place: str | Path, config: Config) -> ChatFormat:

@@ -166,6 +166,7 @@ def test_vllm_in_this_process_gets_its_share_of_the_gpus(folder: Path, monkeypat
         "max_model_len": 4096,
         "memory_share": 0.5,
         "adapter_rank": 0,
+        "enable_sleep_mode": False,
         "tensor_parallel_size": 4,
         "adapter_rank": 0,
     }

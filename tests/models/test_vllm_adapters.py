@@ -20,14 +20,15 @@ from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.backend import Backend, SampledOutput
 from harness1.models.files.bundled import bundled
 from harness1.models.files.fetch import get_model
-from harness1.models.servers.vllm import VllmBackend, VllmServer, open_vllm
+from harness1.models.servers.vllm import VllmServer
+from harness1.models.servers.vllm_engine import VllmBackend, open_vllm
 from harness1.models.transformers.adapter_files import write_adapters
 from harness1.models.transformers.adapters import adapted_layers, adapters_of, add_adapters
 from harness1.models.transformers.causal_model import Dtype, load_causal_model
 from harness1.records import Sampling
 from harness1.rl.logprobs import chosen_logprobs, next_logits
 from harness1.rl.start_gate import check_start
-from tests.models.vllm_engines import PROMPT, STOP, WINDOW, needs_vllm, prompt_of, serving
+from tests.models.vllm_engines import PROMPT, WINDOW, needs_vllm, prompt_of, serving
 from tests.support import run
 
 pytestmark = needs_vllm
@@ -85,7 +86,7 @@ class Engine:
 def engine(request: pytest.FixtureRequest, base: Path) -> Iterator[Engine]:
     """vLLM in this process, by its type, and behind a server."""
     if request.param == "server":
-        options = {"max-lora-rank": "8", "max-loras": "2", "hf-overrides": '{"head_dtype": "float32"}'}
+        options = {"max-lora-rank": "8", "max-loras": "2", "max-cpu-loras": "32"}
         with serving(base, options, ["--enable-lora"], {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}) as url:
             yield Engine(VllmServer(ModelEndpoint(url), "smol", str(base)))
         return
@@ -105,17 +106,17 @@ def test_adapters_are_sampled_as_the_trainer_computes_them(engine: Engine, base:
 
 
 def test_calls_in_flight_end_on_the_version_that_they_began_with(engine: Engine, versions: list[Path]) -> None:
-    """Also when vLLM has room for two versions, three follow, and the folder of the first is gone."""
+    """Also when there is room for two versions, three follow, and the folder of the first is gone."""
 
     async def work(folders: list[Path]) -> list[SampledOutput]:
         await engine.backend.load_adapter(folders[0], 1)
-        calls = [begun(engine.backend, LONG, 96, seed=0)]
-        await asyncio.sleep(0.5)
+        calls = [begun(engine.backend, LONG, WINDOW // 2, seed=0)]
         for version, folder in enumerate(folders[1:], 2):
+            await asyncio.sleep(0.5)
             await engine.backend.load_adapter(folder, version)
             calls.append(begun(engine.backend, LONG, 12, seed=version))
             shutil.rmtree(folders[version - 2])
-            await asyncio.sleep(0.5)
+        assert not calls[0].done()
         return await asyncio.gather(*calls)
 
     copies = [Path(shutil.copytree(each, each.parent / f"copy-{each.name}")) for each in versions]
@@ -146,12 +147,12 @@ def test_adapters_that_an_engine_has_no_room_for_are_refused_and_the_present_one
 
 
 def begun(backend: Backend, prompt: tuple[int, ...], tokens: int, seed: int) -> asyncio.Task[SampledOutput]:
-    sampling = Sampling(temperature=1.0, max_tokens=tokens, stop_ids=(STOP,), seed=seed)
-    return asyncio.create_task(backend.generate(prompt, sampling))
+    """A call that ends at a number of tokens."""
+    return asyncio.create_task(backend.generate(prompt, Sampling(temperature=1.0, max_tokens=tokens, seed=seed)))
 
 
 def sampled(backend: Backend) -> list[SampledOutput]:
-    """Eight outputs of 24 tokens at most, drawn together as the episodes of a batch are."""
+    """Eight outputs of 24 tokens, drawn together as the episodes of a batch are."""
 
     async def work() -> list[SampledOutput]:
         return await asyncio.gather(*[begun(backend, prompt, 24, seed) for seed, prompt in enumerate(PROMPTS)])

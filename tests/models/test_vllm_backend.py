@@ -17,7 +17,8 @@ from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.backend import Backend, Grammar, SampledOutput
 from harness1.models.files.bundled import bundled
 from harness1.models.files.fetch import get_model
-from harness1.models.servers.vllm import VllmBackend, VllmServer, open_vllm
+from harness1.models.servers.vllm import VllmServer
+from harness1.models.servers.vllm_engine import VllmBackend, open_vllm
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Sampling
 from harness1.rl.logprobs import compare_calls

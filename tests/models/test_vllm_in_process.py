@@ -16,7 +16,7 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.backend import SampledOutput
 from harness1.models.servers.adapter_versions import AdapterVersions
 from harness1.models.servers.loop_thread import LoopThread
-from harness1.models.servers.vllm import VllmBackend
+from harness1.models.servers.vllm_engine import VllmBackend
 from harness1.records import Sampling
 from tests.models.test_adapter_files import save_adapters
 from tests.support import run
@@ -37,6 +37,7 @@ class FakeEngine:
         self.gate = asyncio.Event()
         self.gate.set()
         self.fault: Exception | None = None
+        self.asleep: tuple[int, str] | None = None
 
     async def add_lora(self, request: Any) -> bool:
         if self.fault is not None:
@@ -56,6 +57,12 @@ class FakeEngine:
             token_ids=[7, 2], logprobs=[{7: chosen}, {2: chosen}], finish_reason="stop", stop_reason=2
         )
         yield SimpleNamespace(outputs=[output])
+
+    async def sleep(self, level: int, mode: str) -> None:
+        self.asleep = (level, mode)
+
+    async def wake_up(self) -> None:
+        self.asleep = None
 
     def shutdown(self) -> None:
         pass
@@ -152,11 +159,37 @@ def test_an_adapter_that_the_engine_cannot_load_leaves_the_present_one_in_use(
     backend: VllmBackend, engine: FakeEngine, folders: tuple[Path, Path]
 ) -> None:
     run(backend.load_adapter(folders[1], 1))
-    engine.fault = ValueError("LoRA rank 16 is greater than max_lora_rank 8")
+    engine.fault = Exception("Call to add_lora method failed: LoRA rank 16 is greater than max_lora_rank 8")
     with pytest.raises(InfrastructureFault, match="max_lora_rank"):
         run(backend.load_adapter(folders[1], 2))
     assert run(backend.generate((1, 5), SAMPLING)).version_end == 1
     assert engine.removed == []
+
+
+def test_an_engine_sleeps_within_a_context_and_calls_wait_for_its_end(backend: VllmBackend, engine: FakeEngine) -> None:
+    async def work() -> None:
+        async with backend.asleep():
+            assert engine.asleep == (1, "wait")
+            call = asyncio.create_task(backend.generate((1, 5), SAMPLING))
+            await asyncio.sleep(0.05)
+            assert engine.sampled_with == []
+        assert engine.asleep is None
+        assert (await call).version_end == 0
+
+    run(work())
+
+
+def test_an_engine_that_cannot_sleep_goes_on(backend: VllmBackend, engine: FakeEngine) -> None:
+    async def refused(level: int, mode: str) -> None:
+        raise Exception("sleep mode is not enabled")
+
+    async def work() -> None:
+        with pytest.raises(InfrastructureFault, match="sleep mode is not enabled"):
+            async with backend.asleep():
+                raise AssertionError("it does not sleep")
+
+    engine.sleep = refused  # type: ignore[method-assign]
+    run(work())
 
 
 def test_adapters_of_another_base_are_not_given_to_the_engine(

@@ -1,0 +1,264 @@
+"""vLLM in this process: its engine has subprocesses of its own and batches concurrent calls."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import itertools
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.hashing import digest
+from harness1.model_folder import check_base, checked_base, folder_hash, holds_adapters
+from harness1.models.backend import Grammar, SampledOutput
+from harness1.models.files.weight_shapes import Shapes, check_same_shapes, weight_shapes
+from harness1.models.sampled import EngineOutput, checked
+from harness1.models.servers.adapter_versions import AdapterVersions, LoadedAdapter
+from harness1.models.servers.loop_thread import LoopThread
+from harness1.models.servers.vllm import check_temperature
+from harness1.models.transformers.adapter_files import read_adapter_config
+from harness1.models.transformers.causal_model import Dtype
+from harness1.models.weight_gate import WeightGate
+from harness1.records import Sampling
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters that vLLM 0.31 makes room for (`MaxLoRARanks`)."""
+ADAPTERS = 2
+"""Adapters that a step of vLLM applies: the newest, and the one that calls in flight end with."""
+CACHED = 32
+"""Adapters that vLLM keeps in the memory of the machine. It looks for others in their folders, which are gone after
+the next versions, and a missing one ends the engine: more than versions that calls in flight can be of."""
+
+
+def open_vllm(
+    folder: Path,
+    *,
+    dtype: Dtype = "bfloat16",
+    seed: int = 0,
+    max_model_len: int | None = None,
+    memory_share: float = 0.85,
+    adapter_rank: int = 0,
+    **options: Any,
+) -> VllmBackend:
+    """Start vLLM on a model.
+
+    Args:
+        folder: model folder as transformers' `save_pretrained` writes it, or one of adapters.
+        dtype: type of computation, except for the output head, which is always float32.
+        seed: seed of calls without their own.
+        max_model_len: tokens of prompt and output together; None for the model's maximum.
+        memory_share: share of a GPU for weights and cache.
+        adapter_rank: rank of the adapters that will be loaded; 0 for none but those of `folder`.
+        options: further fields of `vllm.AsyncEngineArgs`, such as `enforce_eager` or `kv_cache_memory_bytes`.
+
+    Raises:
+        UsageError: the folder does not hold such a model, or vLLM does not start with the options.
+        MissingExtra: vLLM is not installed.
+    """
+    base, adapters = checked_base(folder), AdapterVersions(1)
+    shapes, first = weight_shapes(base), None
+    fields: dict[str, Any] = {
+        "model": str(base.resolve()),
+        "dtype": dtype,
+        "seed": seed,
+        "max_model_len": max_model_len,
+        "gpu_memory_utilization": memory_share,
+        "hf_overrides": {"head_dtype": "float32"},
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+    }
+    if holds_adapters(folder):
+        first = adapters.named(folder.resolve(), 0)
+        adapter_rank = max(adapter_rank, read_adapter_config(folder).r)
+    if adapter_rank:
+        fields |= {"enable_lora": True, "max_lora_rank": _rank_of_vllm(adapter_rank)}
+        fields |= {"max_loras": ADAPTERS, "max_cpu_loras": CACHED}
+    loop = LoopThread()
+    try:
+        engine = loop.call(_start(fields | options))
+    except UsageError:
+        loop.stop()
+        raise
+    backend = VllmBackend(engine, loop, shapes, digest(["vllm", folder_hash(folder), dtype]), base, adapters)
+    if first is not None:
+        loop.call(backend.add_adapter(first))
+    return backend
+
+
+def _rank_of_vllm(rank: int) -> int:
+    """Return the least rank that vLLM makes room for; raise UsageError if there is none."""
+    fitting = [each for each in RANKS if each >= rank]
+    if not fitting:
+        raise UsageError(f"vLLM has no room for adapters of rank {rank}, only up to {RANKS[-1]}")
+    return fitting[0]
+
+
+async def _start(fields: Mapping[str, Any]) -> AsyncLLM:
+    """Start the engine. vLLM is imported in the thread of its loop, because it keeps an error from its import; the
+    error keeps the stack, and a frame that refers to the engine would keep the engine forever."""
+    try:
+        from vllm import AsyncEngineArgs
+        from vllm.exceptions import VLLMError
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ModuleNotFoundError as error:
+        raise MissingExtra(error.name or "vllm", "vllm") from error
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**fields))
+    except (VLLMError, ValueError, TypeError, RuntimeError, OSError, AssertionError) as error:
+        raise UsageError(f"vLLM does not start on {fields['model']}: {error}") from error
+
+
+class VllmBackend:
+    """A `Backend` over vLLM's engine, made by `open_vllm`. `close` ends the engine's processes."""
+
+    def __init__(
+        self, engine: AsyncLLM, loop: LoopThread, shapes: Shapes, name: str, base: Path, adapters: AdapterVersions
+    ) -> None:
+        self.hash = name
+        self._base, self._adapters = base, adapters
+        self._engine, self._loop, self._shapes = engine, loop, shapes
+        self._window: int = engine.model_config.max_model_len
+        self._gate, self._numbers = WeightGate(), itertools.count()
+        atexit.register(self.close)
+
+    @property
+    def version(self) -> int:
+        newest = self._adapters.newest
+        return self._gate.version if newest is None else newest.version
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
+    ) -> SampledOutput:
+        """Do as `Backend.generate`, from any event loop."""
+        check_temperature(sampling)
+        if (tokens := len(prompt_ids) + sampling.max_tokens) > self._window:
+            raise UsageError(f"{tokens} tokens of prompt and output exceed the model's {self._window}")
+        return await self._loop.run(self._generate(tuple(prompt_ids), sampling, grammar))
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Do as `Backend.load_weights`, from any event loop. The prefix cache is dropped with the old weights."""
+        check_same_shapes(self._shapes, folder)
+        await self._loop.run(self._load(folder, version))
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Do as `Backend.load_adapter`, from any event loop: new calls use it at once."""
+        check_base(folder, self._base)
+        await self._loop.run(self.add_adapter(self._adapters.named(folder.resolve(), version)))
+
+    async def add_adapter(self, adapter: LoadedAdapter) -> None:
+        """Load an adapter, within the engine's own loop; forget those that no call uses any more."""
+        with _failing(f"vLLM did not load {adapter.folder}"):
+            await self._engine.add_lora(_request(adapter))
+        self._adapters.add(adapter)
+        for unused in self._adapters.take_unused():
+            await self._engine.remove_lora(unused.number)
+
+    @asynccontextmanager
+    async def asleep(self) -> AsyncIterator[None]:
+        """Free the memory of the engine's GPUs within, as `Sleeper.asleep`."""
+        held = AsyncExitStack()
+        try:
+            await self._loop.run(self._sleep(held))
+            yield
+        finally:
+            await self._loop.run(held.aclose())
+
+    def close(self) -> None:
+        """End the engine. Present and later calls raise InfrastructureFault."""
+        atexit.unregister(self.close)
+        if self._loop.stop():
+            self._engine.shutdown()
+            del self._engine
+            gc.collect()  # the engine's finaliser would fail at interpreter exit
+
+    async def _generate(
+        self, prompt_ids: tuple[int, ...], sampling: Sampling, grammar: Grammar | None
+    ) -> SampledOutput:
+        async with self._gate.call():
+            with self._adapters.in_use() as adapter:
+                return await self._sampled(prompt_ids, sampling, grammar, adapter)
+
+    async def _sampled(
+        self, prompt_ids: tuple[int, ...], sampling: Sampling, grammar: Grammar | None, adapter: LoadedAdapter | None
+    ) -> SampledOutput:
+        from vllm.exceptions import VLLMClientError, VLLMError
+        from vllm.inputs import tokens_input
+
+        try:
+            request = None if adapter is None else _request(adapter)
+            params = _params(sampling, grammar)
+            prompt, number = tokens_input(list(prompt_ids)), str(next(self._numbers))
+            steps = self._engine.generate(prompt, params, number, lora_request=request)
+            output = [step async for step in steps][-1].outputs[0]
+        except (VLLMClientError, ValueError) as error:
+            raise UsageError(f"vLLM cannot sample in this way: {error}") from error
+        except (VLLMError, IndexError) as error:
+            raise InfrastructureFault(f"vLLM failed: {error}") from error
+        ids, chosen = output.token_ids, output.logprobs or []
+        logprobs = [step[token].logprob for token, step in zip(ids, chosen, strict=False) if token in step]
+        sampled = EngineOutput(ids, logprobs, output.finish_reason, output.stop_reason)
+        return checked(sampled, sampling, self._gate.version if adapter is None else adapter.version)
+
+    async def _load(self, folder: Path, version: int) -> None:
+        async with self._gate.change(version):
+            with _failing(f"vLLM did not load {folder}"):
+                await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder.resolve())})
+                await self._engine.reset_prefix_cache()
+        for adapter in self._adapters.clear():
+            await self._engine.remove_lora(adapter.number)
+
+    async def _sleep(self, held: AsyncExitStack) -> None:
+        """Sleep until `held` is closed. It is closed in the engine's loop too, which the gate belongs to."""
+        await held.enter_async_context(self._gate.change(self._gate.version))
+        held.push_async_callback(self._wake)
+        with _failing("vLLM does not free the memory of its GPUs"):
+            await self._engine.sleep(level=1, mode="wait")
+
+    async def _wake(self) -> None:
+        with _failing("vLLM does not take the memory of its GPUs again"):
+            await self._engine.wake_up()
+
+
+@contextmanager
+def _failing(words: str) -> Iterator[None]:
+    """Turn what the engine raises over a method that its workers carry out into an InfrastructureFault."""
+    try:
+        yield
+    except Exception as error:  # vLLM raises that type itself, whatever a worker has raised
+        raise InfrastructureFault(f"{words}: {error}") from error
+
+
+def _request(adapter: LoadedAdapter) -> LoRARequest:
+    """Return vLLM's name for an adapter; the number is never used again, nor is the name for other content."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(adapter.name, adapter.number, str(adapter.folder))
+
+
+def _params(sampling: Sampling, grammar: Grammar | None) -> SamplingParams:
+    """Return vLLM's parameters: only the given stop tokens end an output, and it is not decoded."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=sampling.max_tokens,
+        seed=sampling.seed,
+        stop_token_ids=list(sampling.stop_ids),
+        ignore_eos=True,
+        logprobs=0,
+        detokenize=False,
+        structured_outputs=StructuredOutputsParams(grammar=grammar.ebnf) if grammar else None,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
