@@ -42,7 +42,7 @@ def refuse_oversized_rl(config: Config, model: str, trainers: int = 1) -> None:
     if asked.kind == "openai":
         return  # which is refused for another reason
     sampling: Sampling = "none"
-    if asked.url is None and not config.machine.fleet.workers:
+    if asked.url is None and not config.machine.fleet.workers and not config.machine.model.sleep:
         sampling = "reserved" if asked.kind == "vllm" else "beside"
     planner = MemoryPlanner(model_shape(resolve_model(asked.model)), make_algorithm(config.rl.algorithm, config.rl))
     _refuse_oversized(planner, config, None, Devices(memory=0, trainers=trainers, sampling=sampling))

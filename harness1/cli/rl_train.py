@@ -45,6 +45,7 @@ from harness1.rl import learning
 from harness1.rl.learning import Learning, OpenRollouts
 from harness1.rl.local_rollouts import open_policy_to_train
 from harness1.rl.open import learning_on_pivots, learning_on_tasks
+from harness1.rl.shared_devices import undisturbed
 from harness1.runs.stage import clear
 from harness1.train.process_group import ProcessGroup
 
@@ -111,7 +112,8 @@ def train(
             work, players = learning_on_tasks(settings, learn, out, policy, find_index)
         else:
             work, players = learning_on_pivots(settings, learn, out, policy, pivots)
-        work = replace(work, tensorboard=tensorboard, wandb=wandb)
+        alone = undisturbed(policy.model, settings, work.device, group.size)
+        work = replace(work, tensorboard=tensorboard, wandb=wandb, undisturbed=alone)
         if sampler is not None:
             work = replace(work, open_engine=partial(learning.open_tinker_engine, sampler))
         for selection in work.selections:

@@ -86,9 +86,9 @@ def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tup
     _check_window(folder, config)
     dtype = config.policy.dtype
     if asked.kind == "vllm":
-        limits = {"max_model_len": config.env.context_window, "memory_share": model.memory_share}
-        limits |= {"tensor_parallel_size": model.tensor_parallel, "enable_sleep_mode": model.sleep}
-        return open_vllm(folder, dtype=dtype, adapter_rank=adapter_rank, **limits), chat
+        room = {"max_model_len": config.env.context_window, "adapter_rank": adapter_rank}
+        room |= {"tensor_parallel_size": model.tensor_parallel, "enable_sleep_mode": model.sleep}
+        return open_vllm(folder, dtype=dtype, memory_share=model.memory_share, **room), chat
     device = model.device or preferred_device()
     sizes = {"threads": model.threads, "rows": model.rows, "cache_tokens": model.cache_tokens}
     return open_transformers(folder, device=device, dtype=dtype, **sizes), chat

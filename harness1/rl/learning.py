@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from harness1.rl.batch_metrics import batch_metrics, episode_metrics
 from harness1.rl.learner import Learner, MakeRows
 from harness1.rl.producer import RolloutProducer
 from harness1.rl.rollouts import Rollouts
+from harness1.rl.shared_devices import Undisturbed
 from harness1.rl.task_stream import PlacedTask, TaskStream
 from harness1.rl.training_rows import training_rows
 from harness1.runs.files import refuse_full_disk
@@ -83,6 +84,7 @@ class Learning:
         open_engine: opens what holds the weights in training.
         datasets: the datasets of the tasks, by absolute paths, and their `split`; the card of the episodes names them.
         selections: how the tasks were chosen; the card of the training keeps it.
+        undisturbed: the trainer steps in it; once it is tried before anything is played.
     """
 
     tasks: Sequence[PlacedTask]
@@ -100,6 +102,7 @@ class Learning:
     datasets: Sequence[str] = ()
     split: str = ""
     selections: Sequence[Selection] = ()
+    undisturbed: Undisturbed = nullcontext
 
     def check(self) -> None:
         """Check everything that can be checked before a model is loaded.
@@ -223,6 +226,8 @@ async def _train(work: Learning, learner: Learner, players: OpenRollouts, on_ste
             TrainLog(work.out, learner.version, tensorboard=work.tensorboard, wandb=work.wandb) as log,
         ):
             loop = _Loop(work, learner, rollouts, log, on_step)
+            async with work.undisturbed():
+                pass  # so that a sampler that cannot sleep is known now, and one that was left asleep is awake
             await loop.publish()
             if learner.validated < 0:
                 await loop.validate()
@@ -269,7 +274,8 @@ class _Loop:
         groups = await producer.batch()
         waited = time.perf_counter() - began
         seen = batch_metrics(groups, learner.version, self._gold)
-        trained, interrupt = await _in_thread(partial(learner.train, groups))
+        async with self._work.undisturbed():
+            trained, interrupt = await _in_thread(partial(learner.train, groups))
         stepped = time.perf_counter() - began - waited
         if interrupt is None:
             try:

@@ -58,6 +58,7 @@ def train(*options: str, data: str = WORLD, model: str = "hf:model", out: str = 
         (train("--against", WORLD, "--set", "data.leaks=keep"), "data.leaks=keep turns off"),
         (train("--pivots", "model"), "--data or --pivots"),
         (train("--set", "machine.fleet.workers=2", model="vllm:model@http://localhost:1"), "not a server"),
+        (train("--set", "machine.model.sleep=true"), "machine.model.sleep is for vllm"),
         (train("--set", "rl.substeps=3"), "rl.substeps"),
         (train("--set", "rl.ratio_min=6"), "rl.ratio_min"),
     ],

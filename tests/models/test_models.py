@@ -168,7 +168,6 @@ def test_vllm_in_this_process_gets_its_share_of_the_gpus(folder: Path, monkeypat
         "adapter_rank": 0,
         "enable_sleep_mode": False,
         "tensor_parallel_size": 4,
-        "adapter_rank": 0,
     }
 
 

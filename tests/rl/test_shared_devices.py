@@ -1,0 +1,111 @@
+"""A sampler that shares its GPUs with the trainer: it sleeps while the trainer steps, and only then."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness1.config import load_config
+from harness1.errors import ConfigError, UsageError
+from harness1.models.servers.vllm import VllmServer
+from harness1.records import Episode
+from harness1.rl.learning import Learning, learn
+from harness1.rl.shared_devices import undisturbed
+from tests.models.test_token_server import sglang, vllm
+from tests.rl.test_learning import CHAT, work_in
+from tests.rl.toy import ToyRollouts, open_toy, toy_config
+from tests.support import run
+from tests.tiny_models import save_byte_tokenizer, save_tiny_model
+
+TWO_BATCHES = ["rl.batches=2", "train.watch.tasks=0", "train.watch.metric=reward"]
+
+
+def without_validation(*args: Any, **fields: Any) -> Learning:
+    return replace(work_in(*args, **fields), held_out=[])
+
+
+def save_base(folder: Path) -> Path:
+    save_byte_tokenizer(folder)
+    return save_tiny_model(folder, initializer_range=0.05)
+
+
+def server() -> VllmServer:
+    return vllm(lambda path, body: "")[0]
+
+
+@pytest.mark.parametrize("setting", ["rl.staleness=1", "machine.fleet.workers=2"])
+def test_a_sampler_that_works_while_the_trainer_does_cannot_sleep(setting: str) -> None:
+    with pytest.raises(ConfigError, match="generation and training alternate"):
+        undisturbed(server(), load_config("rl/small", ["machine.model.sleep=true", setting]), "cpu")
+
+
+def test_other_samplers_and_several_processes_are_refused() -> None:
+    config = load_config("rl/small", ["machine.model.sleep=true"])
+    with pytest.raises(ConfigError, match="vllm:PATH"):
+        undisturbed(sglang(lambda path, body: "")[0], config, "cpu")
+    with pytest.raises(ConfigError, match="one process"):
+        undisturbed(server(), config, "cpu", processes=2)
+
+
+def test_nothing_sleeps_unless_it_is_asked_to() -> None:
+    sampler, endpoint = vllm(lambda path, body: "")
+
+    async def step(*settings: str) -> None:
+        async with undisturbed(sampler, load_config("rl/small", [*settings]), "cpu")():
+            endpoint.asked.append(("step", {}))
+
+    run(step())
+    assert endpoint.paths == ["step"]
+    run(step("machine.model.sleep=true"))
+    assert endpoint.paths == ["step", "/sleep?level=1&mode=wait", "step", "/wake_up"]
+
+
+def test_the_sampler_is_awake_whenever_it_plays_or_takes_weights(tmp_path: Path) -> None:
+    """It is also put to sleep once before anything is played."""
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def asleep() -> AsyncIterator[None]:
+        seen.append("asleep")
+        yield
+        seen.append("awake")
+
+    class Watched(ToyRollouts):
+        async def publish(self, state: Mapping[str, Any], version: int) -> None:
+            seen.append("publish")
+            await super().publish(state, version)
+
+        async def play(self, job: Any) -> Episode:
+            if seen[-1] != "play":
+                seen.append("play")
+            return await super().play(job)
+
+    base = save_base(tmp_path / "base")
+    work = without_validation(tmp_path / "out", base, toy_config(TWO_BATCHES), undisturbed=asleep)
+
+    def on_step(batch: int, batches: int, values: Mapping[str, float]) -> None:
+        if "loss" in values:
+            seen.append("stepped")
+
+    learn(work, nullcontext(Watched(open_toy(base))), CHAT, "toy", on_step)
+    batch = ["play", "asleep", "awake", "publish", "stepped"]
+    assert seen == ["asleep", "awake", "publish", *batch, *batch]
+
+
+def test_a_sampler_that_cannot_sleep_ends_the_training_before_it_plays(tmp_path: Path) -> None:
+    @asynccontextmanager
+    async def asleep() -> AsyncIterator[None]:
+        raise UsageError("start vLLM with --enable-sleep-mode")
+        yield
+
+    base = save_base(tmp_path / "base")
+    work = without_validation(tmp_path / "out", base, toy_config(TWO_BATCHES), undisturbed=asleep)
+    rollouts = ToyRollouts(open_toy(base))
+    with pytest.raises(UsageError, match="enable-sleep-mode"):
+        learn(work, nullcontext(rollouts), CHAT, "toy", lambda *_: None)
+    assert rollouts.published == []
