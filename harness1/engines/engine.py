@@ -39,8 +39,13 @@ class Engine(Protocol):
         """
         ...
 
-    def loss(self, rows: Sequence[TrainRow]) -> float:
-        """Return the loss of rows under the present weights."""
+    def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
+        """Return the loss of rows under the present weights.
+
+        Args:
+            saved: a folder that `write` wrote: its weights, loaded again, take the place of the present ones for this
+                call. A service, which keeps them itself, measures the present ones.
+        """
         ...
 
     def logprobs(self, rows: Sequence[TrainRow], reference: bool = False) -> list[list[float]]:

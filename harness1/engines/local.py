@@ -31,8 +31,8 @@ class LocalEngine:
     def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = ignore_tokens) -> dict[str, float]:
         return self.trainer.step(rows, on_tokens)
 
-    def loss(self, rows: Sequence[TrainRow]) -> float:
-        return self.trainer.loss(rows)
+    def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
+        return self.trainer.loss(rows, saved)
 
     def logprobs(self, rows: Sequence[TrainRow], reference: bool = False) -> list[list[float]]:
         return self.trainer.logprobs(rows, reference)

@@ -133,7 +133,7 @@ class TinkerEngine:
         told = {f"service/{key}": float(value) for key, value in (getattr(answer, "metrics", None) or {}).items()}
         return taken | distance(rows, logprobs, self._algorithm) | told
 
-    def loss(self, rows: Sequence[TrainRow]) -> float:
+    def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
         return step_loss(rows, self.logprobs(rows), self._algorithm)
 
     def logprobs(self, rows: Sequence[TrainRow], reference: bool = False) -> list[list[float]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import compress
 from pathlib import Path
 from statistics import fmean
@@ -13,17 +12,28 @@ import msgspec
 from harness1.config import Config
 from harness1.engines.engine import Engine
 from harness1.models.checkpoint import Checkpoint
+from harness1.records import Record
 from harness1.rl.buffer import Buffer, BufferState
 from harness1.rl.reference import with_kl
 from harness1.rl.rollouts import EpisodeGroup
 from harness1.rl.start_gate import check_start
 from harness1.rl.training_rows import substeps
 from harness1.rows.row import TrainRow
-from harness1.train.saving import read_state, write_state
+from harness1.train.saving import load_state, write_state
 from harness1.train.validation import Best
 
 STATE = Path("state", "state.pt")
 MakeRows = Callable[[Sequence[EpisodeGroup], Config], list[TrainRow]]
+
+
+class _State(Record):
+    trainer: str
+    """The name of the engine's save."""
+    buffer: BufferState
+    best: Best
+    card: Checkpoint
+    version: int
+    validated: int = msgspec.field(name="looked")
 
 
 class Learner:
@@ -51,24 +61,23 @@ class Learner:
 
     def save(self) -> None:
         """Save the state."""
-        state = {
-            "trainer": self.engine.save((self._out / STATE).parent),
-            "buffer": msgspec.to_builtins(self.buffer.state()),
-            "best": asdict(self.best),
-            "card": msgspec.to_builtins(self.card),
-            "version": self.version,
-            "looked": self.validated,
-        }
-        write_state(self._out / STATE, state)
+        state = _State(
+            trainer=self.engine.save((self._out / STATE).parent),
+            buffer=self.buffer.state(),
+            best=self.best,
+            card=self.card,
+            version=self.version,
+            validated=self.validated,
+        )
+        write_state(self._out / STATE, msgspec.to_builtins(state))
 
     def _load(self) -> None:
-        if (state := read_state(self._out / STATE)) is None:
+        if (state := load_state(self._out / STATE, _State)) is None:
             return
-        self.engine.load((self._out / STATE).parent, state["trainer"])
-        self.buffer.load_state(msgspec.convert(state["buffer"], BufferState))
-        self.best = Best(**state["best"])
-        self.card = msgspec.convert(state["card"], Checkpoint)
-        self.version, self.validated = state["version"], state["looked"]
+        self.engine.load((self._out / STATE).parent, state.trainer)
+        self.buffer.load_state(state.buffer)
+        self.best, self.card = state.best, state.card
+        self.version, self.validated = state.version, state.validated
 
     def write_checkpoint(self, metrics: dict[str, float]) -> None:
         """Write the present weights as the checkpoint."""

@@ -45,7 +45,7 @@ from harness1.train.algorithm import make_algorithm
 from harness1.train.followers import TrainerJob
 from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
 from harness1.train.process_group import ALONE, ProcessGroup
-from harness1.train.saving import parameters_of
+from harness1.train.saving import disk_bytes
 from harness1.train.schedule import SavePlan, is_due
 from harness1.train.trainer import Diverged
 
@@ -119,8 +119,7 @@ class Learning:
             raise UsageError(f"{self.base} is an input, and is inside --out: choose another --out")
         if train.watch.metric not in ("reward", "curated_recall"):
             raise UsageError("rl train chooses by episodes: set train.watch.metric to reward or curated_recall")
-        size = 2 * 4 + 2 * (1 if train.lora.rank else 12)
-        refuse_full_disk(self.out, parameters_of(self.base) * size)
+        refuse_full_disk(self.out, disk_bytes(self.base, train))
 
     def is_done(self, policy_hash: str) -> bool:
         """Return True if the folder holds the checkpoint of this very work."""

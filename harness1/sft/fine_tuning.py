@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,9 @@ from harness1.errors import UsageError
 from harness1.hashing import file_digest
 from harness1.model_folder import folder_hash
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
+from harness1.records import Record
 from harness1.rows.file import RowFile
+from harness1.rows.row import TrainRow
 from harness1.runs.files import refuse_full_disk
 from harness1.runs.stage import Stage, read_stage, refuse_other, under_way
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
@@ -34,8 +36,10 @@ from harness1.train.interrupts import uninterrupted
 from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
 from harness1.train.micro_batch import shuffled_steps
 from harness1.train.process_group import ALONE, ProcessGroup
-from harness1.train.saving import parameters_of, read_state, write_card, write_state
+from harness1.train.saving import disk_bytes, hash_of_base, load_state, write_card, write_state
 from harness1.train.schedule import SavePlan, is_due
+from harness1.train.trainable import load_trainable
+from harness1.train.trainer import Trainer
 from harness1.train.trl_trainer import saved_step, train_with_trl
 from harness1.train.validation import Best, evenly_spaced
 
@@ -96,16 +100,8 @@ class FineTuning:
         if not len(rows):
             raise UsageError(f"{self.dataset} has no rows to train on")
         student.check_length(rows)
-        refuse_full_disk(self.out, parameters_of(self.model) * self._bytes_of_a_weight())
+        refuse_full_disk(self.out, disk_bytes(self.model, self.config.train))
         return student
-
-    def _bytes_of_a_weight(self) -> int:
-        """Return the disk space per weight: the checkpoint and its next version and, if all weights are trained, two
-        states of the optimizer, each with the weight and two moments."""
-        train = self.config.train
-        if train.lora.rank:
-            return 2 * (2 if train.dtype == "bfloat16" else 4)
-        return 2 * 4 + 2 * 12
 
     def stage(self) -> Stage:
         """Return the card of the job; equal jobs have equal cards."""
@@ -186,12 +182,21 @@ def _train_with_trl(work: FineTuning, card: Checkpoint, group: ProcessGroup, on_
 
         validation = evenly_spaced(held_out, train.watch.rows)
         train_with_trl(rows, validation, work.model, out, train, note, packing=work.packing, cpu=work.device == "cpu")
-    metrics = {name: seen[name] for name in ("eval_loss",) if name in seen}
-    done = msgspec.structs.replace(card, step=int(seen["step"]), metrics=metrics)
+    done = msgspec.structs.replace(card, step=int(seen["step"]))
     if group.leads:
         _copy_data_card(work)
+        if train.lora.rank:
+            done = msgspec.structs.replace(done, adapter_base=hash_of_base(work.model, card))
+        if validation:
+            done = msgspec.structs.replace(done, metrics={"nll": _loss_of(out, validation, work)})
         write_card(out, done)
     return done
+
+
+def _loss_of(folder: Path, rows: Sequence[TrainRow], work: FineTuning) -> float:
+    """Return the loss of rows under the model in a folder."""
+    train = work.config.train
+    return Trainer(load_trainable(folder, train, work.device), make_algorithm("nll"), train, steps=1).loss(rows)
 
 
 def _copy_data_card(work: FineTuning) -> None:
@@ -201,6 +206,14 @@ def _copy_data_card(work: FineTuning) -> None:
 
 def _open_log(work: FineTuning, begun: int, *, writes: bool = True) -> TrainLog:
     return TrainLog(work.out if writes else None, begun, tensorboard=work.tensorboard, wandb=work.wandb)
+
+
+class _State(Record):
+    trainer: str
+    """The name of the engine's save."""
+    best: Best
+    card: Checkpoint
+    validated: int
 
 
 class _Run:
@@ -219,11 +232,9 @@ class _Run:
         self.engine = work.open_engine(work, len(self.order), group)
         self.best, self.validated = Best(train.watch.metric), -1
         self.saves = SavePlan(train)
-        if (state := read_state(work.out / STATE)) is not None:
-            self.engine.load((work.out / STATE).parent, state["trainer"])
-            self.best = Best(**state["best"])
-            self.card = msgspec.convert(state["card"], Checkpoint)
-            self.validated = state["validated"]
+        if (state := load_state(work.out / STATE, _State)) is not None:
+            self.engine.load((work.out / STATE).parent, state.trainer)
+            self.best, self.card, self.validated = state.best, state.card, state.validated
 
     def run(self, on_step: StepListener) -> Checkpoint:
         on_step(self.engine.step_count, len(self.order), {})
@@ -286,12 +297,17 @@ class _Run:
         return 0 < self.train.watch.patience <= self.best.stale
 
     def _write(self, metrics: dict[str, float]) -> None:
-        card = msgspec.structs.replace(self.card, step=self.engine.step_count, metrics=metrics)
-        self.card = self.engine.write(self.work.out, card)
+        """Write a checkpoint; its card has the metrics of what was written, loaded again."""
+        out, card = self.work.out, msgspec.structs.replace(self.card, step=self.engine.step_count, metrics={})
         _copy_data_card(self.work)
+        self.card = self.engine.write(out, card)
+        if metrics:
+            metrics = metrics | self.validation.loss(self.engine, out)
+            self.card = msgspec.structs.replace(self.card, metrics=metrics)
+            write_card(out, self.card)
 
     def _save(self) -> None:
         path = self.work.out / STATE
-        state = {"best": asdict(self.best), "card": msgspec.to_builtins(self.card), "validated": self.validated}
-        write_state(path, state | {"trainer": self.engine.save(path.parent)})
+        state = _State(self.engine.save(path.parent), self.best, self.card, self.validated)
+        write_state(path, msgspec.to_builtins(state))
         self.saves.saved()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness1.config import ChatPolicy, Config
@@ -61,10 +62,18 @@ class HeldOutValidation:
 
     def validate(self, engine: Engine) -> dict[str, float]:
         """Return the metrics of the present weights; raise InfrastructureFault if the model failed to sample."""
-        metrics = {"nll": engine.loss(self._rows)} if self._rows else {}
+        metrics = self.loss(engine)
         if self._backend is not None:
             metrics |= asyncio.run(self._sampled(self._backend, engine))
         return metrics
+
+    def loss(self, engine: Engine, saved: Path | None = None) -> dict[str, float]:
+        """Return the `nll` of the held-out rows, if there are any.
+
+        Args:
+            saved: as in `Engine.loss`.
+        """
+        return {"nll": engine.loss(self._rows, saved)} if self._rows else {}
 
     async def _sampled(self, backend: Backend, engine: Engine) -> dict[str, float]:
         env, chat = self._student.env, self._student.chat

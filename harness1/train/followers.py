@@ -147,9 +147,9 @@ class LeadingTrainer(Trainer):
         with _together(self.group, ("step", rows)):
             return super().step(rows, on_tokens)
 
-    def loss(self, rows: Sequence[TrainRow]) -> float:
-        with _together(self.group, ("loss", rows)):
-            return super().loss(rows)
+    def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
+        with _together(self.group, ("loss", rows, saved)):
+            return super().loss(rows, saved)
 
     def logprobs(self, rows: Sequence[TrainRow], reference: bool = False) -> list[list[float]]:
         with _together(self.group, ("logprobs", rows, reference)):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from harness1.config import Lora, Train
 from harness1.errors import MALFORMED, UsageError
 from harness1.model_folder import ADAPTER_CONFIG, base_folder, first_line, folder_hash, holds_adapters, no_progress_bars
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
-from harness1.models.transformers.adapter_files import write_adapters
+from harness1.models.transformers.adapter_files import read_adapters, write_adapters
 from harness1.models.transformers.adapters import Adapters
+from harness1.models.transformers.causal_model import load_causal_model
 from harness1.runs.files import write_json
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from harness1.models.transformers.adapters import Weights
 
+State = TypeVar("State")
 WEIGHTS = (".safetensors", ".bin", ".index.json", ".gguf", ".pt", ".pth")
 """Endings of files that are not copied from the base model."""
 NOT_OF_A_MODEL = frozenset(
@@ -53,7 +56,7 @@ def write_model(out: Path, model: PreTrainedModel, weights: Weights, base: Path,
         copy_beside_weights(base, fresh)
         if isinstance(weights, Adapters):
             write_adapters(fresh, weights, base_folder(base))
-            card = msgspec.structs.replace(card, adapter_base=_hash_of_base(base, card))
+            card = msgspec.structs.replace(card, adapter_base=hash_of_base(base, card))
         else:
             save_whole(fresh, model, weights)
     except (OSError, SafetensorError) as error:
@@ -67,6 +70,17 @@ def write_model(out: Path, model: PreTrainedModel, weights: Weights, base: Path,
     return card
 
 
+def read_weights(folder: Path) -> Weights:
+    """Return the weights of a checkpoint, or its adapters, as a reader of the folder gets them, in float32 on the CPU.
+
+    Raises:
+        UsageError, MissingExtra: as `read_adapters` and `load_causal_model`.
+    """
+    if holds_adapters(folder):
+        return read_adapters(folder)
+    return dict(load_causal_model(folder, "cpu", "float32").state_dict())
+
+
 def save_whole(folder: Path, model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
     """Write the configuration and whole weights of a model; raise OSError or SafetensorError if there is no room."""
     with no_progress_bars():
@@ -74,7 +88,7 @@ def save_whole(folder: Path, model: PreTrainedModel, state: Mapping[str, Tensor]
         model.save_pretrained(folder, state_dict={name: value.detach() for name, value in state.items()})
 
 
-def _hash_of_base(base: Path, card: Checkpoint) -> str:
+def hash_of_base(base: Path, card: Checkpoint) -> str:
     """Return the hash of the weights that adapters stand beside, as far as possible from cards: files are large."""
     if not holds_adapters(base):
         return card.base
@@ -129,15 +143,56 @@ def read_state(path: Path) -> dict[str, Any] | None:
     return state
 
 
+def load_state(path: Path, kind: type[State]) -> State | None:
+    """Return the state in a file as the type that the training keeps it in, or None if there is none.
+
+    Raises:
+        UsageError: the file is damaged, or was written by a version of harness1 that kept another state.
+    """
+    state = read_state(path)
+    try:
+        return None if state is None else msgspec.convert(state, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"{path} was written by another version of harness1 ({error}): go on with that one, or begin again with"
+            " --force"
+        ) from error
+
+
+def disk_bytes(base: Path, train: Train) -> int:
+    """Return the most bytes on disk that a training takes: two checkpoints and two states, while the later of each is
+    being written. A checkpoint holds what is trained in float32, and a state its two moments too.
+
+    Raises:
+        UsageError: a file of the base is damaged.
+    """
+    shapes = _shapes(base)
+    trained = sum(_adapter_numbers(*each, train.lora) if train.lora.rank else prod(each[1]) for each in shapes)
+    return trained * 4 * 2 * (1 + 3)
+
+
 def parameters_of(folder: Path) -> int:
     """Return the number of parameters in the safetensors of a model or of the base of adapters, from the headers of the
     files; raise UsageError if a file is damaged."""
-    total = 0
+    return sum(prod(shape) for _, shape in _shapes(folder))
+
+
+def _shapes(folder: Path) -> list[tuple[str, list[int]]]:
+    """Return the names and shapes of the tensors; raise as `parameters_of`."""
+    found: list[tuple[str, list[int]]] = []
     for path in base_folder(folder).glob("*.safetensors"):
         try:
             with path.open("rb") as file:
                 header = msgspec.json.decode(file.read(int.from_bytes(file.read(8), "little")))
-            total += sum(prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+            header.pop("__metadata__", None)
+            found += [(name, [int(size) for size in each["shape"]]) for name, each in header.items()]
         except (OSError, *MALFORMED, KeyError, TypeError, AttributeError, MemoryError) as error:
             raise UsageError(f"{path} is damaged: {first_line(error)}") from error
-    return total
+    return found
+
+
+def _adapter_numbers(name: str, shape: Sequence[int], lora: Lora) -> int:
+    """Return how many numbers the adapter of a tensor has, at most: those of embeddings, head and routers have none."""
+    if (len(shape) == 2 and name.endswith(".weight")) or (len(shape) == 3 and lora.experts):
+        return lora.rank * prod(shape[:-2]) * sum(shape[-2:])
+    return 0

@@ -67,3 +67,13 @@ def whole(value: Tensor) -> Tensor:
 
     made: Tensor = value.full_tensor() if isinstance(value, DTensor) else value
     return made
+
+
+def shared_like(value: Tensor, other: Tensor) -> Tensor:
+    """Return a whole tensor, which all processes have, distributed as another one is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(other, DTensor):
+        return value
+    # Each process takes its share of its own copy.
+    return distribute_tensor(value.to(other.device), other.device_mesh, other.placements, src_data_rank=None)

@@ -36,7 +36,7 @@ def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) ->
     """
     goes_on = holds_adapters(folder)
     if goes_on and train.lora.rank:
-        _check_form(folder, train)
+        check_form(folder, train)
     model = load_causal_model(folder, device, stored_dtype(train))
     import torch
 
@@ -57,9 +57,13 @@ def stored_dtype(train: Train) -> Dtype:
     return train.dtype if train.lora.rank else "float32"
 
 
-def _check_form(folder: Path, train: Train) -> None:
+def check_form(folder: Path, train: Train) -> None:
     """Refuse to train adapters of one form from a checkpoint with adapters of another: weights in bfloat16 cannot take
-    up the old ones without loss."""
+    up the old ones without loss.
+
+    Raises:
+        UsageError: their rank, scale or layers differ from the settings.
+    """
     found = read_adapter_config(folder)
     theirs = {"rank": found.r, "alpha": found.lora_alpha, "experts": bool(found.target_parameters)}
     ours = {"rank": train.lora.rank, "alpha": train.lora.alpha, "experts": train.lora.experts}

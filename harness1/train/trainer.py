@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness1.config import Train
 from harness1.errors import UsageError
-from harness1.models.transformers.adapters import adapters_of, add_adapters
+from harness1.models.transformers.adapters import PEFT, adapters_of, add_adapters, tensors_of
 from harness1.rows.row import TrainRow
 from harness1.train.algorithm import Algorithm
 from harness1.train.micro_batch import (
@@ -25,8 +25,9 @@ from harness1.train.micro_batch import (
 )
 from harness1.train.off_policy_metrics import OffPolicyMetrics
 from harness1.train.process_group import ALONE, ProcessGroup, Unanimous
+from harness1.train.saving import read_weights
 from harness1.train.schedule import rate_at
-from harness1.train.sharding import forget_gathered, gathered, shard, whole
+from harness1.train.sharding import forget_gathered, gathered, shard, shared_like, whole
 from harness1.train.state import forget_tensors, load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -135,12 +136,12 @@ class Trainer:
         taken = {"loss": float(total), "gradient": float(norm), "rate": rate, "trained_tokens": trained}
         return taken if off_policy is None else taken | off_policy.values(self.group)
 
-    def loss(self, rows: Sequence[TrainRow]) -> float:
-        """Return the loss of rows under the present weights."""
+    def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
+        """Return the loss of rows under the present weights, or under those that the folder `saved` holds."""
         import torch
 
         total = torch.zeros((), device=self.model.device)
-        with torch.no_grad():
+        with torch.no_grad(), self._holding(saved) if saved else nullcontext():
             for places in self._shares(rows):
                 total += self._loss([rows[place] for place in places])
         self.group.add_up(total)
@@ -195,6 +196,22 @@ class Trainer:
         forget_gathered(self.model)
         if self.group.leads:
             forget_tensors(root, name)
+
+    @contextmanager
+    def _holding(self, folder: Path) -> Iterator[None]:
+        """Hold the weights of a checkpoint of this model in place of those in training."""
+        kept = [weight.detach().clone() for weight in self.parameters]
+        weights = read_weights(folder)
+        names = (f"{PEFT}{name}" if self.train.lora.rank else name for name in self._trained)
+        try:
+            for weight, name in zip(self.parameters, names, strict=True):
+                weight.copy_(shared_like(tensors_of(weights)[name], weight))
+            forget_gathered(self.model)
+            yield
+        finally:
+            for weight, before in zip(self.parameters, kept, strict=True):
+                weight.copy_(before)
+            forget_gathered(self.model)
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return the step, and the trained weights and their moments, which share memory with this trainer."""

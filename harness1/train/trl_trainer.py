@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness1.config import Train
 from harness1.errors import UsageError, optional
-from harness1.model_folder import no_progress_bars
+from harness1.model_folder import base_folder, holds_adapters, no_progress_bars
+from harness1.models.transformers.adapter_files import write_adapters
+from harness1.models.transformers.adapters import Adapters
 from harness1.rows.row import TrainRow
 from harness1.train.saving import copy_beside_weights
 from harness1.train.schedule import rate_at
-from harness1.train.trainable import load_trainable
+from harness1.train.trainable import check_form, load_trainable
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -47,7 +49,8 @@ def train_with_trl(
     packing: bool = False,
     cpu: bool = False,
 ) -> Path:
-    """Train a model on rows, and write the weights of the last step (adapters merged) and the tokenizer to a folder.
+    """Train a model on rows, and write the weights of the last step, or only the adapters, to a folder; with them the
+    tokenizer.
 
     The loss of a step is `-sum(log p) / count` over all trained tokens of its rows, on all processes, as with our
     trainer. Nothing is tokenised, truncated or downloaded, and only `on_log` gets reports. Training resumes from the
@@ -76,18 +79,20 @@ def train_with_trl(
     _refuse_launch(config)
     data, passes = _steps(rows, settings, config.world_size, packing)
     config.per_device_train_batch_size, config.gradient_accumulation_steps = passes
-    model = load_trainable(model_folder, settings, "cpu")
+    model = _model(model_folder, settings)
     described = deepcopy((model.config, model.generation_config))  # TRL writes the tokenizer's special tokens there
     evaluated = _dataset(validation) if validation else None
     trainer = _trainer(model, model_folder, config, settings, data, evaluated, on_log)
     with no_progress_bars():
         _run(trainer)
-        merged = trainer.model.merge_and_unload() if settings.lora.rank else trainer.model
-        merged.config, merged.generation_config = described
         trainer.accelerator.wait_for_everyone()
         if trainer.is_world_process_zero():
             copy_beside_weights(model_folder, out)
-            merged.save_pretrained(out)
+            if settings.lora.rank:
+                write_adapters(out, _adapters_of(trainer.model), base_folder(model_folder))
+            else:
+                trainer.model.config, trainer.model.generation_config = described
+                trainer.model.save_pretrained(out)
             shutil.rmtree(out / STATES, ignore_errors=True)  # its files would count as part of the model
         trainer.accelerator.wait_for_everyone()
     return out
@@ -125,6 +130,8 @@ def _refuse(rows: Sequence[TrainRow], settings: Train) -> None:
         raise UsageError("some rows have token weights, which TRL lacks: use our own trainer, without --trainer trl")
     if settings.attention not in ("auto", "eager", "sdpa"):  # it cannot be checked before TRL has placed the model
         raise UsageError(f"train.attention={settings.attention} needs our own trainer, without --trainer trl")
+    if settings.lora.experts:
+        raise UsageError("train.lora.experts needs our own trainer, without --trainer trl")
     watch = settings.watch
     if watch.metric != "nll" or watch.patience:
         raise UsageError(
@@ -180,6 +187,26 @@ def _config(settings: Train, states: Path, *, validated: bool, packing: bool, cp
     )
 
 
+def _model(folder: Path, settings: Train) -> Any:
+    """Return the model to train. Adapters of the folder are trained further: they are then those of peft, which TRL
+    knows."""
+    if not (settings.lora.rank and holds_adapters(folder)):
+        return load_trainable(folder, settings, "cpu")
+    from peft import PeftModel
+
+    check_form(folder, settings)
+    base: Any = load_trainable(base_folder(folder), settings, "cpu")
+    return PeftModel.from_pretrained(base, str(folder), is_trainable=True)
+
+
+def _adapters_of(model: Any) -> Adapters:
+    """Return the adapters of a model of peft."""
+    from peft import get_peft_model_state_dict
+
+    lora = model.peft_config[model.active_adapter]
+    return Adapters(lora.r, float(lora.lora_alpha), get_peft_model_state_dict(model))
+
+
 def _steps(rows: Sequence[TrainRow], settings: Train, processes: int, packing: bool) -> tuple[Dataset, Passes]:
     data, longest = _dataset(rows), max(len(row.token_ids) for row in rows)
     if not packing:
@@ -221,7 +248,7 @@ def _trainer(
     evaluated: Dataset | None,
     on_log: Callable[[dict[str, float]], None],
 ) -> Any:
-    from peft import LoraConfig
+    from peft import LoraConfig, PeftModel
     from transformers import AutoTokenizer, PrinterCallback
     from trl.trainer.utils import add_fused_lm_head
 
@@ -238,7 +265,7 @@ def _trainer(
         train_dataset=data,
         eval_dataset=evaluated,
         processing_class=tokenizer,
-        peft_config=lora if settings.lora.rank else None,
+        peft_config=lora if settings.lora.rank and not isinstance(model, PeftModel) else None,
         callbacks=[_log_callback(on_log)],
     )
     trainer.remove_callback(PrinterCallback)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +17,12 @@ from safetensors.torch import load_file
 
 from harness1.config import Gates, Lora, Sft, Train, Validation, load_config
 from harness1.data.open import open_source
+from harness1.engines import local
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.model_folder import folder_hash
-from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
+from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
+from harness1.models.transformers.adapters import tensors_of
 from harness1.policy.registry import open_model
 from harness1.retrieval.index.build import build_index
 from harness1.rows.file import RowFile
@@ -28,9 +31,10 @@ from harness1.sft.build import Build, build
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.fine_tuning import STATE, VERB, FineTuning, fine_tune
 from harness1.sft.validation import HeldOutValidation
+from harness1.train import saving
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.log import LOG, read_log
-from harness1.train.saving import read_state
+from harness1.train.saving import read_state, write_state
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Diverged, Trainer
 from harness1.train.validation import evenly_spaced
@@ -320,6 +324,26 @@ def test_a_diverged_training_keeps_the_best_until_then(
     assert held_out_loss(tmp_path, place) == pytest.approx(card.metrics["nll"], abs=1e-5)
 
 
+@pytest.mark.parametrize("rank", [0, 8], ids=["whole", "adapters"])
+def test_a_card_has_the_loss_of_what_was_written(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """Where writing loses something, here all but two bits of each number."""
+    write, train = saving.write_model, msgspec.structs.replace(QUICK, epochs=1, rate=1e-2, lora=Lora(rank=rank))
+
+    def lossy(out: Path, model: Any, weights: Any, base: Path, card: Checkpoint) -> Checkpoint:
+        rounded = {name: value.to(torch.float8_e5m2).float() for name, value in tensors_of(weights).items()}
+        return write(out, model, replace(weights, tensors=rounded) if rank else rounded, base, card)
+
+    monkeypatch.setattr(local, "write_model", lossy)
+    done = fine_tune(tuning(place, tmp_path, train), silent)
+    model = Trainer(load_trainable(tmp_path, train, "cpu"), NegativeLogLikelihood(), train, 1)
+    rows = evenly_spaced(RowFile(place.rows / HELD_OUT), train.watch.rows)
+    assert done.metrics["nll"] == pytest.approx(model.loss(rows), abs=1e-6)
+    assert abs(done.metrics["nll"] - looks(tmp_path)[done.step]) > 1e-4, "the log has the trainer's own"
+    assert done == read_checkpoint(tmp_path)
+
+
 def test_what_is_at_work_is_told_with_the_tokens_within_a_step(place: Place, tmp_path: Path) -> None:
     told: list[str] = []
     fine_tune(tuning(place, tmp_path, msgspec.structs.replace(QUICK, epochs=1)), silent, on_part=told.append)
@@ -348,7 +372,8 @@ def test_trl_trains_a_checkpoint_that_loads(place: Place, tmp_path: Path) -> Non
     assert work.is_done()
     assert heard[0] == (0, 2)
     assert heard[-1] == (2, 2)
-    assert (done.step, list(done.metrics)) == (2, ["eval_loss"])
+    assert (done.step, list(done.metrics)) == (2, ["nll"])
+    assert done.metrics["nll"] == pytest.approx(held_out_loss(tmp_path, place), abs=1e-6)
     assert [line["step"] for line in read_log(tmp_path) if "loss" in line] == [1, 2]
     assert [line["step"] for line in read_log(tmp_path) if "eval_loss" in line] == [1, 2]
     assert (tmp_path / f"data_{CARD}").read_bytes() == (place.rows / CARD).read_bytes()
@@ -370,6 +395,17 @@ def test_a_damaged_state_is_said_to_be(place: Place, tmp_path: Path) -> None:
         fine_tune(tuning(place, tmp_path), interrupt_at(3))
     (tmp_path / STATE).write_bytes((tmp_path / STATE).read_bytes()[:500])
     with pytest.raises(UsageError, match=r"state\.pt is damaged: begin again with --force"):
+        fine_tune(tuning(place, tmp_path), silent)
+
+
+def test_a_state_of_another_version_says_so(place: Place, tmp_path: Path) -> None:
+    """One that holds the tensors of the trainer itself, as they once did."""
+    with pytest.raises(KeyboardInterrupt):
+        fine_tune(tuning(place, tmp_path), interrupt_at(3))
+    state = read_state(tmp_path / STATE)
+    assert state is not None
+    write_state(tmp_path / STATE, {**state, "trainer": {"step": 2}})
+    with pytest.raises(UsageError, match=r"state\.pt was written by another version .*begin again with --force"):
         fine_tune(tuning(place, tmp_path), silent)
 
 

@@ -17,7 +17,7 @@ from harness1.errors import UsageError
 from harness1.model_folder import folder_hash
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
 from harness1.models.transformers.adapter_files import ADAPTER_WEIGHTS, read_adapters
-from harness1.models.transformers.adapters import adapters_of, merged_state, plain_state
+from harness1.models.transformers.adapters import adapters_of, merged_state, plain_state, tensors_of
 from harness1.models.transformers.backend import open_transformers
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Sampling
@@ -25,7 +25,7 @@ from harness1.rows.row import TrainRow
 from harness1.runs.files import refuse_full_disk
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.micro_batch import collate, trained_logprobs
-from harness1.train.saving import parameters_of, read_state, write_model, write_state
+from harness1.train.saving import disk_bytes, parameters_of, read_state, write_model, write_state
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Trainer
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
@@ -251,3 +251,15 @@ def test_parameters_are_counted_by_the_headers_of_the_weights(tmp_path: Path) ->
     (base / "more.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header")
     with pytest.raises(UsageError, match="damaged"):
         parameters_of(base)
+
+
+@pytest.mark.parametrize("lora", [Lora(rank=0), Lora(rank=4), Lora(rank=4, experts=True)], ids=str)
+def test_room_is_asked_for_what_is_written(tmp_path: Path, lora: Lora) -> None:
+    base = save_tiny_model(tmp_path / "base", "gpt_oss", num_local_experts=4, num_experts_per_tok=2)
+    train = Train(lora=lora, dtype="float32")
+    trainer = Trainer(load_trainable(base, train, "cpu"), NegativeLogLikelihood(), train, 2)
+    trainer.step(made_rows((12, 12)))
+    written = [*tensors_of(trainer.weights()).values(), *trainer._tensors().values()]
+    size = 2 * sum(each.numel() * each.element_size() for each in written if each.ndim)
+    embedding = 2 * 16 * lora.rank * sum(trainer.model.get_input_embeddings().weight.shape)
+    assert size <= disk_bytes(base, train) <= size + 3 * embedding, "embedding, head and router have no adapters"

@@ -14,6 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from harness1.config import Lora, Train, Validation
 from harness1.errors import MissingExtra, UsageError
+from harness1.model_folder import holds_adapters
+from harness1.models.transformers.adapter_files import read_adapters
+from harness1.models.transformers.adapters import merge_adapters
+from harness1.models.transformers.causal_model import load_causal_model
 from harness1.rows.row import TrainRow
 from harness1.train.schedule import rate_at
 from harness1.train.trainable import load_trainable
@@ -72,7 +76,10 @@ def trained(
 
 
 def loaded(folder: Path) -> torch.nn.Module:
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    """Adapters are merged, so that weights can be compared."""
+    model = load_causal_model(folder, "cpu", "float32")
+    if holds_adapters(folder):
+        merge_adapters(model)
     return model
 
 
@@ -115,7 +122,7 @@ def test_a_step_is_one_of_plain_adamw(folder: Path, tmp_path: Path, packing: boo
     torch.testing.assert_close(loaded(tmp_path).state_dict(), model.state_dict(), rtol=0, atol=1e-5)
 
 
-def test_adapters_are_merged_into_a_plain_model_and_nothing_is_sent(
+def test_adapters_are_saved_beside_their_base_and_nothing_is_sent(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached: list[object] = []
@@ -134,7 +141,11 @@ def test_adapters_are_merged_into_a_plain_model_and_nothing_is_sent(
     assert [line["eval_loss"] for line in log if "eval_loss" in line] == [
         pytest.approx(math.fsum(means) / len(means), abs=1e-5)
     ]
-    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in folder.iterdir()}
+    assert {path.name for path in tmp_path.iterdir()} ^ {path.name for path in folder.iterdir()} == {
+        "model.safetensors",
+        "adapter_model.safetensors",
+        "adapter_config.json",
+    }
     for path in folder.glob("*.json"):
         assert (tmp_path / path.name).read_text() == path.read_text()
 
@@ -149,6 +160,25 @@ def test_adapters_add_alpha_over_rank_of_what_they_learn(folder: Path, tmp_path:
         added.append(loaded(out).state_dict()[name] - loaded(folder).state_dict()[name])
     assert torch.linalg.matrix_rank(added[0], rtol=1e-4) == 4
     torch.testing.assert_close(added[1], 2 * added[0], rtol=1e-3, atol=1e-6)
+
+
+def test_adapters_of_a_checkpoint_are_trained_further_in_float32(folder: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    settings = plain_settings(lora=Lora(rank=4, alpha=8.0), dtype="bfloat16")
+    trained(folder, first, settings, made_rows())
+    trained(first, second, plain_settings(lora=Lora(rank=4, alpha=8.0), dtype="bfloat16", rate=1e-30), made_rows())
+    before, after = read_adapters(first), read_adapters(second)
+    assert (after.rank, after.alpha) == (4, 8.0)
+    assert before.tensors.keys() == after.tensors.keys()
+    torch.testing.assert_close(after.tensors, before.tensors, rtol=0, atol=1e-20)
+    assert any(value.bfloat16().float().ne(value).any() for value in after.tensors.values())
+    with pytest.raises(UsageError, match=r"train\.lora\.rank=4"):
+        trained(first, tmp_path / "third", plain_settings(lora=Lora(rank=2)), made_rows())
+
+
+def test_experts_are_not_silently_left_out(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs our own trainer"):
+        trained(folder, tmp_path, plain_settings(lora=Lora(rank=2, experts=True)), made_rows())
 
 
 @pytest.mark.parametrize("tied", [False, True])
