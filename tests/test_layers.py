@@ -31,7 +31,8 @@ WITHIN = {
     "tasks": "* | make | writing | check",
     "engines": "engine | *",
     "rl": "* | admission | pivots | learning | open",
-    "recipe": "stage_case artifacts leash | measures | gates | recipe journal | run",
+    "recipe": "stage_case artifacts leash | measures | gates | recipe journal | run trials"
+    " | experience cluster | tuning",
     "viewer": "html | report | *",
     "serve": "* | service | access bodies connection | server | retrieve | proxy",
 }

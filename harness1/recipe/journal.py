@@ -72,14 +72,17 @@ def write_journal(work: Path, journal: Journal) -> None:
 
 
 @contextmanager
-def held(work: Path) -> Iterator[None]:
+def held(work: Path, mark: str = JOURNAL) -> Iterator[None]:
     """Hold the folder of a recipe against other processes.
+
+    Args:
+        mark: the file that a folder of this kind has.
 
     Raises:
         UsageError: another process holds it, it cannot be written, or it holds something else.
     """
     with writing(work):
-        if work.exists() and not (work / JOURNAL).exists() and any(each.name != LOCK for each in work.iterdir()):
+        if work.exists() and not (work / mark).exists() and any(each.name != LOCK for each in work.iterdir()):
             raise UsageError(f"{work} is not empty and holds no recipe: choose another --out")
         work.mkdir(parents=True, exist_ok=True)
         with (work / LOCK).open("w") as file:

@@ -72,7 +72,7 @@ class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A metric of that stage's card or metrics, such as `reward`."""
     maximize: bool = True
     looks: dict[str, str] = {}
-    """Metrics of earlier stages by which a trial that is behind is stopped."""
+    """By stage, a metric by which a trial that is behind is stopped there; more is better if the objective says so."""
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
@@ -247,6 +247,11 @@ def put_setting(tree: dict[str, Any], key: str, value: Value) -> None:
     else:
         values = ", ".join(tree.get("values", {})) or "none"
         raise UsageError(f"the recipe has no value and no stage for {key}; values: {values}")
+
+
+def uses(stage: Stage) -> tuple[str, ...]:
+    """Return what a stage names: values, inputs and stages."""
+    return tuple(_names(stage))
 
 
 def _names(stage: Stage) -> Iterator[str]:

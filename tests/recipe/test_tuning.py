@@ -1,0 +1,247 @@
+"""Trials of a recipe's settings: what they share, when they stop, how they go on, and what the next tuning learns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from benchmarks.tune import Silent, Simulation, measured, without_gates
+from harness1.errors import UsageError
+from harness1.recipe.experience import Experience, subject_of
+from harness1.recipe.recipe import Objective, Recipe, Space, load_recipe, recipe_of
+from harness1.recipe.run import StageFailed
+from harness1.recipe.trials import (
+    TrialResult,
+    best_of,
+    is_near,
+    needed_stages,
+    shared_recipe,
+    trial_recipe,
+    varied_stages,
+    within,
+)
+from harness1.recipe.tuning import Tuning, read_card, read_results
+from harness1.viewer.trials import write_page
+from tests.cli.commands import command_in_process
+
+SEARCH = {"rate": Space(low=1e-4, high=1e-2, log=True), "samples": Space(choices=(4, 8))}
+
+
+def tiny(**changes: Any) -> Recipe:
+    return without_gates(load_recipe("tiny", [f"{key}={value}" for key, value in changes.items()]), prune=True)
+
+
+class Counted(Simulation):
+    """The simulated commands, counted by the folder of their stage."""
+
+    def __init__(self, noise: float = 0.02) -> None:
+        super().__init__(0.0, noise)
+        object.__setattr__(self, "ran", [])
+        object.__setattr__(self, "interrupt_at", "")
+
+    ran: list[str]
+    interrupt_at: str
+
+    def __call__(self, words: Sequence[str], log: Path) -> int:
+        place = "/".join(log.parts[-3:-2]) + "/" + log.stem
+        if place == self.interrupt_at:
+            raise KeyboardInterrupt
+        self.ran.append(place)
+        return super().__call__(words, log)
+
+
+def tuning(out: Path, execute: Any, recipe: Recipe | None = None, kept: Path | None = None, seed: int = 0) -> Tuning:
+    experience = None if kept is None else lambda shared: Experience(kept, "subject")
+    return Tuning(recipe or tiny(), out, execute, lambda trial: Silent(), seed, experience)
+
+
+def test_what_no_setting_reaches_is_shared_and_the_rest_is_each_trials_own() -> None:
+    recipe = load_recipe("tiny")
+    assert needed_stages(recipe) == ("world", "index", "model", "teacher", "rows", "sft", "admission", "rl")
+    assert varied_stages(recipe) >= {"sft", "admission", "rl", "eval-rl"}
+    assert [*shared_recipe(recipe).stages] == ["world", "index", "model", "teacher", "rows"]
+    trial = trial_recipe(recipe, {"sft.train.rate": 0.005, "rl.rl.samples": 4}, Path("/t/shared"))
+    assert [*trial.stages] == ["sft", "admission", "rl"]
+    words = trial.words("sft", Path("/t/trial-0000"))
+    assert words[:4] == ("sft", "train", "/t/shared/rows", "--model")
+    assert "train.rate=0.005" in words
+    assert "rl.samples=4" in trial.words("rl", Path("/t/trial-0000"))
+
+
+def test_a_varied_value_reaches_the_stages_that_use_it() -> None:
+    recipe = load_recipe("tiny")
+    tree = {"title": "t", "stages": {}, "values": recipe.values}
+    stages = {name: {"run": stage.run, "set": stage.set} for name, stage in recipe.stages.items()}
+    varied = recipe_of(tree | {"stages": stages, "search": {"samples": {"choices": [1, 2]}}}, "t")
+    assert "teacher" in varied_stages(varied)
+    assert "world" not in varied_stages(varied)
+
+
+@pytest.mark.parametrize(
+    ("other", "near"),
+    [
+        ({"rate": 1.1e-3, "samples": 4}, True),
+        ({"rate": 2e-3, "samples": 4}, False),
+        ({"rate": 1e-3, "samples": 8}, False),
+        ({"rate": 1e-3}, False),
+    ],
+)
+def test_settings_are_near_on_the_scale_on_which_they_are_drawn(other: dict[str, Any], near: bool) -> None:
+    assert is_near({"rate": 1e-3, "samples": 4}, other, SEARCH) is near
+
+
+def test_only_settings_that_could_be_drawn_are_learned_from() -> None:
+    assert within({"rate": 1e-3, "samples": 4}, SEARCH)
+    for wrong in (
+        {"rate": 1.0, "samples": 4},
+        {"rate": 1e-3, "samples": 5},
+        {"rate": 1e-3},
+        {"rate": "a", "samples": 4},
+    ):
+        assert not within(wrong, SEARCH)
+
+
+def test_the_best_trial_is_the_first_with_the_best_value() -> None:
+    results = [TrialResult(number=at, settings={}, value=value) for at, value in enumerate([1.0, None, 3.0, 3.0, 0.5])]
+    assert [best_of(results, maximize=most).number for most in (True, False)] == [2, 4]  # type: ignore[union-attr]
+    assert best_of(results[1:2], maximize=True) is None
+
+
+def test_the_shared_stages_run_once_and_a_finished_tuning_runs_nothing(tmp_path: Path) -> None:
+    commands = Counted()
+    results = tuning(tmp_path / "t", commands).run(trials=4, parallel=2)
+    assert [each.number for each in results] == [0, 1, 2, 3]
+    assert sum(place.startswith("shared/") for place in commands.ran) == 5
+    assert {place for place in commands.ran if place.startswith("trial-0001")} >= {"trial-0001/sft"}
+    again = Counted()
+    assert tuning(tmp_path / "t", again).run(trials=4, parallel=2) == results
+    assert again.ran == []
+    assert len(tuning(tmp_path / "t", again).run(trials=5, parallel=1)) == 5
+
+
+def test_a_trial_that_looks_worse_is_stopped_there(tmp_path: Path) -> None:
+    results = tuning(tmp_path / "t", Counted()).run(trials=12, parallel=1)
+    stopped = [each for each in results if each.value is None]
+    assert stopped
+    assert all("valid of sft was" in each.stopped and not each.failed for each in stopped)
+    assert not any((tmp_path / "t" / f"trial-{each.number:04}" / "rl").exists() for each in stopped)
+
+
+def test_after_an_interrupt_the_trial_at_work_goes_on(tmp_path: Path) -> None:
+    commands = Counted()
+    object.__setattr__(commands, "interrupt_at", "trial-0001/rl")
+    with pytest.raises(KeyboardInterrupt):
+        tuning(tmp_path / "t", commands).run(trials=3, parallel=1)
+    first = read_results(tmp_path / "t")
+    assert [each.number for each in first] == [0]
+    again = Counted()
+    results = tuning(tmp_path / "t", again).run(trials=3, parallel=1)
+    assert [each.number for each in results] == [0, 1, 2]
+    assert "trial-0001/sft" not in again.ran
+    assert "trial-0001/rl" in again.ran
+
+
+def test_a_trial_that_fails_a_gate_is_not_repeated(tmp_path: Path) -> None:
+    """The simulated training leaves no log, which its gate finds."""
+    recipe = tiny()
+    stages = {**recipe.stages, "sft": replace(recipe.stages["sft"], gates=recipe.stages["sft"].gates | {"finite": 0.0})}
+    search = {"sft.train.epochs": Space(choices=(1, 2))}
+    recipe = replace(recipe, stages=stages, search=search, objective=Objective("sft", "valid"))
+    results = tuning(tmp_path / "t", Counted(), recipe, tmp_path / "kept").run(trials=6, parallel=1)
+    assert [each.failed for each in results] == [True, True]  # there are no other settings to try
+    assert {each.settings["sft.train.epochs"] for each in results} == {1, 2}
+    assert all("gate finite" in each.stopped for each in results)
+    assert tuning(tmp_path / "u", Counted(), recipe, tmp_path / "kept").run(trials=6, parallel=1) == []
+
+
+def test_commands_that_fail_again_and_again_end_the_tuning(tmp_path: Path) -> None:
+    def execute(words: Sequence[str], log: Path) -> int:
+        return 3 if "trial" in str(log) else Simulation(0.0)(words, log)
+
+    with pytest.raises(StageFailed, match="exit code 3"):
+        tuning(tmp_path / "t", execute).run(trials=9, parallel=1)
+    assert len(read_results(tmp_path / "t")) < 3
+
+
+def test_what_was_learned_comes_first(tmp_path: Path) -> None:
+    first = tuning(tmp_path / "a", Counted(), kept=tmp_path / "kept").run(trials=8, parallel=1)
+    second = tuning(tmp_path / "b", Counted(), kept=tmp_path / "kept", seed=9).run(trials=2, parallel=1)
+    best = best_of(first, maximize=True)
+    assert best is not None
+    assert second[0].settings == best.settings
+    assert second[1].settings != best.settings
+    alone = tuning(tmp_path / "c", Counted(), seed=9).run(trials=1, parallel=1)
+    assert alone[0].settings != best.settings
+
+
+def test_experience_is_of_the_same_documents_reward_and_size(tmp_path: Path) -> None:
+    for name, size in (("small", 10), ("large", 100_000)):
+        model = tmp_path / name
+        model.mkdir()
+        (model / "model.safetensors").write_bytes(bytes(size))
+    shared = tmp_path / "shared"
+    for text in ("one", "two"):
+        (shared / text / "index").mkdir(parents=True)
+        (shared / text / "index" / "made.txt").write_text(text)
+
+    def subject(model: str = "small", corpus: str = "one", change: str = "rl.rl.batches=3") -> str:
+        recipe = load_recipe("own-corpus", [change], ["documents=docs", f"model={tmp_path / model}"])
+        return subject_of(recipe, shared / corpus)
+
+    assert subject() == subject(change="rl.rl.batches=9")
+    assert len({subject(), subject("large"), subject(corpus="two"), subject(change="rl.reward.clutter=0.2")}) == 4
+
+
+def test_a_recipe_without_an_objective_and_a_folder_of_another_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no \[search\] or no \[objective\]"):
+        tuning(tmp_path / "t", Counted(), recipe_of({"title": "t", "stages": {}}, "t")).run(1, 1)
+    tuning(tmp_path / "t", Counted()).run(trials=1, parallel=1)
+    with pytest.raises(UsageError, match="t holds trials of another recipe"):
+        tuning(tmp_path / "t", Counted(), tiny(documents=50)).run(trials=1, parallel=1)
+
+
+def test_a_metric_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    recipe = replace(tiny(), objective=Objective("rl", "profit"))
+    with pytest.raises(UsageError, match="rl has no metric profit; it has reward"):
+        tuning(tmp_path / "t", Counted(), recipe).run(trials=1, parallel=1)
+
+
+def test_the_table_and_the_page_show_every_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tuning(tmp_path / "t", Counted()).run(trials=8, parallel=1)
+    harness1 = command_in_process(monkeypatch, capsys)
+    shown = harness1("tune", "show", str(tmp_path / "t"))
+    assert shown.code == 0
+    assert "Best of 8 trials" in shown.out
+    found = json.loads(harness1("tune", "show", str(tmp_path / "t"), "--json").out)
+    assert [each["number"] for each in found["trials"]] == list(range(8))
+    page = Path(found["page"]).read_text()
+    best = best_of(results, maximize=True)
+    assert best is not None
+    assert page.count("<circle") == 8 * 4
+    assert page.count('class="best"') == 4
+    assert f"trial {best.number}" in page
+    assert harness1("tune", "show", str(tmp_path)).code == 2
+
+
+def test_a_page_without_results_can_be_written(tmp_path: Path) -> None:
+    commands = Counted()
+    object.__setattr__(commands, "interrupt_at", "trial-0000/sft")
+    with pytest.raises(KeyboardInterrupt):
+        tuning(tmp_path / "t", commands).run(trials=1, parallel=1)
+    card = read_card(tmp_path / "t")
+    assert card is not None
+    assert "<circle" not in write_page(tmp_path / "t", card, []).read_text()
+
+
+def test_the_benchmark_measures_time_pruning_and_experience(tmp_path: Path) -> None:
+    report = measured(tmp_path, trials=4, parallel=2, seeds=1, second=0.0)
+    assert report["trials"] == 4
+    assert 0.0 <= report["saved_by_pruning"] < 1.0
+    assert report["with_experience_of_all"]["mean"] <= 0.5
