@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from harness1.cli.printing import say
 from harness1.config import Config, load_config
@@ -72,6 +72,15 @@ Cache = Annotated[Path | None, Option(help="Folder that keeps indexes; default ~
 MovedDataset = Annotated[str | None, Option(help="The runs' dataset, if it has moved.", metavar="DATASET")]
 Tensorboard = Annotated[bool, Option("--tensorboard", help="Also write event files for TensorBoard.")]
 Wandb = Annotated[str, Option(help="Also log to this project of Weights & Biases.", metavar="PROJECT")]
+
+RecipeName = Annotated[str, Argument(help="A TOML file, or a name that `recipe list` shows.", metavar="RECIPE")]
+RecipeChanges = Annotated[
+    list[str] | None,
+    Option("--set", help="Change a value, or a setting of a stage, e.g. sft.train.rate=1e-3.", metavar="A=VALUE"),
+]
+RecipeInputs = Annotated[
+    list[str] | None, Option("--input", help="A file or folder that the recipe asks for.", metavar="NAME=PLACE")
+]
 
 
 def resolve(config: str | None, overrides: list[str] | None, *models: str) -> Config:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from harness1.cli.options import Json
+from harness1.cli.options import Json, RecipeChanges, RecipeInputs, RecipeName
 from harness1.cli.printing import print_json, print_result, put, say
 from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
@@ -19,14 +19,6 @@ from harness1.recipe.journal import JOURNAL, LOGS, Journal, StageRecord, read_jo
 from harness1.recipe.recipe import load_recipe, shipped_recipes
 from harness1.recipe.run import RecipeRun, StageFailed, run_command, worded
 
-Named = Annotated[str, Argument(help="A TOML file, or a name that `recipe list` shows.", metavar="RECIPE")]
-Changes = Annotated[
-    list[str] | None,
-    Option("--set", help="Change a value, or a setting of a stage, e.g. sft.train.rate=1e-3.", metavar="A=VALUE"),
-]
-Inputs = Annotated[
-    list[str] | None, Option("--input", help="A file or folder that the recipe asks for.", metavar="NAME=PLACE")
-]
 NEGATIVE = 1
 
 
@@ -53,14 +45,14 @@ class Told:
 
 
 def run(
-    recipe: Named,
+    recipe: RecipeName,
     out: Annotated[Path, Option(help="The folder that gets everything.", metavar="WORK")],
     start_from: Annotated[
         str, Option("--from", help="Do this stage again, and all that use its result.", metavar="STAGE")
     ] = "",
     until: Annotated[str, Option(help="Stop after this stage.", metavar="STAGE")] = "",
-    changes: Changes = None,
-    inputs: Inputs = None,
+    changes: RecipeChanges = None,
+    inputs: RecipeInputs = None,
     as_json: Json = False,
 ) -> None:
     """Run the stages of a recipe with gates between them; the same command resumes it after any end.

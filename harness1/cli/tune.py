@@ -9,9 +9,8 @@ from typing import Annotated, Any
 from msgspec import to_builtins
 from typer import Argument, Option
 
-from harness1.cli.options import Json
+from harness1.cli.options import Json, RecipeChanges, RecipeInputs, RecipeName
 from harness1.cli.printing import print_result, put, say
-from harness1.cli.recipe import Changes, Inputs, Named
 from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.errors import UsageError
@@ -44,7 +43,7 @@ class Told:
 
 
 def tune(
-    recipe: Named,
+    recipe: RecipeName,
     out: Annotated[Path, Option(help="The folder that gets the trials.", metavar="TRIALS")],
     trials: Annotated[int, Option(help="Trials to run in all.", min=1)] = 20,
     parallel: Annotated[int, Option(help="Trials at the same time.", min=1)] = 1,
@@ -56,8 +55,8 @@ def tune(
     ray: Annotated[
         str, Option(help="Run the commands on a Ray cluster with a shared file system.", metavar="ADDRESS")
     ] = "",
-    changes: Changes = None,
-    inputs: Inputs = None,
+    changes: RecipeChanges = None,
+    inputs: RecipeInputs = None,
     as_json: Json = False,
 ) -> None:
     """Search settings of a recipe in parallel trials; the same command resumes it after any end.
