@@ -43,7 +43,7 @@ test-vllm: $(VLLM)/ready
 test-skyrl: $(SKYRL)/ready $(TINKER)/ready
 	$(TINKER)/bin/python -m pytest tests/engines/test_tinker_client.py -rs
 	OMP_NUM_THREADS=1 $(SKYRL)/bin/python -m pytest tests/engines/test_tinker_client.py \
-		tests/engines/test_skyrl_server.py -rsP --durations=0
+		tests/engines/test_skyrl_server.py -rsP --show-capture=stdout
 
 lint: $(TEST)/ready
 	$(TEST)/bin/ruff check .

@@ -43,6 +43,10 @@ def check_supported(config: Config, processes: int = 1) -> None:
         "train.lora.rank=0: it trains adapters alone": train.lora.rank == 0,
         "machine.fleet.workers: its sampler belongs to one process": config.machine.fleet.workers > 0,
         "several processes: the service shards by itself": processes > 1,
+        "rl.staleness with machine.service.reduction=row_mean, because SkyRL's JAX server samples from the weights in"
+        " training: calls under an older version would change with them, or undo a step": (
+            rl.staleness > 0 and config.machine.service.reduction == "row_mean"
+        ),
     }
     if found := [reason for reason, holds in refused.items() if holds]:
         raise UsageError(f"a training service does not support {'; nor '.join(found)}")

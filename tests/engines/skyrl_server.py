@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-STARTS_S = 120.0
+STARTS_S = 300.0
 ENDS_S = 30.0
 RANK = 8
 BACKEND = {

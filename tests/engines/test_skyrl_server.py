@@ -17,7 +17,6 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from benchmarks.micro import Start
@@ -214,6 +213,7 @@ def test_fine_tuning_by_the_command_begins_where_our_own_trainer_does(
     for name, value in held_out.items():
         assert theirs[0][name] == pytest.approx(value, abs=1e-4), name
     assert theirs[1]["loss"] == pytest.approx(ours[1]["loss"], abs=1e-4)
+    print(*(f"{each[0]['held_out/nll']:.7f} {each[1]['loss']:.7f}" for each in (theirs, ours)), sep="; our own: ")
     card = read_checkpoint(start.folder / "student")
     assert card is not None
     assert card.remote.startswith("tinker://")
@@ -254,4 +254,5 @@ def test_reinforcement_learning_by_the_command_survives_a_kill(
     card = read_checkpoint(out)
     assert card is not None
     assert card.remote.startswith("tinker://")
-    print(msgspec.json.encode([{name: line.get(name) for name in ("k3", "reward", "seconds")} for line in lines]))
+    shown = ("gate/max_difference", "k3", "reward", "seconds")
+    print(*({name: line.get(name) for name in shown} for line in lines), sep="\n")

@@ -234,6 +234,9 @@ def test_what_a_service_cannot_do_is_refused_in_one_line() -> None:
         assert "\n" not in str(refused.value)
     with pytest.raises(UsageError, match="several processes"):
         check_supported(fine, processes=2)
+    check_supported(load_config(None, ["rl.staleness=1"]))
+    with pytest.raises(UsageError, match=r"rl\.staleness"):
+        check_supported(load_config(None, ["rl.staleness=1", "machine.service.reduction=row_mean"]))
 
 
 def test_a_server_of_another_version_or_model_is_refused_at_connecting(base: Path) -> None:
