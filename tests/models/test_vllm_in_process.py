@@ -155,6 +155,16 @@ def test_a_version_is_removed_when_a_newer_one_is_there_and_no_call_uses_it(
     assert engine.sampled_with[0].lora_int_id == 1
 
 
+def test_a_version_that_is_loaded_again_keeps_its_number(
+    backend: VllmBackend, engine: FakeEngine, folders: tuple[Path, Path]
+) -> None:
+    for _ in range(2):
+        run(backend.load_adapter(folders[1], 1))
+    run(backend.load_adapter(folders[1], 2))
+    assert [request.lora_int_id for request in engine.added] == [1, 1, 2]
+    assert engine.removed == [1]
+
+
 def test_an_adapter_that_the_engine_cannot_load_leaves_the_present_one_in_use(
     backend: VllmBackend, engine: FakeEngine, folders: tuple[Path, Path]
 ) -> None:

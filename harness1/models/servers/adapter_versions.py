@@ -39,15 +39,18 @@ class AdapterVersions:
         return self._loaded[-1] if self._loaded else None
 
     def named(self, folder: Path, version: int) -> LoadedAdapter:
-        """Return the adapter in a folder, not loaded yet, with its name.
+        """Return the adapter in a folder with its name; one that is loaded is the same.
 
         Raises:
             UsageError: there is none, or of a kind that is not supported.
         """
         read_adapter_config(folder)
-        content = file_digest(folder / ADAPTER_WEIGHTS)[:8]
+        name = f"harness1-{version}-{file_digest(folder / ADAPTER_WEIGHTS)[:8]}"
+        for loaded in self._loaded:
+            if loaded.name == name:
+                return loaded  # of another number, the engine would keep the same content twice
         self._count += 1
-        return LoadedAdapter(f"harness1-{version}-{content}", version, self._count, folder)
+        return LoadedAdapter(name, version, self._count, folder)
 
     def add(self, adapter: LoadedAdapter) -> None:
         """Give an adapter to all calls from now on; the engine has loaded it."""
