@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness1.config import Config, load_config
 from harness1.config.named import opening, shipped
 from harness1.errors import ConfigError
+from harness1.models.open import ModelSpec
+from harness1.settings import differences
 from tests.cli.commands import Command, command_in_process
 
-NAMES = ["micro", "paper", "small", "transcript", "rl/paper", "rl/small", "sft/paper", "sft/small"]
+SERVICE, SHARDED = ENGINES = ["engines/gpt-oss-20b-tinker", "engines/gpt-oss-20b"]
+NAMES = ["micro", "paper", "small", "transcript", *ENGINES, "rl/paper", "rl/small", "sft/paper", "sft/small"]
 
 
 @pytest.fixture
@@ -24,6 +28,26 @@ def test_the_configurations_of_the_package_are_found_by_name() -> None:
     assert [*shipped()] == NAMES
     for name, file in shipped().items():
         assert load_config(name) == load_config(file) != Config()
+
+
+def test_the_recipes_for_engines_are_the_published_one_but_for_where_it_runs() -> None:
+    published = msgspec.to_builtins(load_config("rl/paper"))
+    found = {}
+    for name in ENGINES:
+        own = msgspec.to_builtins(load_config(name))
+        pairs = {path: value for path, value, _ in differences(own, published) if not path.startswith("machine.")}
+        found[name] = pairs
+    both = {"policy.format": "harmony", "policy.dtype": "bfloat16"}
+    sharded = {"rl.staleness": 1, "train.attention": "flex_attention"}
+    assert found == {SHARDED: both | sharded, SERVICE: both | {"train.checkpointing": False}}
+
+
+def test_the_recipe_with_a_server_names_options_that_fit_its_settings() -> None:
+    config, text = load_config(SHARDED), shipped()[SHARDED].read_text()
+    assert f"--max-loras {config.rl.staleness + 2} " in text
+    assert f"--max-lora-rank {config.train.lora.rank} " in text
+    assert f"--max-model-len {config.env.context_window} " in text
+    assert ModelSpec.read(config.machine.learn.model).kind == "vllm"
 
 
 def test_a_name_means_the_same_in_a_folder_with_a_file_of_that_name(
