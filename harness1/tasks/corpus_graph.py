@@ -51,6 +51,8 @@ class CorpusGraph:
 
     small: set[str] = field(default_factory=set)
     """Words that the corpus writes without a capital."""
+    fit: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+    """For passages that were asked for, the sentences that can be quoted, with their numbers (`quoting.quotable`)."""
 
     def add(self, document: Document) -> None:
         """Add a document."""

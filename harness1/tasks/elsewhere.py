@@ -19,6 +19,8 @@ ALIKE = 0.6
 """Share of the words of two sentences in common above which one says what the other does."""
 MOST_GOLD = 8
 _WORD = re.compile(r"\w+")
+Said = tuple[str, frozenset[str]]
+"""A sentence and its words in small letters."""
 
 
 class MadeTask(Record, kw_only=True):
@@ -36,6 +38,7 @@ class Reader:
     def __init__(self, graph: CorpusGraph, retriever: Retriever) -> None:
         self._graph, self._retriever = graph, retriever
         self._places = {passage.doc_id: place for place, passage in enumerate(graph.passages)}
+        self._said: dict[int, list[Said]] = {}
 
     async def gold(self, drafts: Sequence[Draft]) -> list[tuple[DocId, ...] | None]:
         """Return the gold of each draft: its own passages, and others that say the same; None if a passage holds the
@@ -55,12 +58,19 @@ class Reader:
                 passage = self._graph.passages[place]
                 if known is None or passage.doc_id in known:
                     continue
-                serves = _serves(need, passage)
+                serves = _says(need, self._said_at(place)) if need.quoted else _serves(need, passage)
                 if serves is None:
                     known = gold[at] = None
                 elif serves:
                     known[passage.doc_id] = None
         return [tuple(each) if each is not None and len(each) <= MOST_GOLD else None for each in gold]
+
+    def _said_at(self, place: int) -> list[Said]:
+        """Return the sentences of a passage, with the words of each."""
+        if (said := self._said.get(place)) is None:
+            cut = sentences.split(self._graph.passages[place].text)
+            said = self._said[place] = [(each, frozenset(_WORD.findall(each.lower()))) for each in cut]
+        return said
 
     async def with_gold(self, drafts: Sequence[Draft], k: int) -> list[MadeTask]:
         """Return the drafts that have a clear gold (see `gold`), with the share of it among the first `k` documents
@@ -87,10 +97,7 @@ class Reader:
 
 
 def _serves(need: Need, passage: Passage) -> bool | None:
-    """Return whether a passage serves as well as that of a need; None if that cannot be told."""
-    cut = sentences.split(passage.text)
-    if need.quoted:
-        return _says(need, cut)
+    """Return whether a passage holds the names of a need; None if that cannot be told."""
     wanted = [f" {normalised_name(name)} " for name in need.names]
     title = f" {normalised_name(passage.subject)} "
     text = f" {normalised_name(passage.text)} "
@@ -98,24 +105,23 @@ def _serves(need: Need, passage: Passage) -> bool | None:
         return False
     if len(wanted) == 1 or title == wanted[0]:
         return True
-    said = (f" {normalised_name(each)} " for each in cut)
+    said = (f" {normalised_name(each)} " for each in sentences.split(passage.text))
     return True if any(all(name in each for name in wanted) for each in said) else None
 
 
-def _says(need: Need, cut: Sequence[str]) -> bool | None:
+def _says(need: Need, said: Sequence[Said]) -> bool | None:
     """Return whether one of some sentences says nearly the same as that of a need; None if one says it with other
     figures or names."""
     own = set(_WORD.findall(need.quoted.lower()))
-    alike = [each for each in cut if _alike(own, set(_WORD.findall(each.lower())))]
-    same = [
-        each for each in alike if _figures(each) == _figures(need.quoted) and all(name in each for name in need.names)
-    ]
-    return True if same else None if alike else False
+    alike = [each for each, words in said if _alike(own, words)]
+    figures = _figures(need.quoted)
+    same = (each for each in alike if _figures(each) == figures and all(name in each for name in need.names))
+    return True if any(same) else None if alike else False
 
 
 def _figures(sentence: str) -> set[str]:
     return {word for word in _WORD.findall(sentence) if word[0].isdigit()}
 
 
-def _alike(first: set[str], second: set[str]) -> bool:
-    return len(first & second) >= ALIKE * len(first | second)
+def _alike(first: set[str], second: frozenset[str]) -> bool:
+    return len(second) >= ALIKE * len(first) and len(first & second) >= ALIKE * len(first | second)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -28,6 +29,9 @@ NEAR = 0.8
 """Similarity of the words of two questions above which only the first is kept."""
 FOUND = 10
 """Documents of one search; a bridge whose gold is all among them needs no second search, and is left out."""
+VERDICTS = ("supported", "refuted")
+UNEVEN = 2
+"""Most claims by which one verdict leads: a reader could say it without reading."""
 BATCH = 16
 """Drafts that are looked for in the corpus together."""
 
@@ -108,13 +112,17 @@ async def _chosen(
     drafts = {kind: _with_gold(reader, each) for kind, each in drafts_of(graph, seed).items()}
     known, splitter = KnownQueries(NEAR), Splitter(SPLITS)
     counts: dict[str, int] = dict.fromkeys(drafts, 0)
+    verdicts: dict[str, int] = defaultdict(int)
     made: list[tuple[MadeTask, str]] = []
     while drafts and len(made) < wanted:
         kind = min(drafts, key=lambda name: counts[name] / WEIGHTS[name])
         task = await anext(drafts[kind], None)
         if task is None:
             del drafts[kind]
+        elif kind == CLAIM and verdicts[task.draft.answer] > min(map(verdicts.__getitem__, VERDICTS)) + UNEVEN:
+            continue
         elif _holds(graph, task, known) and (split := splitter.place(task.gold)):
+            verdicts[task.draft.answer] += kind == CLAIM
             made.append((task, split))
             known.add(task.draft.question, task.draft.question)
             counts[kind] += 1

@@ -103,17 +103,22 @@ def quotable(graph: CorpusGraph, rng: random.Random) -> Iterator[tuple[int, str,
     second of each, up to `ROUNDS`. A sentence that is too long gives a part."""
     order = list(range(len(graph.passages)))
     rng.shuffle(order)
-    fit: dict[int, list[tuple[int, str]]] = {}
-    for place in order:
-        cut = graph.passages[place].sentences
-        whole = [(number, tidied(sentence)) for number, sentence in enumerate(cut)]
-        found = [(number, sentence) for number, sentence in whole if stands_alone(sentence)]
-        fit[place] = found or [part for part in _parts(cut) if stands_alone(f"{part[1]}.")]
-        rng.shuffle(fit[place])
+    fit = {place: rng.sample(found := _fit(graph, place), len(found)) for place in order}
     for number_of_round in range(ROUNDS):
         for place in order:
             for number, sentence in fit[place][number_of_round : number_of_round + 1]:
                 yield place, sentence, number
+
+
+def _fit(graph: CorpusGraph, place: int) -> list[tuple[int, str]]:
+    """Return the sentences of a passage that stand alone, with their numbers; they are looked for once."""
+    if (known := graph.fit.get(place)) is None:
+        cut = graph.passages[place].sentences
+        whole = [(number, tidied(sentence)) for number, sentence in enumerate(cut)]
+        found = [(number, sentence) for number, sentence in whole if stands_alone(sentence)]
+        known = found or [part for part in _parts(cut) if stands_alone(f"{part[1]}.")]
+        graph.fit[place] = known
+    return known
 
 
 def tidied(sentence: str) -> str:

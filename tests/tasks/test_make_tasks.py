@@ -129,6 +129,18 @@ def test_tasks_are_of_several_kinds_with_gold_in_one_split_and_the_same_every_ti
     assert {finding.name for finding in question_findings(tasks, {}) if finding.count} == set()
 
 
+def test_neither_verdict_of_claims_is_the_usual_one() -> None:
+    corpus = [
+        Document(DocId(f"d{number}"), name, f"{name} is a singer of old songs, born in {name[::-1].title()}.")
+        for number, name in enumerate(
+            f"{first}{last} Ek" for first in ("An", "Bo", "Cy", "Di") for last in ("ba", "ko")
+        )
+    ]
+    tasks = make_tasks(corpus, searcher(corpus), 40, seed=0)
+    claims = [task for task in tasks if task.metadata["kind"] == "claim"]
+    assert 0 < len(claims) <= 4  # places are never refuted
+
+
 def test_a_bridge_is_not_answered_by_one_search() -> None:
     corpus = corpus_of_films(60)
     bridges = [task for task in make_tasks(corpus, searcher(corpus), 60, 0) if task.metadata["kind"] == "bridge"]
