@@ -12,6 +12,7 @@ from harness1.records import DocId, Record
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
 from harness1.tasks.corpus_graph import CorpusGraph, Passage
 from harness1.tasks.drafts import Draft, Need
+from harness1.tasks.quoting import whole
 
 SEARCHED = 20
 """Documents that are read for each piece of evidence."""
@@ -103,10 +104,19 @@ def _serves(need: Need, passage: Passage) -> bool | None:
     text = f" {normalised_name(passage.text)} "
     if not all(name in text or name in title for name in wanted):
         return False
-    if len(wanted) == 1 or title == wanted[0]:
+    if len(wanted) == 1:
+        return True if _has_whole(passage.text, need.names[0]) else None
+    if title == wanted[0]:
         return True
     said = (f" {normalised_name(each)} " for each in sentences.split(passage.text))
     return True if any(all(name in each for name in wanted) for each in said) else None
+
+
+def _has_whole(text: str, name: str) -> bool:
+    """Return whether a name stands in a text, somewhere not within a longer name."""
+    return any(
+        whole(text[: found.start()][-80:], text[found.end() :][:80]) for found in re.finditer(re.escape(name), text)
+    )
 
 
 def _says(need: Need, said: Sequence[Said]) -> bool | None:

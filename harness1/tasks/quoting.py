@@ -33,7 +33,7 @@ _FIGURE = re.compile(
 )
 YEAR = re.compile(r"[12]\d{3}")
 _YEARS = re.compile(r"\b[12]\d{3}\b")
-_LEANS = re.compile(rf"(?:{alternatives('openings')})\b|[A-Z][\w-]+,|(?:[A-Z]{{4,}} )+[A-Z][a-z]")
+_LEANS = re.compile(rf"(?:{alternatives('openings')})\b|[A-Z][\w-]+,|(?:[A-Z]{{4,}} )+[A-Z]")
 _INNER = re.compile(rf"\b(?:{alternatives('pointers')})\b")
 _UNNAMED = re.compile(
     rf"\b[Tt]he (?:[a-z-]+ )?(?i:{alternatives('unnamed')})(?! (?:{alternatives('going_on')})\b| [A-Z“\"])(?![\w-])"
@@ -51,8 +51,8 @@ _COUNTED = re.compile(
     rf"|(?:{alternatives('months')}) \d{{1,2}},? $|\d (?:{alternatives('months')}),? $"
 )
 _CUT = re.compile(
-    r"(?<=[a-z0-9”\"’)%] )(?=(?:The|A|An|In|On|At|For|By|With|From|It|He|She|They|This|That|But|And|While|When|After"
-    r"|If|You|We|I|There|What|Meanwhile|However|As|So|His|Her|Their|Its|These|Those) [a-z0-9])"
+    r"(?<=[a-z0-9”\"’)%] )(?=(?:The|An|In|On|At|For|By|With|From|It|He|She|They|This|That|But|And|While|When|After"
+    r"|If|You|We|There|What|Meanwhile|However|As|So|His|Her|Their|Its|These|Those) [a-z0-9])"
 )
 """Where a sentence begins in a text that lost its full stops: at a word that has a capital only there."""
 _MERGED = re.compile(
@@ -68,7 +68,11 @@ def stands_alone(sentence: str) -> bool:
     if not SHORTEST <= len(sentence) <= LONGEST or not sentence[0].isupper() or sentence[-1] not in ".!":
         return False
     return is_prose(sentence) and not (
-        leans(sentence) or _INNER.search(sentence) or _UNNAMED.search(sentence) or _AGAIN.match(sentence)
+        leans(sentence)
+        or _CUT.search(sentence)
+        or _INNER.search(sentence)
+        or _UNNAMED.search(sentence)
+        or _AGAIN.match(sentence)
     )
 
 
