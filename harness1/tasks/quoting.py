@@ -134,8 +134,7 @@ def _parts(sentences: tuple[str, ...]) -> Iterator[tuple[int, str]]:
     """Yield the parts of sentences that are too long to quote, with the sentences' numbers."""
     for number, sentence in enumerate(sentences):
         if len(sentence) > LONGEST:
-            inner = _CUT.split(sentence)[1:-1]
-            yield from ((number, part.strip()) for part in inner if not _MERGED.search(part))
+            yield from ((number, part.strip()) for part in _CUT.split(sentence) if not _MERGED.search(part))
 
 
 def figures(sentence: str) -> list[str]:
