@@ -101,7 +101,7 @@ def show(
 def _in_words(
     found: dict[str, Any], card: TuningCard, results: list[TrialResult], best: TrialResult | None, folder: Path
 ) -> None:
-    put(f"{folder}: {card.title} {'Most' if card.maximize else 'Least'} {card.metric}.")
+    put(f"{folder}: {card.title} Compared by {card.metric}, {'more' if card.maximize else 'less'} is better.")
     table = headed("trial", card.metric, *card.search, "seconds", "stopped")
     for each in results:
         value = "" if each.value is None else f"{each.value:.4g}"

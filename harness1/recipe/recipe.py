@@ -36,8 +36,8 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value or an input of the recipe."""
     says: str = ""
     """What the stage does, for the reader of its progress."""
-    config: str = ""
-    """The configuration that it begins with, in place of the recipe's."""
+    config: str | None = None
+    """The configuration that it begins with, in place of the recipe's; empty: the defaults."""
     set: dict[str, Any] = {}
     """Settings for `--set`, by dotted name, or in nested tables; a string may name values."""
     gates: dict[str, float | bool] = {}
@@ -134,7 +134,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         said = tuple(_filled(word, known) for word in shlex.split(stage.run))
         if " ".join(said).startswith(PLAIN):
             return said
-        begun = stage.config or self.config
+        begun = self.config if stage.config is None else stage.config
         config = ("--config", begun) if begun else ()
         settings = {**dict(_flat(self.set)), **dict(_flat(stage.set))}
         pairs = (f"{key}={_literal(value, known)}" for key, value in settings.items())
