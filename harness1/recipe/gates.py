@@ -19,7 +19,7 @@ Measure = Callable[[StageCase], float | None]
 TRAINED = ("sft train", "rl train")
 PLAYED = ("eval", "sft collect")
 DATASETS = ("tasks make", "data copy")
-INDEX, DATA, ROWS = "index check {out}", "data check {out}", "sft build --help"
+INDEX, DATA, ROWS = "index check {out}", "data check {out}", "sft build RUN --out {out} --force"
 
 
 class Finding(Record):
@@ -48,7 +48,7 @@ class Gate:
     """None: it guards only stages that name it."""
     at_least: bool = False
     """The bound is the smallest value that passes, not the largest."""
-    look: str = ""
+    look: str = "view {out}"
     """The command to look closer, with `{out}` for the stage's folder."""
 
     def judge(self, name: str, case: StageCase, bound: float) -> Finding | None:
@@ -73,7 +73,7 @@ GATES: Mapping[str, Gate] = {
     "terms": Gate(measures.wrong_rewards, "rewards that are not the sum of their terms", (*PLAYED, "rl train"), 0),
     "valid": Gate(measures.valid_actions, "share of valid actions", ("sft collect",), 0.5, at_least=True),
     "recall": Gate(measures.recall, "mean curated recall", ("sft collect",), 0.3, at_least=True),
-    "oracle": Gate(measures.oracle_recall, "mean curated recall of the oracle", PLAYED, 0.95, at_least=True),
+    "oracle": Gate(measures.oracle_recall, "mean curated recall of the oracle", ("eval",), 0.95, at_least=True),
     "rows": Gate(measures.rows, "rows to train on", ("sft build",), 1, at_least=True, look=ROWS),
     "masks": Gate(measures.wrong_masks, "rows and files whose mask is wrong", ("sft build",), 0, look=ROWS),
     "tokenizer": Gate(measures.foreign_tokenizers, "tokenizers other than the model's", TRAINED, 0),

@@ -16,6 +16,7 @@ import pytest
 
 from harness1.cli.main import Verb, Verbs, app
 from harness1.errors import ConfigError, UsageError
+from harness1.recipe.gates import GATES
 from harness1.recipe.journal import JOURNAL, StageRecord, held, read_journal
 from harness1.recipe.recipe import PLAIN, Recipe, load_recipe, recipe_of, shipped_recipes
 from harness1.recipe.run import RecipeRun, StageFailed, run_command, worded
@@ -140,16 +141,25 @@ def test_the_recipes_of_the_package_can_be_read_by_name_and_by_path(name: str) -
     assert by_name.objective is not None
 
 
-def test_settings_are_given_to_the_verbs_that_take_them() -> None:
-    def verbs_of(group: Verbs, name: str = "") -> Iterator[tuple[str, Verb]]:
-        for each, verb in group.commands.items():
-            if isinstance(verb, Verbs):
-                yield from verbs_of(verb, f"{name}{each} ")
-            else:
-                assert isinstance(verb, Verb)
-                yield f"{name}{each}", verb
-                yield from ((f"{name}{each} {more}", inner) for more, inner in verb.more.items())
+def verbs_of(group: Verbs, name: str = "") -> Iterator[tuple[str, Verb]]:
+    for each, verb in group.commands.items():
+        if isinstance(verb, Verbs):
+            yield from verbs_of(verb, f"{name}{each} ")
+        else:
+            assert isinstance(verb, Verb)
+            yield f"{name}{each}", verb
+            yield from ((f"{name}{each} {more}", inner) for more, inner in verb.more.items())
 
+
+def test_every_gate_names_a_command_to_look_closer_with() -> None:
+    verbs = {name for name, _ in verbs_of(app)}
+    for gate in GATES.values():
+        words = gate.look.split()
+        assert words[0] in verbs or " ".join(words[:2]) in verbs
+        assert "{out}" in words
+
+
+def test_settings_are_given_to_the_verbs_that_take_them() -> None:
     takes = {
         name: {"--config", "--set"} <= {word for each in verb.load().params for word in each.opts}
         for name, verb in verbs_of(app)
