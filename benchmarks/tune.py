@@ -63,7 +63,7 @@ class Simulation:
     """Real seconds for each simulated one."""
     noise: float = 0.02
 
-    def __call__(self, words: Sequence[str], log: Path) -> int:
+    def __call__(self, words: Sequence[str], log: Path, processes: int = 1) -> int:
         case = StageCase(tuple(words), Path())
         time.sleep(self.second * SECONDS.get(case.verb, 1))
         out = Path(case.option("--out"))

@@ -7,7 +7,6 @@ trial, folder and resuming beside that of recipes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from harness1.errors import InfrastructureFault, optional
@@ -19,7 +18,7 @@ def on_cluster(address: str, cores: float = 1.0) -> Execute:
 
     Args:
         address: of the cluster; "auto": the one that this machine belongs to; "local": a new one on this machine.
-        cores: that a command takes.
+        cores: that each process of a command takes.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -31,17 +30,17 @@ def on_cluster(address: str, cores: float = 1.0) -> Execute:
         ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
     except ConnectionError as error:
         raise InfrastructureFault(f"no Ray cluster at {address}: {error}") from error
-    remote = ray.remote(num_cpus=cores, max_retries=0)(partial_command)
+    remote = ray.remote(max_retries=0)(run_on_node)
 
-    def execute(words: Sequence[str], log: Path) -> int:
+    def execute(words: Sequence[str], log: Path, processes: int) -> int:
         try:
-            return int(ray.get(remote.remote(tuple(words), str(log))))
+            return int(ray.get(remote.options(num_cpus=cores * processes).remote(tuple(words), str(log), processes)))
         except ray.exceptions.RayError as error:
             raise InfrastructureFault(f"a node of the cluster was lost: {error}") from error
 
     return execute
 
 
-def partial_command(words: Sequence[str], log: str) -> int:
+def run_on_node(words: Sequence[str], log: str, processes: int) -> int:
     """Run a command on this node, its output in a file; return its exit code."""
-    return partial(run_command, quiet=True)(words, Path(log))
+    return run_command(words, Path(log), processes, quiet=True)

@@ -26,5 +26,10 @@ def follow(parent: int) -> None:
 
 if __name__ == "__main__":
     follow(int(sys.argv.pop(1)))
-    sys.argv[0] = "harness1"
-    runpy.run_module("harness1", run_name="__main__", alter_sys=False)
+    processes = sys.argv.pop(1)
+    if processes == "1":
+        sys.argv[0] = "harness1"
+        runpy.run_module("harness1", run_name="__main__", alter_sys=False)
+    else:
+        sys.argv[:1] = ["torchrun", "--nproc-per-node", processes, "-m", "harness1"]
+        runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=False)

@@ -8,9 +8,10 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from harness1.errors import MALFORMED, ConfigError, UsageError
 from harness1.hashing import digest
@@ -40,6 +41,8 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The configuration that it begins with, in place of the recipe's; empty: the defaults."""
     set: dict[str, Any] = {}
     """Settings for `--set`, by dotted name, or in nested tables; a string may name values."""
+    processes: Annotated[int, Meta(ge=1)] = 1
+    """Processes that train together, started by torchrun; of `sft train` and `rl train`."""
     gates: dict[str, float | bool] = {}
     """Bounds of gates in place of their defaults; false leaves a gate out."""
 

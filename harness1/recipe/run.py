@@ -26,8 +26,9 @@ from harness1.recipe.measures import metrics_of
 from harness1.recipe.recipe import Recipe
 from harness1.recipe.stage_case import StageCase
 
-Execute = Callable[[Sequence[str], Path], int]
-"""Runs a command of `harness1` and returns its exit code; the file is for its output, if it is not to be shown."""
+Execute = Callable[[Sequence[str], Path, int], int]
+"""Runs a command of `harness1`, in a number of processes that train together, and returns its exit code. The file is
+for its output, if it is not to be shown."""
 INTERRUPTED = 130
 
 
@@ -134,7 +135,7 @@ class RecipeRun:
         self.watch.begins(name, self.recipe.stages[name].says)
         began = time.monotonic()
         try:
-            code = self.execute(record.words, self.work / LOGS / f"{name}.log")
+            code = self.execute(record.words, self.work / LOGS / f"{name}.log", self.recipe.stages[name].processes)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note("the same command goes on from here")
             raise
@@ -178,13 +179,14 @@ class RecipeRun:
         return artifact(Path(place)) or place
 
 
-def run_command(words: Sequence[str], log: Path, *, quiet: bool = False) -> int:
+def run_command(words: Sequence[str], log: Path, processes: int = 1, *, quiet: bool = False) -> int:
     """Run a command of `harness1` in a process of its own, which ends with this one; return its exit code.
 
     Args:
         log: the file for its output, if it is not to be shown.
+        processes: start as many by torchrun.
     """
-    command = [sys.executable, "-m", "harness1.recipe.leash", str(os.getpid()), *words]
+    command = [sys.executable, "-m", "harness1.recipe.leash", str(os.getpid()), str(processes), *words]
     if not quiet:
         return _waited(subprocess.Popen(command))
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -43,11 +43,13 @@ class Commands:
 
     def __init__(self) -> None:
         self.ran: list[tuple[str, ...]] = []
+        self.processes: list[int] = []
         self.codes: dict[str, int] = {}
         self.before: Callable[[str], None] = lambda name: None
 
-    def __call__(self, words: Sequence[str], log: Path) -> int:
+    def __call__(self, words: Sequence[str], log: Path, processes: int) -> int:
         self.ran.append(tuple(words))
+        self.processes.append(processes)
         name = log.stem
         self.before(name)
         if "--out" in words:
@@ -107,6 +109,12 @@ def test_a_stage_is_a_command_with_its_settings(notes: Path) -> None:
         *("--set", "machine.workers=1", "--set", "env.max_turns=4"),
     )
     assert made.words("third", Path("w")) == ("compare", "w/second", "w/second", "--out", "w/third")
+
+
+def test_stages_may_train_in_several_processes(notes: Path) -> None:
+    commands = Commands()
+    work_of(notes, commands, second={**CHAIN["stages"]["second"], "processes": 4}).run()
+    assert commands.processes == [1, 4, 1, 1]
 
 
 def test_folders_with_spaces_stay_one_word(notes: Path) -> None:

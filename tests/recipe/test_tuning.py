@@ -47,12 +47,12 @@ class Counted(Simulation):
     ran: list[str]
     interrupt_at: str
 
-    def __call__(self, words: Sequence[str], log: Path) -> int:
+    def __call__(self, words: Sequence[str], log: Path, processes: int = 1) -> int:
         place = "/".join(log.parts[-3:-2]) + "/" + log.stem
         if place == self.interrupt_at:
             raise KeyboardInterrupt
         self.ran.append(place)
-        return super().__call__(words, log)
+        return super().__call__(words, log, processes)
 
 
 def tuning(out: Path, execute: Any, recipe: Recipe | None = None, kept: Path | None = None, seed: int = 0) -> Tuning:
@@ -160,7 +160,7 @@ def test_a_trial_that_fails_a_gate_is_not_repeated(tmp_path: Path) -> None:
 
 
 def test_commands_that_fail_again_and_again_end_the_tuning(tmp_path: Path) -> None:
-    def execute(words: Sequence[str], log: Path) -> int:
+    def execute(words: Sequence[str], log: Path, processes: int) -> int:
         return 3 if "trial" in str(log) else Simulation(0.0)(words, log)
 
     with pytest.raises(StageFailed, match="exit code 3"):
