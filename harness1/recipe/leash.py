@@ -1,6 +1,8 @@
 """Runs `harness1` in a process of its own that ends when its parent does, however the parent ends.
 
-python -m harness1.recipe.leash VERB...
+    python -m harness1.recipe.leash PARENT PROCESSES VERB...
+
+Of several processes, which torchrun starts, it ends torchrun, which ends them.
 """
 
 from __future__ import annotations
