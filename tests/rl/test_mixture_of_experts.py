@@ -1,5 +1,5 @@
 """A model shaped like gpt-oss (experts as 3-D parameters, attention sinks, sliding windows in every second layer) is
-fine-tuned, learns by reinforcement, is saved, loaded and sampled."""
+fine-tuned, learns by reinforcement, is saved, loaded, merged and sampled: whole and by adapters, also of experts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
 
 from harness1.config import Lora
 from harness1.episodes.jobs import EpisodeSetup
-from harness1.models.transformers.adapters import merged_state, plain_state
+from harness1.model_folder import base_folder
+from harness1.models.transformers.adapter_files import read_adapters
+from harness1.models.transformers.adapters import PEFT, merged_state
 from harness1.models.transformers.backend import TransformersBackend, open_transformers
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Episode, Sampling
@@ -24,11 +28,13 @@ from harness1.rl.logprobs import compare_calls
 from harness1.rows.calls import SampledCall
 from harness1.sft.fine_tuning import FineTuning, fine_tune
 from harness1.train.log import read_log
+from harness1.train.merging import merge
 from tests.rl.test_learning import CHAT
 from tests.rl.toy import ToyRollouts, toy_config, toy_tasks
-from tests.sft.test_fine_tuning import CONFIG, QUICK, save_rows, save_student
+from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student
 from tests.tiny_models import save_tiny_model
 
+ON_EXPERTS = Lora(rank=8, experts=True)
 GPT_OSS = {
     "sliding_window": 8,
     "num_local_experts": 4,
@@ -77,16 +83,45 @@ def learned(base: Path, out: Path, *settings: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that was fine-tuned on a teacher's episodes."""
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A random model, and a dataset of a teacher's episodes for it."""
     home = tmp_path_factory.mktemp("experts")
     student = save_student(home / "model")
     size = json.loads((student / "config.json").read_bytes())["vocab_size"]
     save_tiny_model(student, "gpt_oss", vocab_size=size, max_position_embeddings=2048, **GPT_OSS)
-    place = save_rows(home, student, tasks=2)
-    config = msgspec.structs.replace(CONFIG, train=msgspec.structs.replace(QUICK, lora=Lora(rank=0)))
-    fine_tune(FineTuning(place.rows, place.model, home / "tuned", config), lambda _step, _of, _values: None)
-    return home / "tuned"
+    return save_rows(home, student, tasks=2)
+
+
+def fine_tuned(place: Place, lora: Lora) -> Path:
+    """The model after fine-tuning on the teacher's episodes."""
+    out = place.rows.parent / f"tuned {lora.rank}"
+    config = msgspec.structs.replace(CONFIG, train=msgspec.structs.replace(QUICK, lora=lora))
+    fine_tune(FineTuning(place.rows, place.model, out, config), lambda _step, _of, _values: None)
+    return out
+
+
+@pytest.fixture(scope="module")
+def tuned(place: Place) -> Path:
+    return fine_tuned(place, Lora(rank=0))
+
+
+@pytest.fixture(scope="module")
+def adapted(place: Place) -> Path:
+    return fine_tuned(place, ON_EXPERTS)
+
+
+def logprobs(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.tensor([list(range(40, 70))])).logits.log_softmax(-1)
+    return found
+
+
+def changed(before: Path, after: Path) -> set[str]:
+    """The last names of the adapted layers whose adapters differ."""
+    first, second = read_adapters(before), read_adapters(after)
+    assert first.tensors.keys() == second.tensors.keys()
+    moved = {name for name, value in second.tensors.items() if not torch.equal(value, first.tensors[name])}
+    return {name.removeprefix(PEFT).split(".lora_")[0].split("layers.1.")[-1] for name in moved if "layers.1." in name}
 
 
 def test_greedy_decoding_is_that_of_transformers(tmp_path: Path) -> None:
@@ -107,16 +142,37 @@ def test_it_learns_from_a_teacher_and_is_sampled_as_it_was_saved(tuned: Path) ->
     assert_gate(tuned)
 
 
+def test_adapters_of_its_experts_are_fine_tuned_learn_by_reinforcement_and_stay_what_they_are_on_disk(
+    adapted: Path, tmp_path: Path
+) -> None:
+    losses = [line["held_out/nll"] for line in read_log(adapted) if "held_out/nll" in line]
+    assert losses[-1] < losses[0]
+    out, merged = tmp_path / "out", tmp_path / "merged"
+    steps = learned(adapted, out, "train.lora.rank=8", "train.lora.experts=true")
+    assert steps[0]["gate/max_difference"] < 1e-4
+    assert all(step["k3"] < 1e-6 and step["gradient"] > 0 for step in steps)
+    assert not (out / "model.safetensors").exists()
+    experts = {"mlp.experts", "mlp.experts.base_layer"}
+    assert changed(adapted, out) == experts | {f"self_attn.{name}_proj" for name in "qkvo"}
+    assert_gate(out)
+    loaded = logprobs(load_causal_model(out, "cpu", "float32"))
+    assert (loaded - logprobs(load_causal_model(adapted, "cpu", "float32"))).abs().max() > 1e-2
+    plain: Any = AutoModelForCausalLM.from_pretrained(base_folder(out), dtype=torch.float32)
+    torch.testing.assert_close(logprobs(PeftModel.from_pretrained(plain, str(out))), loaded, rtol=0, atol=1e-4)
+    merge(out, merged, "float32")
+    torch.testing.assert_close(logprobs(load_causal_model(merged, "cpu", "float32")), loaded, rtol=0, atol=1e-4)
+    assert_gate(merged)
+
+
 @pytest.mark.parametrize("rank", [0, 8], ids=["whole", "adapters"])
 def test_it_is_trained_by_reinforcement_and_is_sampled_as_it_was_saved(tuned: Path, tmp_path: Path, rank: int) -> None:
     steps = learned(tuned, tmp_path / "out", f"train.lora.rank={rank}")
     assert steps[0]["gate/max_difference"] < 1e-4
     assert all(step["k3"] < 1e-6 and step["gradient"] > 0 for step in steps)  # each batch is of the very weights
-    before, after = (load_causal_model(folder, "cpu", "float32") for folder in (tuned, tmp_path / "out"))
-    old, new = plain_state(before), merged_state(after)
-    moved = {name: not torch.equal(weight, old[name]) for name, weight in new.items()}
+    before, after = (merged_state(load_causal_model(folder, "cpu", "float32")) for folder in (tuned, tmp_path / "out"))
+    moved = {name: not torch.equal(weight, before[name]) for name, weight in after.items()}
     assert moved["model.layers.0.self_attn.q_proj.weight"]
-    assert moved["model.layers.1.mlp.experts.down_proj"] is (rank == 0)  # adapters are on linear layers
+    assert moved["model.layers.1.mlp.experts.down_proj"] is (rank == 0)  # without train.lora.experts
     assert_gate(tmp_path / "out")
 
 

@@ -49,18 +49,20 @@ def shape_of(kind: str, **settings: Any) -> PreTrainedConfig:
     return AutoConfig.for_model(kind, **{**SHAPE, **KINDS[kind], **settings})
 
 
-def train_of(rank: int, checkpointing: bool = False) -> Train:
-    return Train(lora=Lora(rank=rank), dtype="float32", checkpointing=checkpointing)
+def train_of(rank: int, checkpointing: bool = False, experts: bool = False) -> Train:
+    return Train(lora=Lora(rank=rank, experts=experts), dtype="float32", checkpointing=checkpointing)
 
 
 def size_of(tensors: Any) -> int:
     return sum(each.numel() * each.element_size() for each in tensors)
 
 
-@pytest.mark.parametrize("rank", [0, 4])
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_gradients_and_moments_are_those_of_the_trainer(kind: str, rank: int) -> None:
-    shape, train = shape_of(kind), train_of(rank)
+@pytest.mark.parametrize(
+    ("kind", "rank", "experts"),
+    [*[(kind, rank, False) for kind in KINDS for rank in (0, 4)], ("gpt_oss", 4, True)],
+)
+def test_weights_gradients_and_moments_are_those_of_the_trainer(kind: str, rank: int, experts: bool) -> None:
+    shape, train = shape_of(kind), train_of(rank, experts=experts)
     auto: Any = AutoModelForCausalLM
     trainer = Trainer(auto.from_config(shape).eval(), CISPO, train, 1)
     trainer.step([TrainRow((1, 2, 3, 4), (0, 0, 1, 1), (0.0, 0.0, -1.0, -1.0), (1.0,) * 4)])
@@ -94,11 +96,12 @@ def test_kept_activations_are_the_tensors_saved_for_the_backward_pass(attention:
 
 @pytest.mark.parametrize(
     ("kind", "rank", "checkpointing"),
-    [("llama", 0, False), ("gpt_oss", 4, True)],
+    [("llama", 0, False), ("gpt_oss", 4, True), ("gpt_oss, experts", 4, False)],
 )
 def test_the_whole_is_what_the_allocator_gives_out(kind: str, rank: int, checkpointing: bool) -> None:
+    kind, _, experts = kind.partition(", ")
     shape = shape_of(kind, vocab_size=2000, num_hidden_layers=4)
-    train = msgspec.structs.replace(train_of(rank, checkpointing), micro_tokens=128)
+    train = msgspec.structs.replace(train_of(rank, checkpointing, bool(experts)), micro_tokens=128)
     devices = Devices(memory=10**9, kind="cpu")
     needs = MemoryPlanner(shape, CISPO).plan(Config(train=train), MicroBatchShape(1, 128, 32), devices).needs
     assert allocated(lambda: take_steps(shape, train, 128, 32)) == pytest.approx(needs, rel=0.15)

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from harness1.config import Lora, Train
+from harness1.models.checkpoint import Checkpoint
 from harness1.rows.row import TrainRow
 from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
 from harness1.train.cispo import Cispo
 from harness1.train.process_group import ALONE, ProcessGroup, joined_group
+from harness1.train.saving import write_model
 from harness1.train.sharding import gathered
 from harness1.train.trainable import load_trainable
 from harness1.train.trainer import Diverged, Trainer
@@ -47,6 +49,7 @@ STEPS: list[list[TrainRow]] = [
     made_rows(seed=5),
 ]
 PLAYED = [sampled(rows, seed) for seed, rows in enumerate(STEPS)]
+CARD = Checkpoint(format="hermes", counter="", env={}, env_hash="", base="")
 HALF = 3
 """Steps before the state is saved."""
 TRAIN = Train(
@@ -100,7 +103,15 @@ CASES = {
     "cispo, adapters, bfloat16": Case("plain", changed(ADAPTED, dtype="bfloat16"), CISPO),
     "nll, adapters, bfloat16, checkpointing": Case("tied", changed(ADAPTED, dtype="bfloat16", checkpointing=True), NLL),
 }
-RESUMED = ("nll, a tied head", "cispo, adapters")
+ON_EXPERTS = changed(ADAPTED, lora=Lora(rank=4, alpha=8.0, experts=True))
+CASES |= {
+    "nll, adapters of experts": Case("experts", ON_EXPERTS, NLL),
+    "cispo, adapters of experts, sinks": Case("sinks", ON_EXPERTS, CISPO),
+    "cispo, adapters of experts, sinks, bfloat16, checkpointing": Case(
+        "sinks", changed(ON_EXPERTS, dtype="bfloat16", checkpointing=True), CISPO
+    ),
+}
+RESUMED = ("nll, a tied head", "cispo, adapters", "cispo, adapters of experts, sinks")
 """Cases that two processes go on with."""
 
 
@@ -114,9 +125,15 @@ def train_in(group: ProcessGroup, case: Case, home: Path, states: Path) -> dict[
     trainer, steps = trainer_in(group, case, home), case.steps
     values = [trainer.step(rows) for rows in steps[:HALF]]
     trainer.save(states)
+    written, now = home / "written" / str(group.size) / states.name, trainer.weights()
+    if group.leads:
+        write_model(written, trainer.model, now, home / case.model, CARD)
+    group.wait()
+    loss_then = trainer.loss(steps[0])
     values += [trainer.step(rows) for rows in steps[HALF:]]
-    loss, weights = trainer.loss(steps[0]), gathered(trainer.model)
-    return {"values": values, "loss": loss, "weights": weights, "held": held(trainer)}
+    saved, loss, weights = trainer.loss(steps[0], written), trainer.loss(steps[0]), gathered(trainer.model)
+    losses = {"then": loss_then, "saved": saved, "loss": loss}
+    return {"values": values, **losses, "weights": weights, "held": held(trainer)}
 
 
 def go_on_in(group: ProcessGroup, case: Case, home: Path, states: Path) -> dict[str, object]:
@@ -198,6 +215,8 @@ def test_two_processes_come_to_the_weights_of_one_and_hold_half_each(
     for member in members:
         agree(member["values"], alone["values"])
         assert member["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+        assert member["saved"] == pytest.approx(member["then"], rel=1e-6)
+        assert member["saved"] != pytest.approx(member["loss"], rel=1e-3)
     torch.testing.assert_close(members[0]["weights"], alone["weights"], rtol=0, atol=1e-6)
     assert members[1]["weights"] == {}
     for part, numbers in enumerate(alone["held"]):

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.published_adapters import measured
 from harness1.config import Lora, Train
 from harness1.errors import UsageError
 from harness1.model_folder import folder_hash
@@ -118,6 +119,17 @@ def test_small_updates_survive_saving_beside_weights_that_would_round_them_away(
     merged.load_state_dict(merged_state(trainer.model))
     rounded = Trainer(merged, NegativeLogLikelihood(), msgspec.structs.replace(train, lora=Lora(rank=0)), 1)
     assert abs(rounded.loss(rows) - trainer.loss(rows)) > 0.1 * learned, "what publication of merged weights lost"
+
+
+def test_in_bfloat16_trainer_sampler_and_reloaded_checkpoint_agree(tmp_path: Path) -> None:
+    """Merged into the weights, most of what was learned would be lost."""
+    base, rows = save_tiny_model(tmp_path / "base", initializer_range=0.1), made_rows((40,) * 8)
+    whole = [TrainRow(row.token_ids, (0, *[1] * (len(row.token_ids) - 1))) for row in rows]
+    train = Train(rate=1e-4, lora=Lora(rank=8), dtype="bfloat16", schedule="constant", batch_rows=2)
+    found = measured(base, whole, train, 20, tmp_path / "out")
+    assert found["start"] - found["trainer"] > 0.01
+    assert found["reloaded"] == pytest.approx(found["trainer"], abs=1e-6)
+    assert found["sampler"] == pytest.approx(found["trainer"], abs=2e-3)
 
 
 def test_training_goes_on_with_the_adapters_of_a_checkpoint_on_their_base(tmp_path: Path) -> None:

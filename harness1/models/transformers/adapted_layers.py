@@ -6,6 +6,7 @@ also under automatic mixed precision, so that it is never rounded to the precisi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -131,11 +132,27 @@ def _mixed(experts: Any, first: Any, second: Any, hidden: Tensor, indices: Tenso
     import torch
 
     total = torch.zeros_like(hidden)
-    for expert in sorted(set(indices.flatten().tolist())):
-        token, place = torch.where(indices == expert)
+    for expert, token, place in _routes(indices, len(getattr(experts, EXPERTS[0]))):
         out = second(experts._apply_gate(first(hidden[token], expert)), expert)
         total.index_add_(0, token, (out * weights[token, place, None]).to(total.dtype))
     return total
+
+
+def _routes(indices: Tensor, count: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield each chosen expert with its tokens and its places among their choices. Where tensors have no data, as in a
+    memory plan, experts share the tokens equally."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if isinstance(indices, FakeTensor):
+        used = min(count, indices.numel())
+        for expert in range(used):
+            some = indices.new_zeros(-(-indices.numel() // used))
+            yield expert, some, some
+        return
+    for expert in sorted(set(indices.flatten().tolist())):
+        token, place = torch.where(indices == expert)
+        yield expert, token, place
 
 
 def _is_transposed(experts: Any) -> bool:
