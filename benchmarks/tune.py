@@ -69,7 +69,8 @@ class Simulation:
         out = Path(case.option("--out"))
         out.mkdir(parents=True, exist_ok=True)
         settings = dict(word.partition("=")[::2] for word in words)
-        rate, noise = float(settings.get("train.rate", 0.0)), random.Random(" ".join(words)).gauss(0.0, self.noise)
+        rate, same = float(settings.get("train.rate", 0.0)), [word for word in words if "/" not in word]
+        noise = random.Random(" ".join([out.parent.name, *same])).gauss(0.0, self.noise)
         if case.verb == "sft train":
             _checkpoint(out, {"valid": _hill(rate, SFT_BEST) + noise, "true": _hill(rate, SFT_BEST)})
         elif case.verb == "rl train":
