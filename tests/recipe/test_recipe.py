@@ -16,6 +16,7 @@ import pytest
 
 from harness1.cli.main import Verb, Verbs, app
 from harness1.errors import ConfigError, UsageError
+from harness1.recipe.artifacts import artifact
 from harness1.recipe.gates import GATES
 from harness1.recipe.journal import JOURNAL, StageRecord, held, read_journal
 from harness1.recipe.recipe import PLAIN, Recipe, load_recipe, recipe_of, shipped_recipes
@@ -361,6 +362,31 @@ def test_a_command_ends_with_the_recipe_that_is_killed(tmp_path: Path) -> None:
     while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split(")")[1]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("content", "beside"),
+    [
+        ("model.safetensors", "log.jsonl"),
+        ("tasks.csv", "resources.json"),
+        ("report.json", "oracle/resources.json"),
+        ("oracle/tasks.csv", "view.html"),
+        ("qrels/test.tsv", "README.md"),
+        ("made.txt", "stage.json"),
+    ],
+)
+def test_an_artifact_is_its_content_wherever_it_lies_and_however_long_it_took(
+    tmp_path: Path, content: str, beside: str
+) -> None:
+    hashes = []
+    for at, (made, told) in enumerate((("a", "1"), ("a", "2"), ("b", "1"))):
+        folder = tmp_path / str(at)
+        for name, text in ((content, made), (beside, told)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text if name != "stage.json" else json.dumps({"verb": text, "inputs": {}}))
+        hashes.append(artifact(folder))
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert artifact(tmp_path / "none") == ""
 
 
 def test_the_journal_is_written_whole_or_not_at_all(notes: Path) -> None:
