@@ -93,6 +93,9 @@ def check(
     ] = None,
     sample: Annotated[int, Option(help="Tasks that three policies play.", min=1, metavar="N")] = 200,
     seed: Annotated[int, Option(help="Seed of the sample.")] = 0,
+    ignore: Annotated[
+        list[str] | None, Option(help="A kind of finding to leave out; may be repeated.", metavar="KIND")
+    ] = None,
     index: IndexSpec = None,
     cache: Cache = None,
     config: ConfigFile = None,
@@ -117,6 +120,7 @@ def check(
         settings,
         sample=sample,
         seed=seed,
+        ignored=ignore or (),
         on_policy=lambda name: say(f"{name} is playing"),
     )
     every = [task for split in source.splits for task in source.tasks(split)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -41,6 +41,13 @@ class KindOfTask(Record):
     """Share of the tasks whose gold one search does not find whole."""
 
 
+FINDINGS = (
+    *("gold_in_two_splits", "near_duplicate", "length", "answer_in_question", "gold_in_question", "no_gold"),
+    *("not_answerable", "answered_by_nothing", "answered_by_one_search"),
+)
+"""The kinds of findings."""
+
+
 class Finding(Record):
     """A fault, how many tasks have it, and some of them."""
 
@@ -67,6 +74,7 @@ def check_tasks(
     *,
     sample: int,
     seed: int,
+    ignored: Collection[str] = (),
     on_policy: Callable[[str], None] = lambda name: None,
 ) -> TaskCheck:
     """Check all questions, and let three policies play a sample of the tasks: the oracle, one that does nothing, and
@@ -76,12 +84,15 @@ def check_tasks(
         dataset: what `source` was opened by.
         out: the folder of the runs; the same call resumes.
         sample: tasks that are played.
+        ignored: kinds of findings to leave out.
         on_policy: called with the name of each policy before it plays.
 
     Raises:
-        UsageError: there are no tasks, or as `evaluate`.
+        UsageError: there are no tasks, a kind does not exist, or as `evaluate`.
         InfrastructureFault: as `evaluate`.
     """
+    if unknown := sorted(set(ignored) - set(FINDINGS)):
+        raise UsageError(f"no kind of finding is called {unknown[0]!r}; there are: {', '.join(FINDINGS)}")
     tasks = [task for split in source.splits for task in source.tasks(split)]
     if not tasks:
         raise UsageError(f"{source.name} has no tasks")
@@ -96,7 +107,8 @@ def check_tasks(
     titles = {document.doc_id: document.title for document in source.documents()}
     found = [*question_findings(tasks, titles), *_played_findings(chosen, recalls)]
     counts = {split: sum(task.split == split for task in tasks) for split in source.splits}
-    return TaskCheck(counts, played, tuple(finding for finding in found if finding.count))
+    told = tuple(finding for finding in found if finding.count and finding.name not in ignored)
+    return TaskCheck(counts, played, told)
 
 
 def sample_of(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:

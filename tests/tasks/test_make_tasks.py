@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness1.data.formats import beir
 from harness1.errors import InfrastructureFault
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
@@ -195,6 +196,33 @@ def test_tasks_of_a_folder_are_made_once_and_pass_their_check(films: Path, tmp_p
     [every] = [each for each in json.loads(checked.out)["played"] if each["kind"] == "all"]
     assert (every["tasks"], every["oracle"], every["nothing"]) == (8, 1.0, 0.0)
     assert (tmp_path / "check" / "view.html").is_file()
+
+
+def test_kinds_of_findings_are_ignored_by_name(tmp_path: Path, harness1: Command) -> None:
+    folder = tmp_path / "easy"
+    texts = documents(("Ada Fenwick", BORN), ("Hull", "Hull is a port."), ("Cod", "A cod is a fish."))
+    asked = [Task(f"q{at}", "Where was Ada born, in which harbour town?", gold=Gold({DocId("d0"): 1})) for at in (0, 1)]
+    beir.write(folder, texts, asked)
+    command = (
+        "tasks",
+        "check",
+        str(folder),
+        "--out",
+        str(tmp_path / "c"),
+        "--cache",
+        str(tmp_path / "cache"),
+        "--json",
+    )
+    found = harness1(*command)
+    names = [each["name"] for each in json.loads(found.out)["findings"]]
+    assert found.code == 1
+    assert {"near_duplicate", "answered_by_one_search"} <= {*names}
+    ignored = [word for name in names for word in ("--ignore", name)]
+    assert harness1(*command, *ignored).code == 0
+    assert harness1(*command, *ignored[2:]).code == 1
+    unknown = harness1(*command, "--ignore", "too_easy")
+    assert unknown.code == 2
+    assert "no kind of finding is called 'too_easy'; there are: gold_in_two_splits" in unknown.err
 
 
 def test_a_corpus_without_names_gives_a_clear_error(tmp_path: Path, harness1: Command) -> None:
