@@ -1,7 +1,8 @@
 """Kill a recipe at random moments, and compare what it makes with what the same recipe makes undisturbed.
 
 Each seed is run twice: once to its end, and once with `kill -9` at random moments before it is started again. All
-artifacts must have the same hash, and since nothing is wrong with any of these runs, no gate may fail.
+artifacts must have the same hash, and since nothing is wrong with any of these runs, no gate may fail. Episodes are
+sampled one at a time: rows that arrive together are decoded together, and the last bit of a float32 depends on that.
 
     python benchmarks/recipe_kills.py FOLDER [--recipe tiny] [--set A=VALUE]... [--seeds 5] [--kills 20] [--json]
 """
@@ -27,6 +28,12 @@ from harness1.recipe.journal import Journal, read_journal
 
 TOY = ("documents=200", "epochs=8", "samples=1", "batches=2", "tasks=10")
 """The sizes of `tiny` that `scripts/tiny.sh --toy` takes."""
+ONE_BY_ONE = (
+    "rl.rl.groups=4",
+    "rl.machine.model.rows=1",
+    "eval-sft.machine.model.rows=1",
+    "eval-rl.machine.model.rows=1",
+)
 
 
 def main() -> None:
@@ -43,7 +50,11 @@ def main() -> None:
     draw, found = random.Random(0), []
     for seed in range(asked.seeds):
         kills = asked.kills // asked.seeds + (seed < asked.kills % asked.seeds)
-        found.append(compared(asked.folder, asked.recipe, [*(asked.changes or TOY), f"seed={seed}"], seed, kills, draw))
+        found.append(
+            compared(
+                asked.folder, asked.recipe, [*(asked.changes or (*TOY, *ONE_BY_ONE)), f"seed={seed}"], seed, kills, draw
+            )
+        )
         print(json.dumps(found[-1]), file=sys.stderr, flush=True)
     report = {
         "runs": found,
@@ -58,22 +69,24 @@ def compared(
     folder: Path, recipe: str, changes: Sequence[str], seed: int, kills: int, draw: random.Random
 ) -> dict[str, Any]:
     """Run one seed undisturbed and with kills; return how they compare."""
-    calm, cut = folder / f"{seed}-calm", folder / f"{seed}-killed"
+    calm, cut, work = folder / f"{seed}-calm", folder / f"{seed}-killed", folder / "work"
     began = time.monotonic()
-    command(recipe, changes, calm).wait()
+    command(recipe, changes, work).wait()
     seconds = time.monotonic() - began
+    work.rename(calm)  # both run in one place, because pages and comparisons name their folders
     killed_in = []
     for _ in range(kills):
-        process = command(recipe, changes, cut)
+        process = command(recipe, changes, work)
         try:
             process.wait(draw.uniform(1.0, seconds / 2))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
-            journal = read_journal(cut)
+            journal = read_journal(work)
             running = [name for name, each in journal.stages.items() if each.status == "running"] if journal else []
             killed_in.append(running[0] if running else "between stages")
-    command(recipe, changes, cut).wait()
+    command(recipe, changes, work).wait()
+    work.rename(cut)
     one, other = (read_journal(each) for each in (calm, cut))
     records = [record for run in (one, other) if run for record in run.stages.values()]
     findings = [each for record in records for each in record.findings]

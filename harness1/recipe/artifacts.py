@@ -10,7 +10,8 @@ from harness1.runs.stage import STAGE, read_raw_stage
 
 CONTENT = (
     *("corpus.jsonl*", "queries.jsonl*", "qrels/*", "tasks.jsonl"),
-    *("tasks.csv", "curated*.trec", "pool*.trec", "*/tasks.csv", "*/curated*.trec", "report.json"),
+    *("tasks.csv", "curated*.trec", "pool*.trec", "*/tasks.csv", "*/curated*.trec"),
+    *("policies/*/tasks.csv", "policies/*/curated*.trec"),
     *("train.jsonl", "held_out.jsonl"),
     *("*.safetensors", "*.gguf", "tokenizer.json", "config.json", "adapter_config.json"),
 )

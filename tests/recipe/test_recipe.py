@@ -369,7 +369,7 @@ def test_a_command_ends_with_the_recipe_that_is_killed(tmp_path: Path) -> None:
     [
         ("model.safetensors", "log.jsonl"),
         ("tasks.csv", "resources.json"),
-        ("report.json", "oracle/resources.json"),
+        ("policies/oracle/tasks.csv", "policies/oracle/resources.json"),
         ("oracle/tasks.csv", "view.html"),
         ("qrels/test.tsv", "README.md"),
         ("made.txt", "stage.json"),
