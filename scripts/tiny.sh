@@ -12,7 +12,9 @@ set -euo pipefail
 out='' sizes=()
 for word in "$@"; do
   case $word in
-    --toy) sizes=(--set documents=200 --set epochs=8 --set samples=1 --set batches=2 --set tasks=10) ;;
+    --toy) # too short to be sure of progress
+      sizes=(--set documents=200 --set epochs=8 --set samples=1 --set batches=2 --set tasks=10 --set rl.gates.progress=false)
+      ;;
     -*) out='' && break ;;
     *) out=$word ;;
   esac

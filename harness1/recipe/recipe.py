@@ -236,7 +236,7 @@ def recipe_of(tree: Mapping[str, Any], named: str) -> Recipe:
 
 
 def put_setting(tree: dict[str, Any], key: str, value: Value) -> None:
-    """Change a value, or a setting of a stage, in a recipe as plain data.
+    """Change a value, a setting of a stage, or the bound of its gate (`STAGE.gates.NAME`), in a recipe as plain data.
 
     Raises:
         UsageError: the recipe has neither a value nor a stage of that name.
@@ -244,6 +244,8 @@ def put_setting(tree: dict[str, Any], key: str, value: Value) -> None:
     stage, dot, setting = key.partition(".")
     if key in tree.get("values", {}):
         tree["values"][key] = value
+    elif dot and stage in tree.get("stages", {}) and setting.startswith("gates."):
+        tree["stages"][stage].setdefault("gates", {})[setting.removeprefix("gates.")] = value
     elif dot and stage in tree.get("stages", {}):
         settings = dict(_flat(tree["stages"][stage].get("set", {})))
         tree["stages"][stage]["set"] = {**settings, setting: value}

@@ -182,6 +182,10 @@ def test_changes_and_inputs_reach_the_commands() -> None:
     made = load_recipe("tiny", ["documents=50", "sft.train.rate=0.5"])
     assert "world:50" in made.words("world", Path("w"))
     assert "train.rate=0.5" in made.words("sft", Path("w"))
+    bounds = load_recipe("tiny", ["rl.gates.progress=false", "oracle.gates.oracle=0.5"]).stages
+    assert (bounds["rl"].gates, bounds["oracle"].gates) == ({"progress": False}, {"oracle": 0.5})
+    with pytest.raises(ConfigError, match="stage rl has a gate luck"):
+        load_recipe("tiny", ["rl.gates.luck=1"])
     for change, says in (("colour=1", "no value and no stage for colour"), ("documents", "NAME=VALUE")):
         with pytest.raises(UsageError, match=says):
             load_recipe("tiny", [change])
