@@ -78,7 +78,7 @@ def compared(
     for _ in range(kills):
         process = command(recipe, changes, work)
         try:
-            process.wait(draw.uniform(1.0, seconds / 2))
+            process.wait(draw.uniform(1.0, 2 * seconds / (kills + 1)))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()

@@ -256,7 +256,7 @@ def test_every_group_and_every_setting_says_what_it_decides() -> None:
 
 def test_all_that_is_shown_of_a_configuration_is_far_from_the_longest_that_is_read() -> None:
     shown = "\n".join(toml_lines(shown_config(Config()), notes(Config)))
-    assert len(shown.encode()) < LONGEST * 0.8
+    assert len(shown.encode()) < LONGEST * 0.5
 
 
 @pytest.mark.parametrize(

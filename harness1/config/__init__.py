@@ -53,8 +53,8 @@ from harness1.settings import Settings, leave_out_default
 
 FORMER = "run"
 """The old name of `[machine]`. Recorded cards and hashes still use it."""
-LONGEST = 32 << 10
-"""Bytes of the longest configuration file; all settings, with what they say of themselves, take two thirds of it."""
+LONGEST = 64 << 10
+"""Bytes of the longest configuration file; all settings, with what they say of themselves, take less than half."""
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?$")
 MOST_MEANT = 3
 """Settings of the same name that are offered for a wrong one."""
@@ -67,6 +67,7 @@ LATER_TRAINING = (
     "train.max_steps",
     "train.lora.experts",
     "rl.gate",
+    "sft.gates.per_task",
 )
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
 LATER_LEARN = ("share", "against", "exclude")

@@ -25,6 +25,7 @@ TITLE_SHARE = 1 / 16
 _LATER = (
     ("evidence", "rank", False),
     ("leads", "on", False),
+    ("leads", "handles", False),
     ("auto_populate", "by", "first"),
     ("read", "by", "order"),
     ("verification", "titles", False),
@@ -216,6 +217,9 @@ class Leads(Settings):
     """Show leads. They need `evidence.rank`."""
     lines: Annotated[int, Meta(ge=1, le=30)] = 8
     """Leads shown, the best first."""
+    handles: bool = False
+    """Give the question (Q) and the shown leads (E3) handles that search queries may contain, and no other name, unless
+    `evidence.handles` does. Short calls are easier to learn."""
 
 
 class History(Settings):
@@ -335,6 +339,16 @@ class Env(Settings):
     def leads_on(self) -> bool:
         """True if leads are shown; they come from the ranking."""
         return self.leads.on and self.evidence.ranks
+
+    @property
+    def leads_have_handles(self) -> bool:
+        """True if queries may name the question and the leads by handles."""
+        return self.leads.handles and self.leads_on
+
+    @property
+    def has_handles(self) -> bool:
+        """True if a query may contain handles."""
+        return self.evidence.handles or self.leads_have_handles
 
     @property
     def refills(self) -> bool:

@@ -23,6 +23,8 @@ class Gates(Settings):
     near: Share = 0.8
     """Two episodes are duplicates if the word sets of their queries are at least this similar (Jaccard, estimated by
     MinHash)."""
+    per_task: Count = 0
+    """Maximum number of episodes kept of one task, the best first: highest recall, then fewest turns; 0: all."""
     quotas: dict[str, Positive] = {}
     """Maximum number of episodes kept, by dataset name; of other datasets, all are kept."""
 

@@ -11,6 +11,11 @@ from harness1.memory.evidence import entity_key
 from harness1.memory.forkable import Forkable
 
 _HANDLE = re.compile(r"\bE[1-9][0-9]{0,5}\b")
+_QUESTION = re.compile(r"\bQ\b")
+_EITHER = re.compile(rf"{_HANDLE.pattern}|{_QUESTION.pattern}")
+_HANDLES = re.compile(rf"(?:(?:{_EITHER.pattern})[ ,;]*)+")
+QUESTION = "Q"
+"""The handle of the question."""
 
 
 class Mention(NamedTuple):
@@ -60,11 +65,17 @@ class EntityHandles(Forkable):
             done = mention.end
         return "".join([*parts, text[done:]]), shown
 
-    def spelled(self, query: str) -> SpelledQuery:
-        """Replace the handles in a query with names. Words that look like handles but name nothing stay."""
+    def spelled(self, query: str, question: str = "") -> SpelledQuery:
+        """Replace the handles in a query with names. Words that look like handles but name nothing stay.
+
+        Args:
+            question: what `Q` stands for in a query of handles alone; empty: nothing.
+        """
         used = dict.fromkeys(_HANDLE.findall(query))
         resolved = {handle: self.names[int(handle[1:]) - 1] for handle in used if int(handle[1:]) <= len(self.names)}
-        text = _HANDLE.sub(lambda found: resolved.get(found.group(), found.group()), query)
+        if question and _HANDLES.fullmatch(query) and _QUESTION.search(query):
+            resolved[QUESTION] = question
+        text = _EITHER.sub(lambda found: resolved.get(found.group(), found.group()), query)
         unknown = tuple(handle for handle in used if handle not in resolved)
         return SpelledQuery(text, resolved, unknown, not _HANDLE.sub("", query).strip(" ,;") and not resolved)
 

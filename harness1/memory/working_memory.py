@@ -46,7 +46,7 @@ class WorkingMemory(Forkable, dict=True):
     tools_used: dict[str, int] = {}
     """The tools that had an effect, each with the first such turn."""
     entities: EntityHandles = msgspec.field(default_factory=EntityHandles)
-    """Stays empty where `env.evidence.handles` is off."""
+    """Stays empty where neither `env.evidence.handles` nor `env.leads.handles` is on."""
     value: EvidenceValue = msgspec.field(default_factory=EvidenceValue)
     """Stays empty where `env.evidence.rank` is off."""
 
@@ -108,9 +108,10 @@ class WorkingMemory(Forkable, dict=True):
 
     def name_leads(self, env: Env) -> None:
         """Give handles to the names among the leads that the next context shows."""
-        if env.evidence.handles and env.leads_on:
+        if env.has_handles and env.leads_on:
             shown = self.assess().leads[: env.leads.lines]
-            self.entities.add(" ".join(lead.name.split()) for lead in shown if not lead.is_part)
+            whole = env.leads_have_handles
+            self.entities.add(" ".join(lead.name.split()) for lead in shown if whole or not lead.is_part)
 
     def text_of(self, unit_id: UnitId) -> str:
         """Return the stored chunks of a pooled unit, in document order."""

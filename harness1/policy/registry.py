@@ -20,6 +20,7 @@ from harness1.policy.oracle import OraclePolicy
 from harness1.policy.policy import Policy
 from harness1.policy.recorded import RecordedPolicy
 from harness1.policy.scripted import ScriptedPolicy
+from harness1.policy.teacher.lead_teacher import LeadTeacher
 from harness1.policy.teacher.teacher import OracleTeacher
 from harness1.policy.wrappers import MixedPolicy, SilentPolicy
 from harness1.records import Gold
@@ -116,7 +117,11 @@ PLAIN: Mapping[str, Callable[[], Policy]] = {
     "random": RandomPolicy,
     **{rule: partial(ReflexPolicy, rule) for rule in RULES},
 }
-ORACLES: Mapping[str, Callable[[Golds], Policy]] = {"oracle": OraclePolicy, "oracle-teacher": OracleTeacher}
+ORACLES: Mapping[str, Callable[[Golds], Policy]] = {
+    "oracle": OraclePolicy,
+    "oracle-teacher": OracleTeacher,
+    "lead-teacher": LeadTeacher,
+}
 SILENT, MIXED = "silent:", "mixed:"
 OPENERS: Mapping[str, Opener] = {
     "scripted:": _open_scripted,

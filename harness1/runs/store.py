@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 
 import msgspec
@@ -87,6 +87,12 @@ def read_appended(folder: Path, start: int, most: int) -> Iterator[tuple[int, in
             body, _ = checked_line(line, key, f"{path}, byte {start}")
             yield start, start + len(line), _attach(decode_episode(body), folder)
             start += len(line)
+
+
+def line_starts(folder: Path) -> Sequence[int]:
+    """Return the byte at which each line of a run's episodes begins, as `read_appended` takes it."""
+    with (folder / EPISODES).open("rb") as lines:
+        return list(accumulate(map(len, lines), initial=0))[:-1]
 
 
 def rewrite_episodes(folder: Path, scored: Callable[[Episode], Episode]) -> None:

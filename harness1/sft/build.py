@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from harness1.rows.calls import calls_of
 from harness1.rows.file import check_room, write_rows
 from harness1.rows.row import TrainRow
 from harness1.runs.stage import STAGE, Stage, read_stage, refuse_foreign, refuse_other, under_way
-from harness1.runs.store import EPISODES, read_episodes
+from harness1.runs.store import EPISODES, line_starts, read_appended, read_episodes
 from harness1.sft.data_card import (
     CARD,
     HELD_OUT,
@@ -45,7 +45,7 @@ from harness1.tools.registry import Toolbox
 VERB = "sft build"
 DEFAULTS = Data()
 Place = tuple[int, int]
-"""The numbers of a run and of a line in it."""
+"""The numbers of a run and of an episode, in the order of tasks and samples."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,8 @@ class _Found:
     tokens: int
     """Approximate tokens of its rows."""
     tokenizer: str
+    line: int
+    """In the file of its run, from 0."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,9 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
     check_tool_mix(kept, sft.gates, Toolbox.of(runs[0].config.env).tools)
     check_room(out, sum(found[each.place].tokens for each in kept))
     held = held_out_tasks(kept, sft.held_out, sft.seed)
-    learned, validation = ([each for each in kept if (each.task in held) is part] for part in (False, True))
+    learned, validation = (
+        [found[each.place] for each in kept if (each.task in held) is part] for part in (False, True)
+    )
     with under_way(stage, out):
         train = _write(job, runs, learned, out / TRAIN, listener)
         if not train.rows:
@@ -193,29 +197,34 @@ def _collected(job: Build, runs: Sequence[TeacherRun], listener: Listener) -> di
         UsageError: a run is empty, or an episode cannot become rows.
         SchemaError: a run is damaged.
     """
-    latest: dict[tuple[int, EpisodeKey], _Found] = {}
+    latest: dict[tuple[int, int, EpisodeKey], _Found] = {}
     for number, run in enumerate(runs):
-        line = -1
+        line, order = -1, {name: at for at, name in enumerate(run.tasks)}
         for line, episode in enumerate(read_episodes(run.folder, partial(listener.torn, run.folder))):
             run.refuse_stray(episode, needs_ids=job.student is None)
             one = candidate(episode, run.golds.get(episode.task.task_id), run.source.name, (number, line))
             tokenizer = next((call.tokenizer_hash for call in calls_of(episode)), "")
-            latest[number, episode.key] = _Found(one, row_tokens(episode, job.sft), tokenizer)
+            key = (number, order[episode.task.task_id], episode.key)
+            latest[key] = _Found(one, row_tokens(episode, job.sft), tokenizer, line)
             listener.progress(f"reading {run.folder}", line + 1, 0)
         if line < 0:
             raise UsageError(f"{run.folder} holds no episodes: collect it first")
-    return {each.candidate.place: each for each in latest.values()}
+    return {each.candidate.place: each for each in _in_order(latest)}
 
 
-def _write(
-    job: Build, runs: Sequence[TeacherRun], kept: Collection[TeacherEpisode], path: Path, listener: Listener
-) -> _Written:
-    """Make and write the rows of some episodes, in the order of runs, episodes and turns."""
+def _in_order(latest: Mapping[tuple[int, int, EpisodeKey], _Found]) -> Iterator[_Found]:
+    """Yield episodes in the order of runs, tasks and samples, whatever the order in which they ended."""
+    for rank, ((number, _, _), each) in enumerate(sorted(latest.items(), key=lambda item: item[0])):
+        yield replace(each, candidate=msgspec.structs.replace(each.candidate, place=(number, rank)))
+
+
+def _write(job: Build, runs: Sequence[TeacherRun], kept: Sequence[_Found], path: Path, listener: Listener) -> _Written:
+    """Make and write the rows of some episodes, in the order of runs, tasks, samples and turns."""
     facts: list[RowFacts] = []
     dropped = dict.fromkeys(("too_long", "unfinished", "unplaced"), 0)
 
     def rows() -> Iterator[TrainRow]:
-        for done, (run, episode) in enumerate(_episodes(job, runs, {each.place for each in kept})):
+        for done, (run, episode) in enumerate(_episodes(job, runs, kept)):
             listener.progress(f"writing {path}", done, len(kept))
             made = sft_rows(episode, job.sft, run.origin)
             for name in dropped:
@@ -228,14 +237,14 @@ def _write(
     return _Written(tuple(facts), dropped)
 
 
-def _episodes(
-    job: Build, runs: Sequence[TeacherRun], places: Collection[Place]
-) -> Iterator[tuple[TeacherRun, Episode]]:
-    """Yield the episodes at some places, read again one by one because they may not all fit into memory."""
+def _episodes(job: Build, runs: Sequence[TeacherRun], kept: Sequence[_Found]) -> Iterator[tuple[TeacherRun, Episode]]:
+    """Yield some episodes, read again one by one because they may not all fit into memory."""
     for number, run in enumerate(runs):
-        for line, episode in enumerate(read_episodes(run.folder)):
-            if (number, line) in places:
-                yield run, episode if job.student is None else rerendered(episode, run.config.env, job.student)
+        own = [each.line for each in kept if each.candidate.place[0] == number]
+        starts = line_starts(run.folder) if own else ()
+        for line in own:
+            _, _, episode = next(read_appended(run.folder, starts[line], 1))
+            yield run, episode if job.student is None else rerendered(episode, run.config.env, job.student)
 
 
 def _provenance(job: Build, runs: Sequence[TeacherRun], found: dict[Place, _Found]) -> dict[str, Any]:

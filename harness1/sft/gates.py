@@ -113,7 +113,7 @@ def gated(
         "tools": lambda _: _tools(gates),
         "excluded": lambda _: _excluded(excluded),
         "leak": lambda _: _leak(leaks),
-        "duplicate": lambda left: _duplicate(left, gates.near),
+        "duplicate": lambda left: _duplicate(left, gates),
         "quota": lambda left: _quota(left, gates.quotas, seed),
     }
     kept, reports = tuple(candidates), []
@@ -205,21 +205,23 @@ def _leak(leaks: Leaks) -> Reason:
     return reason
 
 
-def _duplicate(candidates: Sequence[TeacherEpisode], near: float) -> Reason:
+def _duplicate(candidates: Sequence[TeacherEpisode], gates: Gates) -> Reason:
     """Keep the best of the episodes with the same question: highest recall, then fewest turns. Samples of one task are
-    duplicates only if their actions are equal."""
-    asked = KnownQueries(near)
-    tasks: set[tuple[str, str]] = set()
+    duplicates only if their actions are equal, or `per_task` better ones are kept."""
+    asked = KnownQueries(gates.near)
+    tasks = Counter[tuple[str, str]]()
     done: set[tuple[tuple[str, str], str]] = set()
     found: dict[tuple[int, int], str] = {}
     for each in sorted(candidates, key=lambda one: (-one.recall, one.turns, one.place)):
         if (each.task, each.actions) in done:
             found[each.place] = "another sample did the same"
+        elif gates.per_task and tasks[each.task] >= gates.per_task:
+            found[each.place] = "better samples of its task are kept"
         elif each.task not in tasks and (same := asked.match(each.query)) is not None:
             found[each.place] = f"asks the same as {same}"
         else:
             asked.add("/".join(each.task), each.query)
-            tasks.add(each.task)
+            tasks[each.task] += 1
             done.add((each.task, each.actions))
     return lambda each: found.get(each.place)
 

@@ -56,9 +56,10 @@ def spelled(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Queries:
     in it is left out.
     """
     lines = [line for line in (" ".join(query.split()) for query in queries) if line]
-    if not env.evidence.handles:
+    if not env.has_handles:
         return Queries(tuple(dict.fromkeys(lines)), refusal=None if lines else Note("empty_query"))
-    in_words = [memory.entities.spelled(line) for line in lines]
+    question = memory.query if env.leads_have_handles else ""
+    in_words = [memory.entities.spelled(line, " ".join(question.split())) for line in lines]
     unknown = list(dict.fromkeys(handle for query in in_words for handle in query.unknown))
     notes = (Note("unknown_entities", named(unknown)),) if unknown else ()
     words = tuple(dict.fromkeys(query.text[:QUERY_CHARACTERS].rstrip() for query in in_words if not query.empty))

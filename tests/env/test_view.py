@@ -63,7 +63,11 @@ def test_of_a_document_the_longest_text_is_kept() -> None:
 
 
 WORDS: dict[type[Record], Callable[[Any], dict[str, str]]] = {
-    QueryView: lambda shown: {"query": f"Question: {shown.query}\n", "entities": ""},  # Off here; see entity handles.
+    QueryView: lambda shown: {
+        "query": f"Question: {shown.query}\n",
+        "entities": "",  # Off here; see entity handles.
+        "handle": "",  # The same; see lead handles.
+    },
     LimitsView: lambda shown: {"cap": f"at most {shown.cap} documents"},
     BudgetView: lambda shown: {
         "used": f"Budget: {shown.used} of",

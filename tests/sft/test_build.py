@@ -60,9 +60,9 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def collect(
-    folder: Path, index: str, config: Config = CONFIG, chat: ChatFormat | None = CHAT, tasks: int = TASKS
+    folder: Path, index: str, config: Config = CONFIG, chat: ChatFormat | None = CHAT, tasks: int = TASKS, step: int = 1
 ) -> Path:
-    """A run folder of the scripted policy, as a collection leaves it."""
+    """A run folder of the scripted policy, as a collection leaves it; with `step` -1 the last task ended first."""
     policy: Policy = ScriptedPolicy() if chat is None else StudentFormatPolicy(ScriptedPolicy(), chat)
     env = SearchEnv(config.env, open_retriever(index, config), counter=counter_of(policy))
     hashes = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
@@ -71,7 +71,7 @@ def collect(
     stage = run_stage(config, "scripted", inputs, index, {**hashes, "counter": env.counter.hash}, spoken)
     stage.write(folder, status="finished")
     with EpisodeStore(folder) as store:
-        for task in SOURCE.tasks("train")[:tasks]:
+        for task in SOURCE.tasks("train")[:tasks][::step]:
             store.append(run(rollout(env, policy, task)))
     return folder
 
@@ -191,6 +191,15 @@ def test_the_same_runs_give_the_same_rows(teacher: Path, tmp_path: Path) -> None
     for name in ("one", "two"):
         build(Build([teacher], SFT), tmp_path / name)
     assert (tmp_path / "one" / TRAIN).read_bytes() == (tmp_path / "two" / TRAIN).read_bytes()
+
+
+def test_rows_are_in_the_order_of_the_tasks_whichever_ended_first(teacher: Path, index: str, tmp_path: Path) -> None:
+    backwards = collect(tmp_path / "backwards", index, step=-1)
+    for name, source in (("one", teacher), ("other", backwards)):
+        build(Build([source], SFT), tmp_path / name)
+    one, other = (RowFile(tmp_path / name / TRAIN) for name in ("one", "other"))
+    assert [row.token_ids for row in one] == [row.token_ids for row in other]
+    assert [row.metadata["task_id"] for row in one] == [row.metadata["task_id"] for row in other]
 
 
 def test_a_finished_and_unchanged_folder_is_left_alone_unless_forced(teacher: Path, tmp_path: Path) -> None:

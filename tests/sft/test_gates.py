@@ -118,6 +118,13 @@ def test_samples_of_a_task_are_duplicates_only_if_they_did_the_same() -> None:
     assert passed(one(0), one(1, **task), one(2, actions="a0", **task))[0] == ["e0", "e1"]
 
 
+def test_the_best_samples_of_a_task_stay_up_to_a_number() -> None:
+    task = {"task_id": "t0", "query": one(0).query}
+    samples = one(0), one(1, turns=3, **task), one(2, recall=0.9, turns=9, **task), one(3)
+    assert passed(*samples, gates=Gates(near=0.9, per_task=1))[0] == ["e2", "e3"]
+    assert passed(*samples, gates=Gates(near=0.9, per_task=2))[0] == ["e1", "e2", "e3"]
+
+
 def test_samples_of_a_task_that_asks_the_same_as_another_go_all() -> None:
     task = {"task_id": "t1", "query": one(0).query}
     assert passed(one(0, recall=0.9), one(1, **task), one(2, **task))[0] == ["e0"]

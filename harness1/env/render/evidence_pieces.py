@@ -61,13 +61,17 @@ def ranked_piece(memory: WorkingMemory, ranking: EvidenceOrder, visible: Set[Uni
     return piece("ranked", "user", f"By evidence: {', '.join(words)}.", RankedView(handles))
 
 
-def leads_piece(memory: WorkingMemory, leads: Sequence[Lead]) -> Piece:
-    """Return what is worth a search, with handles and reasons."""
+def leads_piece(memory: WorkingMemory, env: Env, leads: Sequence[Lead]) -> Piece:
+    """Return what is worth a search, with handles and reasons; under minimal instructions, with handles alone."""
     shown, words = [], []
     for lead in leads:
         name = " ".join(lead.name.split())
         handles = tuple(handle_of(memory, unit_id) for unit_id in lead.sources[:LEAD_SOURCES])
         shown.append(LeadView(name, handles, memory.entities.handle_of(name)))
+        if env.rendering.instructions == "minimal":
+            source = f" ({', '.join(handles)})" if handles else ""
+            words.append(f"{shown[-1].entity} {name}{source}".strip())
+            continue
         source = f"named by {', '.join(handles)}" if handles else "named in the question"
         told = ["part of the question"] if lead.is_part else [shown[-1].entity, source, "not found yet"]
         words.append(f"{name} ({'; '.join(filter(None, told))})")

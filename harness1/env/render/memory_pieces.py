@@ -37,7 +37,7 @@ def told_evidence(memory: WorkingMemory, env: Env) -> list[Piece]:
         return []
     found = memory.assess()
     told = [ranked_piece(memory, EvidenceOrder(found), frozenset())] if found.units else []
-    return told + ([leads_piece(memory, found.leads[: env.leads.lines])] if env.leads_on else [])
+    return told + ([leads_piece(memory, env, found.leads[: env.leads.lines])] if env.leads_on else [])
 
 
 class MemoryPieces:
@@ -57,7 +57,7 @@ class MemoryPieces:
         if found.units:
             placed.append(Block((ranked_piece(memory, ranking, visible),), Drop.OLD_TURNS))
         if self.env.leads_on and found.leads:
-            placed.append(Block((leads_piece(memory, found.leads[: self.env.leads.lines]),), Drop.EVIDENCE))
+            placed.append(Block((leads_piece(memory, self.env, found.leads[: self.env.leads.lines]),), Drop.EVIDENCE))
         placed += self._pool(memory, visible, ranking)
         if self.env.evidence.on:
             pieces = evidence_pieces(memory, self.env, found.units)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness1.config import Env
 from harness1.env.render.pieces import Piece, piece
 from harness1.env.render.view import LimitsView, QueryView
+from harness1.memory.entity_handles import QUESTION
 from harness1.memory.working_memory import WorkingMemory
 from harness1.tools.registry import Toolbox
 
@@ -18,8 +19,12 @@ def static_piece(env: Env, toolbox: Toolbox) -> Piece:
 
 def query_piece(memory: WorkingMemory, env: Env) -> Piece:
     """Return the question, with the handles of the entities that it names."""
-    text, entities = memory.entities.marked(shown_question(memory.query), env.evidence.characters)
-    return piece("query", "user", f"Question: {text}", QueryView(shown_question(memory.query), entities))
+    text, entities = shown_question(memory.query), dict[str, str]()
+    if env.evidence.handles:
+        text, entities = memory.entities.marked(text, env.evidence.characters)
+    handle = QUESTION if env.leads_have_handles else ""
+    label = f"Question ({handle})" if handle else "Question"
+    return piece("query", "user", f"{label}: {text}", QueryView(shown_question(memory.query), entities, handle))
 
 
 def shown_question(query: str) -> str:
@@ -45,6 +50,7 @@ RANKED = (
     "By evidence: documents in the order of all that speaks for them, with reasons. Deliver the best. Bridge documents"
     " link names of the question."
 )
+LEAD_HANDLES = "A query may be a handle: Q is the question, E3 the lead of that handle."
 LEADS = "Search next: names that the question or strong documents mention and no search has found yet."
 READING = (
     "Of a long document read_document shows the parts nearest to the question; D12.3 reads on from the third part."
@@ -72,6 +78,8 @@ def _brief(env: Env, toolbox: Toolbox) -> list[str]:
         lines.append(RANKED)
     if env.leads_on:
         lines.append(LEADS)
+    if env.leads_have_handles:
+        lines.append(LEAD_HANDLES)
     if "read_document" in toolbox.tools and env.read.by == "evidence":
         lines.append(READING)
     if env.pruning.on:
@@ -129,6 +137,8 @@ def _evidence(env: Env) -> list[str]:
         lines.append(f"- {RANKED}")
     if env.leads_on:
         lines.append(f"- {LEADS}")
+    if env.leads_have_handles:
+        lines.append(f"- {LEAD_HANDLES}")
     return lines
 
 

@@ -136,10 +136,11 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, 
     copies = list(observation.delta.aliases.values())
     left_out = passages_left_out(observation, env)
     pieces: list[Piece] = []
+    names = env.evidence.handles
     for hit, words in shown_words(memory, env, observation, traits):
         unit_id = memory.pool.unit_of(hit)
         title, _, text = words.partition("\n")
-        marked, entities = memory.entities.marked(words, env.evidence.characters)
+        marked, entities = memory.entities.marked(words, env.evidence.characters) if names else (words, {})
         shown = HitView(
             turn=turn,
             document=DocumentView(handle_of(memory, unit_id), unit_id, title, text),

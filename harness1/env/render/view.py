@@ -15,10 +15,11 @@ from harness1.records import Note, Record, Tag, ToolCall, UnitId
 
 
 class QueryView(Record):
-    """The question on one line, and the names behind the handles in it."""
+    """The question on one line, the names behind the handles in it, and its own handle, if queries may contain that."""
 
     query: str
     entities: dict[str, str] = {}
+    handle: str = ""
 
 
 class LimitsView(Record):
@@ -217,6 +218,8 @@ class View:
     """Everything visible now. Where several pieces show the same thing (orders that append), the last one counts."""
 
     query: str = ""
+    handle: str = ""
+    """The question's handle, if queries may contain it."""
     entities: dict[str, str] = field(default_factory=dict)
     """By handle, in the order shown: the form of the name that was shown first."""
     budget: BudgetView = NO_BUDGET
@@ -272,7 +275,7 @@ class View:
     def _scalar(self, shown: Record) -> None:
         match shown:
             case QueryView(query=query):
-                self.query = query
+                self.query, self.handle = query, shown.handle
                 self._name(shown.entities)
             case LimitsView(cap=cap):
                 self.cap = cap

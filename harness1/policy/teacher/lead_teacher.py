@@ -1,0 +1,100 @@
+"""A teacher whose choices a student can make too: it searches what the harness offers, and knows the gold only to
+select and to stop."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping
+
+from harness1.env.render.context import Context
+from harness1.env.render.view import View
+from harness1.errors import UsageError
+from harness1.hashing import digest
+from harness1.policy.actions import curate_call, search_call
+from harness1.policy.oracle import wanted
+from harness1.policy.policy import Decision
+from harness1.policy.teacher.evidence import SeenEvidence
+from harness1.records import Gold, Task, ToolCall, UnitId
+from harness1.tools.end_search import END_SEARCH
+
+FOLLOWED = 2
+"""Most leads that an episode follows."""
+GUESSES = 2
+"""Documents delivered if no gold was found: the best by evidence."""
+DELIVERY = 1
+"""Turns that the last curation needs."""
+FALLOFF = 0.6
+"""Each further lead is chosen this many times as often as the one before it."""
+
+
+class LeadTeacher:
+    """Search the question; follow leads while gold is missing; curate what was found, in the evidence order; end.
+
+    The first episode of a task follows the first leads, its others draw them, so that the best of several shows which
+    lead was worth it. It needs `env.evidence.rank` and `env.leads.on`.
+
+    Raises:
+        UsageError: on opening, if the task's gold was not given.
+    """
+
+    name = "lead-teacher"
+    hash = digest([name, FOLLOWED, GUESSES, FALLOFF])
+
+    def __init__(self, golds: Mapping[str, Gold]) -> None:
+        self._golds = golds
+
+    def open(self, task: Task, seed: int) -> LeadTeacherSession:
+        if task.task_id not in self._golds:
+            raise UsageError(f"the lead teacher needs the gold of task {task.task_id}")
+        return LeadTeacherSession(wanted(self._golds[task.task_id]), random.Random(f"{task.task_id}/{seed}"))
+
+
+class LeadTeacherSession:
+    """One episode. It remembers what it saw and followed, and reads everything else from the view."""
+
+    def __init__(self, needs: tuple[frozenset[UnitId], ...], rng: random.Random) -> None:
+        self._needs, self._rng = needs, rng
+        self._draws = rng.random() < FALLOFF
+        self._evidence: SeenEvidence | None = None
+        self._followed: set[str] = set()
+
+    async def act(self, context: Context) -> Decision:
+        view = context.view
+        if self._evidence is None:
+            self._evidence = SeenEvidence(view.query, self._needs)
+        self._evidence.read(view)
+        return Decision((self._next(context, view, self._evidence),), "The gold decides.")
+
+    def fork(self) -> LeadTeacherSession:
+        return copy.deepcopy(self)
+
+    def _next(self, context: Context, view: View, evidence: SeenEvidence) -> ToolCall:
+        if not evidence.documents and not self._followed:
+            self._followed.add(view.query)
+            return search_call(view.handle or view.query)
+        left = view.budget.turns_left()
+        if not evidence.complete and (left is None or left > DELIVERY) and (lead := self._lead(view)):
+            return search_call(lead)
+        chosen = self._chosen(view, evidence)
+        held = [entry.handle for entry in view.curated]
+        if chosen and held != chosen:
+            return curate_call(context.tools, dict.fromkeys(chosen, "high"), held)
+        return ToolCall(END_SEARCH)
+
+    def _lead(self, view: View) -> str:
+        """Return the next lead to follow, by its handle if it has one; empty if it is time to deliver."""
+        open_leads = [lead for lead in view.leads if lead.name not in self._followed]
+        if not open_leads or len(self._followed) > FOLLOWED:
+            return ""
+        weights = [FALLOFF**place for place in range(len(open_leads))]
+        (lead,) = self._rng.choices(open_leads, weights) if self._draws else open_leads[:1]
+        self._followed.add(lead.name)
+        return lead.entity or lead.name
+
+    def _chosen(self, view: View, evidence: SeenEvidence) -> list[str]:
+        """Return what to deliver: the gold that was seen, in the evidence order, or a guess."""
+        gold = {document.handle for document in evidence.gold}
+        order = dict.fromkeys((*view.ranked, *evidence.documents))
+        found = [handle for handle in order if handle in gold]
+        return (found or list(order)[:GUESSES])[: view.cap or None]

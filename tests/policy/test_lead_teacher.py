@@ -1,0 +1,61 @@
+"""The lead teacher searches what the harness offers, stops when the gold is found, and delivers it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from harness1.config import Curation, Env, Leads
+from harness1.episodes.rollout import rollout
+from harness1.errors import UsageError
+from harness1.policy.registry import needs_gold, open_policy
+from harness1.policy.teacher.lead_teacher import FOLLOWED
+from harness1.records import DocId, Episode, Gold, Status, Task
+from tests.support import make_env, run
+
+TASK = Task("t", "Where did the father of Ada Lovelace die?")
+ENV = Env(leads=Leads(handles=True), curation=Curation(tags=False))
+
+
+def episode_of(*gold: str, seed: int = 0, env: Env = ENV) -> Episode:
+    golds = {"t": Gold({DocId(name): 1 for name in gold})}
+    return run(rollout(make_env(env), open_policy("lead-teacher", golds), TASK, seed=seed))
+
+
+def actions(episode: Episode) -> list[str]:
+    return [turn.action.name for turn in episode.turns if turn.action]
+
+
+def test_one_search_that_finds_all_is_enough() -> None:
+    episode = episode_of("ada")
+    assert actions(episode) == ["search_corpus", "curate", "end_search"]
+    assert [str(entry.unit_id) for entry in episode.curated] == ["ada"]
+    assert episode.status is Status.COMPLETED
+
+
+def test_gold_that_no_search_finds_is_given_up_after_a_few_leads() -> None:
+    episode = episode_of("nowhere")
+    assert 1 < actions(episode).count("search_corpus") <= 1 + FOLLOWED
+    assert len(episode.curated) == 2
+    assert episode.status is Status.COMPLETED
+
+
+def test_it_searches_only_what_the_view_offers() -> None:
+    for seed in range(4):
+        episode = episode_of("nowhere", seed=seed)
+        calls = [turn.action for turn in episode.turns if turn.action]
+        searched = [str(call.arguments["query"]) for call in calls if call.name == "search_corpus"]
+        assert searched[0] == "Q"
+        assert all(query.startswith("E") for query in searched[1:])
+
+
+def test_samples_of_a_task_differ_in_the_leads_that_they_follow() -> None:
+    found = {tuple(str(turn.action) for turn in episode_of("nowhere", seed=seed).turns) for seed in range(12)}
+    assert len(found) > 1
+
+
+def test_it_is_given_the_gold() -> None:
+    assert needs_gold("silent:lead-teacher")
+    with pytest.raises(UsageError, match="needs the gold of task t"):
+        asyncio.run(rollout(make_env(ENV), open_policy("lead-teacher"), TASK))
