@@ -105,16 +105,24 @@ def drafts_of(graph: CorpusGraph, seed: int) -> Mapping[str, Iterator[Draft]]:
     }
 
 
+def spare_drafts_of(graph: CorpusGraph, seed: int) -> Mapping[str, Iterator[Draft]]:
+    """Return the drafts that are taken where the others do not suffice."""
+    return {SINGLE: names.excerpt_drafts(graph, random.Random(f"{seed}/excerpt"))}
+
+
 async def _chosen(
     graph: CorpusGraph, reader: Reader, wanted: int, seed: int, on_task: Callable[[int, int], None]
 ) -> list[tuple[MadeTask, str]]:
     """Return the tasks that hold, with their splits: always one of the kind that lacks most of its share."""
-    drafts = {kind: _with_gold(reader, each) for kind, each in drafts_of(graph, seed).items()}
+    rounds = [drafts_of(graph, seed), spare_drafts_of(graph, seed)]
     known, splitter = KnownQueries(NEAR), Splitter(SPLITS)
-    counts: dict[str, int] = dict.fromkeys(drafts, 0)
+    counts: dict[str, int] = dict.fromkeys(WEIGHTS, 0)
     verdicts: dict[str, int] = defaultdict(int)
     made: list[tuple[MadeTask, str]] = []
-    while drafts and len(made) < wanted:
+    drafts: dict[str, AsyncIterator[MadeTask]] = {}
+    while (drafts or rounds) and len(made) < wanted:
+        if not drafts:
+            drafts = {kind: _with_gold(reader, each) for kind, each in rounds.pop(0).items()}
         kind = min(drafts, key=lambda name: counts[name] / WEIGHTS[name])
         task = await anext(drafts[kind], None)
         if task is None:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
+from harness1.memory.entities import FUNCTION_WORDS
 from harness1.memory.evidence import entity_key
 from harness1.memory.question import head, normalised_name
 from harness1.tasks.corpus_graph import IDENTIFIER, CorpusGraph
@@ -38,6 +39,11 @@ _EVENT = re.compile(r"(?:[a-z]ed|born|built|won|began|became|died|made|held) (?:
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
 LEAST_WORDS = 4
 """Longer words of a description."""
+AROUND = 140
+"""Characters of an excerpt on each side of its name."""
+_RUNS_ON = re.compile(rf" (?:{'|'.join(word.capitalize() for word in sorted(FUNCTION_WORDS))})\b")
+"""A name that goes on into the next sentence, for want of a full stop."""
+_MARKED = re.compile(r"[“”|#*{}<>=\\]|https?:|…")
 _PAGE = re.compile(r"\bpage \d", re.I)
 _RARE_NAME = re.compile(r"[A-ZÀ-Þ][\w'’&.-]*[a-zß-ÿ][\w'’&.-]*(?: (?:[a-z]{1,3} )?[A-ZÀ-Þ0-9][\w'’&.-]*)*")
 
@@ -59,6 +65,47 @@ def gap_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
             question = f"Which {form} fits here? “{sentence.replace(answer, GAP)}”"
             needs = (Need(place, (answer,), sentence),)
             yield Draft(kind=SINGLE, form=f"gap {form}", question=question, needs=needs, answer=answer)
+
+
+def excerpt_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
+    """Yield the words around a rare name, which is asked for: they need no sentence that can be quoted, as in texts
+    without full stops. A second name tells which passage is meant."""
+    order = [place for place, passage in enumerate(graph.passages) if passage.text]
+    rng.shuffle(order)
+    for place in order:
+        passage = graph.passages[place]
+        names = dict.fromkeys(name for each in passage.names for name in each)
+        known = [name for name in names if _is_rare(graph, name, SOME) and _is_own(graph, name)]
+        rare = [
+            name
+            for name in known
+            if _is_distinct(graph, name, FEW) and not _has(passage.subject, name) and not _RUNS_ON.search(name)
+        ]
+        asked: list[str] = []
+        for answer in rng.sample(rare, len(rare)):
+            told = _excerpt(passage.text, answer)
+            others = [name for name in known if not (_has(name, answer) or _has(answer, name)) and once(told, name)]
+            if not others or not once(told, answer) or any(name in told for name in asked):
+                continue
+            asked.append(answer)
+            question = f"Which name fits in this excerpt? “… {told.replace(answer, GAP)} …”"
+            needs = (Need(place, (answer, others[0])),)
+            yield Draft(kind=SINGLE, form="excerpt", question=question, needs=needs, answer=answer)
+
+
+def _excerpt(text: str, name: str) -> str:
+    """Return the words around the first mention of a name, whole and on one line; "" if they are few."""
+    before, found, after = text.partition(name)
+    left = before.splitlines()[-1][-AROUND:] if before and not before.endswith("\n") else ""
+    right = after.splitlines()[0][:AROUND] if after and not after.startswith("\n") else ""
+    left = left.partition(" ")[2] if len(left) == AROUND else left
+    right = right.rpartition(" ")[0] if len(right) == AROUND else right
+    told = f"{left}{found}{right}".strip()
+    words = told.split()
+    small = sum(word[0].islower() for word in words)
+    plain = sum(map(str.isalpha, told)) + told.count(" ")
+    is_telling = 2 * small >= len(words) >= 3 * LEAST_WORDS and plain > 0.85 * len(told) and not _MARKED.search(told)
+    return told if is_telling else ""
 
 
 def lead_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:

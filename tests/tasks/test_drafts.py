@@ -263,3 +263,35 @@ def test_a_description_gives_no_word_of_the_name_away() -> None:
         "What is described like this? “Put two or more pathnames together with separators.”",
         "os.path.join",
     )
+
+
+RUN_ON = (
+    "the three founders made their pitch to the investors of Peter Marlow and soon his firm agreed to put four million"
+    " into the startup of Demi Hassan the company was named after the computer of a novel and was sold nine years later"
+)
+
+
+def excerpts(*texts: str) -> list[tuple[str, str]]:
+    drafts = names.excerpt_drafts(corpus(*(("", text) for text in texts)), random.Random(2))
+    return [(draft.question, draft.answer) for draft in drafts]
+
+
+def test_text_without_full_stops_gives_excerpts_with_a_name_left_out() -> None:
+    ((question, answer),) = excerpts(RUN_ON)
+    told = question.removeprefix("Which name fits in this excerpt? “… ").removesuffix(" …”")
+    assert told.replace(GAP, answer) in RUN_ON
+    assert (answer == "Demi Hassan") != ("Demi Hassan" in told)
+    assert (answer == "Peter Marlow") != ("Peter Marlow" in told)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RUN_ON.replace("Peter Marlow", "others"),
+        RUN_ON.replace("Demi Hassan the", "Demi Hassan The").replace("Peter Marlow", "Peter Marlow And"),
+        RUN_ON.replace(" soon ", " | "),
+        "-2400 Ellis Zorro +1150 Cruiserweight Arslan Makhmud -1000 Agit Kabayel +650 Heavyweight Frank Sanchez",
+    ],
+)
+def test_an_excerpt_needs_prose_and_a_second_name(text: str) -> None:
+    assert excerpts(text) == []

@@ -233,3 +233,16 @@ def test_a_corpus_without_names_gives_a_clear_error(tmp_path: Path, harness1: Co
     assert failed.code == 2
     assert "gives no task" in failed.err
     assert not (tmp_path / "out").exists()
+
+
+def test_excerpts_are_taken_only_where_the_other_forms_do_not_suffice() -> None:
+    run_on = (
+        "the three founders made their pitch to the investors of Peter Marlow and soon his firm agreed to put four"
+        " million into the startup of Demi Hassan the company was named after the computer of a novel"
+    )
+    corpus = documents(("", run_on), ("Ada Fenwick", BORN), ("Tom Arkwright", "Tom Arkwright was born in Leith."))
+    forms = [task.metadata["form"] for task in make_tasks(corpus, searcher(corpus), 1000, 0)]
+    assert forms.count("excerpt") == 1
+    others = make_tasks(corpus, searcher(corpus), len(forms) - 1, 0)
+    assert others
+    assert "excerpt" not in [task.metadata["form"] for task in others]
