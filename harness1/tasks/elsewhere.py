@@ -12,7 +12,7 @@ from harness1.records import DocId, Record
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
 from harness1.tasks.corpus_graph import CorpusGraph, Passage
 from harness1.tasks.drafts import Draft, Need
-from harness1.tasks.quoting import whole
+from harness1.tasks.quoting import YEAR, whole
 
 SEARCHED = 20
 """Documents that are read for each piece of evidence."""
@@ -109,7 +109,10 @@ def _serves(need: Need, passage: Passage) -> bool | None:
     if title == wanted[0]:
         return True
     said = (f" {normalised_name(each)} " for each in sentences.split(passage.text))
-    return True if any(all(name in each for name in wanted) for each in said) else None
+    if not any(all(name in each for name in wanted) for each in said):
+        return None
+    # A year stands beside a name by chance too often.
+    return None if any(YEAR.fullmatch(name) for name in need.names) else True
 
 
 def _has_whole(text: str, name: str) -> bool:

@@ -11,7 +11,8 @@ from typing import TypeVar
 from harness1.memory.question import head
 from harness1.tasks.corpus_graph import CorpusGraph
 from harness1.tasks.drafts import BRIDGE, CLAIM, COMPARISON, SINGLE, Draft, Need
-from harness1.tasks.quoting import GAP, once, quotable
+from harness1.tasks.name_drafts import other_names
+from harness1.tasks.quoting import GAP, is_told_apart, once, quotable
 from harness1.tasks.relations import RELATIONS, Relation, Statement, statements
 
 FAR = 3
@@ -92,6 +93,8 @@ def quoted_chain_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
         for name in facts.graph.passages[place].names[number]:
             target = facts.graph.titled(name)
             if target is None or target == place or target not in facts.of or not once(sentence, name):
+                continue
+            if not is_told_apart(sentence, other_names(facts.graph, place, number, name)):
                 continue
             said = rng.choice(list(facts.of[target].values()))
             if _is_said_before(facts, [place, target], said.answer):

@@ -21,8 +21,10 @@ from harness1.tasks.quoting import (
     alternatives,
     figures,
     is_prose,
+    is_told_apart,
     leans,
     once,
+    points_elsewhere,
     quotable,
     whole,
 )
@@ -36,13 +38,14 @@ _CODED = re.compile(r"[A-Za-z]\d|[a-z][A-Z]")
 _SHORT = re.compile(rf"(?<={GAP}) ?\([A-Z]\w{{0,9}}\)")
 """A short form behind the name itself, which would give it away."""
 _EVENT = re.compile(r"(?:[a-z]ed|born|built|won|began|became|died|made|held) (?:[a-z]+ ){0,2}in $")
+_PAST = re.compile(r"\b(?:was|were|had)\b")
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
 LEAST_WORDS = 4
 """Longer words of a description."""
-AROUND = 140
+AROUND = 170
 """Characters of an excerpt on each side of its name."""
 _RUNS_ON = re.compile(rf" (?:{'|'.join(word.capitalize() for word in sorted(FUNCTION_WORDS))})\b")
-"""A name that goes on into the next sentence, for want of a full stop."""
+"""A name that goes on into the next sentence, for want of a full stop; one of three words may do so as well."""
 _MARKED = re.compile(r"[“”|#*{}<>=\\]|https?:|…")
 _PAGE = re.compile(r"\bpage \d", re.I)
 _RARE_NAME = re.compile(r"[A-ZÀ-Þ][\w'’&.-]*[a-zß-ÿ][\w'’&.-]*(?: (?:[a-z]{1,3} )?[A-ZÀ-Þ0-9][\w'’&.-]*)*")
@@ -60,7 +63,7 @@ def gap_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
         numbers = figures(sentence)
         options = [(name, "name") for name in names] + [(each, "figure") for each in numbers]
         options = [(each, form) for each, form in options if once(sentence, each) and not _has(subject, each)]
-        if options and len(names) + len(numbers) > 1:
+        if options and (len(names) + len(numbers) > 1 or len(sentence) >= 3 * SHORTEST):
             answer, form = rng.choice(options)
             question = f"Which {form} fits here? “{sentence.replace(answer, GAP)}”"
             needs = (Need(place, (answer,), sentence),)
@@ -69,7 +72,7 @@ def gap_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
 
 def excerpt_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield the words around a rare name, which is asked for: they need no sentence that can be quoted, as in texts
-    without full stops. A second name tells which passage is meant."""
+    without full stops. A second name, or a figure, tells which passage is meant."""
     order = [place for place, passage in enumerate(graph.passages) if passage.text]
     rng.shuffle(order)
     for place in order:
@@ -79,12 +82,14 @@ def excerpt_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
         rare = [
             name
             for name in known
-            if _is_distinct(graph, name, FEW) and not _has(passage.subject, name) and not _RUNS_ON.search(name)
+            if _is_distinct(graph, name, FEW) and name.count(" ") < 2 and not _has(passage.subject, name)
+            if not _RUNS_ON.search(name)
         ]
         asked: list[str] = []
         for answer in rng.sample(rare, len(rare)):
             told = _excerpt(passage.text, answer)
             others = [name for name in known if not (_has(name, answer) or _has(answer, name)) and once(told, name)]
+            others += [figure for figure in figures(told) if once(told, figure)]
             if not others or not once(told, answer) or any(name in told for name in asked):
                 continue
             asked.append(answer)
@@ -116,6 +121,8 @@ def lead_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
             if not others or not _is_distinct(graph, name, FEW) or not once(sentence, name):
                 continue
             if _has(graph.passages[place].subject, name) or not _is_told_of(graph, name, others):
+                continue
+            if not is_told_apart(sentence, other_names(graph, place, number, name)):
                 continue
             yield Draft(
                 kind=BRIDGE,
@@ -187,7 +194,9 @@ def described_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
 
 def _describes(told: str, subject: str) -> bool:
     """Return whether an opening with a gap tells enough of a subject, and does not give its name away."""
-    if told[0].islower() or told[-1] not in ".!" or leans(told) or _shares_words(told, subject):
+    if told[0].islower() or told[-1] not in ".!" or leans(told) or points_elsewhere(told):
+        return False
+    if _shares_words(told, subject):
         return False
     is_enough = len(set(_LONG_WORD.findall(told.lower()))) >= LEAST_WORDS
     return is_enough and is_prose(f"This is {told.replace(GAP, 'it')}")
@@ -201,7 +210,7 @@ def changed_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
         numbers = [each for each in figures(sentence) if once(sentence, each) and _is_told(sentence, each)]
         names = [name for name in graph.passages[place].names[number] if _is_distinct(graph, name, SOME)]
         slots = {name: _slot(sentence, name) for name in names if once(sentence, name)}
-        if not numbers and not slots:
+        if (not numbers and not slots) or _is_about_nothing(graph, sentence, graph.passages[place].names[number]):
             continue
         refuted, told = rng.random() < 0.5, sentence
         if refuted and numbers:
@@ -222,6 +231,23 @@ def changed_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
             needs=(Need(place, quoted=sentence),),
             answer="refuted" if refuted else "supported",
         )
+
+
+def other_names(graph: CorpusGraph, place: int, number: int, name: str) -> Iterator[str]:
+    """Yield the rare names of a sentence beside one of them."""
+    for other in graph.passages[place].names[number]:
+        if not (_has(name, other) or _has(other, name)) and _is_rare(graph, other, SOME) and _is_own(graph, other):
+            yield other
+
+
+def _is_about_nothing(graph: CorpusGraph, sentence: str, names: Sequence[str]) -> bool:
+    """Return whether a sentence names nothing that it is about, or tells what was done before it names by whom or in
+    what, as the methods of a study do: as a claim it could be about anything."""
+    opening = sentence.split(" ", 1)[0]  # it has a capital whatever it is
+    past = _PAST.search(sentence)
+    told = sentence[: past.start()] if past else sentence
+    most = SOME if past else len(graph.passages)
+    return not any(name in told and name != opening and _is_rare(graph, name, most) for name in names)
 
 
 def _is_told(sentence: str, figure: str) -> bool:

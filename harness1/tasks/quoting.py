@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import resources
 
 import msgspec
@@ -29,7 +29,7 @@ def alternatives(name: str) -> str:
 
 _FIGURE = re.compile(
     r"(?<![\w.,/\[(–—:$-])(?:\$ ?)?\d(?:[\d,]*\d)?(?:\.\d+)?(?: ?%| percent| million| billion)?"
-    r"(?![\w/\])–—′°:-]|[.,]\d)"
+    rf"(?![\w/\])–—′°:-]|[.,]\d| \d| (?:{alternatives('months')})\b)"
 )
 YEAR = re.compile(r"[12]\d{3}")
 _YEARS = re.compile(r"\b[12]\d{3}\b")
@@ -47,7 +47,7 @@ _CITED = re.compile(r"\s*\[\d+(?:\s*[,–-]\s*\d+)*\](?=\s*[.,;]|\s|$)|\s+\((?:[
 _SPACED = re.compile(r"\s+([.,;])(?=\s|$)")
 _TWICE = re.compile(r"\b(\w+ \w+) \1\b")
 _COUNTED = re.compile(
-    rf"(?:{alternatives('months')}|{alternatives('labels')}|[a-z]ection|[Cc]ode) $"
+    rf"(?:{alternatives('months')}|{alternatives('labels')}|[a-z]ection|[Cc]ode|[\w-]*\d[A-Z]*) $"
     rf"|(?:{alternatives('months')}) \d{{1,2}},? $|\d (?:{alternatives('months')}),? $"
 )
 _CUT = re.compile(
@@ -135,6 +135,21 @@ def _parts(sentences: tuple[str, ...]) -> Iterator[tuple[int, str]]:
     for number, sentence in enumerate(sentences):
         if len(sentence) > LONGEST:
             yield from ((number, part.strip()) for part in _CUT.split(sentence) if not _MERGED.search(part))
+
+
+def is_told_apart(sentence: str, names: Iterable[str]) -> bool:
+    """Return whether a sentence with one name left out still tells what it is about: a short one needs another name or
+    a figure for that.
+
+    Args:
+        names: its other rare names.
+    """
+    return len(sentence) >= 2 * SHORTEST or any(names) or bool(figures(sentence))
+
+
+def points_elsewhere(sentence: str) -> bool:
+    """Return whether a sentence points out of itself: *today*, *this study*, *Table 2*."""
+    return _INNER.search(sentence) is not None
 
 
 def figures(sentence: str) -> list[str]:

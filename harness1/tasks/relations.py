@@ -103,7 +103,8 @@ def _attaches(passage: Passage, sentence: str, start: int, relation: Relation) -
     """Return whether a phrase speaks of the subject rather than of something named between them."""
     before = sentence[:start]
     if relation.name == "birth":
-        return len(before) <= len(passage.subject) + 40 and before.count("(") == 0
+        is_own = passage.subject.split()[0] in before or before.startswith(("He ", "She "))
+        return is_own and len(before) <= len(passage.subject) + 40 and before.count("(") == 0
     if re.search(r"\b(?:who|whose|which|where|when|while|but|after|before|because|and (?:his|her|its|the))\b", before):
         return False
     return len(before) < 160

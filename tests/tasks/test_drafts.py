@@ -183,13 +183,13 @@ def test_references_are_left_out_of_a_quotation() -> None:
 
 def test_a_name_is_changed_only_into_one_that_stood_behind_the_same_word() -> None:
     graph = corpus(
-        ("", "The oldest lighthouse on that coast was built by Ada Fenwick in stone."),
-        ("", "The broken lighthouse on that coast was built by Tom Arkwright in wood."),
-        ("", "Some of it was told to Bea Carver of the harbour by the sailors."),
+        ("", "The oldest lighthouse near Grimsby was built by Ada Fenwick in stone."),
+        ("", "The broken lighthouse near Port Ellen was built by Tom Arkwright in wood."),
+        ("", "Some of what Dan Marsh knew was told to Bea Carver of the harbour by the sailors."),
     )
     claims = {draft.question for seed in range(20) for draft in names.changed_drafts(graph, random.Random(seed))}
     told = {each for each in claims if "stone" in each}
-    assert "Is this true? The oldest lighthouse on that coast was built by Tom Arkwright in stone." in told
+    assert "Is this true? The oldest lighthouse near Grimsby was built by Tom Arkwright in stone." in told
     assert not any("Carver" in each for each in told)
 
 
@@ -232,8 +232,8 @@ def test_a_figure_is_changed_into_another_of_the_same_look() -> None:
 
 def test_a_lead_hides_a_rare_name_and_needs_every_document_that_holds_it() -> None:
     graph = corpus(
-        ("", "The oldest lighthouse of the whole coast was built by Ada Fenwick in stone."),
-        ("", "The medal of the society was given to Ada Fenwick for her late work on tides."),
+        ("", "The oldest lighthouse of the coast of Grimsby was built by Ada Fenwick in stone."),
+        ("", "The medal of the society was given to Ada Fenwick in 1951 for her late work on tides."),
         ("", "Nobody else is told of in the books of the harbour of the town."),
     )
     drafts = list(names.lead_drafts(graph, random.Random(0)))
@@ -295,3 +295,33 @@ def test_text_without_full_stops_gives_excerpts_with_a_name_left_out() -> None:
 )
 def test_an_excerpt_needs_prose_and_a_second_name(text: str) -> None:
     assert excerpts(text) == []
+
+
+def test_a_short_sentence_with_a_gap_needs_another_name_or_a_figure() -> None:
+    told = "The medal of the society was given to Ada Fenwick for her late work."
+    other = ("", "The oldest lighthouse near Grimsby was built by Ada Fenwick in stone.")
+    leading = {draft.needs[0].passage for draft in names.lead_drafts(corpus(("", told), other), random.Random(0))}
+    assert leading == {1}
+
+
+@pytest.mark.parametrize(
+    ("claim", "fit"),
+    [
+        ("Summary incidence rates and 95% confidence intervals were calculated using these models.", False),
+        ("Summary rates of the Fenwick study and 95% confidence intervals were calculated with models.", True),
+        ("Plans with a status of less than 80% of the liability are defined as being at risk.", False),
+        ("Plans of Fenwick Mutual of less than 80% of the liability are defined as being at risk.", True),
+        ("Minna Waldeck of Grimsby died on 12 September 1831 at home.", False),
+        ("The bookmaker at Grimsby sets the total at 215 5 points for the combined score.", False),
+    ],
+)
+def test_a_claim_says_what_it_is_about_and_changes_no_piece_of_a_figure(claim: str, fit: bool) -> None:
+    drafts = [draft for seed in range(9) for draft in names.changed_drafts(corpus(("", claim)), random.Random(seed))]
+    assert any(draft.form == "figure" for draft in drafts) is fit
+
+
+def test_a_description_does_not_point_out_of_itself() -> None:
+    said = "publishes today a research article of great interest about the tides of the northern coast."
+    for opening, fit in ((f"The journal {said}", False), (f"The journal {said.replace('today ', '')}", True)):
+        drafts = names.described_drafts(corpus(("Harbour Review", opening)), random.Random(0))
+        assert any(True for _ in drafts) is fit
