@@ -21,6 +21,7 @@ NUMBER = re.compile(r"[\d/s]+")
 IDENTIFIER = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?![\w.])|(?<![\w.])[A-Za-z]\w*_\w+(?![\w.])")
 """Names of things in code, which have no capitals."""
 _SMALL = re.compile(r"(?<![\w-])[a-z]{3,}(?![\w-])")
+_WORD = re.compile(r"[^\W\d_]{3}")
 _BRACKETS = re.compile(r"\s*[(\[].*?[)\]]")
 _SECTION = re.compile(r"\s+[-–—|]\s+")
 
@@ -96,4 +97,6 @@ def subject_of(title: str) -> str:
     words = bare.split()
     if not words or len(words) > 8 or bare.endswith((".", "?", "!", ":")) or not bare[0].isalnum():
         return ""
+    if not _WORD.search(bare):
+        return ""  # no search finds "No. 2"
     return bare

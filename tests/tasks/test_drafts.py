@@ -37,6 +37,7 @@ FILMS = corpus(
         ("json.dumps (function)", "json.dumps"),
         ("Can we apply the definition of the metabolic syndrome to Asians?", ""),
         ("", ""),
+        ("No. 2 (film)", ""),
     ],
 )
 def test_a_title_names_a_subject_unless_it_is_a_sentence(title: str, subject: str) -> None:
