@@ -15,7 +15,18 @@ from harness1.settings import differences
 from tests.cli.commands import Command, command_in_process
 
 SERVICE, SHARDED = ENGINES = ["engines/gpt-oss-20b-tinker", "engines/gpt-oss-20b"]
-NAMES = ["micro", "paper", "small", "transcript", *ENGINES, "rl/paper", "rl/small", "sft/handles", "sft/paper", "sft/small"]
+NAMES = [
+    "micro",
+    "paper",
+    "small",
+    "transcript",
+    *ENGINES,
+    "rl/paper",
+    "rl/small",
+    "sft/handles",
+    "sft/paper",
+    "sft/small",
+]
 
 
 @pytest.fixture

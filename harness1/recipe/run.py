@@ -114,6 +114,8 @@ class RecipeRun:
         """Skip a stage that has passed, or else run it; return the journal with its record."""
         stage, words, before = self.recipe.stages[name], self.recipe.words(name, self.work), journal.stages.get(name)
         needs = {each: _expected(journal, each) for each in self.recipe.needs(name)}
+        if before is not None and before.status == "failed" and not (self.work / name).exists():
+            before = None  # it made nothing that other settings could spoil
         if before is not None and before.words != words:
             raise UsageError(
                 f"stage {name} was run with other settings ({_difference(before.words, words)}): --from {name} does it"

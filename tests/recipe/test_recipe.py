@@ -273,6 +273,17 @@ def test_a_changed_setting_asks_for_the_stage_to_be_done_again(notes: Path) -> N
     assert commands.verbs[4:] == ["eval", "compare"]
 
 
+def test_a_stage_that_failed_before_it_made_anything_is_done_with_other_settings(notes: Path) -> None:
+    commands = Commands()
+    commands.codes = {"aside": 2}
+    with pytest.raises(StageFailed, match="stage aside failed"):
+        work_of(notes, commands).run()
+    commands.codes = {}
+    journal = work_of(notes, commands, aside={"run": "data check {first}"}).run()
+    assert {each.status for each in journal.stages.values()} == {"passed"}
+    assert commands.verbs.count("index") == 1
+
+
 def test_an_input_that_changed_since_the_start_is_refused(notes: Path) -> None:
     commands = Commands()
     work_of(notes, commands).run(until="first")
