@@ -56,7 +56,7 @@ def index(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Index a corpus: a BEIR folder (plain or .gz), a JSONL file, a folder of .md .txt .html .pdf, world:SIZE or
+    """Index a corpus: a BEIR folder (plain or .gz), a JSONL file, a folder of .md .rst .txt .html .pdf, world:SIZE or
     stdlib.
 
     Example: harness1 index ~/notes --out notes.index; harness1 index check notes.index

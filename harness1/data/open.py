@@ -33,8 +33,8 @@ def open_source(
     """Open a dataset: its documents, and its tasks by split.
 
     Args:
-        spec: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz), a folder of texts (.md .txt .html .htm .pdf),
-            `NAME:PATH` for a benchmark in its official files, `world:SIZE` for a synthetic world of that many
+        spec: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz), a folder of texts (.md .rst .txt .html .htm
+            .pdf), `NAME:PATH` for a benchmark in its official files, `world:SIZE` for a synthetic world of that many
             documents, or `stdlib` for Python's own documentation.
         fault: is called with each broken line while documents and tasks are read; the default raises.
         leave_out: what becomes of documents that cannot be read, in folders and JSONL files. True: they are left out

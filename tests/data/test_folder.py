@@ -60,6 +60,8 @@ def test_every_kind_is_read_with_its_title_in_sorted_order(tmp_path) -> None:
             "c d.htm": "<p>No title</p>",
             "doc.pdf": pdf("Hello paper", "A paper"),
             "plain.pdf": pdf("No name"),
+            "quick.rst": ".. _quick:\n\n==========\nQuick tour\n==========\n\nFirst\n-----\nRun it.",
+            "rest.rst": "===== =====\nno heading\n\n.. note:: x\n",
             "z.md": "\ufeffno heading, 100 % text",
         },
     )
@@ -71,6 +73,8 @@ def test_every_kind_is_read_with_its_title_in_sorted_order(tmp_path) -> None:
         ("c d.htm", "c d", "No title"),
         ("doc.pdf", "A paper", "Hello paper"),
         ("plain.pdf", "plain", "No name"),
+        ("quick.rst", "Quick tour", ".. _quick:\n\n==========\nQuick tour\n==========\n\nFirst\n-----\nRun it."),
+        ("rest.rst", "rest", "===== =====\nno heading\n\n.. note:: x\n"),
         ("z.md", "z", "no heading, 100 % text"),
     ]
     assert problems == []
@@ -102,7 +106,7 @@ def test_broken_files_are_reported_and_left_out(tmp_path) -> None:
 
 def test_a_folder_without_texts_is_an_error_at_once(tmp_path) -> None:
     fill(tmp_path, {"code.py": "x"})
-    with pytest.raises(CorpusError, match=r"holds no \.md, \.txt"):
+    with pytest.raises(CorpusError, match=r"holds no \.md, \.rst, \.txt"):
         folder.read(tmp_path, refuse)
 
 

@@ -16,12 +16,13 @@ from harness1.hashing import digest
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
 
-KINDS = {".md": "text", ".txt": "text", ".html": "html", ".htm": "html", ".pdf": "pdf"}
+KINDS = {".md": "text", ".rst": "text", ".txt": "text", ".html": "html", ".htm": "html", ".pdf": "pdf"}
 SUFFIXES = tuple(KINDS)
 BYTES = {"text": TEXT_BYTES, "html": TEXT_BYTES, "pdf": 256 << 20}
 """Largest file of each kind that is read. Most of a large PDF is pictures."""
 DEEPEST = 100
 """Levels of folders that are entered; archives of whole disks have 30."""
+UNDERLINED = re.compile(r"""^(?=.*[^\W_])(\S.*?)[ \t\r]*\n([=\-~^"'#*+.:_`])\2{2,}[ \t\r]*$""", re.MULTILINE)
 HEADING = re.compile(r"^#{1,6}[ \t]+([^ \t\n].*)$", re.MULTILINE)
 
 Problem = Callable[[str, str], None]
@@ -142,13 +143,23 @@ def _read(file: Path, apart: ReadApart) -> tuple[str, str]:
         raise Unreadable(f"not UTF-8 text (byte {error.start})") from error
     if kind == "html":
         return apart.read(kind, text.encode())
-    return heading_of(text) if file.suffix.lower() == ".md" else "", text
+    return TITLES.get(file.suffix.lower(), lambda _: "")(text), text
 
 
 def heading_of(text: str) -> str:
     """Return the first heading of a Markdown text without its marks, or ""."""
     found = HEADING.search(text)
     return (found[1].rstrip(" \t").rstrip("#").rstrip(" \t") or found[1][0]) if found else ""
+
+
+def underlined(text: str) -> str:
+    """Return the first underlined heading of a reStructuredText, or ""."""
+    found = UNDERLINED.search(text)
+    return found[1].strip() if found else ""
+
+
+TITLES = {".md": heading_of, ".rst": underlined}
+"""Titles of texts whose format has headings, by the ending of the file."""
 
 
 def _content(file: Path, most: int) -> bytes:
