@@ -29,6 +29,8 @@ from harness1.tasks.quoting import (
     whole,
 )
 
+Slot = tuple[str, int, tuple[str, ...]]
+"""Where a name stands, and its sort."""
 SPARE_NAMES = 50
 """Names of earlier sentences among which a wrong one is chosen."""
 FEW, SOME = 4, 8
@@ -204,12 +206,14 @@ def _describes(told: str, subject: str) -> bool:
 
 def changed_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield sentences as claims: half of them as they stand, half with a figure or a rare name changed. A name is
-    changed into one of as many words that stood behind the same word."""
-    earlier: dict[tuple[str, int], list[str]] = defaultdict(list)
+    changed into one of the same sort that stood behind the same word."""
+    earlier: dict[Slot, list[str]] = defaultdict(list)
     for place, sentence, number in quotable(graph, rng):
+        if IDENTIFIER.fullmatch(graph.passages[place].subject):
+            continue  # what code does is told as an order
         numbers = [each for each in figures(sentence) if once(sentence, each) and _is_told(sentence, each)]
         names = [name for name in graph.passages[place].names[number] if _is_distinct(graph, name, SOME)]
-        slots = {name: _slot(sentence, name) for name in names if once(sentence, name)}
+        slots = {name: _slot(graph, sentence, name) for name in names if once(sentence, name)}
         if (not numbers and not slots) or _is_about_nothing(graph, sentence, graph.passages[place].names[number]):
             continue
         refuted, told = rng.random() < 0.5, sentence
@@ -255,10 +259,12 @@ def _is_told(sentence: str, figure: str) -> bool:
     return not YEAR.fullmatch(figure) or _EVENT.search(sentence.partition(figure)[0]) is not None
 
 
-def _slot(sentence: str, name: str) -> tuple[str, int]:
-    """Return the word before a name, "" for none in small letters, and the number of words of the name."""
+def _slot(graph: CorpusGraph, sentence: str, name: str) -> Slot:
+    """Return the word before a name, "" for none in small letters, the number of words of the name, and its sort: the
+    words in it that the corpus also writes small, such as *University*."""
     before = sentence.partition(name)[0].split()
-    return (before[-1] if before and before[-1].isalpha() and before[-1].islower() else ""), name.count(" ")
+    last = before[-1] if before and before[-1].isalpha() and before[-1].islower() else ""
+    return last, name.count(" "), tuple(word.lower() for word in name.split() if word.lower() in graph.small)
 
 
 def _is_distinct(graph: CorpusGraph, name: str, most: int) -> bool:

@@ -43,7 +43,10 @@ _AGAIN = re.compile(rf"(?:The|A|An) (?:[\w'’-]+ ){{1,2}}(?:{alternatives('verb
 _VERB = re.compile(rf"\b(?:{alternatives('verbs')}|[a-z]{{2,}}ed)\b")
 _PRONOUN = re.compile(r"\b(?:he|she|his|her|him|hers)\b")
 _MARKS = re.compile(r"[|#*•©»«…→<>={}~^_\\\t]|https?:|www\.|\.{2,}|--|\s[-–—:]\s.*\s[-–—:]\s|\?")
-_CITED = re.compile(r"\s*\[\d+(?:\s*[,–-]\s*\d+)*\](?=\s*[.,;]|\s|$)|\s+\((?:[A-Z][\w-]+ et al[^()]*)\)")
+_CITED = re.compile(
+    r"\s*\[\d+(?:\s*[,–-]\s*\d+)*\](?=\s*[.,;]|\s|$)|\s+\d{1,3}(?:\s*[,–-]\s*\d{1,3})*(?=\s+\.)"
+    r"|\s+\((?:[A-Z][\w-]+ et al[^()]*)\)"
+)
 _SPACED = re.compile(r"\s+([.,;])(?=\s|$)")
 _TWICE = re.compile(r"\b(\w+ \w+) \1\b")
 _COUNTED = re.compile(
