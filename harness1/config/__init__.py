@@ -66,6 +66,7 @@ LATER_TRAINING = (
     "train.save_minutes",
     "train.max_steps",
     "train.lora.experts",
+    "train.lora.layers",
     "rl.gate",
     "sft.gates.per_task",
 )

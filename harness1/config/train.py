@@ -24,6 +24,8 @@ class Lora(Settings):
     """0: no adapters, all weights are trained."""
     alpha: Rate = 32.0
     """Adapters are scaled by alpha / rank."""
+    layers: Count = 0
+    """Adapt only the last layers, so many; 0: all. The backward pass ends below them."""
     experts: bool = False
     """Also adapt the experts of a mixture that are 3-D parameters, as in gpt-oss (peft's `target_parameters`)."""
 

@@ -41,6 +41,7 @@ def check_supported(config: Config, processes: int = 1) -> None:
         f"rl.algorithm={rl.algorithm}; it has {' and '.join(ALGORITHMS)}": rl.algorithm not in ALGORITHMS,
         "rl.kl, which needs the untrained model here: set it to 0": rl.kl > 0,
         "train.lora.rank=0: it trains adapters alone": train.lora.rank == 0,
+        "train.lora.layers: it adapts all": train.lora.layers > 0,
         "machine.fleet.workers: its sampler belongs to one process": config.machine.fleet.workers > 0,
         "several processes: the service shards by itself": processes > 1,
         "rl.staleness with machine.service.reduction=row_mean, because SkyRL's JAX server samples from the weights in"

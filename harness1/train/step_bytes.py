@@ -100,8 +100,11 @@ def step_bytes(
         UsageError: transformers cannot build such a model, or not compute it without data.
         MissingExtra: torch or transformers is not installed.
     """
-    found = of_all_layers(shape, lambda some: _step(some, train, algorithm, batch, attention))
-    return StepBytes(**found)
+    def count(some: PreTrainedConfig) -> Parts:
+        return _step(some, train, algorithm, batch, attention)
+
+    # With adapters in some layers, layers do not repeat.
+    return StepBytes(**(count(shape) if train.lora.layers else of_all_layers(shape, count)))
 
 
 def prefill_bytes(shape: PreTrainedConfig, dtype: Dtype, rows: int, tokens: int) -> PrefillBytes:

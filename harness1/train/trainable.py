@@ -65,8 +65,10 @@ def check_form(folder: Path, train: Train) -> None:
         UsageError: their rank, scale or layers differ from the settings.
     """
     found = read_adapter_config(folder)
-    theirs = {"rank": found.r, "alpha": found.lora_alpha, "experts": bool(found.target_parameters)}
-    ours = {"rank": train.lora.rank, "alpha": train.lora.alpha, "experts": train.lora.experts}
+    layers = len(found.layers_to_transform or ())
+    theirs = {"rank": found.r, "alpha": found.lora_alpha, "layers": layers, "experts": bool(found.target_parameters)}
+    lora = train.lora
+    ours = {"rank": lora.rank, "alpha": lora.alpha, "layers": lora.layers, "experts": lora.experts}
     if theirs != ours:
         wanted = " ".join(f"train.lora.{name}={str(value).lower()}" for name, value in theirs.items())
         raise UsageError(

@@ -130,8 +130,9 @@ def _refuse(rows: Sequence[TrainRow], settings: Train) -> None:
         raise UsageError("some rows have token weights, which TRL lacks: use our own trainer, without --trainer trl")
     if settings.attention not in ("auto", "eager", "sdpa"):  # it cannot be checked before TRL has placed the model
         raise UsageError(f"train.attention={settings.attention} needs our own trainer, without --trainer trl")
-    if settings.lora.experts:
-        raise UsageError("train.lora.experts needs our own trainer, without --trainer trl")
+    if settings.lora.experts or settings.lora.layers:
+        part = "experts" if settings.lora.experts else "layers"
+        raise UsageError(f"train.lora.{part} needs our own trainer, without --trainer trl")
     watch = settings.watch
     if watch.metric != "nll" or watch.patience:
         raise UsageError(

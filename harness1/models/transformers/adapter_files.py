@@ -9,7 +9,7 @@ import msgspec
 from harness1.errors import UsageError, optional
 from harness1.model_folder import ADAPTER_CONFIG, refusing
 from harness1.models.transformers.adapted_layers import BASE, EXPERTS
-from harness1.models.transformers.adapters import Adapters, adapted_names
+from harness1.models.transformers.adapters import Adapters, adapted_names, layer_of
 from harness1.runs.files import write_atomically
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -23,6 +23,7 @@ class AdapterConfig(msgspec.Struct, kw_only=True):
     lora_alpha: float
     target_modules: list[str] | str | None = None
     target_parameters: list[str] | None = None
+    layers_to_transform: list[int] | None = None
     peft_type: str = "LORA"
     task_type: str | None = "CAUSAL_LM"
     inference_mode: bool = True
@@ -54,6 +55,7 @@ def write_adapters(folder: Path, adapters: Adapters, base: Path) -> None:
         lora_alpha=int(adapters.alpha) if adapters.alpha.is_integer() else adapters.alpha,
         target_modules=modules,
         target_parameters=parameters or None,
+        layers_to_transform=_layers(adapters),
     )
     tensors = {name: value.cpu().contiguous() for name, value in adapters.tensors.items()}
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
@@ -88,6 +90,12 @@ def read_adapters(folder: Path) -> Adapters:
     with refusing(f"{folder / ADAPTER_WEIGHTS} is damaged"):
         tensors = {name: value.float() for name, value in load_file(folder / ADAPTER_WEIGHTS).items()}
     return Adapters(config.r, float(config.lora_alpha), tensors)
+
+
+def _layers(adapters: Adapters) -> list[int] | None:
+    """Return the layers that have adapters, or None if that is the first one and all that follow."""
+    layers = sorted({layer_of(name) for name in adapters.tensors})
+    return layers if layers[0] > 0 else None
 
 
 def _targets(adapters: Adapters) -> tuple[list[str], list[str]]:

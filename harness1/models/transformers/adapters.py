@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 
 def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
     """Freeze a model and add an adapter to each linear layer except the output head and, with `lora.experts`, to the
-    experts of a mixture. B starts at zero, which leaves the model's outputs unchanged.
+    experts of a mixture; with `lora.layers`, only in so many of its last layers. B starts at zero, which leaves the
+    model's outputs unchanged.
 
     Raises:
-        UsageError: the model has no linear layer, or no such experts.
+        UsageError: the model has no linear layer, no such experts, or fewer layers.
     """
     import torch
 
@@ -54,13 +55,20 @@ def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
         raise UsageError(f"{type(model).__name__} has no linear layers for adapters: train.lora.rank=0 trains all")
     if lora.experts and not mixtures:
         raise UsageError(f"{type(model).__name__} has no mixture of experts: set train.lora.experts=false")
+    first = _first_adapted(model, lora)
     generator = torch.Generator().manual_seed(seed)
     for name in linear + mixtures:
-        _wrap(model, name, lora)
+        if layer_of(name) >= first:
+            _wrap(model, name, lora)
     for _, layer in adapted_layers(model):
         drawn = torch.rand(layer.lora_A.weight.shape, generator=generator)
         with torch.no_grad():
             layer.lora_A.weight.copy_((2 * drawn - 1) * layer.lora_A.in_features**-0.5)
+
+
+def layer_of(name: str) -> int:
+    """Return the number of the transformer layer that a part of a model, or a tensor, belongs to; -1: to none."""
+    return next((int(part) for part in name.split(".") if part.isdecimal()), -1)
 
 
 def adapted_layers(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
@@ -178,6 +186,14 @@ def merge_adapters(model: PreTrainedModel) -> None:
     merged = merged_state(model)
     drop_adapters(model)
     model.load_state_dict(merged, strict=False)
+
+
+def _first_adapted(model: PreTrainedModel, lora: Lora) -> int:
+    """Return the number of the first layer that gets adapters; -1: everything does."""
+    count = int(model.config.get_text_config().num_hidden_layers)
+    if lora.layers > count:
+        raise UsageError(f"{type(model).__name__} has {count} layers: train.lora.layers={lora.layers} is too many")
+    return count - lora.layers if lora.layers else -1
 
 
 def _wrap(model: PreTrainedModel, name: str, lora: Lora) -> None:
