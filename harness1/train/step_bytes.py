@@ -100,6 +100,7 @@ def step_bytes(
         UsageError: transformers cannot build such a model, or not compute it without data.
         MissingExtra: torch or transformers is not installed.
     """
+
     def count(some: PreTrainedConfig) -> Parts:
         return _step(some, train, algorithm, batch, attention)
 

@@ -24,6 +24,8 @@ from tests.models.test_adapters import KINDS_OF_MIXTURES, logits_of, stir
 from tests.tiny_models import save_tiny_model
 
 PLAIN, EXPERTS = Lora(rank=4, alpha=8.0), Lora(rank=4, alpha=6.0, experts=True)
+LAST = Lora(rank=4, alpha=8.0, layers=1)
+MIXTURES = [(kind, EXPERTS) for kind in ("gpt_oss", "qwen3_moe")]
 
 
 def save_adapters(folder: Path, base: Path, lora: Lora = PLAIN) -> Any:
@@ -50,7 +52,7 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "lora"),
-    [("llama", PLAIN), ("qwen3", PLAIN), ("gpt_oss", PLAIN), ("gpt_oss", EXPERTS), ("qwen3_moe", EXPERTS)],
+    [*(("llama", lora) for lora in (PLAIN, LAST)), *((kind, PLAIN) for kind in ("qwen3", "gpt_oss")), *MIXTURES],
 )
 def test_peft_computes_the_same_from_the_folder(tmp_path: Path, kind: str, lora: Lora) -> None:
     base = save_tiny_model(tmp_path / "base", kind, **KINDS_OF_MIXTURES.get(kind, {}))
@@ -61,9 +63,11 @@ def test_peft_computes_the_same_from_the_folder(tmp_path: Path, kind: str, lora:
     torch.testing.assert_close(logits_of(by_peft), logits_of(model), rtol=0, atol=1e-4)
     assert not torch.allclose(before, logits_of(model), atol=1e-2)
     assert set(by_peft.state_dict()) & {"base_model.model.lm_head.weight"}
+    of_first = any("layers.0." in name and "lora" in name for name in by_peft.state_dict())
+    assert of_first == (lora is not LAST)
 
 
-@pytest.mark.parametrize(("kind", "lora"), [("llama", PLAIN), ("gpt_oss", EXPERTS)])
+@pytest.mark.parametrize(("kind", "lora"), [("llama", PLAIN), ("llama", LAST), ("gpt_oss", EXPERTS)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_folder_of_adapters_opens_as_a_model_with_them_unmerged(
     tmp_path: Path, kind: str, lora: Lora, dtype: Any

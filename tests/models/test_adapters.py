@@ -16,6 +16,7 @@ from harness1.models.transformers.adapters import (
     adapters_of,
     add_adapters,
     drop_adapters,
+    layer_of,
     merged_state,
     put_adapters,
 )
@@ -83,6 +84,19 @@ def test_every_linear_layer_but_the_head_gets_one_and_nothing_else_is_trained(tm
     assert {value.dtype for value in trained.values()} == {torch.float32}
     assert {value.dtype for value in model.parameters() if not value.requires_grad} == {getattr(torch, dtype)}
     assert not any(value.any() for name, value in trained.items() if "lora_B" in name)
+
+
+def test_last_layers_alone_are_adapted_where_asked_and_the_backward_pass_ends_there(tmp_path: Path) -> None:
+    model = loaded(tmp_path)
+    add_adapters(model, Lora(rank=4, layers=1), seed=0)
+    assert {layer_of(name) for name, _ in adapted_layers(model)} == {1}
+    inner: list[Tensor] = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _, __, hidden: inner.append(hidden))
+    model(input_ids=IDS)
+    assert [hidden.requires_grad for hidden in inner] == [False, True]
+    with pytest.raises(UsageError, match=r"has 2 layers: train\.lora\.layers=3"):
+        add_adapters(loaded(tmp_path), Lora(rank=4, layers=3), seed=0)
 
 
 def test_an_adapter_adds_its_scaled_product_to_its_layer(tmp_path: Path) -> None:

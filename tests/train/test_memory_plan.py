@@ -58,11 +58,14 @@ def size_of(tensors: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rank", "experts"),
-    [*[(kind, rank, False) for kind in KINDS for rank in (0, 4)], ("gpt_oss", 4, True)],
+    ("kind", "rank", "experts", "layers"),
+    [*[(kind, rank, False, 0) for kind in KINDS for rank in (0, 4)], ("gpt_oss", 4, True, 0), ("llama", 4, False, 2)],
 )
-def test_weights_gradients_and_moments_are_those_of_the_trainer(kind: str, rank: int, experts: bool) -> None:
-    shape, train = shape_of(kind), train_of(rank, experts=experts)
+def test_weights_gradients_and_moments_are_those_of_the_trainer(
+    kind: str, rank: int, experts: bool, layers: int
+) -> None:
+    lora = Lora(rank=rank, experts=experts, layers=layers)
+    shape, train = shape_of(kind, **({"num_hidden_layers": 6} if layers else {})), Train(lora=lora, dtype="float32")
     auto: Any = AutoModelForCausalLM
     trainer = Trainer(auto.from_config(shape).eval(), CISPO, train, 1)
     trainer.step([TrainRow((1, 2, 3, 4), (0, 0, 1, 1), (0.0, 0.0, -1.0, -1.0), (1.0,) * 4)])

@@ -10,6 +10,8 @@ import torch
 
 from harness1.config import Lora, Train
 from harness1.errors import UsageError
+from harness1.models.transformers.adapter_files import write_adapters
+from harness1.models.transformers.adapters import adapters_of, add_adapters
 from harness1.train.trainable import load_trainable
 from tests.tiny_models import save_tiny_model
 
@@ -50,6 +52,17 @@ def test_threads_are_set_where_some_are_asked_for(folder: Path) -> None:
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_adapters_are_trained_further_in_the_layers_that_they_are_in(tmp_path: Path, folder: Path) -> None:
+    model: Any = load_trainable(folder, Train(lora=Lora(rank=4)), "cpu")
+    add_adapters(model, Lora(rank=4, layers=1), seed=0)
+    adapters = adapters_of(model)
+    assert adapters is not None
+    write_adapters(tmp_path, adapters, folder)
+    load_trainable(tmp_path, Train(lora=Lora(rank=4, layers=1)), "cpu")
+    with pytest.raises(UsageError, match=r"train\.lora\.layers=1"):
+        load_trainable(tmp_path, Train(lora=Lora(rank=4)), "cpu")
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

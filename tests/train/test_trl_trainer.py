@@ -176,9 +176,10 @@ def test_adapters_of_a_checkpoint_are_trained_further_in_float32(folder: Path, t
         trained(first, tmp_path / "third", plain_settings(lora=Lora(rank=2)), made_rows())
 
 
-def test_experts_are_not_silently_left_out(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="needs our own trainer"):
-        trained(folder, tmp_path, plain_settings(lora=Lora(rank=2, experts=True)), made_rows())
+@pytest.mark.parametrize("lora", [Lora(rank=2, experts=True), Lora(rank=2, layers=1)], ids=["experts", "layers"])
+def test_experts_and_layers_are_not_silently_left_out(folder: Path, tmp_path: Path, lora: Lora) -> None:
+    with pytest.raises(UsageError, match=r"train\.lora\.(experts|layers) needs our own trainer"):
+        trained(folder, tmp_path, plain_settings(lora=lora), made_rows())
 
 
 @pytest.mark.parametrize("tied", [False, True])
