@@ -32,6 +32,11 @@ class _Card(msgspec.Struct):
     remote: str = ""
 
 
+def fetched_models() -> Path:
+    """Return the folder that keeps the models of `harness1 models get`, each under its name."""
+    return Path.home() / ".cache" / "harness1" / "models"
+
+
 def model_folder(spec: str) -> Path:
     """Return the folder of a model's files: a local one, one in an installed package, or a download from the hub.
 
@@ -98,19 +103,29 @@ def holds_adapters(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file()
 
 
+def base_name(folder: Path) -> str:
+    """Return how the adapters in a folder name their base, empty for a folder of whole weights; raise UsageError if
+    their configuration is damaged."""
+    if not holds_adapters(folder):
+        return ""
+    with refusing(f"{folder / ADAPTER_CONFIG} is not a configuration of adapters"):
+        return msgspec.json.decode((folder / ADAPTER_CONFIG).read_bytes(), type=_AdapterBase).base_model_name_or_path
+
+
 def base_folder(folder: Path) -> Path:
     """Return the folder of a model's whole weights: that of the base of adapters, and the folder itself otherwise. The
-    base is named by a path, absolute or relative to the folder of the adapters, or as for `model_folder`.
+    base is named by a path, absolute or relative to the folder of the adapters, by the name of a fetched model, or as
+    for `model_folder`.
 
     Raises:
         UsageError: the base is missing, or has adapters of its own.
     """
     if not holds_adapters(folder):
         return folder
-    with refusing(f"{folder / ADAPTER_CONFIG} is not a configuration of adapters"):
-        named = msgspec.json.decode((folder / ADAPTER_CONFIG).read_bytes(), type=_AdapterBase).base_model_name_or_path
+    named = base_name(folder)
     try:
-        base = folder / named if named and (folder / named).is_dir() else model_folder(named)
+        places = (folder / named, fetched_models() / named) if named else ()
+        base = next((place for place in places if place.is_dir()), None) or model_folder(named)
     except HarnessError as error:
         raise UsageError(
             f"the adapters in {folder} need their base model, and there is none at {named!r}: correct"

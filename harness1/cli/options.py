@@ -36,8 +36,8 @@ PolicyName = Annotated[
     str,
     Option(
         "--policy",
-        help="scripted, single-shot, random, oracle, oracle-teacher, replay:RUN, hf:PATH, vllm:PATH, vllm:MODEL@URL,"
-        " sglang:MODEL@URL or openai:MODEL@URL; or a policy that `rl check` plays, such as no-op.",
+        help="scripted, single-shot, random, oracle, oracle-teacher, replay:RUN, hf:PATH, vllm:PATH,"
+        " vllm:MODEL@URL, sglang:MODEL@URL or openai:MODEL@URL; or a policy that `rl check` plays, such as no-op.",
         metavar="NAME",
     ),
 ]
@@ -88,14 +88,17 @@ def resolve(config: str | None, overrides: list[str] | None, *models: str) -> Co
 
     Args:
         models: models at work, as typed. The first that was trained here brings its environment, unless the file of
-            `--config` has settings of `env`; single settings are overridden either way.
+            `--config` has settings of `env`; single settings are overridden either way. Without `--config`, a released
+            policy brings the configuration that it was measured with.
     """
-    settings = load_config(config, overrides)
     if not any(models):
-        return settings
+        return load_config(config, overrides)
     # Imported here, because verbs without a model start sooner without it.
     from harness1.models.environments import environment_of, told
+    from harness1.models.released import released_config
 
+    config = config or next(filter(None, map(released_config, models)), None)
+    settings = load_config(config, overrides)
     for model in filter(None, models):
         if (env := environment_of(model, settings)) is not None:
             carried = load_config(config, overrides, env)

@@ -17,6 +17,7 @@ from harness1.models.files.fetch import resolve_model
 from harness1.models.formats.chat_format import ChatFormat
 from harness1.models.formats.harmony_vocabulary import HarmonyVocabulary
 from harness1.models.formats.registry import open_format
+from harness1.models.released import released_folder, released_names
 from harness1.models.servers.sglang import SglangServer
 from harness1.models.servers.token_server import server_root
 from harness1.models.servers.vllm import VllmServer
@@ -44,11 +45,13 @@ class ModelSpec(NamedTuple):
 
     @classmethod
     def read(cls, spec: str) -> ModelSpec:
-        """Parse the name of a model.
+        """Parse the name of a model; that of a released policy stands for its folder.
 
         Raises:
             UsageError: it has none of the forms of `NAMES`, or holds a password, which would be shown and recorded.
         """
+        if folder := released_folder(spec):
+            return cls("hf", str(folder), None)
         kind, _, rest = spec.partition(":")
         if _PASSWORD.search(rest):
             raise UsageError("the name of a policy is recorded: give machine.model.key, and no password in the address")
@@ -63,7 +66,7 @@ class ModelSpec(NamedTuple):
 
 def is_model(spec: str) -> bool:
     """Return True for a language model, which runs in a single process."""
-    return spec.partition(":")[0] in SERVED
+    return spec.partition(":")[0] in SERVED or spec in released_names()
 
 
 def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tuple[Backend, ChatFormat]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from harness1.errors import MissingExtra, UsageError, optional
-from harness1.model_folder import refusing
+from harness1.model_folder import base_folder, holds_adapters, refusing
 from harness1.plain import utf8_safe
 
 TOKENIZER = "tokenizer.json"
@@ -94,13 +94,15 @@ class FastTokenizer:
 
 
 def open_tokenizer(folder: Path) -> FastTokenizer:
-    """Return the tokenizer in a model's folder.
+    """Return the tokenizer in a model's folder; adapters without one have that of their base.
 
     Raises:
         UsageError: the folder has no usable `tokenizer.json`.
         MissingExtra: `tokenizers` is not installed.
     """
     path = folder / TOKENIZER
+    if not path.is_file() and holds_adapters(folder):
+        path = base_folder(folder) / TOKENIZER
     try:
         return FastTokenizer(path.read_bytes())
     except OSError as error:

@@ -11,6 +11,7 @@ from harness1.errors import ConfigError, UsageError
 from harness1.http.model_endpoint import policy_endpoint
 from harness1.models.open import NAMES as MODELS
 from harness1.models.open import ModelSpec, is_model, open_backend
+from harness1.models.released import released_names
 from harness1.plain import meant
 from harness1.policy.baselines import RULES, RandomPolicy, ReflexPolicy, SingleShotPolicy
 from harness1.policy.chat_completions import ChatCompletionsPolicy
@@ -69,7 +70,8 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
     opener = OPENERS.get(kind + colon)
     policy = opener(argument, golds or {}, config) if opener else None
     if policy is None:
-        raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(NAMES)}{meant(spec, NAMES)}")
+        names = (*NAMES, *released_names())
+        raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(names)}{meant(spec, names)}")
     return policy
 
 

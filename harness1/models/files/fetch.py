@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from harness1.errors import MissingExtra, UsageError
-from harness1.model_folder import model_folder
+from harness1.model_folder import base_name, fetched_models, model_folder
 from harness1.models.files.bundled import BUNDLED, Bundled
 from harness1.models.files.gguf import check_installed, convert_gguf
 from harness1.runs.files import lock_or_wait
@@ -69,13 +69,14 @@ def resolve_model(spec: str, cache: Path | None = None) -> Path:
     """Return the folder of the model that the user named: a bundled model, a folder, or a name on the hub.
 
     Raises:
-        UsageError: a bundled model was not fetched, or there is no such model.
+        UsageError: a bundled model, or one that is the base of the folder's adapters, was not fetched; or there is no
+            such model.
         MissingExtra: the hub's client is not installed.
     """
     for model in BUNDLED:
+        if model.name in (spec, base_name(Path(spec))) and not is_fetched(model, cache):
+            raise UsageError(f"the model {model.name} was not fetched; run: harness1 models get {model.name}")
         if model.name == spec:
-            if not is_fetched(model, cache):
-                raise UsageError(f"the model {spec} was not fetched; run: harness1 models get {spec}")
             return home_of(model, cache)
     try:
         return model_folder(spec)
@@ -91,7 +92,7 @@ def resolve_model(spec: str, cache: Path | None = None) -> Path:
 
 def home_of(model: Bundled, cache: Path | None = None) -> Path:
     """Return the path of a bundled model's folder, fetched or not."""
-    return (cache or Path.home() / ".cache" / "harness1" / "models") / model.name
+    return (cache or fetched_models()) / model.name
 
 
 def is_fetched(model: Bundled, cache: Path | None = None) -> bool:
