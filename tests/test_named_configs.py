@@ -21,6 +21,7 @@ NAMES = [
     "small",
     "transcript",
     *ENGINES,
+    "rl/handles",
     "rl/paper",
     "rl/small",
     "sft/handles",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from harness1.config import Sft
+from harness1.policy.registry import CORRECTED
 from harness1.records import Episode, Record, Turn
 from harness1.rows.calls import CapturedCall, calls_of, captured_calls, trained_calls
 from harness1.rows.merging import prefix_merging
@@ -22,6 +23,11 @@ class Origin(Record):
     dataset: str
     split: str
     teacher: str
+
+    @property
+    def is_corrected(self) -> bool:
+        """True if a student took turns too, which are context alone."""
+        return self.teacher.startswith(CORRECTED)
 
 
 class EpisodeRows(Record):
@@ -39,8 +45,9 @@ class EpisodeRows(Record):
 def sft_rows(episode: Episode, sft: Sft, origin: Origin) -> EpisodeRows:
     """Return a row for each turn, or for each chain of turns whose prompts are prefixes of each other (`sft.rows`).
 
-    Rows are in the order of turns and have no log probabilities. The whole output is trained, reasoning and call. Rows
-    with a truncated output would teach the model not to stop, so they are dropped.
+    Rows are in the order of turns and have no log probabilities. The whole output is trained, reasoning and call; that
+    of a corrected student is context alone. Rows with a truncated output would teach the model not to stop, so they are
+    dropped.
 
     Raises:
         SchemaError: a segment of a prompt is missing from the episode.
@@ -58,7 +65,8 @@ def sft_rows(episode: Episode, sft: Sft, origin: Origin) -> EpisodeRows:
             unfinished += len(row.call_ids)
         else:
             own = [(calls[name], turns[name]) for name in row.call_ids]
-            rows.append(_sft_row(row, own, weights, episode, origin))
+            if taught := [each for each in own if not (origin.is_corrected and was_sampled(each[0]))]:
+                rows.append(_sft_row(row, taught, weights, episode, origin))
     placed = sum(len(row.call_ids) for row in made)
     return EpisodeRows(tuple(rows), too_long, unfinished, len(calls) - placed)
 
@@ -84,7 +92,7 @@ def row_tokens(episode: Episode, sft: Sft) -> int:
 
 def _sft_row(
     row: TrainRow,
-    own: Sequence[tuple[CapturedCall, Turn]],
+    taught: Sequence[tuple[CapturedCall, Turn]],
     weights: Mapping[int, float],
     episode: Episode,
     origin: Origin,
@@ -94,18 +102,28 @@ def _sft_row(
         "dataset": origin.dataset,
         "split": origin.split,
         "teacher": origin.teacher,
-        "turns": [turn.index for _, turn in own],
-        "tools": [turn.action.name for _, turn in own if turn.action is not None],
-        "prompt_tokens": len(own[0][0].prompt_ids),
+        "turns": [turn.index for _, turn in taught],
+        "tools": [turn.action.name for _, turn in taught if turn.action is not None],
+        "prompt_tokens": len(taught[0][0].prompt_ids),
     }
-    advantages = [float(mask) for mask in row.loss_mask]
-    for call, turn in own:
+    mask, advantages = [0] * len(row.token_ids), [0.0] * len(row.token_ids)
+    for call, turn in taught:
         begin, end = len(call.prompt_ids), len(call.prompt_ids) + len(call.output_ids)
+        mask[begin:end] = [1] * (end - begin)
         advantages[begin:end] = [weights[turn.index]] * (end - begin)
-    weighted = any(weights[turn.index] != 1.0 for _, turn in own)
+    weighted = any(weights[turn.index] != 1.0 for _, turn in taught)
     return msgspec.structs.replace(
-        row, rollout_logprobs=None, advantages=tuple(advantages) if weighted else None, metadata=metadata
+        row,
+        loss_mask=tuple(mask),
+        rollout_logprobs=None,
+        advantages=tuple(advantages) if weighted else None,
+        metadata=metadata,
     )
+
+
+def was_sampled(call: CapturedCall) -> bool:
+    """Return True for the output of a model, False for one that was written in its format."""
+    return bool(call.output_logprobs)
 
 
 def _weights(turns: Sequence[Turn], repeated: float) -> dict[int, float]:

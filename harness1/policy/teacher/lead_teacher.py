@@ -60,11 +60,14 @@ class LeadTeacherSession:
         self._followed: set[str] = set()
 
     async def act(self, context: Context) -> Decision:
-        view = context.view
+        return Decision((self._next(context, context.view, self.watch(context)),), "The gold decides.")
+
+    def watch(self, context: Context) -> SeenEvidence:
+        """Return what was seen so far, this turn included; enough for a turn that another policy takes."""
         if self._evidence is None:
-            self._evidence = SeenEvidence(view.query, self._needs)
-        self._evidence.read(view)
-        return Decision((self._next(context, view, self._evidence),), "The gold decides.")
+            self._evidence = SeenEvidence(context.view.query, self._needs)
+        self._evidence.read(context.view)
+        return self._evidence
 
     def fork(self) -> LeadTeacherSession:
         return copy.deepcopy(self)
