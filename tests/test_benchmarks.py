@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import env_turn, prefix_reuse, retrieval, rl_rows, throughput_table
+from benchmarks import env_turn, prefix_reuse, retrieval, rl_rows, sampling, throughput_table
 from benchmarks.passages import passages
 from benchmarks.peer import Peer
 from benchmarks.tokenizer import EncodingCounter, tokenizer
@@ -22,6 +22,7 @@ from harness1.errors import UsageError
 from harness1.memory.sentences import split
 from harness1.memory.working_memory import WorkingMemory
 from tests.support import hit
+from tests.tiny_models import save_tiny_model
 from tests.vocabularies import vocabulary
 
 
@@ -196,3 +197,11 @@ def test_counters_of_different_vocabularies_differ(tmp_path: Path) -> None:
     small, large = EncodingCounter(tokenizer(path)), EncodingCounter(tokenizer(None))
     assert small.hash != large.hash
     assert small.piece(piece("a", "user", "hello")) == 6 > large.piece(piece("a", "user", "hello"))
+
+
+def test_sampling_compares_two_ways_of_the_same_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save_tiny_model(tmp_path)
+    report = sampling.main([str(model), "--rows", "2", "--turns", "2", "--rounds", "1", "--json"])
+    assert json.loads(capsys.readouterr().out) == report
+    keys = {"seconds", "ms_per_prefilled_token", "ms_per_decoded_token"}
+    assert report["whole"].keys() == report["blocks"].keys() == report["faster"].keys() == keys

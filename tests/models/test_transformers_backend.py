@@ -15,9 +15,11 @@ import pytest
 import torch
 import xgrammar
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
 from harness1.models.backend import Grammar, SampledOutput
+from harness1.models.transformers import causal_model
 from harness1.models.transformers.backend import TransformersBackend, open_transformers
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.models.transformers.grammar_mask import STOP_SETS, GrammarCompiler
@@ -397,6 +399,31 @@ def test_a_model_that_computes_something_else_than_its_own_attention_is_refused(
 
     with pytest.raises(UsageError, match="needs an attention"):
         Askew(load_causal_model(folder, "cpu", "float32"))
+
+
+@pytest.mark.parametrize("rows", [1, 7, VOCABULARY])
+def test_sampling_never_holds_the_output_head_in_float32_yet_has_its_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(causal_model, "HEAD_ROWS", rows)
+    head = load_causal_model(save_tiny_model(tmp_path), "cpu", "bfloat16").get_output_embeddings()
+    hidden = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.no_grad(), LargestConversion() as conversion:
+        blocks = head(hidden)
+    assert conversion.elements == max(rows * 64, hidden.numel())
+    assert blocks.dtype == torch.float32
+    torch.testing.assert_close(blocks, head(hidden).detach(), rtol=0, atol=1e-6)
+
+
+class LargestConversion(TorchDispatchMode):
+    """Remembers the size of the largest tensor that was converted to another type."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._to_copy.default:
+            self.elements = max(self.elements, args[0].numel())
+        return function(*args, **(kwargs or {}))
 
 
 def test_half_precision_has_logits_in_float32_and_passes_its_gate(tmp_path: Path) -> None:

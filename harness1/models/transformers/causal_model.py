@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Dtype = Literal["float32", "bfloat16"]
 
+HEAD_ROWS = 2048
+"""Rows of the output head that are converted to float32 at a time: a few megabytes, which stay in a core's cache."""
+
 
 def context_window(folder: Path) -> int | None:
     """Return the context window, in tokens, that a model's `config.json` states, for adapters that of their base; None
@@ -117,6 +120,17 @@ def _float32_head(head: Any) -> nn.Module:
         def forward(self, hidden: Tensor) -> Tensor:
             bias = None if self.bias is None else self.bias.float()
             with torch.autocast(hidden.device.type, enabled=False):
+                if hidden.device.type == "cpu" and not torch.is_grad_enabled():
+                    return self._in_blocks(hidden.float(), bias)
                 return torch.nn.functional.linear(hidden.float(), self.weight.float(), bias)
+
+        def _in_blocks(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
+            """Compute the same without a whole copy of the weight, which would cost more than all layers in a step of
+            decoding."""
+            logits = hidden.new_empty(*hidden.shape[:-1], len(self.weight))
+            for start in range(0, len(self.weight), HEAD_ROWS):
+                block = slice(start, start + HEAD_ROWS)
+                logits[..., block] = torch.nn.functional.linear(hidden, self.weight[block].float())
+            return logits if bias is None else logits.add_(bias)
 
     return Float32Head(head.weight, head.bias)
