@@ -1,7 +1,8 @@
 """Measure sampling from a model in bfloat16 beside the same with a float32 copy of the whole output head in each pass.
 
 Rows play turns as episodes do: a prompt that shares a beginning with all others, a short output, then observations.
-Both ways take turns in one process, so that other load meets both alike, and must sample the same tokens.
+Both ways take turns in one process and must sample the same tokens. Times are the processor's, which other load
+disturbs less than those of a clock; they compare ways with equal threads.
 
     python benchmarks/sampling.py MODEL [--rows N] [--turns N] [--rounds N] [--threads N] [--json]
 """
@@ -11,9 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +24,7 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from harness1.models.transformers import causal_model
+from harness1.models.transformers import causal_model, decoding
 from harness1.models.transformers.decoding import Decoder, DecodingRow, DecodingStats
 from harness1.models.transformers.slot_model import SlotModel
 from harness1.records import Sampling
@@ -43,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     for _ in range(options.rounds):
         sampled = []
         for way, rows in (("whole", WHOLE), ("blocks", causal_model.HEAD_ROWS)):
-            with patch.object(causal_model, "HEAD_ROWS", rows):
+            clock = SimpleNamespace(perf_counter=time.process_time)
+            with patch.object(causal_model, "HEAD_ROWS", rows), patch.object(decoding, "time", clock):
                 stats, ids = play(model, options.rows, options.turns)
             times[way].append(stats)
             sampled.append(ids)
