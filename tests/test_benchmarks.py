@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import env_turn, prefix_reuse, retrieval, rl_rows, sampling, throughput_table
+from benchmarks import env_turn, prefix_reuse, retrieval, rl_rows, sampling, throughput_table, training_speed
 from benchmarks.passages import passages
 from benchmarks.peer import Peer
 from benchmarks.tokenizer import EncodingCounter, tokenizer
@@ -205,3 +205,18 @@ def test_sampling_compares_two_ways_of_the_same_tokens(tmp_path: Path, capsys: p
     assert json.loads(capsys.readouterr().out) == report
     keys = {"seconds", "ms_per_prefilled_token", "ms_per_decoded_token"}
     assert report["whole"].keys() == report["blocks"].keys() == report["faster"].keys() == keys
+
+
+def test_training_speed_measures_each_setting_beside_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_tiny_model(tmp_path / "model", num_hidden_layers=4)
+    found = training_speed.main([str(model), "--passes", "1", "--rows", "2", "--tokens", "60", "--json"])
+    assert json.loads(capsys.readouterr().out) == found
+    assert [row["setting"] for row in found] == [
+        "float32, adapters in 4 layers",
+        "bfloat16, adapters in 4 layers",
+        "bfloat16, adapters in 2 layers",
+    ]
+    assert found[0]["gain"] == 1.0
+    assert all(row["tokens_per_s"] > 0 for row in found)
