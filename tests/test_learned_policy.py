@@ -1,0 +1,76 @@
+"""The table of learned policies: each system cut to the size of the learned one, and differences paired by task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import learned_policy
+from benchmarks.learned_policy import compared, markdown, unseen_gains
+from harness1.eval.run_view import RunView, read_run
+from tests.eval.run_folders import dataset, episode, run_folder
+
+
+def runs_of(folder: Path, **found: tuple[str, str]) -> dict[str, RunView]:
+    """Runs over two tasks, by what each delivered for them; the gold is `b` in both."""
+    data = dataset(folder / "data", {"t": "?", "u": "?"}, gold="b")
+    return {
+        name.replace("_", " "): read_run(
+            run_folder(folder / name, data, [episode("t", first, turns=1), episode("u", second, turns=1)])
+        )
+        for name, (first, second) in found.items()
+    }
+
+
+def test_every_other_system_is_cut_to_the_size_of_the_last_model(tmp_path: Path) -> None:
+    runs = runs_of(tmp_path, base=("x", "x"), sft=("b", "xb"), single_search=("xb", "xb"), scripted=("bx", "xyb"))
+    rows = compared(runs, ["base", "sft"])
+    assert rows["sft"]["metrics"]["curated_recall"][0] == 1.0
+    assert rows["single search"]["metrics"]["curated_recall"][0] == 1.0
+    assert rows["single search"]["at_equal_size"]["curated_recall"]["differences"] == [1.0, 0.0]
+    assert rows["scripted"]["at_equal_size"]["curated_recall"]["differences"] == [0.0, 1.0]
+    assert "at_equal_size" not in rows["sft"]
+    assert "over_the_one_before" not in rows["base"]
+    gain = rows["sft"]["over_the_one_before"]["curated_f1"]
+    assert gain["differences"] == pytest.approx([1.0, 2 / 3])
+    assert gain["difference"][0] == pytest.approx(5 / 6)
+
+
+def test_datasets_never_trained_on_count_equally(tmp_path: Path) -> None:
+    single = "single search, bm25"
+    good = {"sft": runs_of(tmp_path / "a", sft=("b", "b"))["sft"], single: runs_of(tmp_path / "b", it=("x", "x"))["it"]}
+    even = {"sft": good["sft"], single: good["sft"]}
+    table = {"new": compared(good, ["sft"]), "old": compared(even, ["sft"]), "other": compared(even, ["sft"])}
+    assert unseen_gains(table, ["new", "other"])[single][0] == pytest.approx(0.5)
+    assert unseen_gains(table, ["absent"]) == {}
+    shown = markdown(table, unseen_gains(table, ["new"]))
+    assert "| sft | 1.000 (1.000 to 1.000) |" in shown
+    assert f"- {single}: +1.000 (+1.000 to +1.000)" in shown
+
+
+def test_one_command_plays_what_is_missing_and_nothing_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = learned_policy.systems({"sft": "m"}, "small", [], False)
+    assert [played[name].policy for name in ("sft", "single search, bm25")] == ["hf:m", "single-shot"]
+    assert played["sft"].config.env.max_turns == 12 != played["scripted"].config.env.max_turns
+    script = {**played, "sft": played["scripted"]}
+    monkeypatch.setattr(learned_policy, "systems", lambda *given: script)
+    arguments = ["world:40", "--indexes", str(tmp_path / "indexes"), "--out", str(tmp_path / "runs"), "--limit", "2"]
+    arguments += ["--model", "sft=m"]
+    report = learned_policy.main([*arguments, "--json"])
+    assert json.loads(capsys.readouterr().out) == report
+    assert report["systems"]["world-40-0"].keys() == played.keys()
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("episodes.jsonl")}
+    assert len(written) == len(played)
+    learned_policy.main(arguments)
+    assert "world-40-0, 2 tasks:" in capsys.readouterr().out
+    assert written == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("episodes.jsonl")}
+
+
+def test_a_model_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        learned_policy.main(["world:40", "--indexes", "i", "--out", "o", "--model", "m"])
+    assert "'m' is not NAME=MODEL" in capsys.readouterr().err
