@@ -1,0 +1,91 @@
+"""The released policy answers, from the command line, over documents that nobody trained on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness1.config import load_config
+from harness1.env.environment import env_hash
+from harness1.models.checkpoint import read_checkpoint
+from harness1.models.files.bundled import bundled
+from harness1.models.files.fetch import get_model
+from harness1.models.released import released_config, released_folder
+from tests.cli.commands import Command, command_in_process
+
+NAME = "trained"
+MOST_BYTES = 25_000_000
+NOTES = {
+    "Maren Holt": "Maren Holt (born 1961) is a Danish architect. She designed the Tidewater Concert Hall, which opened"
+    " in 1998, and teaches in Aarhus.",
+    "Tidewater Concert Hall": "The Tidewater Concert Hall is a hall in the harbour of Esbjerg. Its acoustics were planned"
+    " by the engineer Pieter Vos.",
+    "Pieter Vos": "Pieter Vos (1939 - 2011) was a Dutch acoustic engineer. He was born in Delft and played the viola.",
+    "Delft": "Delft is a city in the province of South Holland, known for its blue pottery.",
+    "Harbour of Esbjerg": "The harbour of Esbjerg was founded in 1868 and ships parts of wind turbines.",
+    "Ola Brandt": "Ola Brandt is a Norwegian rower who won two medals at the world championships of 2003.",
+    "Velvet ant": "Velvet ants are wasps whose wingless females look like large, hairy ants.",
+    "Marimba": "The marimba is a percussion instrument with wooden bars and resonators below them.",
+    "Kiruna": "Kiruna is the northernmost city in Sweden. It is being moved because of its iron mine.",
+    "Salt marsh": "A salt marsh is a coastal ecosystem that is flooded by the tides and drains again.",
+    "Blue pottery": "Blue pottery was made in many towns of the Netherlands after the model of Chinese porcelain.",
+    "Lighthouse keeper": "A lighthouse keeper tended the lamp and the lens of a lighthouse until they were automated.",
+}
+ASKED = {
+    "When was the architect Maren Holt born?": {"Maren Holt"},
+    "Why is the city of Kiruna being moved?": {"Kiruna"},
+    "In which city was the engineer born who planned the acoustics of the Tidewater Concert Hall?": {
+        "Tidewater Concert Hall",
+        "Pieter Vos",
+    },
+    "What do the females of velvet ants look like?": {"Velvet ant"},
+}
+
+
+@pytest.fixture
+def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return command_in_process(monkeypatch, capsys)
+
+
+def test_it_is_small_and_has_the_environment_that_it_was_trained_in() -> None:
+    folder = released_folder(NAME)
+    assert folder is not None
+    files = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert {"README.md", "config.toml", "checkpoint.json", "adapter_config.json"} < files.keys()
+    assert sum(files.values()) <= MOST_BYTES
+    card = read_checkpoint(folder)
+    assert card is not None
+    assert env_hash(load_config(released_config(NAME)).env) == card.env_hash
+    adapters = json.loads((folder / "adapter_config.json").read_text())
+    assert adapters["base_model_name_or_path"] == "smollm2-135m"
+
+
+def test_without_its_model_the_command_says_how_to_get_it(harness1: Command, tmp_path: Path) -> None:
+    (tmp_path / "notes.jsonl").write_text(json.dumps({"id": "a", "text": "Something is here."}))
+    assert harness1("index", "notes.jsonl", "--out", "i").code == 0
+    refused = harness1("search", "What is here?", "--index", "i", "--policy", NAME)
+    assert refused.code == 2
+    assert "harness1 models get smollm2-135m" in refused.err
+
+
+@pytest.mark.service
+def test_it_finds_what_is_asked_for(harness1: Command, tmp_path: Path) -> None:
+    get_model(bundled("smollm2-135m"))
+    lines = [json.dumps({"id": title, "title": title, "text": text}) for title, text in NOTES.items()]
+    (tmp_path / "notes.jsonl").write_text("\n".join(lines))
+    assert harness1("index", "notes.jsonl", "--out", "notes").code == 0
+    found, sizes = 0, []
+    for question, gold in ASKED.items():
+        ended = harness1("search", question, "--index", "notes", "--policy", NAME, "--out", "run", "--json")
+        assert ended.code == 0, ended.err
+        result = json.loads(ended.out)
+        assert result["parse_error"] is None
+        curated = {row["title"] for row in result["curated"]}
+        sizes.append(len(curated))
+        found += gold <= curated
+    assert found >= 3
+    assert max(sizes) <= 4, "it selects"
