@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from harness1.cli.options import Json, RecipeChanges, RecipeInputs, RecipeName
 from harness1.cli.printing import print_result, put, say
+from harness1.cli.recipe import check_commands
 from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.errors import UsageError
@@ -67,6 +68,7 @@ def tune(
     Example: harness1 tune tiny --trials 20 --parallel 2 --out trials
     """
     asked = load_recipe(recipe, changes or (), inputs or ())
+    check_commands(asked, out)
     folder = (experience or FOLDER).expanduser()
     work = Tuning(
         asked,

@@ -20,8 +20,8 @@ MOST_BYTES = 25_000_000
 NOTES = {
     "Maren Holt": "Maren Holt (born 1961) is a Danish architect. She designed the Tidewater Concert Hall, which opened"
     " in 1998, and teaches in Aarhus.",
-    "Tidewater Concert Hall": "The Tidewater Concert Hall is a hall in the harbour of Esbjerg. Its acoustics were planned"
-    " by the engineer Pieter Vos.",
+    "Tidewater Concert Hall": "The Tidewater Concert Hall is a hall in the harbour of Esbjerg. Its acoustics were"
+    " planned by the engineer Pieter Vos.",
     "Pieter Vos": "Pieter Vos (1939 - 2011) was a Dutch acoustic engineer. He was born in Delft and played the viola.",
     "Delft": "Delft is a city in the province of South Holland, known for its blue pottery.",
     "Harbour of Esbjerg": "The harbour of Esbjerg was founded in 1868 and ships parts of wind turbines.",

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from harness1.cli.main import Verb, Verbs, app
+from harness1.cli.recipe import check_commands
 from harness1.errors import ConfigError, UsageError
 from harness1.recipe.artifacts import artifact
 from harness1.recipe.gates import GATES
@@ -353,6 +354,42 @@ def test_the_commands_print_what_is_done_and_what_failed(
     assert "bad/logs/index.log" in failed.err
     assert harness1("recipe", "status", "empty").code == 2
     assert "tiny" in harness1("recipe", "list").out
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "said"),
+    [
+        ("indx {docs} --out {out}", "", "no command 'indx'; did you mean index"),
+        ("sft colect --data {docs} --out {out}", "", "no command 'sft colect'; did you mean sft collect"),
+        ("eval {docs} --limits 3 --out {out}", "", "--limits"),
+        ("eval {docs} --limit many --out {out}", "", "'--limit'"),
+        ("eval {docs} --out {out}", '"env.max_turn" = 3', "env.max_turn"),
+        ("eval {docs} --config smal --out {out}", "", "no configuration smal"),
+    ],
+)
+def test_a_stage_that_cannot_run_is_found_before_the_first_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, settings: str,
+    said: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    harness1 = command_in_process(monkeypatch, capsys)
+    Path("mine.toml").write_text(
+        'title = "mine"\n[inputs]\ndocs = "world:60"\n[stages.index]\nrun = "index {docs} --out {out}"\n'
+        f'[stages.wrong]\nrun = "{command}"\nset = {{ {settings} }}\n'
+        '[search]\n[objective]\nstage = "wrong"\nmetric = "m"'
+    )
+    for verb in (["recipe", "run"], ["tune"]):
+        refused = harness1(*verb, "mine.toml", "--out", "work")
+        assert refused.code == 2
+        assert "stage wrong: " in refused.err
+        assert said in refused.err
+        assert "\n" not in refused.err.strip()
+    assert not Path("work").exists()
+
+
+def test_every_shipped_recipe_can_run() -> None:
+    for file in shipped_recipes().values():
+        check_commands(load_recipe(str(file), complete=False), Path("work"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system call is Linux's")
