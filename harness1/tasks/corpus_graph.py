@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from html import unescape
 
 from harness1.memory import sentences
 from harness1.memory.entities import extract
@@ -93,7 +94,7 @@ def graph_of(documents: Iterable[Document]) -> CorpusGraph:
 
 def subject_of(title: str) -> str:
     """Return the name in a title, or "" if it is a sentence, a file or a page rather than a name."""
-    bare = _SECTION.split(_BRACKETS.sub("", title).strip())[0].strip()
+    bare = _SECTION.split(_BRACKETS.sub("", unescape(title)).strip())[0].strip()
     words = bare.split()
     if not words or len(words) > 8 or bare.endswith((".", "?", "!", ":")) or not bare[0].isalnum():
         return ""

@@ -35,12 +35,13 @@ SPARE_NAMES = 50
 """Names of earlier sentences among which a wrong one is chosen."""
 FEW, SOME = 4, 8
 """Most passages that hold a rare name, and one that is less rare."""
-_NOT_NAMES = re.compile(rf"(?<!\w)\d|\b(?:{alternatives('months')}|{alternatives('labels')})\b")
+_NOT_NAMES = re.compile(rf"(?<!\w)\d|-[a-z]{{4,}}\b|\b(?:{alternatives('months')}|{alternatives('labels')})\b")
 _CODED = re.compile(r"[A-Za-z]\d|[a-z][A-Z]")
 _SHORT = re.compile(rf"(?<={GAP}) ?\([A-Z]\w{{0,9}}\)")
 """A short form behind the name itself, which would give it away."""
 _EVENT = re.compile(r"(?:[a-z]ed|born|built|won|began|became|died|made|held) (?:[a-z]+ ){0,2}in $")
 _PAST = re.compile(r"\b(?:was|were|had)\b")
+_SOMEBODY = re.compile(r"\b(?:he|she|him|his|hers?)\b", re.I)
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
 LEAST_WORDS = 4
 """Longer words of a description."""
@@ -48,7 +49,7 @@ AROUND = 170
 """Characters of an excerpt on each side of its name."""
 _RUNS_ON = re.compile(rf" (?:{'|'.join(word.capitalize() for word in sorted(FUNCTION_WORDS))})\b")
 """A name that goes on into the next sentence, for want of a full stop; one of three words may do so as well."""
-_MARKED = re.compile(r"[“”|#*{}<>=\\]|https?:|…")
+_MARKED = re.compile(r"[“”|#*{}<>=@\\]|https?:|…|\bet al\b")
 _PAGE = re.compile(r"\bpage \d", re.I)
 _RARE_NAME = re.compile(r"[A-ZÀ-Þ][\w'’&.-]*[a-zß-ÿ][\w'’&.-]*(?: (?:[a-z]{1,3} )?[A-ZÀ-Þ0-9][\w'’&.-]*)*")
 
@@ -61,6 +62,7 @@ def gap_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
             name
             for name in graph.passages[place].names[number]
             if _is_rare(graph, name, FEW) and _is_own(graph, name) and not _NOT_NAMES.search(name)
+            if not _may_open(graph, sentence, name)
         ]
         numbers = figures(sentence)
         options = [(name, "name") for name in names] + [(each, "figure") for each in numbers]
@@ -84,8 +86,10 @@ def excerpt_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
         rare = [
             name
             for name in known
-            if _is_distinct(graph, name, FEW) and name.count(" ") < 2 and not _has(passage.subject, name)
-            if not _RUNS_ON.search(name)
+            if _is_rare(graph, name, FEW)
+            and (name.count(" ") == 1 or name.isalpha())
+            and not _has(passage.subject, name)
+            if not _NOT_NAMES.search(name) and not _RUNS_ON.search(name) and not _may_run_on(graph, passage.text, name)
         ]
         asked: list[str] = []
         for answer in rng.sample(rare, len(rare)):
@@ -209,10 +213,11 @@ def changed_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     changed into one of the same sort that stood behind the same word."""
     earlier: dict[Slot, list[str]] = defaultdict(list)
     for place, sentence, number in quotable(graph, rng):
-        if IDENTIFIER.fullmatch(graph.passages[place].subject):
-            continue  # what code does is told as an order
+        if IDENTIFIER.fullmatch(graph.passages[place].subject) or _SOMEBODY.search(sentence):
+            continue  # what code does is told as an order; what somebody did is true of some and false of others
         numbers = [each for each in figures(sentence) if once(sentence, each) and _is_told(sentence, each)]
         names = [name for name in graph.passages[place].names[number] if _is_distinct(graph, name, SOME)]
+        names = [name for name in names if not _may_open(graph, sentence, name)]
         slots = {name: _slot(graph, sentence, name) for name in names if once(sentence, name)}
         if (not numbers and not slots) or _is_about_nothing(graph, sentence, graph.passages[place].names[number]):
             continue
@@ -273,6 +278,19 @@ def _is_distinct(graph: CorpusGraph, name: str, most: int) -> bool:
     is_code = IDENTIFIER.fullmatch(name) is not None or (_CODED.search(name) is not None and "-" not in name)
     is_one = is_code or (" " in name and _is_own(graph, name))
     return is_one and _is_rare(graph, name, most) and not _NOT_NAMES.search(name)
+
+
+def _may_open(graph: CorpusGraph, sentence: str, name: str) -> bool:
+    """Return whether a name may begin with a word that has its capital only from the sentence: *Loss of DICER*."""
+    return sentence.startswith(name) and name.split(" ", 1)[0].lower() in graph.small
+
+
+def _may_run_on(graph: CorpusGraph, text: str, name: str) -> bool:
+    """Return whether a name may be words of two sentences without a full stop between them, *Monday Boom*: it is
+    written once, and the word at its begin or end is one that needs no capital."""
+    ends = {word.lower() for word in (name.split()[0], name.split()[-1])}
+    is_once = text.count(name) == 1 and len(graph.holders[entity_key(name)]) == 1
+    return " " in name and is_once and any(word in graph.small or len(word) < len("The") for word in ends)
 
 
 def _is_own(graph: CorpusGraph, name: str) -> bool:

@@ -22,7 +22,7 @@ from harness1.tasks.rewriting import REPLIES, Writer
 
 VERB = "tasks make"
 TEMPLATE = "template"
-FORMAT = 6
+FORMAT = 7
 """Counts changes in the tasks that are made of a corpus."""
 
 

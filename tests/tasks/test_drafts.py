@@ -347,3 +347,44 @@ def test_what_code_does_is_no_claim() -> None:
             each for seed in range(9) for each in names.changed_drafts(corpus((title, said)), random.Random(seed))
         ]
         assert bool(drafts) is fit
+
+
+def test_a_word_that_only_opens_a_sentence_is_no_part_of_a_name() -> None:
+    graph = corpus(
+        ("", "Loss of Fenwickin was followed by repairs of the northern harbour wall by Tom Arkwright and Bo Ekman."),
+        ("", "A loss was large, and the wall of Grimsby has been built anew by Ada Fenwick and Mia Holt since then."),
+    )
+    asked = {draft.answer for seed in range(20) for draft in names.gap_drafts(graph, random.Random(seed))}
+    assert "Tom Arkwright" in asked
+    assert not any("Loss" in answer for answer in asked)
+
+
+@pytest.mark.parametrize("name", ["Cdk1-activating", "Grimsby-based", "DICER-dependent"])
+def test_what_a_hyphen_makes_an_adjective_is_no_name(name: str) -> None:
+    graph = corpus(("", f"Proteins of Grimsby have declined in response to {name} repairs by Tom Arkwright."))
+    asked = {draft.answer for seed in range(20) for draft in names.gap_drafts(graph, random.Random(seed))}
+    assert "Tom Arkwright" in asked
+    assert name not in asked
+
+
+@pytest.mark.parametrize(("pronoun", "fit"), [("he and", False), ("her friend", False), ("Tom", True)])
+def test_what_somebody_did_is_no_claim(pronoun: str, fit: bool) -> None:
+    claim = f"In Grimsby with Ada Fenwick of Hull {pronoun} Marsh counted 44 lines of the tide table for whoever asked."
+    drafts = [each for seed in range(9) for each in names.changed_drafts(corpus(("", claim)), random.Random(seed))]
+    assert bool(drafts) is fit
+
+
+def test_words_of_two_sentences_are_no_name_in_an_excerpt() -> None:
+    ran_on = RUN_ON.replace("Demi Hassan the company", "Hassan Company the firm")
+    small = ("", "Every company of the town is listed here by name.")
+
+    def answers(*texts: str) -> set[str]:
+        graph = corpus(*(("", text) for text in texts), small)
+        return {draft.answer for seed in range(8) for draft in names.excerpt_drafts(graph, random.Random(seed))}
+
+    assert "Hassan Company" not in answers(ran_on)
+    assert "Hassan Company" in answers(ran_on, RUN_ON.replace("Demi Hassan the company", "Hassan Company whose name"))
+
+
+def test_a_subject_is_written_as_its_title_is_shown() -> None:
+    assert subject_of("Kicking &amp; Screaming (2005 film)") == "Kicking & Screaming"
