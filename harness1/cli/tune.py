@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from msgspec import to_builtins
 from typer import Argument, Option
 
+from harness1.cli.command_check import check_commands
 from harness1.cli.options import Json, RecipeChanges, RecipeInputs, RecipeName
 from harness1.cli.printing import print_result, put, say
-from harness1.cli.recipe import check_commands
 from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.errors import UsageError

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from harness1.cli.command_check import check_commands
 from harness1.cli.main import Verb, Verbs, app
-from harness1.cli.recipe import check_commands
 from harness1.errors import ConfigError, UsageError
 from harness1.recipe.artifacts import artifact
 from harness1.recipe.gates import GATES
