@@ -115,6 +115,7 @@ def gated(
         "leak": lambda _: _leak(leaks),
         "duplicate": lambda left: _duplicate(left, gates),
         "quota": lambda left: _quota(left, gates.quotas, seed),
+        "turns": lambda left: _turns(left, gates.same_turns, seed),
     }
     kept, reports = tuple(candidates), []
     for name, reason_among in makers.items():
@@ -233,6 +234,20 @@ def _quota(candidates: Sequence[TeacherEpisode], quotas: dict[str, int], seed: i
         own.sort(key=lambda each: (_drawn(seed, *each.task, each.episode_id), each.place))
         over.update(each.place for each in own[quota:])
     return lambda each: "beyond the quota of its dataset" if each.place in over else None
+
+
+def _turns(candidates: Sequence[TeacherEpisode], share: float, seed: int) -> Reason:
+    counts = Counter(each.turns for each in candidates)
+    most = max(counts.values(), default=0)
+    while most > 1 and most > share * sum(min(count, most) for count in counts.values()):
+        most -= 1
+    left = dict.fromkeys(counts, most)
+    over: set[tuple[int, int]] = set()
+    for each in sorted(candidates, key=lambda one: (_drawn(seed, *one.task, one.episode_id), one.place)):
+        left[each.turns] -= 1
+        if left[each.turns] < 0:
+            over.add(each.place)
+    return lambda each: f"too many have {each.turns} turns" if each.place in over else None
 
 
 def _drawn(seed: int, *names: str) -> str:
