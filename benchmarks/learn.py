@@ -140,7 +140,8 @@ def told(batch: int, batches: int, values: Mapping[str, float]) -> None:
 
 
 def earned(start: Start, policy: str, tasks: Sequence[Task], samples: int) -> dict[str, list[float]]:
-    """Return the reward, curated recall and share of valid actions of each task: means over its episodes."""
+    """Return the reward, curated recall and F1, share of valid actions, size and turns of each task: means over its
+    episodes."""
     name = f"{SPLIT}-" + (Path(policy[3:]).name if policy.startswith("hf:") else policy.replace(":", "-"))
     student = "" if policy.startswith("hf:") else "model"
     episodes = play(start, policy, name, tasks, samples=samples, student=student)
@@ -151,6 +152,7 @@ def earned(start: Start, policy: str, tasks: Sequence[Task], samples: int) -> di
     return {
         "reward": [fmean(each.reward.total for each in own if each.reward) for own in by_task.values()],
         "recall": [fmean(outcome(each, golds[name]).recall for each in own) for name, own in by_task.items()],
+        "f1": [fmean(outcome(each, golds[name]).f1 for each in own) for name, own in by_task.items()],
         "valid": [fmean(map(valid_share, own)) for own in by_task.values()],
         "size": [fmean(len(each.curated) for each in own) for own in by_task.values()],
         "turns": [fmean(len(each.turns) for each in own) for own in by_task.values()],

@@ -244,6 +244,18 @@ def test_what_is_found_is_kept_at_once_where_no_budget_is_shown() -> None:
     assert "ada" in curated(episode_of(Gold({DocId("ada"): 1, DocId("nowhere"): 1}), *settings))
 
 
+@pytest.mark.parametrize(("instructions", "tokens"), [("minimal", 600), ("full", 1500)])
+def test_it_prunes_a_full_transcript_of_all_but_gold(instructions: str, tokens: int) -> None:
+    off = [f"env.{name}.on=false" for name in ("evidence", "leads", "auto_populate", "review", "history")]
+    order = ("env.rendering.order=transcript", f"env.rendering.instructions={instructions}")
+    episode = episode_of(HOPS, *off, *order, "env.pruning.on=true", f"env.pruning.tokens={tokens}")
+    gone = {unit for turn in episode.turns if turn.observation for unit in turn.observation.delta.pruned}
+    assert gone
+    assert not gone & {"ada", "byron", "miss"}
+    assert "ada" in curated(episode)
+    assert is_clean(episode)
+
+
 def test_gold_that_cannot_be_found_is_given_up() -> None:
     episode = episode_of(Gold({DocId("nowhere"): 1}))
     assert episode.stop_reason is StopReason.END_SEARCH

@@ -151,12 +151,12 @@ def marker_room(env: Env, counts: CachedCounter) -> int:
 
 
 def marker(env: Env, used: int, turn: int) -> Piece:
-    """Return the budget line, or the turns alone under minimal instructions. It is a piece of its own, so that nothing
-    can cut it off."""
-    if env.rendering.instructions == "minimal":
-        return piece("budget", "user", f"Turn {turn}/{env.max_turns}", BudgetView(0, 0, turn, env.max_turns))
+    """Return the budget line, or the turns alone under minimal instructions, unless the policy has to prune. It is a
+    piece of its own, so that nothing can cut it off."""
     if env.pruning.on:
         return _transcript_marker(env, used, turn)
+    if env.rendering.instructions == "minimal":
+        return piece("budget", "user", f"Turn {turn}/{env.max_turns}", BudgetView(0, 0, turn, env.max_turns))
     limit = env.prompt_limit
     share = used / max(1, limit)
     levels = ((env.budget_marker.critical, "critical: end_search now"), (env.budget_marker.warning, "finish soon"))

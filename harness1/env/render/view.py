@@ -205,6 +205,7 @@ class HistoryView(Record):
     earlier: int
 
 
+LARGEST_CAP = 30
 NO_BUDGET = BudgetView(0, 0, 0, 0)
 NO_POOL = PoolSizeView(0, 0, 0)
 NO_OLDER = OlderView((), 0)
@@ -224,7 +225,9 @@ class View:
     """By handle, in the order shown: the form of the name that was shown first."""
     budget: BudgetView = NO_BUDGET
     curated: tuple[CuratedView, ...] = ()
-    cap: int = 0
+    cap: int = LARGEST_CAP
+    """Most documents that can be delivered; where no piece says it (minimal instructions), the most that any
+    environment allows."""
     pool: PoolSizeView = NO_POOL
     documents: dict[str, DocumentView] = field(default_factory=dict)
     """By handle: the longest text shown."""

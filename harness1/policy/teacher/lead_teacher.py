@@ -100,4 +100,4 @@ class LeadTeacherSession:
         gold = {document.handle for document in evidence.gold}
         order = dict.fromkeys((*view.ranked, *evidence.documents))
         found = [handle for handle in order if handle in gold]
-        return (found or list(order)[:GUESSES])[: view.cap or None]
+        return (found or list(order)[:GUESSES])[: view.cap]

@@ -13,7 +13,7 @@ from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.memory.entity_handles import in_handles
 from harness1.memory.question import claim
-from harness1.policy.actions import SPARE_TURNS, curate_call
+from harness1.policy.actions import SPARE_TURNS, curate_call, is_full
 from harness1.policy.oracle import wanted
 from harness1.policy.policy import Decision
 from harness1.policy.teacher.evidence import SeenEvidence
@@ -37,7 +37,7 @@ FAIR = 0.1
 """A document that is worth less to the question is tagged low."""
 CHECKED = 3
 REVIEWED = 5
-REVISION = 4
+REVISION = 5
 """Increased whenever the teacher, or a part of it elsewhere, decides or writes differently."""
 
 
@@ -91,6 +91,10 @@ class TeacherSession:
     def _next(self, view: View, evidence: SeenEvidence, tools: Sequence[ToolSpec]) -> Move:
         names = {spec.name for spec in tools}
         left = view.budget.turns_left()
+        if self._searches and evidence.documents and is_full(view):
+            if (move := _make_room(view, evidence, names)) is not None:
+                return move
+            self._searches = False
         if self._searches and (not evidence.documents or left is None or left > SPARE_TURNS - ("verify" not in names)):
             if left is None and (move := self._keep(view, evidence, tools)) is not None:
                 return move
@@ -194,6 +198,16 @@ def _in_handles(call: ToolCall, view: View) -> ToolCall:
         case {"queries": list(queries)}:
             return ToolCall(call.name, {"queries": [in_handles(query, view.entities) for query in queries]})
     return call
+
+
+def _make_room(view: View, evidence: SeenEvidence, names: set[str]) -> Move | None:
+    """Remove the text of all shown documents that are not gold from a transcript, if there are any."""
+    gold = {document.handle for document in evidence.gold}
+    shown = dict.fromkeys(hit.document.handle for hits in view.hits.values() for hit in hits)
+    useless = [handle for handle in shown if handle not in gold]
+    if not useless or "prune_chunks" not in names:
+        return None
+    return Move(ToolCall("prune_chunks", {"doc_ids": useless}), "make_room", tuple(gold), subject(view.query))
 
 
 def _supported(view: View) -> set[str]:

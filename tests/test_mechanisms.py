@@ -1,0 +1,75 @@
+"""The benchmark that retrains a small policy without each mechanism: its variants, its world, its comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+import pytest
+
+from benchmarks.mechanisms import BASE, COPIES, REMOVED, VARIANTS, report, table, variant, write_pages
+from benchmarks.micro import Start, make_world, play
+from harness1.data.open import open_source
+from harness1.records import Status
+
+ONE_WORKER = ("machine.workers=1", "machine.threads=1", "machine.bootstrap=50")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mechanisms")
+    write_pages(folder / "world", 120, 40)
+    make_world(Start(folder, variant(BASE, ONE_WORKER)))
+    return folder
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_variant_lacks_one_mechanism_and_nothing_else(name: str) -> None:
+    whole, other = msgspec.to_builtins(variant(BASE, ()).env), msgspec.to_builtins(variant(name, ()).env)
+    changed = [group for group in whole if whole[group] != other[group]]
+    assert len(changed) == 1
+    assert variant(name, ()).train == variant(BASE, ()).train
+
+
+def test_pages_are_long_and_only_those_that_no_question_needs_have_copies(world: Path) -> None:
+    source = open_source(str(world / "world"))
+    pages = {page.doc_id: page for page in source.documents()}
+    asked = {
+        doc_id for split in source.splits for task in source.tasks(split) if task.gold for doc_id in task.gold.relevant
+    }
+    copied = {name.rpartition("-")[0] for name in pages if name[-2:] in {f"-{number}" for number in range(COPIES)}}
+    denied = {name.removesuffix("-x") for name in pages if name.endswith("-x")}
+    assert copied
+    assert denied
+    assert not copied & asked
+    assert denied <= asked <= pages.keys()
+    assert fmean(len(page.text.split()) for page in pages.values()) > 150
+
+
+def test_a_split_asks_for_one_page_as_often_as_for_two(world: Path) -> None:
+    hops = [task.metadata["hops"] for task in open_source(str(world / "world")).tasks("train")]
+    assert hops.count(1) == hops.count(2) == len(hops) // 2 > 5
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_teacher_finds_something_in_every_variant(world: Path, name: str) -> None:
+    start = Start(world, variant(name, ONE_WORKER))
+    tasks = start.tasks("test", 6)
+    episodes = play(start, "silent:oracle-teacher", f"teacher-{VARIANTS.index(name)}", tasks)
+    assert {episode.status for episode in episodes} <= {Status.COMPLETED, Status.TRUNCATED}
+    assert fmean(episode.reward.total for episode in episodes if episode.reward) > 1.0
+    hidden = sum("Hidden copies" in str(turn.observation) for each in episodes for turn in each.turns)
+    assert not hidden or name not in ("deduplication", "transcript harness")
+
+
+def test_variants_are_compared_task_by_task_over_all_seeds() -> None:
+    def one(rewards: list[float]) -> dict[str, dict[str, list[float]]]:
+        return {"SFT": dict.fromkeys(("reward", "recall", "f1", "size", "turns", "valid"), rewards)}
+
+    rows = report({BASE: [one([1.0, 2.0]), one([2.0, 3.0])], "leads": [one([1.5, 1.5]), one([0.5, 2.5])]})
+    assert rows[BASE]["SFT"]["reward"] == 2.0
+    assert rows["leads"]["SFT"]["seeds"] == [1.5, 1.5]
+    mean, low, high = rows["leads"]["SFT"]["difference"]["reward"]
+    assert (mean, low, high) == (-0.5, -0.5, -0.5)
+    assert "-0.500 (-0.500 to -0.500)" in table(rows)
