@@ -42,6 +42,7 @@ from harness1.config.index import Dense, Index
 from harness1.config.machine import Fleet, Keyed, Learn, Machine, Model, ModelServer, Price, Web
 from harness1.config.named import config_file, unknown_config
 from harness1.config.policy import ChatPolicy
+from harness1.config.precision import fastest_dtype
 from harness1.config.reward import Reward, with_recipe
 from harness1.config.rl import Pivots, Rl
 from harness1.config.sft import Gates, Sft
@@ -53,6 +54,9 @@ from harness1.settings import Settings, leave_out_default
 
 FORMER = "run"
 """The old name of `[machine]`. Recorded cards and hashes still use it."""
+AUTO = "auto"
+"""Of `policy.dtype` and `train.dtype`: the type that is faster on this machine. A `Config` holds the type itself, so
+that records say what was computed."""
 LONGEST = 64 << 10
 """Bytes of the longest configuration file; all settings, with what they say of themselves, take less than half."""
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?$")
@@ -139,8 +143,8 @@ def load_config(
     """Return the defaults, overlaid with a TOML file, overlaid with `a.b=value` settings.
 
     Reward weights set by neither are those of `reward.recipe`; an override of the recipe replaces the file's whole
-    `[reward]` section. Defaults are the published constants
-    (Harness-1, arXiv 2606.02373) but for four settings of the environment.
+    `[reward]` section. A `dtype` of `auto` becomes the type that is faster here (`fastest_dtype`). Defaults are the
+    published constants (Harness-1, arXiv 2606.02373) but for four settings of the environment.
 
     Args:
         path: a TOML file with any of the keys that `harness1 config show` prints, or the name of a configuration that
@@ -171,6 +175,9 @@ def load_config(
         _overlay(tree, override)
     if isinstance(tree.get("reward"), dict):
         tree["reward"] = with_recipe(tree["reward"])
+    for section in ("policy", "train"):
+        if isinstance(group := tree.get(section), dict) and group.get("dtype") == AUTO:
+            group["dtype"] = fastest_dtype()
     try:
         found = msgspec.convert(tree, Config)
     except (msgspec.ValidationError, RecursionError) as error:

@@ -25,4 +25,4 @@ class ChatPolicy(Settings):
     constrained: bool = False
     """Sample under a grammar that allows only calls of the shown tools."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of a model in this process; logits are float32 either way."""
+    """Type of a model in this process; `auto` in a file or override: the faster one here. Logits are always float32."""

@@ -75,7 +75,8 @@ class Train(Settings):
     """Largest gradient norm; 0: no clipping."""
     lora: Lora = Lora()
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type for matrix products. Trained weights, logits and loss are float32 either way."""
+    """Type for matrix products; `auto` in a file or override: the faster one here. Trained weights, logits and loss are
+    float32 either way."""
     attention: Attention = "auto"
     """Implementation of attention, as transformers names it; `auto`: the model's default there. Any other is compared
     with `eager` on a few tokens first. `eager` needs memory for the square of a row's length."""
