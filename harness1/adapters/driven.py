@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from harness1.env.environment import SearchEnv
+from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece
 from harness1.episodes.rollout import rollout
@@ -47,6 +47,7 @@ class DrivenEpisode:
 
     Attributes:
         context: what a decision is awaited on; None before the beginning and after the end.
+        last: the last step, if there was one.
         episode: the record, without a reward, once the episode is over.
     """
 
@@ -62,9 +63,12 @@ class DrivenEpisode:
     ) -> None:
         self.task = task
         self.context: Context | None = None
+        self.last: Step | None = None
         self.episode: Episode | None = None
         self._policy = DrivenPolicy(name)
-        self._rollout = rollout(env, self._policy, task, seed=seed, sample_idx=sample_idx, group_id=group_id)
+        self._rollout = rollout(
+            env, self._policy, task, seed=seed, sample_idx=sample_idx, group_id=group_id, on_step=self._on_step
+        )
         self._playing: asyncio.Task[Episode] | None = None
 
     async def begin(self) -> Context | None:
@@ -100,6 +104,9 @@ class DrivenEpisode:
             self._playing.cancel()
             await asyncio.wait({self._playing})
 
+    def _on_step(self, step: Step) -> None:
+        self.last = step
+
     async def _next(self) -> Context | None:
         assert self._playing is not None
         shown = asyncio.create_task(self._policy.contexts.get())
@@ -110,6 +117,8 @@ class DrivenEpisode:
             raise
         finally:
             shown.cancel()
+        if self._playing.cancelled():
+            raise UsageError("the episode was closed")
         if self._playing.done():
             self.episode = self._playing.result()
         else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -11,6 +14,9 @@ from typer import Option
 
 from harness1.cli.options import ConfigFile, Overrides, resolve
 from harness1.cli.printing import put, say, say_torn
+from harness1.config import Config
+from harness1.episodes.jobs import EpisodeSetup
+from harness1.episodes.single import recorded
 from harness1.errors import MissingExtra, UsageError
 from harness1.http.client import read_token
 from harness1.plain import counted
@@ -18,6 +24,7 @@ from harness1.redaction import without_password
 from harness1.retrieval.open import open_retriever
 
 if TYPE_CHECKING:
+    from harness1.adapters.searches import Searches
     from harness1.serve.access import Access
 
 Port = Annotated[int, Option("--port", help="0 lets the system choose one.", min=0, max=65535)]
@@ -104,6 +111,68 @@ def proxy(
         say_torn(record, recorder.torn)
         service = ProxyService(model, recorder, proxy_limits(settings), access=access)
         serve(service.app, service.limits, host, port, ready)
+
+
+def mcp(
+    index: Annotated[str, Option(help="An index folder, or the URI of an engine.", metavar="SPEC")],
+    http: Annotated[bool, Option("--http", help="Serve streamable HTTP at /mcp instead of standard input.")] = False,
+    retrieval_only: Annotated[
+        bool, Option("--retrieval-only", help="Offer search and get_document alone, without a working memory.")
+    ] = False,
+    record: Annotated[Path | None, Option(help="The run folder that records the searches.", metavar="RUN")] = None,
+    searches: Annotated[int, Option(help="Searches open at once; the least recently used is closed.", min=1)] = 256,
+    idle: Annotated[float, Option(help="Seconds after which an unused search is closed.", min=1.0)] = 1800.0,
+    port: Port = 8000,
+    host: Host = "127.0.0.1",
+    allow_host: AllowHost = None,
+    token_file: TokenFile = "",
+    no_token: NoToken = False,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Give an agent the tools of the harness and a working memory, by the Model Context Protocol. Ends on SIGTERM.
+
+    Example: harness1 serve mcp --index wiki.index
+    """
+    from harness1.adapters.mcp_server import retrieval_server, search_server
+    from harness1.adapters.mcp_transports import serve_http, serve_stdio
+    from harness1.adapters.searches import append_only
+
+    settings = append_only(resolve(config, overrides))
+    if retrieval_only and record is not None:
+        raise UsageError("--retrieval-only plays no searches that --record could keep")
+    access = None
+    if http:
+        _require_extra()
+        access = _access(host, allow_host, token_file, no_token, "can search and read this index")
+    with _mcp_searches(index, settings, record, searches, idle) as found:
+        server = (
+            retrieval_server(open_retriever(index, settings), settings)
+            if retrieval_only
+            else search_server(found, settings.env)
+        )
+        if access is None:
+            serve_stdio(server, found.close)
+        else:
+            serve_http(server, access, host, port, partial(_say_mcp, host), found.close)
+
+
+def _say_mcp(host: str, port: int) -> None:
+    put(f"MCP at {_address(host, port)}/mcp", flush=True)
+
+
+@contextmanager
+def _mcp_searches(index: str, settings: Config, record: Path | None, most: int, idle: float) -> Iterator[Searches]:
+    """Yield the searches of a server over an index, which are recorded if there is a folder for it."""
+    from harness1.adapters.driven import DrivenPolicy
+    from harness1.adapters.searches import Searches
+
+    policy, setup = DrivenPolicy("mcp"), EpisodeSetup(settings, index, "mcp")
+    retriever = setup.open_retriever()
+    env = setup.environment(retriever, policy)
+    names = {"env": env.hash, "policy": policy.hash, "index": retriever.info.index_hash}
+    with recorded(record, settings, "mcp", index, names, on_torn=say_torn) if record else nullcontext(None) as keep:
+        yield Searches(lambda: setup.environment(retriever, policy), "mcp", keep or (lambda _: None), most, idle)
 
 
 def _require_extra() -> None:

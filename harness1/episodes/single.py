@@ -1,13 +1,15 @@
-"""One episode, played while somebody watches, and appended to a run folder."""
+"""Single episodes, appended to a run folder as they end: one that is played while somebody watches, or those that
+clients drive."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
 from harness1.episodes.rollout import OnStep, rollout
@@ -54,17 +56,52 @@ def play_one(
     policy = setup.policy_for([EpisodeJob(task)])
     env = setup.environment(open_retriever(setup.retriever, config), policy)
     names = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
-    hashes, chat = counted_with(env.counter)
-    stage = run_stage(config, setup.policy, names, absolute_index(setup.retriever), names | hashes, chat)
+    counted = counted_with(env.counter)
     out = out or Path("runs") / f"search-{digest(names)[:8]}"
+    with recorded(out, config, setup.policy, setup.retriever, names, counted, on_torn) as keep:
+        with watch(env) as on_step:
+            episode = asyncio.run(rollout(env, policy, task, seed=seed, on_step=on_step))
+        episode = score(episode, task.gold, config) if task.gold is not None else episode
+        keep(episode)
+    return Played(episode, env, out)
+
+
+@contextmanager
+def recorded(
+    out: Path,
+    config: Config,
+    policy: str,
+    index: str,
+    names: Mapping[str, str],
+    counted: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
+    on_torn: Callable[[Path, int], None] = lambda out, torn: None,
+) -> Iterator[Callable[[Episode], None]]:
+    """Yield the function that appends an episode to a run folder. The folder is locked, and its card is written with
+    the first episode.
+
+    Args:
+        names: hashes by `env`, `policy` and `index`, which all episodes of a run share.
+        counted: what `counted_with` says of the counter of tokens; None: it is approximate.
+
+    Raises:
+        UsageError: the folder holds another run or something else, or is written by another process.
+    """
+    hashes, chat = counted or ({}, {})
+    stage = run_stage(config, policy, dict(names), absolute_index(index), {**names, **hashes}, chat)
     stage = refuse_other_run(stage, out)
     with EpisodeStore(out) as store:
         before = lines_of(read_stage(out))
         on_torn(out, store.torn)
-        with watch(env) as on_step:
-            episode = asyncio.run(rollout(env, policy, task, seed=seed, on_step=on_step))
-        episode = score(episode, task.gold, config) if task.gold is not None else episode
-        stage.write(out)
-        store.append(episode)
-        finish(stage, out / EPISODES, before)
-    return Played(episode, env, out)
+        kept: list[str] = []
+
+        def keep(episode: Episode) -> None:
+            if not kept:
+                stage.write(out)
+            kept.append(episode.episode_id)
+            store.append(episode)
+
+        try:
+            yield keep
+        finally:
+            if kept:
+                finish(stage, out / EPISODES, before)

@@ -7,7 +7,7 @@ import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 
 import uvicorn
@@ -112,13 +112,19 @@ async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -
 
 
 def serve(
-    app: ASGIApp, limits: ServiceLimits, host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
+    app: ASGIApp,
+    limits: ServiceLimits,
+    host: str,
+    port: int,
+    on_ready: Callable[[int], None] = lambda _: None,
+    around: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
 ) -> None:
     """Serve an application until SIGTERM or Ctrl-C, with the highest limit of open files that the system allows.
 
     Args:
         port: 0 lets the system choose one.
         on_ready: called with the port once connections are accepted.
+        around: makes what is open while the application is served.
 
     Raises:
         UsageError: nothing can listen there.
@@ -127,7 +133,7 @@ def serve(
     async def until_ended() -> None:
         ended = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-        async with answering(app, limits, host, port) as bound:
+        async with around(), answering(app, limits, host, port) as bound:
             on_ready(bound)
             await ended.wait()
 

@@ -122,12 +122,26 @@ def application(
     routes += [Route(path, endpoint) for path, endpoint in gets.items()]
     app = Starlette(routes=routes, exception_handlers={HTTPException: failed, Exception: failed})
     app.router.redirect_slashes = False
+    return admitting(app, admit, failed)
+
+
+async def _refused(request: Request, refused: Exception) -> Response:
+    assert isinstance(refused, Refused)
+    return Json(Failure(refused.detail), refused.status_code, refused.headers)
+
+
+def admitting(
+    app: ASGIApp,
+    admit: Callable[[Scope], None],
+    refused: Callable[[Request, Exception], Awaitable[Response]] = _refused,
+) -> ASGIApp:
+    """Return an application that answers what `admit` refuses, by raising Refused, with the response of `refused`."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             admit(scope)
-        except Refused as refused:
-            await (await failed(Request(scope), refused))(scope, receive, send)
+        except Refused as error:
+            await (await refused(Request(scope), error))(scope, receive, send)
         else:
             await app(scope, receive, send)
 

@@ -1,0 +1,164 @@
+"""A server of the Model Context Protocol: an agent gets the harness's tools, with a working memory of its own.
+
+`start_search` names a search; every other tool takes that name, because the protocol of 2026-07-28 has no sessions.
+With retrieval alone there are two tools of the shape of BrowseComp-Plus: `search` and `get_document`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from copy import deepcopy
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from harness1.adapters.searches import Answer, Searches
+from harness1.config import Config, Env
+from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.records import DocId, ToolCall
+from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
+from harness1.tools.registry import Toolbox
+
+if TYPE_CHECKING:
+    from mcp.server import Server
+    from mcp.types import CallToolResult, Tool
+
+NAME = "harness1"
+SEARCH = "search"
+START = "start_search"
+INSTRUCTIONS = (
+    "Find the documents that answer a question. Begin with start_search; pass the name that it returns as `search` to"
+    " all other tools. Search, follow the leads that are offered, curate the documents that matter, and finish with"
+    " end_search, which returns the curated set."
+)
+HITS = 5
+LONGEST_QUERY = 8192
+"""Characters."""
+SNIPPET = 2000
+"""Characters of a hit of `search`."""
+
+Call = Callable[[str, Mapping[str, Any]], Awaitable["CallToolResult"]]
+
+
+def search_server(searches: Searches, env: Env) -> Server[Any]:
+    """Return a server whose tools are those of an environment, each with the name of a search as one more argument.
+
+    Raises:
+        MissingExtra: the package `mcp` is missing.
+    """
+    types = _types()
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> CallToolResult:
+        if name == START:
+            named, answer = await searches.start(str(arguments.get("question", "")))
+            return _result(answer, named)
+        given = dict(arguments)
+        named = str(given.pop(SEARCH, ""))
+        return _result(await searches.act(named, ToolCall(name, given)), named)
+
+    question = {"type": "object", "properties": {"question": {"type": "string"}}, "required": ["question"]}
+    start = types.Tool(name=START, description="Begin a search. Returns its name.", input_schema=question)
+    named = {"type": "string", "description": f"The name that {START} returned."}
+    tools = [start]
+    for spec in Toolbox.of(env).specs:
+        schema = deepcopy(spec.parameters)
+        schema["properties"] = {SEARCH: named, **schema.get("properties", {})}
+        schema["required"] = [SEARCH, *schema.get("required", ())]
+        tools.append(types.Tool(name=spec.name, description=spec.description, input_schema=schema))
+    return _server(tools, call, INSTRUCTIONS)
+
+
+def retrieval_server(retriever: Retriever, config: Config) -> Server[Any]:
+    """Return a server with `search(query)` and `get_document(docid)`, which answer in JSON as the tools of
+    BrowseComp-Plus do, so that other agents can use an index.
+
+    Raises:
+        MissingExtra: the package `mcp` is missing.
+    """
+    types = _types()
+    deadline = config.machine.call_deadline_s
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> CallToolResult:
+        if name == "search":
+            query = str(arguments.get("query", ""))
+            if not query.strip() or len(query) > LONGEST_QUERY:
+                raise UsageError(f"a query has 1 to {LONGEST_QUERY:,} characters")
+            (found,) = await retriever.search([SearchRequest(query, HITS, deadline=deadline)])
+            if isinstance(found, RetrievalFault):
+                raise InfrastructureFault(found.message)
+            hits = [
+                {
+                    "docid": hit.chunk.doc_id,
+                    "score": hit.score,
+                    "snippet": f"{hit.chunk.title}\n{hit.chunk.text}"[:SNIPPET],
+                }
+                for hit in found.hits
+            ]
+            return _json(hits)
+        docid = str(arguments.get("docid", ""))
+        chunks = await retriever.read(DocId(docid))
+        if isinstance(chunks, RetrievalFault):
+            raise InfrastructureFault(chunks.message)
+        if not chunks:
+            raise UsageError(f"there is no document {docid[:100]!r}")
+        return _json({"docid": docid, "text": "\n".join([chunks[0].title, *(chunk.text for chunk in chunks)])})
+
+    def tool(name: str, description: str, argument: str) -> Tool:
+        schema = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+        made: Tool = types.Tool(name=name, description=description, input_schema=schema)
+        return made
+
+    tools = [
+        tool("search", f"Search the corpus. Returns the {HITS} best documents with docid, score and snippet.", "query"),
+        tool("get_document", "Return the full text of a document by its docid.", "docid"),
+    ]
+    return _server(tools, call, "Search a corpus and read its documents.")
+
+
+def _server(tools: list[Tool], call: Call, instructions: str) -> Server[Any]:
+    from mcp.server import Server
+
+    types = _types()
+    names = [tool.name for tool in tools]
+
+    async def on_list(_: object, __: object) -> Any:
+        return types.ListToolsResult(tools=tools)
+
+    async def on_call(_: object, asked: Any) -> CallToolResult:
+        try:
+            if asked.name not in names:
+                raise UsageError(f"there is no tool {asked.name[:40]!r}; there are {', '.join(names)}")
+            return await call(asked.name, asked.arguments or {})
+        except (UsageError, InfrastructureFault) as error:
+            return _text(str(error), is_error=True)
+
+    return Server(NAME, instructions=instructions, on_list_tools=on_list, on_call_tool=on_call)
+
+
+def _result(answer: Answer, name: str) -> CallToolResult:
+    over = answer.curated is not None
+    told: dict[str, Any] = {SEARCH: name, "over": over}
+    if over:
+        told |= {"stop_reason": answer.stop_reason, "curated": msgspec.to_builtins(answer.curated)}
+    text = answer.text if over else f"search: {name}\n{answer.text}"
+    return _text(text, answer.failed, told)
+
+
+def _json(value: Any) -> CallToolResult:
+    return _text(msgspec.json.encode(value).decode(), structured={"result": value})
+
+
+def _text(text: str, is_error: bool = False, structured: Mapping[str, Any] | None = None) -> CallToolResult:
+    types = _types()
+    content = [types.TextContent(type="text", text=text)]
+    made: CallToolResult = types.CallToolResult(content=content, structured_content=structured, is_error=is_error)
+    return made
+
+
+def _types() -> Any:
+    if find_spec("mcp") is None:
+        raise MissingExtra("mcp", "mcp")
+    import mcp.types
+
+    return mcp.types

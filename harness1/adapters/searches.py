@@ -1,0 +1,187 @@
+"""Open searches by name: episodes that several clients drive at once, bounded in number and in idle time."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from harness1.adapters.driven import DrivenEpisode, newest_observation
+from harness1.config import Config
+from harness1.env.environment import SearchEnv
+from harness1.errors import UsageError
+from harness1.hashing import digest
+from harness1.records import Curated, Episode, Record, Status, Task, ToolCall, Unit
+
+NAME_BYTES = 9
+"""Randomness of a name: it is all that keeps clients apart."""
+WINDOW = 1_000_000
+"""Tokens of an episode whose context is the client's business."""
+LONGEST_QUESTION = 8192
+"""Characters."""
+
+
+class Delivered(Record):
+    """A document of the curated set, as a client gets it."""
+
+    rank: int
+    id: str
+    tag: str
+    title: str
+    snippet: str
+
+
+class Answer(Record):
+    """What a client is told after a step."""
+
+    text: str
+    """All that is new in the context."""
+    failed: bool = False
+    """True if the call was not carried out, or the index failed."""
+    curated: tuple[Delivered, ...] | None = None
+    """What the search delivers, once it is over."""
+    stop_reason: str = ""
+
+
+def append_only(config: Config) -> Config:
+    """Return the configuration for clients that keep a transcript of their own: each context continues the one before,
+    with what changed in the memory behind every observation. Windows and deadlines are the client's."""
+    rendering = msgspec.structs.replace(config.env.rendering, order="epoch", epoch_turns=config.env.max_turns)
+    env = msgspec.structs.replace(config.env, rendering=rendering, context_window=WINDOW)
+    machine = msgspec.structs.replace(config.machine, episode_deadline_s=float(10**6))
+    return msgspec.structs.replace(config, env=env, machine=machine)
+
+
+@dataclass
+class _Open:
+    driven: DrivenEpisode
+    env: SearchEnv
+    used: float
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Searches:
+    """Searches that are under way. An unknown name is an error, whether it was never given, has ended or was closed.
+
+    Args:
+        open_env: makes an environment, with the settings of `append_only`.
+        driver: name of the framework, for the records.
+        keep: gets every finished episode.
+        most: open searches; one more closes the one that was used longest ago.
+        idle_s: seconds without a call after which a search is closed.
+    """
+
+    def __init__(
+        self,
+        open_env: Callable[[], SearchEnv],
+        driver: str,
+        keep: Callable[[Episode], None] = lambda _: None,
+        most: int = 256,
+        idle_s: float = 1800.0,
+    ) -> None:
+        self._open_env, self._driver, self._keep, self._most, self._idle_s = open_env, driver, keep, most, idle_s
+        self._searches: OrderedDict[str, _Open] = OrderedDict()
+        self._started = 0
+
+    def __len__(self) -> int:
+        return len(self._searches)
+
+    async def start(self, question: str) -> tuple[str, Answer]:
+        """Begin a search; return its name and the first context without its instructions.
+
+        Raises:
+            UsageError: the question is empty or too long.
+        """
+        if not question.strip() or len(question) > LONGEST_QUESTION:
+            raise UsageError(f"a question has 1 to {LONGEST_QUESTION:,} characters")
+        await self._close_idle()
+        self._started += 1
+        env = self._open_env()
+        task = Task(f"query-{digest(question)[:12]}", question, "search")
+        driven = DrivenEpisode(env, task, self._driver, sample_idx=self._started)
+        name = secrets.token_urlsafe(NAME_BYTES)
+        found = _Open(driven, env, time.monotonic())
+        self._searches[name] = found
+        async with found.lock:
+            await driven.begin()
+            while len(self._searches) > self._most:
+                await self._close(next(iter(self._searches)))
+            return name, self._answer(name, found)
+
+    async def act(self, name: str, call: ToolCall) -> Answer:
+        """Carry out a call in a search. Calls of one search are carried out one after the other.
+
+        Raises:
+            UsageError: there is no such search.
+        """
+        # A client that cancels a call may come back: what it began is carried out.
+        return await asyncio.shield(asyncio.create_task(self._act(name, call)))
+
+    async def close(self) -> None:
+        """Close all searches without records."""
+        for name in list(self._searches):
+            await self._close(name)
+
+    async def _act(self, name: str, call: ToolCall) -> Answer:
+        found = self._find(name)
+        async with found.lock:
+            self._find(name)  # it may have ended while this call waited
+            found.used = time.monotonic()
+            self._searches.move_to_end(name)
+            await found.driven.act(call)
+            return self._answer(name, found)
+
+    def _find(self, name: str) -> _Open:
+        if name not in self._searches:
+            raise UsageError("there is no such search: it has ended, was closed, or never was; start one")
+        return self._searches[name]
+
+    async def _close_idle(self) -> None:
+        bound = time.monotonic() - self._idle_s
+        for name in [name for name, each in self._searches.items() if each.used < bound and not each.lock.locked()]:
+            await self._close(name)
+
+    async def _close(self, name: str) -> None:
+        await self._searches.pop(name).driven.close()
+
+    def _answer(self, name: str, found: _Open) -> Answer:
+        driven = found.driven
+        turn = driven.last.turn if driven.last is not None else None
+        failed = turn is not None and turn.observation is not None and turn.observation.error is not None
+        if driven.context is not None:
+            return Answer(
+                "".join(each.text for each in newest_observation(driven.context) if each.role != "system"), failed
+            )
+        del self._searches[name]
+        episode = driven.episode
+        assert episode is not None
+        self._keep(episode)
+        if episode.status is Status.INFRA_ERROR:
+            return Answer(f"The search is invalid: {episode.error}", True, (), episode.stop_reason)
+        curated = delivered(found.env, episode.curated, episode.unit)
+        return Answer(_summary(curated), failed, curated, episode.stop_reason)
+
+
+def delivered(env: SearchEnv, curated: tuple[Curated, ...], unit: Unit) -> tuple[Delivered, ...]:
+    """Return the curated set with titles and the beginnings of texts."""
+    memory = env.state.memory
+    return tuple(
+        Delivered(
+            each.rank,
+            each.unit_id,
+            each.tag,
+            memory.pool.entries[each.unit_id].title,
+            memory.text_of(each.unit_id)[:500],
+        )
+        for each in curated
+    )
+
+
+def _summary(curated: tuple[Delivered, ...]) -> str:
+    lines = [f"{each.rank}. {each.title or each.id} [{each.id}] ({each.tag}): {each.snippet}" for each in curated]
+    return "\n".join([f"The search is over. It delivers {len(curated)} documents, the best first.", *lines])

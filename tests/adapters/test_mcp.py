@@ -1,0 +1,283 @@
+"""The MCP server with its official client: both eras of the protocol, many clients, hostile names, real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.types import CallToolResult
+
+from harness1.adapters.mcp_server import retrieval_server, search_server
+from harness1.adapters.searches import Searches, append_only
+from harness1.config import Config, load_config
+from harness1.episodes.replay import replay_episode
+from harness1.episodes.rollout import rollout
+from harness1.records import Episode, Task
+from harness1.runs.store import read_episodes
+from harness1.tools.registry import Toolbox
+from tests.support import CORPUS, END, Script, WordRetriever, curate, make_env, run, search
+
+QUESTION = "Where did the father of Ada Lovelace die?"
+SETTINGS = append_only(load_config(None, ["env.max_turns=6"]))
+Mode = Literal["auto", "legacy"]
+MODES: tuple[Mode, ...] = ("auto", "legacy")
+
+
+class Served:
+    """Searches over a small corpus, with what they left."""
+
+    def __init__(self, config: Config = SETTINGS, faults: int = 0, **limits: Any) -> None:
+        self.kept: list[Episode] = []
+        self.retriever = WordRetriever(CORPUS, faults=faults)
+        self.searches = Searches(
+            lambda: make_env(config.env, retriever=self.retriever), "mcp", self.kept.append, **limits
+        )
+        self.server = search_server(self.searches, config.env)
+
+    def client(self, mode: Mode = "auto") -> Client:
+        return Client(self.server, mode=mode)
+
+
+def text(result: CallToolResult) -> str:
+    return "".join(part.text for part in result.content if part.type == "text")
+
+
+def told(result: CallToolResult) -> dict[str, Any]:
+    assert result.structured_content is not None
+    return result.structured_content
+
+
+async def whole(client: Client, question: str = QUESTION) -> CallToolResult:
+    name = told(await client.call_tool("start_search", {"question": question}))["search"]
+    await client.call_tool("search_corpus", {"search": name, "query": "Ada Byron"})
+    await client.call_tool("curate", {"search": name, "add_ids": ["D3"], "importance": {"D3": "very_high"}})
+    return await client.call_tool("end_search", {"search": name, "reasoning": "done"})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_search_delivers_its_curated_set_and_is_recorded_like_any_other(mode: Mode) -> None:
+    async def plays(served: Served) -> CallToolResult:
+        async with served.client(mode) as client:
+            names = [tool.name for tool in (await client.list_tools()).tools]
+            assert names == ["start_search", *(spec.name for spec in Toolbox.of(SETTINGS.env).specs)]
+            return await whole(client)
+
+    served = Served()
+    ended = run(plays(served))
+    script = Script(search("Ada Byron"), curate(add_ids=["D3"], importance={"D3": "very_high"}), END)
+    same = run(rollout(make_env(SETTINGS.env), script, Task("t", QUESTION)))
+    assert [each["id"] for each in told(ended)["curated"]] == [each.unit_id for each in same.curated]
+    assert told(ended)["stop_reason"] == "end_search"
+    assert "Lord Byron" in text(ended)
+    (episode,) = served.kept
+    assert episode.curated == same.curated
+    report = replay_episode(episode, SETTINGS.env)
+    assert (report.difference, report.equal) == (None, 3)
+    assert not len(served.searches)
+
+
+def test_each_answer_holds_what_is_new_and_nothing_twice() -> None:
+    async def plays(served: Served) -> list[str]:
+        async with served.client() as client:
+            began = await client.call_tool("start_search", {"question": QUESTION})
+            name = told(began)["search"]
+            first = await client.call_tool("search_corpus", {"search": name, "query": "Ada Byron"})
+            second = await client.call_tool("search_corpus", {"search": name, "query": "besieged town"})
+            return [text(began), text(first), text(second)]
+
+    began, first, second = run(plays(Served()))
+    assert QUESTION in began
+    assert QUESTION not in first
+    assert "She was the daughter of Lord Byron" in first
+    assert "She was the daughter of Lord Byron" not in second
+    assert "Missolonghi" in second
+    assert all("Curated" in each for each in (began, first))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_interleaved_searches_of_two_clients_do_not_see_each_other(mode: Mode) -> None:
+    async def plays(served: Served) -> tuple[list[CallToolResult], list[str]]:
+        async with served.client(mode) as one, served.client(mode) as two:
+            results = await asyncio.gather(*(whole((one, two)[number % 2]) for number in range(200)))
+        return list(results), [each.episode_id for each in served.kept]
+
+    results, ids = run(plays(Served()))
+    assert len(set(ids)) == 200
+    assert len({str(told(each)["curated"]) for each in results}) == 1
+
+
+def test_foreign_and_ended_names_are_refused() -> None:
+    async def plays(served: Served) -> None:
+        async with served.client() as client:
+            ended = told(await whole(client))["search"]
+            for name in (ended, "guessed", "", None, ["x"]):
+                refused = await client.call_tool("search_corpus", {"search": name, "query": "Ada"})
+                assert refused.is_error
+                assert "there is no such search" in text(refused)
+            unknown = await client.call_tool("drop_tables", {"search": ended})
+            assert unknown.is_error
+            assert "there is no tool" in text(unknown)
+            empty = await client.call_tool("start_search", {"question": " "})
+            assert empty.is_error
+
+    run(plays(Served()))
+
+
+def test_a_mistake_is_an_observation_and_the_search_goes_on() -> None:
+    async def plays(served: Served) -> None:
+        async with served.client() as client:
+            name = told(await client.call_tool("start_search", {"question": QUESTION}))["search"]
+            wrong = await client.call_tool("search_corpus", {"search": name, "words": 3})
+            assert wrong.is_error
+            assert not told(wrong)["over"]
+            assert not (await client.call_tool("search_corpus", {"search": name, "query": "Ada"})).is_error
+
+    run(plays(Served()))
+
+
+def test_the_search_used_longest_ago_makes_room_and_idle_ones_are_closed() -> None:
+    async def plays() -> None:
+        served = Served(most=2)
+        async with served.client() as client:
+            names = [told(await client.call_tool("start_search", {"question": QUESTION}))["search"] for _ in range(2)]
+            await client.call_tool("search_corpus", {"search": names[0], "query": "Ada"})
+            await client.call_tool("start_search", {"question": QUESTION})
+            assert len(served.searches) == 2
+            assert not (await client.call_tool("search_corpus", {"search": names[0], "query": "Byron"})).is_error
+            assert (await client.call_tool("search_corpus", {"search": names[1], "query": "Ada"})).is_error
+        idle = Served(idle_s=0.0)
+        async with idle.client() as client:
+            for _ in range(3):
+                await client.call_tool("start_search", {"question": QUESTION})
+            assert len(idle.searches) == 1
+        await idle.searches.close()
+        await served.searches.close()
+        assert not len(idle.searches)
+        assert not served.kept
+
+    run(plays())
+
+
+def test_a_turn_limit_ends_a_search_with_what_it_has() -> None:
+    async def plays(served: Served) -> CallToolResult:
+        async with served.client() as client:
+            name = told(await client.call_tool("start_search", {"question": QUESTION}))["search"]
+            for _ in range(6):
+                last = await client.call_tool("search_corpus", {"search": name, "query": "Ada Byron"})
+            return last
+
+    last = told(run(plays(Served())))
+    assert (last["over"], last["stop_reason"]) == (True, "turn_limit")
+    assert last["curated"]
+
+
+def test_a_dead_index_is_an_error_and_no_empty_result() -> None:
+    async def plays(served: Served) -> CallToolResult:
+        async with served.client() as client:
+            name = told(await client.call_tool("start_search", {"question": QUESTION}))["search"]
+            return await client.call_tool("search_corpus", {"search": name, "query": "Ada"})
+
+    served = Served(faults=99)
+    answer = run(plays(served))
+    assert answer.is_error
+    assert "invalid" in text(answer)
+    assert served.kept[0].status == "infra_error"
+
+
+def test_retrieval_alone_searches_and_reads_in_the_shape_of_browsecomp_plus() -> None:
+    async def plays() -> None:
+        async with Client(retrieval_server(WordRetriever(CORPUS), Config())) as client:
+            assert [tool.name for tool in (await client.list_tools()).tools] == ["search", "get_document"]
+            hits = told(await client.call_tool("search", {"query": "Lord Byron"}))["result"]
+            assert {"docid", "score", "snippet"} == hits[0].keys()
+            assert "byron" in [hit["docid"] for hit in hits]
+            document = told(await client.call_tool("get_document", {"docid": "byron"}))["result"]
+            assert "Missolonghi" in document["text"]
+            for name, arguments in (("get_document", {"docid": "none"}), ("search", {"query": ""}), ("search", {})):
+                assert (await client.call_tool(name, arguments)).is_error
+        async with Client(retrieval_server(WordRetriever(CORPUS, faults=9), Config())) as client:
+            down = await client.call_tool("search", {"query": "Lord Byron"})
+            assert down.is_error
+            assert "down" in text(down)
+
+    run(plays())
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mcp")
+    (folder / "texts").mkdir()
+    for chunk in CORPUS:
+        (folder / "texts" / f"{chunk.doc_id}.txt").write_text(f"{chunk.title}\n\n{chunk.text}\n")
+    made = subprocess.run(
+        [sys.executable, "-m", "harness1", "index", str(folder / "texts"), "--out", str(folder / "index")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    return folder / "index"
+
+
+@pytest.mark.service
+def test_an_agent_starts_the_server_itself_and_its_searches_are_recorded(index: Path, tmp_path: Path) -> None:
+    record = tmp_path / "run"
+    words = ["-m", "harness1", "serve", "mcp", "--index", str(index), "--record", str(record)]
+
+    async def plays() -> dict[str, Any]:
+        async with Client(StdioServerParameters(command=sys.executable, args=words)) as client:
+            return told(await whole(client))
+
+    ended = run(plays())
+    assert ended["curated"]
+    (episode,) = read_episodes(record)
+    assert [each.unit_id for each in episode.curated] == [each["id"] for each in ended["curated"]]
+    replayed = subprocess.run(
+        [sys.executable, "-m", "harness1", "replay", str(record)], capture_output=True, check=False
+    )
+    assert replayed.returncode == 0, replayed.stderr
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("mode", MODES)
+def test_clients_call_it_over_http(index: Path, mode: Mode) -> None:
+    async def plays(address: str) -> None:
+        async with Client(address, mode=mode) as client:
+            ended = await whole(client)
+            assert told(ended)["curated"]
+
+    over_http(index, plays)
+
+
+@pytest.mark.service
+def test_a_page_of_another_site_and_a_foreign_host_are_refused(index: Path) -> None:
+    async def plays(address: str) -> None:
+        import httpx
+
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+        async with httpx.AsyncClient() as client:
+            foreign = await client.post(address, json=body, headers={"Origin": "http://evil.example"})
+            assert foreign.status_code == 403
+            assert (await client.post(address, json=body, headers={"Host": "evil.example"})).status_code == 421
+
+    over_http(index, plays)
+
+
+def over_http(index: Path, plays: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+    words = [sys.executable, "-m", "harness1", "serve", "mcp", "--index", str(index), "--http", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+/mcp", process.stdout.readline())
+        assert found is not None
+        try:
+            run(plays(found.group()))
+        finally:
+            process.terminate()
+        assert process.wait(20) in (0, -15, 143)
