@@ -73,7 +73,7 @@ LATER_TRAINING = (
     "train.lora.layers",
     "rl.gate",
     "sft.gates.per_task",
-    "sft.gates.same_turns",
+    "sft.gates.same_searches",
 )
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
 LATER_LEARN = ("share", "against", "exclude")

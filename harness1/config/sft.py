@@ -25,9 +25,9 @@ class Gates(Settings):
     MinHash)."""
     per_task: Count = 0
     """Maximum number of episodes kept of one task, the best first: highest recall, then fewest turns; 0: all."""
-    same_turns: Share = 1.0
-    """Largest share of the kept episodes that have the same number of turns, the others being dropped by lot; 1: any. A
-    student that decodes greedily never does what most episodes leave out."""
+    same_searches: Share = 1.0
+    """Largest share of the kept episodes that searched equally often; the others are dropped by lot; 1: any. A student
+    that decodes greedily never does what most episodes leave out."""
     quotas: dict[str, Positive] = {}
     """Maximum number of episodes kept, by dataset name; of other datasets, all are kept."""
 

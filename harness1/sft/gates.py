@@ -16,6 +16,7 @@ from harness1.records import Episode, Gold, Record, Status
 from harness1.reward.outcome import outcome
 from harness1.tools.end_search import END_SEARCH
 
+SEARCHES = ("search_corpus", "fan_out_search", "grep_corpus")
 SHOWN = 5
 """Number of dropped episodes that a report names."""
 
@@ -52,6 +53,11 @@ class TeacherEpisode(Record):
     def tools(self) -> int:
         """Number of tools used successfully, without `end_search`."""
         return len(self.calls.keys() - {END_SEARCH})
+
+    @property
+    def searches(self) -> int:
+        """Number of successful turns that brought documents from the corpus."""
+        return sum(self.calls.get(name, 0) for name in SEARCHES)
 
 
 class GateCounts(Record):
@@ -115,7 +121,7 @@ def gated(
         "leak": lambda _: _leak(leaks),
         "duplicate": lambda left: _duplicate(left, gates),
         "quota": lambda left: _quota(left, gates.quotas, seed),
-        "turns": lambda left: _turns(left, gates.same_turns, seed),
+        "searches": lambda left: _searches(left, gates.same_searches, seed),
     }
     kept, reports = tuple(candidates), []
     for name, reason_among in makers.items():
@@ -236,18 +242,18 @@ def _quota(candidates: Sequence[TeacherEpisode], quotas: dict[str, int], seed: i
     return lambda each: "beyond the quota of its dataset" if each.place in over else None
 
 
-def _turns(candidates: Sequence[TeacherEpisode], share: float, seed: int) -> Reason:
-    counts = Counter(each.turns for each in candidates)
+def _searches(candidates: Sequence[TeacherEpisode], share: float, seed: int) -> Reason:
+    counts = Counter(each.searches for each in candidates)
     most = max(counts.values(), default=0)
     while most > 1 and most > share * sum(min(count, most) for count in counts.values()):
         most -= 1
     left = dict.fromkeys(counts, most)
     over: set[tuple[int, int]] = set()
     for each in sorted(candidates, key=lambda one: (_drawn(seed, *one.task, one.episode_id), one.place)):
-        left[each.turns] -= 1
-        if left[each.turns] < 0:
+        left[each.searches] -= 1
+        if left[each.searches] < 0:
             over.add(each.place)
-    return lambda each: f"too many have {each.turns} turns" if each.place in over else None
+    return lambda each: f"too many searched {each.searches} times" if each.place in over else None
 
 
 def _drawn(seed: int, *names: str) -> str:

@@ -24,7 +24,7 @@ from harness1.sft.gates import (
 from tests.support import END, Script, WordRetriever, curate, make_env, run, search
 
 QUERY = "Where did the father of Ada Lovelace die?"
-GATES = ("fault", "format", "documents", "recall", "tools", "excluded", "leak", "duplicate", "quota", "turns")
+GATES = ("fault", "format", "documents", "recall", "tools", "excluded", "leak", "duplicate", "quota", "searches")
 LOOSE = Gates(near=0.9)
 ASKED = Task("q", "Which river flows past the castle of the king in Rome?", "test", Gold({DocId("castle"): 1}))
 LEAKS = Leaks(0.9, [EvaluationSet("d", "test", [ASKED])])
@@ -72,19 +72,19 @@ def passed(*candidates: TeacherEpisode, gates: Gates = LOOSE, seed: int = 0) -> 
         ("leak", {"gold": frozenset({"castle"})}),
         ("duplicate", {"query": one(0).query.upper(), "turns": 5}),
         ("quota", {}),
-        ("turns", {}),
+        ("searches", {}),
     ],
 )
 def test_each_gate_stops_what_fails_it_alone(gate: str, changes: dict[str, Any]) -> None:
     gates = Gates(near=0.9, documents=2, tools=2, quotas={"e": 1} if gate == "quota" else {})
-    gates = msgspec.structs.replace(gates, same_turns=0.5 if gate == "turns" else 1.0)
+    gates = msgspec.structs.replace(gates, same_searches=0.5 if gate == "searches" else 1.0)
     candidates = [one(0), one(1, **changes)]
     if gate == "quota":
         candidates = [one(0, dataset="e"), one(1, dataset="e")]
     kept, reports = passed(*candidates, gates=gates)
     assert {name: report.entered - report.passed for name, report in reports.items() if report.dropped} == {gate: 1}
     assert len(kept) == 1
-    assert kept == ["e0"] or gate in ("quota", "turns")
+    assert kept == ["e0"] or gate in ("quota", "searches")
 
 
 def test_what_is_exactly_at_a_bound_passes() -> None:
@@ -115,14 +115,14 @@ def test_of_tasks_that_ask_the_same_the_best_and_then_the_shortest_stays() -> No
     assert passed(one(0), one(1, query=query, dataset="other"))[0] == ["e0"]
 
 
-def test_no_number_of_turns_has_more_than_its_share() -> None:
-    short = [one(number, turns=3) for number in range(12)]
-    longer = [one(12 + number, turns=4 + number % 2) for number in range(6)]
+def test_no_number_of_searches_has_more_than_its_share() -> None:
+    short = [one(number, calls={"search_corpus": 1}) for number in range(12)]
+    longer = [one(12 + number, calls={"search_corpus": 1, "grep_corpus": 1 + number % 2}) for number in range(6)]
     for share, expected in ((1.0, (12, 3, 3)), (0.5, (6, 3, 3)), (0.4, (4, 3, 3)), (0.34, (3, 3, 3))):
-        kept, _ = passed(*short, *longer, gates=Gates(near=0.95, same_turns=share))
-        turns = {each.episode_id: each.turns for each in (*short, *longer)}
-        assert tuple(sum(turns[name] == number for name in kept) for number in (3, 4, 5)) == expected
-    drawn = [passed(*short, *longer, gates=Gates(near=0.95, same_turns=0.4), seed=seed)[0] for seed in (0, 0, 1)]
+        kept, _ = passed(*short, *longer, gates=Gates(near=0.95, same_searches=share))
+        searches = {each.episode_id: each.searches for each in (*short, *longer)}
+        assert tuple(sum(searches[name] == number for name in kept) for number in (1, 2, 3)) == expected
+    drawn = [passed(*short, *longer, gates=Gates(near=0.95, same_searches=0.4), seed=seed)[0] for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 

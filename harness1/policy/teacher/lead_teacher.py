@@ -21,7 +21,9 @@ from harness1.tools.end_search import END_SEARCH
 FOLLOWED = 2
 """Most leads that an episode follows."""
 GUESSES = 2
-"""Documents delivered if no gold was found: the best by evidence."""
+"""Fewest documents delivered while gold is missing: the best by evidence."""
+REVISION = 2
+"""Increased whenever the teacher decides differently."""
 DELIVERY = 1
 """Turns that the last curation needs."""
 FALLOFF = 0.6
@@ -29,7 +31,7 @@ FALLOFF = 0.6
 
 
 class LeadTeacher:
-    """Search the question; follow leads while gold is missing; curate what was found, in the evidence order; end.
+    """Search the question; follow leads while gold is missing; edit the curated set to what was found; end.
 
     The first episode of a task follows the first leads, its others draw them, so that the best of several shows which
     lead was worth it. It needs `env.evidence.rank` and `env.leads.on`.
@@ -39,7 +41,7 @@ class LeadTeacher:
     """
 
     name = "lead-teacher"
-    hash = digest([name, FOLLOWED, GUESSES, FALLOFF])
+    hash = digest([name, FOLLOWED, GUESSES, FALLOFF, REVISION])
 
     def __init__(self, golds: Mapping[str, Gold]) -> None:
         self._golds = golds
@@ -81,9 +83,11 @@ class LeadTeacherSession:
             return search_call(lead)
         chosen = self._chosen(view, evidence)
         held = [entry.handle for entry in view.curated]
-        if chosen and held != chosen:
-            return curate_call(context.tools, dict.fromkeys(chosen, "high"), held)
-        return ToolCall(END_SEARCH)
+        add = [handle for handle in chosen if handle not in held]
+        remove = [handle for handle in held if handle not in chosen]
+        if add:
+            return curate_call(context.tools, dict.fromkeys(add, "high"), remove)
+        return ToolCall("curate", {"remove_ids": remove}) if chosen and remove else ToolCall(END_SEARCH)
 
     def _lead(self, view: View) -> str:
         """Return the next lead to follow, by its handle if it has one; empty if it is time to deliver."""
@@ -96,8 +100,10 @@ class LeadTeacherSession:
         return lead.entity or lead.name
 
     def _chosen(self, view: View, evidence: SeenEvidence) -> list[str]:
-        """Return what to deliver: the gold that was seen, in the evidence order, or a guess."""
+        """Return what to deliver: the gold that was seen, in the evidence order; where some is missing, the best others
+        by evidence too, up to `GUESSES` in all."""
         gold = {document.handle for document in evidence.gold}
         order = dict.fromkeys((*view.ranked, *evidence.documents))
         found = [handle for handle in order if handle in gold]
-        return (found or list(order)[:GUESSES])[: view.cap]
+        others = [] if evidence.complete else [handle for handle in order if handle not in gold]
+        return [*found, *others[: max(0, GUESSES - len(found))]][: view.cap]
