@@ -104,6 +104,12 @@ class DrivenEpisode:
             self._playing.cancel()
             await asyncio.wait({self._playing})
 
+    def abandon(self) -> None:
+        """Do the same from another thread, without waiting for it."""
+        self.context = None
+        if self._playing is not None and not (loop := self._playing.get_loop()).is_closed():
+            loop.call_soon_threadsafe(self._playing.cancel)
+
     def _on_step(self, step: Step) -> None:
         self.last = step
 

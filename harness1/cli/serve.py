@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from harness1.cli.datasets import place_of
 from harness1.cli.options import ConfigFile, Overrides, resolve
 from harness1.cli.printing import put, say, say_torn
 from harness1.config import Config
+from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.single import recorded
 from harness1.errors import MissingExtra, UsageError
@@ -159,6 +161,37 @@ def mcp(
 
 def _say_mcp(host: str, port: int) -> None:
     put(f"MCP at {_address(host, port)}/mcp", flush=True)
+
+
+def openenv(
+    data: Annotated[str, Option(help="The dataset whose tasks are played, by name or path.", metavar="DATASET")],
+    index: Annotated[str, Option(help="An index folder, or the URI of an engine.", metavar="SPEC")],
+    record: Annotated[Path | None, Option(help="The run folder that records the episodes.", metavar="RUN")] = None,
+    sessions: Annotated[int, Option(help="Sessions at once.", min=1)] = 64,
+    port: Port = 8000,
+    host: Host = "127.0.0.1",
+    allow_host: AllowHost = None,
+    token_file: TokenFile = "",
+    no_token: NoToken = False,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Let clients of OpenEnv play episodes by reset and step, each session its own. Ends on SIGTERM.
+
+    Example: harness1 serve openenv --data world:1000 --index world.index
+    """
+    from harness1.adapters.driven import DrivenPolicy
+    from harness1.adapters.openenv_env import openenv_app, serve_openenv
+
+    access = _access(host, allow_host, token_file, no_token, "can play episodes over this index")
+    settings = resolve(config, overrides)
+    setup, source = EpisodeSetup(settings, index, "openenv"), open_source(place_of(data, settings))
+    env = setup.environment(setup.open_retriever(), policy := DrivenPolicy("openenv"))
+    names = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
+    with recorded(record, settings, "openenv", index, names, on_torn=say_torn) if record else nullcontext(None) as keep:
+        app = openenv_app(source, setup, keep or (lambda _: None), sessions)
+        put(f"OpenEnv at {_address(host, port)}, {counted(sessions, 'session')}", flush=True)
+        serve_openenv(app, access.check, host, port)
 
 
 @contextmanager

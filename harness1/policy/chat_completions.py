@@ -13,8 +13,7 @@ from harness1.config import ChatPolicy
 from harness1.env.environment import choose
 from harness1.env.render.context import Context
 from harness1.hashing import digest
-from harness1.http.completions import ChatRoute
-from harness1.http.model_endpoint import ModelEndpoint
+from harness1.http.completions import ChatRoute, Endpoint
 from harness1.models.formats.chat_messages import Message, Said, messages_of, tools_of
 from harness1.models.formats.reading import MOST_CALLS, clean_name, read_object, unwrapped
 from harness1.policy.language_model import call_seed
@@ -63,13 +62,14 @@ class ChatCompletionsPolicy:
     """A model behind any server with OpenAI's routes.
 
     Args:
+        endpoint: of the server, or whatever else answers its posts.
         model: its name on the server.
         reserve: tokens that an output may have: `env.generation_reserve`.
     """
 
     def __init__(
         self,
-        endpoint: ModelEndpoint,
+        endpoint: Endpoint,
         model: str,
         reserve: int,
         settings: ChatPolicy | None = None,

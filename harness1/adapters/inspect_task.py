@@ -1,0 +1,132 @@
+"""The environment for Inspect: a task whose solver plays our episodes with Inspect's model, scored as `harness1 eval`
+scores them.
+
+    inspect eval harness1/adapters/inspect_task.py -T data=hotpotqa -T index=hotpotqa.index --model openai/gpt-5
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any, TypeVar
+
+try:
+    from inspect_ai import Task as InspectTask
+    from inspect_ai import task
+    from inspect_ai.dataset import MemoryDataset, Sample
+    from inspect_ai.model import GenerateConfig, get_model, messages_from_openai
+    from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
+    from inspect_ai.solver import Generate, Solver, TaskState, solver
+    from inspect_ai.tool import ToolInfo, ToolParams
+except ImportError as error:
+    from harness1.errors import MissingExtra
+
+    raise MissingExtra("inspect_ai", "inspect") from error
+
+import msgspec
+
+from harness1.config import Config, load_config
+from harness1.data.open import open_source
+from harness1.episodes.jobs import EpisodeSetup
+from harness1.episodes.rollout import rollout
+from harness1.errors import InfrastructureFault
+from harness1.policy.chat_completions import ChatCompletionsPolicy
+from harness1.records import Episode, Gold, Status, Task
+from harness1.reward.composite import score
+from harness1.reward.outcome import outcome
+
+KEPT = "harness1_episode"
+"""Name of the episode in a sample's store."""
+MEASURES = ("recall", "precision", "f1", "trajectory_recall", "set_size", "turns")
+CONNECTIONS = 8
+"""Samples that share a model's settings for one episode."""
+
+Answer = TypeVar("Answer")
+
+
+class InspectModel:
+    """Answers posts of chat completions with Inspect's active model, so that each is an event in its log."""
+
+    async def post(self, path: str, body: Any, kind: type[Answer]) -> Answer:
+        """Generate once; a model's failure is raised as Inspect raises it, and ends the sample."""
+        messages = await messages_from_openai(body["messages"])
+        tools = [
+            ToolInfo(
+                name=each["function"]["name"],
+                description=each["function"]["description"] or each["function"]["name"],
+                parameters=ToolParams(**each["function"]["parameters"]),
+            )
+            for each in body["tools"]
+        ]
+        config = GenerateConfig(max_tokens=body["max_tokens"], temperature=body["temperature"], seed=body["seed"])
+        output = await get_model().generate(messages, tools, "any", config)
+        calls = [
+            {"id": call.id, "function": {"name": call.function, "arguments": json.dumps(call.arguments)}}
+            for call in output.message.tool_calls or []
+        ]
+        message = {"content": output.message.text, "tool_calls": calls}
+        stop = "length" if output.stop_reason == "max_tokens" else "stop"
+        return msgspec.convert({"choices": [{"message": message, "finish_reason": stop}]}, kind)
+
+
+@solver
+def search_solver(index: str, config: Config) -> Solver:
+    """Return the solver that plays an episode over an index; the sample's store keeps the record."""
+    setup = EpisodeSetup(config, index, "inspect")
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        name, reserve = str(get_model()), config.env.generation_reserve
+        policy = ChatCompletionsPolicy(InspectModel(), name, reserve, config.policy, "inspect")
+        env = setup.environment(setup.open_retriever(), policy)
+        episode = await rollout(env, policy, Task(str(state.sample_id), state.input_text, "inspect"), seed=state.epoch)
+        if episode.status is Status.INFRA_ERROR:
+            raise InfrastructureFault(str(episode.error))
+        state.store.set(KEPT, msgspec.to_builtins(episode))
+        state.output.completion = "\n".join(each.unit_id for each in episode.curated)
+        return state
+
+    return solve
+
+
+@scorer(metrics={"*": [mean(), stderr()]})
+def search_scores(config: Config) -> Scorer:
+    """Return the scorer: the composite reward, and the measures of the curated set."""
+
+    async def scored(state: TaskState, target: Target) -> Score:
+        gold = msgspec.convert(state.metadata["gold"], Gold)
+        episode = msgspec.convert(state.store.get(KEPT), Episode)
+        found = score(
+            msgspec.structs.replace(episode, task=msgspec.structs.replace(episode.task, gold=None)), gold, config
+        )
+        assert found.reward is not None
+        measured = outcome(found, gold)
+        values = {"reward": found.reward.total, **{name: float(getattr(measured, name)) for name in MEASURES}}
+        terms = {name: term.weight * term.value for name, term in found.reward.terms.items()}
+        return Score(value=values, metadata={"terms": terms, "stop_reason": str(episode.stop_reason)})
+
+    return scored
+
+
+@task
+def harness1(
+    data: str, index: str, split: str = "test", limit: int = 0, config: str = "", settings: str = ""
+) -> InspectTask:
+    """Return the task of a dataset's split.
+
+    Args:
+        data: a dataset as for `harness1 eval`.
+        index: an index folder, or the address of `harness1 serve retrieve`.
+        config: a configuration file, or the name of one that comes with the package.
+        settings: overrides, separated by spaces.
+    """
+    loaded = _loaded(config, settings)
+    tasks = [each for each in open_source(data).tasks(split) if each.gold is not None][: limit or None]
+    samples = [
+        Sample(input=each.query, id=each.task_id, metadata={"gold": msgspec.to_builtins(each.gold)}) for each in tasks
+    ]
+    return InspectTask(MemoryDataset(samples), solver=search_solver(index, loaded), scorer=search_scores(loaded))
+
+
+@lru_cache(CONNECTIONS)
+def _loaded(config: str, settings: str) -> Config:
+    return load_config(config or None, settings.split())

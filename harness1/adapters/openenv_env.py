@@ -1,0 +1,226 @@
+"""The environment for OpenEnv: sessions of a server, each with an episode of its own, over the tasks of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+try:
+    from openenv.core.env_server.http_server import create_app
+    from openenv.core.env_server.interfaces import Environment
+    from openenv.core.env_server.types import Action, Observation, State
+    from pydantic import Field
+except ImportError as error:
+    from harness1.errors import MissingExtra
+
+    raise MissingExtra("openenv", "openenv") from error
+
+import msgspec
+
+from harness1.adapters.driven import DrivenEpisode, DrivenPolicy
+from harness1.adapters.searches import delivered
+from harness1.config import Config
+from harness1.data.source import Source
+from harness1.env.environment import SearchEnv
+from harness1.env.render.context import Context
+from harness1.episodes.jobs import EpisodeSetup
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.hashing import digest
+from harness1.models.formats.chat_messages import messages_of, tools_of
+from harness1.policy.policy import Decision
+from harness1.records import Episode, Status, Task, ToolCall
+from harness1.reward.composite import score
+
+DRIVER = "openenv"
+
+
+class SearchAction(Action):
+    """One call of a tool."""
+
+    tool: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    reasoning: str = ""
+
+
+class SearchObservation(Observation):
+    """What is visible now: messages and tools as a chat model takes them; at the end, what the search delivers.
+
+    `reward` is None before the end, and at the end of an episode without gold.
+    """
+
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    curated: list[dict[str, Any]] = Field(default_factory=list)
+    stop_reason: str = ""
+
+
+class SearchState(State):
+    """The task under way, and the number of finished turns in `step_count`."""
+
+    task_id: str = ""
+
+
+class SearchEnvironment(Environment):
+    """One session: an episode at a time, driven by its client.
+
+    Args:
+        source: of tasks with gold.
+        open_env: makes the environment of an episode.
+        keep: gets every finished episode, scored if its task has gold.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(
+        self, source: Source, open_env: Callable[[], SearchEnv], config: Config, keep: Callable[[Episode], None]
+    ) -> None:
+        super().__init__()
+        self._source, self._open_env, self._config, self._keep = source, open_env, config, keep
+        self._driven: DrivenEpisode | None = None
+        self._env: SearchEnv | None = None
+
+    async def reset_async(
+        self, seed: int | None = None, episode_id: str | None = None, **asked: Any
+    ) -> SearchObservation:
+        """Begin an episode: of the task `index` of `split`, of the one with `task_id`, or of any `query`.
+
+        Raises:
+            UsageError: there is no such task.
+            InfrastructureFault: the episode could not begin.
+        """
+        await self._close()
+        task = self._task(asked, seed or 0)
+        self._env = self._open_env()
+        self._driven = DrivenEpisode(self._env, task, DRIVER, seed=seed or 0, group_id=task.task_id)
+        return self._observed(await self._driven.begin())
+
+    async def step_async(self, action: SearchAction, timeout_s: float | None = None, **_: Any) -> SearchObservation:
+        """Carry out a call.
+
+        Raises:
+            UsageError: no episode is under way.
+            InfrastructureFault: the index failed: the episode is invalid and has no reward.
+        """
+        if self._driven is None:
+            raise UsageError("no episode is under way: call reset first")
+        call = ToolCall(action.tool, dict(action.arguments))
+        return self._observed(await self._driven.act(Decision((call,), action.reasoning)))
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **asked: Any) -> SearchObservation:
+        """Refuse: servers await `reset_async`."""
+        raise NotImplementedError("await reset_async")
+
+    def step(self, action: SearchAction, timeout_s: float | None = None, **_: Any) -> SearchObservation:
+        """Refuse: servers await `step_async`."""
+        raise NotImplementedError("await step_async")
+
+    @property
+    def state(self) -> SearchState:
+        """The task under way, and the turns that are over."""
+        if self._driven is None:
+            return SearchState()
+        turns = (
+            self._driven.context.turn - 1 if self._driven.context else len(getattr(self._driven.episode, "turns", ()))
+        )
+        return SearchState(task_id=self._driven.task.task_id, step_count=turns)
+
+    def close(self) -> None:
+        """Close the episode that is under way; servers call it from a thread of their own."""
+        if self._driven is not None:
+            self._driven.abandon()
+
+    def list_splits(self) -> list[str]:
+        """Return the names of the dataset's splits."""
+        return list(self._source.splits)
+
+    def list_tasks(self, split: str) -> list[dict[str, Any]]:
+        """Return id, index and query of every task of a split; never its gold."""
+        return [
+            {"id": task.task_id, "index": place, "query": task.query}
+            for place, task in enumerate(self._source.tasks(split))
+        ]
+
+    def num_tasks(self, split: str) -> int:
+        """Return the number of tasks of a split."""
+        return len(self._source.tasks(split))
+
+    def get_task(self, split: str, index: int) -> dict[str, Any]:
+        """Return one task; raise IndexError if there is none."""
+        if not 0 <= index < self.num_tasks(split):
+            raise IndexError(f"{split} has no task {index}")
+        return self.list_tasks(split)[index]
+
+    async def _close(self) -> None:
+        if self._driven is not None:
+            await self._driven.close()
+
+    def _task(self, asked: dict[str, Any], seed: int) -> Task:
+        if query := str(asked.get("query") or ""):
+            return Task(f"query-{digest(query)[:12]}", query, "search")
+        tasks = self._source.tasks(str(asked.get("split") or self._source.splits[0]))
+        if name := asked.get("task_id"):
+            found = [task for task in tasks if task.task_id == name]
+        else:
+            # Every sample of a group has one seed, and must get one task.
+            found = tasks[int(asked.get("index", seed % max(1, len(tasks)))) :][:1]
+        if not found:
+            raise UsageError(f"there is no such task: {asked}")
+        return found[0]
+
+    def _observed(self, context: Context | None) -> SearchObservation:
+        if context is not None:
+            return SearchObservation(messages=messages_of(context.pieces, {}), tools=tools_of(context.tools))
+        assert self._driven is not None
+        assert self._env is not None
+        episode, gold = self._driven.episode, self._driven.task.gold
+        assert episode is not None
+        if gold is not None:
+            episode = score(episode, gold, self._config)
+        self._keep(episode)
+        if episode.status is Status.INFRA_ERROR:
+            raise InfrastructureFault(f"the episode is invalid: {episode.error}")
+        curated = [msgspec.to_builtins(each) for each in delivered(self._env, episode.curated, episode.unit)]
+        reward = episode.reward.total if episode.reward is not None else None
+        return SearchObservation(done=True, reward=reward, curated=curated, stop_reason=str(episode.stop_reason))
+
+
+def openenv_app(
+    source: Source, setup: EpisodeSetup, keep: Callable[[Episode], None] = lambda _: None, sessions: int = 64
+) -> Any:
+    """Return the FastAPI application of a server with this many concurrent sessions."""
+    retriever, policy = setup.open_retriever(), DrivenPolicy(DRIVER)
+
+    def made() -> SearchEnvironment:
+        return SearchEnvironment(source, lambda: setup.environment(retriever, policy), setup.config, keep)
+
+    return create_app(
+        made, SearchAction, SearchObservation, "harness1", max_concurrent_envs=sessions, state_cls=SearchState
+    )
+
+
+def serve_openenv(app: Any, check: Callable[[Any], None], host: str, port: int) -> None:
+    """Serve the application until SIGTERM or Ctrl-C.
+
+    Args:
+        check: raises Refused for requests and sockets that are not admitted (`harness1.serve.access.Access.check`).
+    """
+    import uvicorn
+
+    from harness1.serve.service import Refused, admitting
+
+    def admit(scope: Any) -> None:
+        if scope["type"] != "lifespan":
+            check(scope)
+
+    http = admitting(app, admit)
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":
+            try:
+                check(scope)
+            except Refused:
+                await send({"type": "websocket.close", "code": 1008})
+                return
+        await http(scope, receive, send)
+
+    uvicorn.run(guarded, host=host, port=port, log_level="warning")

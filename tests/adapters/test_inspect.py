@@ -1,0 +1,63 @@
+"""The Inspect task in a real `inspect eval`: scores, model events, faults. Run by `make test-adapters`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adapters.chat_server import chat_server
+from tests.adapters.processes import harness1, scratch_index
+
+pytest.importorskip("inspect_ai", reason="inspect_ai is not installed")
+
+TASK = "harness1/adapters/inspect_task.py"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return scratch_index(tmp_path_factory.mktemp("inspect"))
+
+
+def log_of(folder: Path, address: str, index: str, settings: str = "reward.recipe=robust") -> dict[str, Any]:
+    """Run `inspect eval` and return its log."""
+    words = [str(Path(sys.executable).parent / "inspect"), "eval", TASK, "--model", "openai-api/local/fake"]
+    for each in ("data=world:120", f"index={index}", "limit=3", f"settings={settings}"):
+        words += ["-T", each]
+    words += ["--log-dir", str(folder), "--log-format", "json", "--display", "none", "--no-fail-on-error"]
+    env = os.environ | {"LOCAL_BASE_URL": address, "LOCAL_API_KEY": "none"}
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
+    logs = list(folder.glob("*.json"))
+    assert logs, ended.stdout + ended.stderr
+    found: dict[str, Any] = json.loads(logs[0].read_text())
+    return found
+
+
+def test_scores_are_those_of_an_evaluation_and_every_turn_is_a_model_event(tmp_path: Path, index: Path) -> None:
+    with chat_server() as address:
+        log = log_of(tmp_path / "log", address, str(index))
+        run = tmp_path / "run"
+        policy = ("--policy", f"openai:fake@{address}", "--set", "reward.recipe=robust")
+        harness1("eval", "world:120", "--index", str(index), "--limit", "3", *policy, "--out", str(run))
+    rows = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+    expected = {row["task"]["task_id"]: row["reward"]["total"] for row in rows}
+    assert len(log["samples"]) == 3
+    for sample in log["samples"]:
+        scores = sample["scores"]["search_scores"]
+        assert scores["value"]["reward"] == pytest.approx(expected[sample["id"]])
+        assert {"recall", "precision", "f1"} <= scores["value"].keys()
+        assert sum(event["event"] == "model" for event in sample["events"]) == 3
+        assert "gold" not in json.dumps([each["content"] for each in sample["events"][0].get("input", [])])
+
+
+def test_a_dead_index_is_an_error_of_the_sample_and_no_zero(tmp_path: Path) -> None:
+    with chat_server() as address:
+        log = log_of(tmp_path, address, "http://127.0.0.1:9", "machine.attempts=1 machine.call_deadline_s=2")
+    for sample in log["samples"]:
+        assert sample["error"]
+        assert not sample.get("scores")

@@ -1,0 +1,121 @@
+"""Sessions of a real OpenEnv server over sockets, with its own client. Run by `make test-adapters`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adapters.chat_server import next_call
+from tests.adapters.processes import harness1, scratch_index
+
+pytest.importorskip("openenv", reason="openenv is not installed")
+from openenv.core.generic_client import GenericEnvClient
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return scratch_index(tmp_path_factory.mktemp("openenv"))
+
+
+@contextmanager
+def served(index: str, *more: str) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["serve", "openenv", "--data", "world:120", "--index", index, "--port", str(port), *more]
+    with subprocess.Popen([sys.executable, "-m", "harness1", *words], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for _ in range(300):
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                assert process.poll() is None
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+async def played(address: str, place: int) -> dict[str, Any]:
+    """Play one task to its end, as the scripted chat server would."""
+    client = GenericEnvClient(base_url=address)
+    await client.connect()
+    result = await client.reset(split="test", index=place)
+    said: list[dict[str, Any]] = []
+    while not result.done:
+        assert result.reward is None
+        observation = result.observation
+        name, arguments = next_call([*observation["messages"], *said])
+        said.append({"role": "assistant"})
+        result = await client.step({"tool": name, "arguments": arguments})
+    state = await client.state()
+    await client.close()
+    return {"reward": result.reward, "state": state, **result.observation}
+
+
+def test_eight_sessions_at_once_get_the_rewards_of_an_evaluation_and_replay(tmp_path: Path, index: Path) -> None:
+    async def together(address: str) -> list[dict[str, Any]]:
+        return list(await asyncio.gather(*(played(address, place) for place in range(8))))
+
+    settings = ("--set", "reward.recipe=robust", "--set", "env.rendering.order=transcript")
+    with served(str(index), "--record", str(tmp_path / "run"), *settings) as address:
+        found = asyncio.run(together(address))
+    harness1("replay", str(tmp_path / "run"))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()]
+    assert len(rows) == 8
+    rewards = {row["task"]["task_id"]: row["reward"]["total"] for row in rows}
+    assert {each["state"]["task_id"]: each["reward"] for each in found} == pytest.approx(rewards)
+    assert all(each["curated"] and each["stop_reason"] == "end_search" for each in found)
+    assert all(each["state"]["step_count"] == len(rows[0]["turns"]) for each in found)
+
+
+def test_a_session_that_is_left_harms_no_other(index: Path) -> None:
+    async def leaves(address: str) -> dict[str, Any]:
+        for _ in range(3):
+            client = GenericEnvClient(base_url=address)
+            await client.connect()
+            await client.reset(split="test", index=0)
+            await client.close()
+        return await played(address, 1)
+
+    with served(str(index), "--sessions", "2") as address:
+        assert asyncio.run(leaves(address))["reward"] is not None
+
+
+def test_an_index_that_dies_is_an_error_and_no_reward(index: Path) -> None:
+    async def plays(address: str, retriever: subprocess.Popen[str]) -> None:
+        client = GenericEnvClient(base_url=address)
+        await client.connect()
+        await client.reset(split="test", index=0)
+        retriever.kill()
+        retriever.wait()
+        with pytest.raises(RuntimeError, match="invalid"):
+            await client.step({"tool": "search_corpus", "arguments": {"query": "x"}})
+        await client.close()
+
+    words = [sys.executable, "-m", "harness1", "serve", "retrieve", "--index", str(index), "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as retriever:
+        assert retriever.stdout is not None
+        remote = retriever.stdout.readline().partition(" at ")[2].partition(": ")[0]
+        with served(remote, "--set", "machine.attempts=1", "--set", "machine.call_deadline_s=1") as address:
+            asyncio.run(plays(address, retriever))
+
+
+def test_its_own_validation_accepts_the_server(index: Path) -> None:
+    with served(str(index)) as address:
+        words = [str(Path(sys.executable).parent / "openenv"), "validate", "--url", address, "--json"]
+        ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    report = json.loads(ended.stdout[ended.stdout.index("{") :])
+    print(json.dumps(report)[:3000])
+    assert ended.returncode == 0

@@ -1,0 +1,152 @@
+"""The taskset and harness in a real `vf-eval`: rewards, branches, faults. Run by `make test-adapters`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adapters.chat_server import chat_server
+from tests.adapters.processes import harness1, scratch_index
+
+pytest.importorskip("verifiers", reason="verifiers is not installed")
+
+TASKS, ROLLOUTS = 3, 2
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with chat_server() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return scratch_index(tmp_path_factory.mktemp("verifiers"))
+
+
+def traces(
+    folder: Path, address: str, index: str, more: str = "", tasks: int = TASKS, rollouts: int = ROLLOUTS
+) -> list[dict[str, Any]]:
+    """Run `vf-eval` and return its traces."""
+    folder.mkdir()
+    (folder / "run.toml").write_text(
+        f"""
+model = "fake"
+push = false
+num_rollouts = {rollouts}
+output_dir = "{folder}/out"
+
+[select]
+limit = {tasks}
+
+[client]
+base_url = "{address}"
+api_key_var = "FAKE_KEY"
+
+[env.taskset]
+id = "harness1_verifiers"
+data = "world:120"
+task.settings = ["reward.recipe=robust"]
+
+[env.agent.harness]
+id = "harness1_verifiers"
+index = "{index}"
+record = "{folder}/episodes"
+{more}
+
+[env.agent.runtime]
+type = "subprocess"
+"""
+    )
+    ended = subprocess.run(
+        [str(Path(sys.executable).parent / "vf-eval"), "@", str(folder / "run.toml"), "--no-rich"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"FAKE_KEY": "none", "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+    )
+    found = sorted((folder / "out").rglob("traces.jsonl"))
+    assert found, ended.stdout[-2000:] + ended.stderr[-2000:]
+    return [trace for line in found[0].read_text().splitlines() for trace in json.loads(line)["traces"]]
+
+
+def branches(trace: dict[str, Any]) -> int:
+    """The paths from a root to a leaf of a trace: the sequences that a trainer would get."""
+    parents = {node.get("parent") for node in trace["nodes"]}
+    return sum(place not in parents for place in range(len(trace["nodes"])))
+
+
+def test_rewards_are_those_of_an_evaluation(tmp_path: Path, address: str, index: Path) -> None:
+    found = traces(tmp_path / "vf", address, str(index))
+    assert len(found) == TASKS * ROLLOUTS
+    run = tmp_path / "run"
+    settings = ("--set", "reward.recipe=robust")
+    harness1(
+        "eval",
+        "world:120",
+        "--index",
+        str(index),
+        "--limit",
+        str(TASKS),
+        "--policy",
+        f"openai:fake@{address}",
+        *settings,
+        "--out",
+        str(run),
+    )
+    rows = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+    expected = {row["task"]["task_id"]: row["reward"]["total"] for row in rows}
+    for trace in found:
+        assert trace["ok"]
+        assert trace["rewards"]["reward"]["score"] == pytest.approx(expected[trace["task"]["data"]["id"]])
+        assert {"recall", "f1", "set_size", "reward/outcome"} <= trace["metrics"].keys()
+        assert "gold" not in json.dumps(trace["nodes"])
+    harness1("replay", str(tmp_path / "vf" / "episodes"))
+
+
+@pytest.mark.parametrize(("order", "expected"), [("paper", 3), ("epoch", 1)])
+def test_a_trainer_gets_one_sequence_for_each_epoch(
+    tmp_path: Path, address: str, index: Path, order: str, expected: int
+) -> None:
+    found = traces(tmp_path / "vf", address, str(index), f'settings = ["env.rendering.order={order}"]', tasks=1)
+    assert {branches(trace) for trace in found} == {expected}
+
+
+def test_a_dead_index_makes_an_error_without_a_reward(tmp_path: Path, address: str) -> None:
+    dead = 'settings = ["machine.attempts=1", "machine.call_deadline_s=2"]'
+    for trace in traces(tmp_path / "vf", address, "http://127.0.0.1:9", dead, tasks=1):
+        assert not trace["ok"]
+        assert trace["errors"]
+        assert all(value is None for value in trace["rewards"].values())
+
+
+def test_sixty_four_rollouts_at_once_complete(tmp_path: Path, address: str, index: Path) -> None:
+    found = traces(tmp_path / "vf", address, str(index), tasks=16, rollouts=4)
+    assert [trace["ok"] for trace in found] == [True] * 64
+
+
+def test_what_a_trace_keeps_is_scored_like_the_whole_episode(tmp_path: Path, index: Path) -> None:
+    import msgspec
+
+    from harness1.adapters.verifiers_env import slim
+    from harness1.config import load_config
+    from harness1.data.open import open_source
+    from harness1.records import Episode
+    from harness1.reward.composite import score
+    from harness1.runs.store import read_episodes
+
+    harness1("eval", "world:120", "--index", str(index), "--limit", "6", "--policy", "scripted", "--out", str(tmp_path))
+    golds = {task.task_id: task.gold for task in open_source("world:120").tasks("test")}
+    for recipe in ("paper", "robust"):
+        config = load_config(None, [f"reward.recipe={recipe}"])
+        for episode in read_episodes(tmp_path):
+            kept = msgspec.convert(json.loads(json.dumps(slim(episode))), Episode)
+            gold = golds[episode.task.task_id]
+            assert score(kept, gold, config).reward == score(episode, gold, config).reward
+            assert len(json.dumps(slim(episode))) < 20_000
