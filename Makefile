@@ -13,7 +13,7 @@ SEED ?= 0
 DOCS := .venv/docs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all test-vllm test-skyrl attack docs docs-serve notebooks lint clean
+.PHONY: demo test test-all test-vllm test-skyrl test-adapters attack docs docs-serve notebooks lint clean
 
 demo: $(DEMO)/ready
 	$(DEMO)/bin/harness1 demo
@@ -44,6 +44,17 @@ test-skyrl: $(SKYRL)/ready $(TINKER)/ready
 	$(TINKER)/bin/python -m pytest tests/engines/test_tinker_client.py -rs
 	OMP_NUM_THREADS=1 $(SKYRL)/bin/python -m pytest tests/engines/test_tinker_client.py \
 		tests/engines/test_skyrl_server.py -rsP --show-capture=stdout
+
+# Adapters beside the real packages, which cannot share an environment.
+test-adapters: .venv/verifiers/ready .venv/openenv/ready .venv/inspect/ready
+	.venv/verifiers/bin/python -m pytest tests/adapters/test_verifiers.py -rs
+	.venv/openenv/bin/python -m pytest tests/adapters/test_openenv.py tests/adapters/test_openenv_training.py -rs
+	.venv/inspect/bin/python -m pytest tests/adapters/test_inspect.py -rs
+
+.venv/verifiers/ready .venv/openenv/ready .venv/inspect/ready: .venv/%/ready: pyproject.toml
+	$(PYTHON) -m venv --clear .venv/$*
+	.venv/$*/bin/pip install --quiet --editable ".[$*]" hypothesis pytest
+	touch $@
 
 lint: $(TEST)/ready
 	$(TEST)/bin/ruff check .

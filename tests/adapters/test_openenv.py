@@ -18,8 +18,9 @@ import pytest
 from tests.adapters.chat_server import next_call
 from tests.adapters.processes import harness1, scratch_index
 
-pytest.importorskip("openenv", reason="openenv is not installed")
-from openenv.core.generic_client import GenericEnvClient
+GenericEnvClient: Any = pytest.importorskip(
+    "openenv.core.generic_client", reason="openenv is not installed"
+).GenericEnvClient
 
 
 @pytest.fixture(scope="module")
