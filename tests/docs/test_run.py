@@ -94,7 +94,7 @@ def test_the_commands_of_a_section_run_in_their_order(
                 assert ended.code == 0, (each, ended.err)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/evaluation.md", "docs/policies.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/evaluation.md", "docs/integrations.md", "docs/policies.md"])
 def test_the_code_of_a_page_runs(
     page: str, given: Path, harness1: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
