@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -268,6 +269,18 @@ def test_a_page_of_another_site_and_a_foreign_host_are_refused(index: Path) -> N
             assert (await client.post(address, json=body, headers={"Host": "evil.example"})).status_code == 421
 
     over_http(index, plays)
+
+
+@pytest.mark.service
+def test_its_benchmark_times_calls_beside_the_same_steps_without_it(
+    index: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks import mcp_latency
+
+    report = mcp_latency.main(["world:120", "--index", str(index), "--searches", "4", "--clients", "2", "--json"])
+    assert json.loads(capsys.readouterr().out) == report
+    assert {each["calls"] for each in report.values() if isinstance(each, dict)} == {16}
+    assert report["ratio"] > 0
 
 
 def over_http(index: Path, plays: Callable[[str], Coroutine[Any, Any, None]]) -> None:
