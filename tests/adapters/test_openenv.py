@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.adapters.chat_server import next_call
-from tests.adapters.processes import harness1, scratch_index
+from tests.adapters.processes import harness1, scratch_index, serving_openenv
 
 GenericEnvClient: Any = pytest.importorskip(
     "openenv.core.generic_client", reason="openenv is not installed"
@@ -26,26 +22,6 @@ GenericEnvClient: Any = pytest.importorskip(
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return scratch_index(tmp_path_factory.mktemp("openenv"))
-
-
-@contextmanager
-def served(index: str, *more: str) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["serve", "openenv", "--data", "world:120", "--index", index, "--port", str(port), *more]
-    with subprocess.Popen([sys.executable, "-m", "harness1", *words], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            for _ in range(300):
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                assert process.poll() is None
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(20)
 
 
 async def played(address: str, place: int) -> dict[str, Any]:
@@ -70,7 +46,7 @@ def test_eight_sessions_at_once_get_the_rewards_of_an_evaluation_and_replay(tmp_
         return list(await asyncio.gather(*(played(address, place) for place in range(8))))
 
     settings = ("--set", "reward.recipe=robust", "--set", "env.rendering.order=transcript")
-    with served(str(index), "--record", str(tmp_path / "run"), *settings) as address:
+    with serving_openenv(str(index), "--record", str(tmp_path / "run"), *settings) as address:
         found = asyncio.run(together(address))
     harness1("replay", str(tmp_path / "run"))
     rows = [json.loads(line) for line in (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()]
@@ -90,7 +66,7 @@ def test_a_session_that_is_left_harms_no_other(index: Path) -> None:
             await client.close()
         return await played(address, 1)
 
-    with served(str(index), "--sessions", "2") as address:
+    with serving_openenv(str(index), "--sessions", "2") as address:
         assert asyncio.run(leaves(address))["reward"] is not None
 
 
@@ -109,12 +85,12 @@ def test_an_index_that_dies_is_an_error_and_no_reward(index: Path) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as retriever:
         assert retriever.stdout is not None
         remote = retriever.stdout.readline().partition(" at ")[2].partition(": ")[0]
-        with served(remote, "--set", "machine.attempts=1", "--set", "machine.call_deadline_s=1") as address:
+        with serving_openenv(remote, "--set", "machine.attempts=1", "--set", "machine.call_deadline_s=1") as address:
             asyncio.run(plays(address, retriever))
 
 
 def test_its_own_validation_accepts_the_server(index: Path) -> None:
-    with served(str(index)) as address:
+    with serving_openenv(str(index)) as address:
         words = [str(Path(sys.executable).parent / "openenv"), "validate", "--url", address, "--json"]
         ended = subprocess.run(words, capture_output=True, text=True, check=False)
     report = json.loads(ended.stdout[ended.stdout.index("{") :])

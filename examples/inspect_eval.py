@@ -1,0 +1,17 @@
+"""Evaluate a model by Inspect.
+
+pip install "harness1[inspect]"
+python examples/inspect_eval.py MODEL DATASET INDEX [LIMIT]     # openai/gpt-5-mini hotpotqa hotpotqa.index 20
+"""
+
+import sys
+
+from inspect_ai import eval as evaluate
+
+from harness1.adapters.inspect_task import harness1
+
+model, data, index, limit = [*sys.argv[1:], "3"][:4]
+(log,) = evaluate(harness1(data, index, limit=int(limit)), model=model, display="none", log_dir="runs/inspect")
+assert log.results is not None
+for score in log.results.scores:
+    print(score.name, *(f"{name} {metric.value:.3f}" for name, metric in score.metrics.items()))

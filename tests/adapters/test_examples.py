@@ -1,0 +1,77 @@
+"""Every example runs as it says, in the environment of the package that it is for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.adapters.chat_server import chat_server
+from tests.adapters.processes import scratch_index, serving_openenv
+
+EXAMPLES = Path("examples").resolve()
+LINES = 40
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(scratch_index(tmp_path_factory.mktemp("examples")))
+
+
+def run(name: str, *words: str, at: Path, **env: str) -> str:
+    words = (sys.executable, str(EXAMPLES / name), *words)
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, cwd=at, env=os.environ | env)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+
+
+def test_examples_are_short_and_each_is_run() -> None:
+    found = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert max(found.values()) <= LINES
+    assert all(f'"{name}"' in Path(__file__).read_text() for name in found)
+
+
+@needs("gymnasium")
+def test_gymnasium(tmp_path: Path) -> None:
+    question, curated, reward = run("gym_loop.py", "world:120", "i", at=tmp_path).splitlines()
+    assert question.endswith("?")
+    assert curated.startswith("['w")
+    assert float(reward)
+
+
+@pytest.mark.service
+@needs("mcp")
+def test_mcp(tmp_path: Path, index: str) -> None:
+    if find_spec("openenv") or find_spec("verifiers"):
+        pytest.skip("another version of mcp")
+    said = run("mcp_agent.py", index, "Which river flows past a town?", at=tmp_path)
+    assert "The search is over" in said
+
+
+@needs("openenv")
+def test_openenv(tmp_path: Path, index: str) -> None:
+    with serving_openenv(index) as address:
+        assert len(run("openenv_client.py", address, at=tmp_path).splitlines()) == 3
+
+
+@needs("inspect_ai")
+def test_inspect(tmp_path: Path, index: str) -> None:
+    with chat_server() as address:
+        words = ("openai-api/local/fake", "world:120", index)
+        said = run("inspect_eval.py", *words, at=tmp_path, LOCAL_BASE_URL=address, LOCAL_API_KEY="none")
+    assert "reward" in said
+
+
+@needs("verifiers")
+def test_verifiers(tmp_path: Path, index: str) -> None:
+    with chat_server() as address:
+        run("verifiers_eval.py", "fake", address, "world:120", index, "out", at=tmp_path, OPENAI_API_KEY="none")
+    assert list((tmp_path / "out").rglob("traces.jsonl"))
