@@ -27,7 +27,7 @@ if not __package__:
 
 from mcp import Client
 
-from harness1.adapters.driven import DrivenEpisode, DrivenPolicy
+from harness1.adapters.driven import DrivenEpisode, environments
 from harness1.adapters.searches import append_only
 from harness1.config import load_config
 from harness1.data.open import open_source
@@ -75,10 +75,9 @@ async def through_mcp(address: str, questions: Sequence[str], clients: int) -> l
 
 async def without(index: str, questions: Sequence[str]) -> list[float]:
     """Play every question once in this process."""
-    setup, policy = EpisodeSetup(append_only(load_config()), index, "mcp"), DrivenPolicy("mcp")
-    retriever, found = setup.open_retriever(), []
+    open_env, found = environments(EpisodeSetup(append_only(load_config()), index, "mcp")), []
     for question in questions:
-        episode = DrivenEpisode(setup.environment(retriever, policy), Task("t", question), "mcp")
+        episode = DrivenEpisode(open_env(), Task("t", question), "mcp")
         await episode.begin()
 
         async def take(name: str, arguments: dict[str, Any], episode: DrivenEpisode = episode) -> object:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from harness1 import build_index, load_config, open_source
-from harness1.adapters.driven import DrivenPolicy
+from harness1.adapters.driven import environments
 from harness1.adapters.gym_env import SearchGym, action
 from harness1.episodes.jobs import EpisodeSetup
 
@@ -16,9 +16,7 @@ dataset, folder = sys.argv[1:3] or ("world:300", "gym.index")
 config, source = load_config(), open_source(dataset)
 if not Path(folder).exists():
     build_index(source.documents(), Path(folder), config.index)
-setup, policy = EpisodeSetup(config, folder, "gymnasium"), DrivenPolicy("gymnasium")
-retriever = setup.open_retriever()
-gym = SearchGym(source.tasks("test"), lambda: setup.environment(retriever, policy), config)
+gym = SearchGym(source.tasks("test"), environments(EpisodeSetup(config, folder, "gymnasium")), config)
 
 context, info = gym.reset(seed=0)
 question = next(task.query for task in source.tasks("test") if task.task_id == info["task_id"])

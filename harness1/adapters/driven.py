@@ -7,10 +7,12 @@ those of every other run.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece
+from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.hashing import digest
@@ -130,6 +132,13 @@ class DrivenEpisode:
         else:
             self.context = shown.result()
         return self.context
+
+
+def environments(setup: EpisodeSetup) -> Callable[[], SearchEnv]:
+    """Return what makes the environments of driven episodes over the index of a setup, which is opened once, here; its
+    `policy` names the framework that decides."""
+    retriever, policy = setup.open_retriever(), DrivenPolicy(setup.policy)
+    return lambda: setup.environment(retriever, policy)
 
 
 def newest_observation(context: Context) -> tuple[Piece, ...]:

@@ -7,7 +7,6 @@ scores them.
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from typing import Any, TypeVar
 
 try:
@@ -38,8 +37,6 @@ from harness1.reward.outcome import outcome
 KEPT = "harness1_episode"
 """Name of the episode in a sample's store."""
 MEASURES = ("recall", "precision", "f1", "trajectory_recall", "set_size", "turns")
-CONNECTIONS = 8
-"""Samples that share a model's settings for one episode."""
 
 Answer = TypeVar("Answer")
 
@@ -119,14 +116,9 @@ def harness1(
         config: a configuration file, or the name of one that comes with the package.
         settings: overrides, separated by spaces.
     """
-    loaded = _loaded(config, settings)
+    loaded = load_config(config or None, settings.split())
     tasks = [each for each in open_source(data).tasks(split) if each.gold is not None][: limit or None]
     samples = [
         Sample(input=each.query, id=each.task_id, metadata={"gold": msgspec.to_builtins(each.gold)}) for each in tasks
     ]
     return InspectTask(MemoryDataset(samples), solver=search_solver(index, loaded), scorer=search_scores(loaded))
-
-
-@lru_cache(CONNECTIONS)
-def _loaded(config: str, settings: str) -> Config:
-    return load_config(config or None, settings.split())

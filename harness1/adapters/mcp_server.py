@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from copy import deepcopy
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+try:
+    from mcp import types
+    from mcp.server import Server
+except ImportError as error:
+    from harness1.errors import MissingExtra
+
+    raise MissingExtra("mcp", "mcp") from error
 
 import msgspec
 
 from harness1.adapters.searches import Answer, Searches
 from harness1.config import Config, Env
-from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import DocId, ToolCall
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
 from harness1.tools.registry import Toolbox
-
-if TYPE_CHECKING:
-    from mcp.server import Server
-    from mcp.types import CallToolResult, Tool
 
 NAME = "harness1"
 SEARCH = "search"
@@ -38,18 +41,13 @@ LONGEST_QUERY = 8192
 SNIPPET = 2000
 """Characters of a hit of `search`."""
 
-Call = Callable[[str, Mapping[str, Any]], Awaitable["CallToolResult"]]
+Call = Callable[[str, Mapping[str, Any]], Awaitable[types.CallToolResult]]
 
 
 def search_server(searches: Searches, env: Env) -> Server[Any]:
-    """Return a server whose tools are those of an environment, each with the name of a search as one more argument.
+    """Return a server whose tools are those of an environment, each with the name of a search as one more argument."""
 
-    Raises:
-        MissingExtra: the package `mcp` is missing.
-    """
-    types = _types()
-
-    async def call(name: str, arguments: Mapping[str, Any]) -> CallToolResult:
+    async def call(name: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
         if name == START:
             named, answer = await searches.start(str(arguments.get("question", "")))
             return _result(answer, named)
@@ -71,15 +69,10 @@ def search_server(searches: Searches, env: Env) -> Server[Any]:
 
 def retrieval_server(retriever: Retriever, config: Config) -> Server[Any]:
     """Return a server with `search(query)` and `get_document(docid)`, which answer in JSON as the tools of
-    BrowseComp-Plus do, so that other agents can use an index.
-
-    Raises:
-        MissingExtra: the package `mcp` is missing.
-    """
-    types = _types()
+    BrowseComp-Plus do, so that other agents can use an index."""
     deadline = config.machine.call_deadline_s
 
-    async def call(name: str, arguments: Mapping[str, Any]) -> CallToolResult:
+    async def call(name: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
         if name == "search":
             query = str(arguments.get("query", ""))
             if not query.strip() or len(query) > LONGEST_QUERY:
@@ -104,10 +97,9 @@ def retrieval_server(retriever: Retriever, config: Config) -> Server[Any]:
             raise UsageError(f"there is no document {docid[:100]!r}")
         return _json({"docid": docid, "text": "\n".join([chunks[0].title, *(chunk.text for chunk in chunks)])})
 
-    def tool(name: str, description: str, argument: str) -> Tool:
+    def tool(name: str, description: str, argument: str) -> types.Tool:
         schema = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
-        made: Tool = types.Tool(name=name, description=description, input_schema=schema)
-        return made
+        return types.Tool(name=name, description=description, input_schema=schema)
 
     tools = [
         tool("search", f"Search the corpus. Returns the {HITS} best documents with docid, score and snippet.", "query"),
@@ -116,16 +108,13 @@ def retrieval_server(retriever: Retriever, config: Config) -> Server[Any]:
     return _server(tools, call, "Search a corpus and read its documents.")
 
 
-def _server(tools: list[Tool], call: Call, instructions: str) -> Server[Any]:
-    from mcp.server import Server
-
-    types = _types()
+def _server(tools: list[types.Tool], call: Call, instructions: str) -> Server[Any]:
     names = [tool.name for tool in tools]
 
     async def on_list(_: object, __: object) -> Any:
         return types.ListToolsResult(tools=tools)
 
-    async def on_call(_: object, asked: Any) -> CallToolResult:
+    async def on_call(_: object, asked: Any) -> types.CallToolResult:
         try:
             if asked.name not in names:
                 raise UsageError(f"there is no tool {asked.name[:40]!r}; there are {', '.join(names)}")
@@ -136,7 +125,7 @@ def _server(tools: list[Tool], call: Call, instructions: str) -> Server[Any]:
     return Server(NAME, instructions=instructions, on_list_tools=on_list, on_call_tool=on_call)
 
 
-def _result(answer: Answer, name: str) -> CallToolResult:
+def _result(answer: Answer, name: str) -> types.CallToolResult:
     over = answer.curated is not None
     told: dict[str, Any] = {SEARCH: name, "over": over}
     if over:
@@ -145,20 +134,10 @@ def _result(answer: Answer, name: str) -> CallToolResult:
     return _text(text, answer.failed, told)
 
 
-def _json(value: Any) -> CallToolResult:
+def _json(value: Any) -> types.CallToolResult:
     return _text(msgspec.json.encode(value).decode(), structured={"result": value})
 
 
-def _text(text: str, is_error: bool = False, structured: Mapping[str, Any] | None = None) -> CallToolResult:
-    types = _types()
+def _text(text: str, is_error: bool = False, structured: Mapping[str, Any] | None = None) -> types.CallToolResult:
     content = [types.TextContent(type="text", text=text)]
-    made: CallToolResult = types.CallToolResult(content=content, structured_content=structured, is_error=is_error)
-    return made
-
-
-def _types() -> Any:
-    if find_spec("mcp") is None:
-        raise MissingExtra("mcp", "mcp")
-    import mcp.types
-
-    return mcp.types
+    return types.CallToolResult(content=[*content], structured_content=structured, is_error=is_error)

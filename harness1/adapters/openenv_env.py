@@ -17,13 +17,12 @@ except ImportError as error:
 
 import msgspec
 
-from harness1.adapters.driven import DrivenEpisode, DrivenPolicy
+from harness1.adapters.driven import DrivenEpisode
 from harness1.adapters.searches import delivered
 from harness1.config import Config
 from harness1.data.source import Source
 from harness1.env.environment import SearchEnv
 from harness1.env.render.context import Context
-from harness1.episodes.jobs import EpisodeSetup
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import digest
 from harness1.models.formats.chat_messages import messages_of, tools_of
@@ -185,16 +184,21 @@ class SearchEnvironment(Environment):
 
 
 def openenv_app(
-    source: Source, setup: EpisodeSetup, keep: Callable[[Episode], None] = lambda _: None, sessions: int = 64
+    source: Source,
+    open_env: Callable[[], SearchEnv],
+    config: Config,
+    keep: Callable[[Episode], None] = lambda _: None,
+    sessions: int = 64,
 ) -> Any:
-    """Return the FastAPI application of a server with this many concurrent sessions."""
-    retriever, policy = setup.open_retriever(), DrivenPolicy(DRIVER)
-
-    def made() -> SearchEnvironment:
-        return SearchEnvironment(source, lambda: setup.environment(retriever, policy), setup.config, keep)
-
+    """Return the FastAPI application of a server with this many concurrent sessions; arguments as for
+    `SearchEnvironment`."""
     return create_app(
-        made, SearchAction, SearchObservation, "harness1", max_concurrent_envs=sessions, state_cls=SearchState
+        lambda: SearchEnvironment(source, open_env, config, keep),
+        SearchAction,
+        SearchObservation,
+        "harness1",
+        max_concurrent_envs=sessions,
+        state_cls=SearchState,
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -196,8 +195,6 @@ class SearchHarness(vf.Harness[SearchHarnessConfig]):
     def _keep(self, episode: Episode, setup: EpisodeSetup, model: str) -> None:
         if self.config.record:
             hashes = {"env": episode.hashes.env, "policy": episode.hashes.policy, "index": episode.hashes.index}
-            with ExitStack() as stack:
-                folder = Path(self.config.record)
-                stack.enter_context(recorded(folder, setup.config, f"verifiers:{model}", setup.retriever, hashes))(
-                    episode
-                )
+            folder, policy = Path(self.config.record), f"verifiers:{model}"
+            with recorded(folder, setup.config, policy, setup.retriever, hashes) as keep:
+                keep(episode)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -22,11 +22,12 @@ from harness1.episodes.single import recorded
 from harness1.errors import MissingExtra, UsageError
 from harness1.http.client import read_token
 from harness1.plain import counted
+from harness1.records import Episode
 from harness1.redaction import without_password
 from harness1.retrieval.open import open_retriever
 
 if TYPE_CHECKING:
-    from harness1.adapters.searches import Searches
+    from harness1.env.environment import SearchEnv
     from harness1.serve.access import Access
 
 Port = Annotated[int, Option("--port", help="0 lets the system choose one.", min=0, max=65535)]
@@ -138,7 +139,7 @@ def mcp(
     """
     from harness1.adapters.mcp_server import retrieval_server, search_server
     from harness1.adapters.mcp_transports import serve_http, serve_stdio
-    from harness1.adapters.searches import append_only
+    from harness1.adapters.searches import Searches, append_only
 
     settings = append_only(resolve(config, overrides))
     if retrieval_only and record is not None:
@@ -147,12 +148,12 @@ def mcp(
     if http:
         _require_extra()
         access = _access(host, allow_host, token_file, no_token, "can search and read this index")
-    with _mcp_searches(index, settings, record, searches, idle) as found:
-        server = (
-            retrieval_server(open_retriever(index, settings), settings)
-            if retrieval_only
-            else search_server(found, settings.env)
-        )
+    with _driven("mcp", index, settings, record) as (open_env, keep):
+        found = Searches(open_env, "mcp", keep, searches, idle)
+        if retrieval_only:
+            server = retrieval_server(open_env().retriever, settings)
+        else:
+            server = search_server(found, settings.env)
         if access is None:
             serve_stdio(server, found.close)
         else:
@@ -180,32 +181,30 @@ def openenv(
 
     Example: harness1 serve openenv --data world:1000 --index world.index
     """
-    from harness1.adapters.driven import DrivenPolicy
     from harness1.adapters.openenv_env import openenv_app, serve_openenv
 
     access = _access(host, allow_host, token_file, no_token, "can play episodes over this index")
     settings = resolve(config, overrides)
-    setup, source = EpisodeSetup(settings, index, "openenv"), open_source(place_of(data, settings))
-    env = setup.environment(setup.open_retriever(), policy := DrivenPolicy("openenv"))
-    names = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
-    with recorded(record, settings, "openenv", index, names, on_torn=say_torn) if record else nullcontext(None) as keep:
-        app = openenv_app(source, setup, keep or (lambda _: None), sessions)
+    source = open_source(place_of(data, settings))
+    with _driven("openenv", index, settings, record) as (open_env, keep):
+        app = openenv_app(source, open_env, settings, keep, sessions)
         put(f"OpenEnv at {_address(host, port)}, {counted(sessions, 'session')}", flush=True)
         serve_openenv(app, access.check, host, port)
 
 
 @contextmanager
-def _mcp_searches(index: str, settings: Config, record: Path | None, most: int, idle: float) -> Iterator[Searches]:
-    """Yield the searches of a server over an index, which are recorded if there is a folder for it."""
-    from harness1.adapters.driven import DrivenPolicy
-    from harness1.adapters.searches import Searches
+def _driven(
+    driver: str, index: str, settings: Config, record: Path | None
+) -> Iterator[tuple[Callable[[], SearchEnv], Callable[[Episode], None]]]:
+    """Yield what makes the environments of a framework's episodes over an index, and what keeps its episodes: in a run
+    folder, if there is one."""
+    from harness1.adapters.driven import DrivenPolicy, environments
 
-    policy, setup = DrivenPolicy("mcp"), EpisodeSetup(settings, index, "mcp")
-    retriever = setup.open_retriever()
-    env = setup.environment(retriever, policy)
-    names = {"env": env.hash, "policy": policy.hash, "index": retriever.info.index_hash}
-    with recorded(record, settings, "mcp", index, names, on_torn=say_torn) if record else nullcontext(None) as keep:
-        yield Searches(lambda: setup.environment(retriever, policy), "mcp", keep or (lambda _: None), most, idle)
+    open_env = environments(EpisodeSetup(settings, index, driver))
+    env = open_env()
+    names = {"env": env.hash, "policy": DrivenPolicy(driver).hash, "index": env.retriever.info.index_hash}
+    with recorded(record, settings, driver, index, names, on_torn=say_torn) if record else nullcontext(None) as keep:
+        yield open_env, keep or (lambda _: None)
 
 
 def _require_extra() -> None:

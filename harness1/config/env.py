@@ -22,6 +22,8 @@ HITS_SHARE = 0.5
 """The largest share of a prompt that the hits of one observation may take with all that is shown beside their texts."""
 TITLE_SHARE = 1 / 16
 """The largest share of a prompt that one title may take."""
+LARGEST_CAP = 30
+"""The most units that a curated set may hold."""
 _LATER = (
     ("evidence", "rank", False),
     ("leads", "on", False),
@@ -139,7 +141,7 @@ class Verification(Settings):
 class Curation(Settings):
     """The curated set, which is what a search delivers."""
 
-    cap: Annotated[int, Meta(ge=1, le=30)] = 30
+    cap: Annotated[int, Meta(ge=1, le=LARGEST_CAP)] = LARGEST_CAP
     """Units in the set."""
     tags: bool = True
     """Importance tags; without them all entries are equal."""

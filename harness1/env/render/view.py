@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from harness1.config.env import LARGEST_CAP
 from harness1.env.render.pieces import Piece
 from harness1.memory.history import HistoryLine
 from harness1.records import Note, Record, Tag, ToolCall, UnitId
@@ -205,7 +206,6 @@ class HistoryView(Record):
     earlier: int
 
 
-LARGEST_CAP = 30
 NO_BUDGET = BudgetView(0, 0, 0, 0)
 NO_POOL = PoolSizeView(0, 0, 0)
 NO_OLDER = OlderView((), 0)
