@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     "records errors hashing plain settings redaction model_folder words | config | runs | http | memory | retrieval"
     " | data | tools | env | reward | rows | models | policy | episodes | eval | tasks | train | engines"
-    " | sft | rl | recipe | viewer | serve | adapters | cli | __main__"
+    " | sft | rl | recipe | viewer | serve | agents | adapters | cli | __main__"
 )
 """Packages and modules at the top, lower layers first; those of one layer may import each other."""
 WITHIN = {
@@ -34,6 +34,7 @@ WITHIN = {
     "recipe": "stage_case artifacts leash | measures | gates | recipe journal | run trials"
     " | experience cluster | tuning",
     "viewer": "html | report | *",
+    "agents": "* | rollouts | open",
     "serve": "* | service | access bodies connection | server | retrieve | proxy",
 }
 """The same within a package; `*` stands for every name that is not listed."""

@@ -39,7 +39,7 @@ from harness1.config.env import (
     recorded_without,
 )
 from harness1.config.index import Dense, Index
-from harness1.config.machine import Fleet, Keyed, Learn, Machine, Model, ModelServer, Price, Web
+from harness1.config.machine import Agents, Fleet, Keyed, Learn, Machine, Model, ModelServer, Price, Web
 from harness1.config.named import config_file, unknown_config
 from harness1.config.policy import ChatPolicy
 from harness1.config.precision import fastest_dtype
@@ -62,7 +62,7 @@ LONGEST = 64 << 10
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?$")
 MOST_MEANT = 3
 """Settings of the same name that are offered for a wrong one."""
-LATER = ("token_file", "data", "data_mirror", "check_memory", "service")
+LATER = ("token_file", "data", "data_mirror", "check_memory", "service", "agents")
 """Settings of `[machine]` that did not exist when hashes were first recorded."""
 LATER_TRAINING = (
     "rl.discount",

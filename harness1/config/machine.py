@@ -174,6 +174,19 @@ class TrainingService(Settings):
     over the targets of each row and over rows. The latter is undone before rows are sent."""
 
 
+class Agents(Settings):
+    """Bounds of the agents that `rl agents` starts; `concurrency` run at once, for `episode_deadline_s` at most."""
+
+    calls: Positive = 64
+    """Calls of a session to the model; further ones are refused."""
+    at_once: Positive = 8
+    """Calls of a session at the same time."""
+    output_bytes: Positive = 1 << 20
+    """Bytes that an agent may write to standard output and standard error; one that writes more is ended."""
+    retries: Count = 2
+    """Times that a session is begun anew after the infrastructure failed it."""
+
+
 class Machine(Keyed):
     """Settings of this machine: resources, timeouts, addresses and keys. They are in no hash."""
 
@@ -219,4 +232,5 @@ class Machine(Keyed):
     price: Price = Price()
     learn: Learn = Learn()
     service: TrainingService = TrainingService()
+    agents: Agents = Agents()
     fleet: Fleet = Fleet()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -84,6 +84,7 @@ class Learning:
         open_engine: opens what holds the weights in training.
         datasets: the datasets of the tasks, by absolute paths, and their `split`; the card of the episodes names them.
         selections: how the tasks were chosen; the card of the training keeps it.
+        played_with: what else determines the episodes, as the command of an agent.
         undisturbed: the trainer steps in it; once it is tried before anything is played.
     """
 
@@ -102,6 +103,7 @@ class Learning:
     datasets: Sequence[str] = ()
     split: str = ""
     selections: Sequence[Selection] = ()
+    played_with: Mapping[str, str] = field(default_factory=dict)
     undisturbed: Undisturbed = nullcontext
 
     def check(self) -> None:
@@ -142,6 +144,7 @@ class Learning:
             "reward": config.reward_hash,
             "rl": msgspec.to_builtins(config.rl),
             "train": msgspec.to_builtins(config.train),
+            **self.played_with,
         }
         return Stage(VERB, inputs, outputs={"selections": msgspec.to_builtins(self.selections)})
 

@@ -6,8 +6,9 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from harness1.config import Config
 from harness1.errors import InfrastructureFault, Refusal, UsageError
 from harness1.redaction import without_secrets
 from harness1.retrieval.batching import Batcher
-from harness1.rows.proxy_record import ABANDONED, RecordedCall, Recorder
+from harness1.rows.proxy_record import ABANDONED, RecordedCall
 from harness1.serve.access import Access
 from harness1.serve.bodies import Bodies
 from harness1.serve.proxy.anthropic_dialect import ANTHROPIC
@@ -33,6 +34,7 @@ DIALECTS = {"/v1/chat/completions": OPENAI, "/v1/messages": ANTHROPIC}
 MOST_IDS = 1 << 31
 LONG = 64 << 10
 """Characters of a prompt from which it is tokenised beside the event loop."""
+Admit = Callable[[str | None], AbstractContextManager[object]]
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
@@ -50,21 +52,32 @@ def proxy_limits(config: Config) -> ServiceLimits:
     )
 
 
+class Keeps(Protocol):
+    """Keeps finished calls, as `Recorder` does; raises OSError if it cannot."""
+
+    def append(self, call: RecordedCall) -> None: ...
+
+
 class ProxyService:
     """Answer the calls of all agents, and record each before its answer is sent.
 
     If a record cannot be written, all further calls are refused.
+
+    Args:
+        admit: entered for each call with the session that it names, None if it names none; what raises Refused there is
+            not recorded.
     """
 
     def __init__(
         self,
         upstream: Upstream,
-        recorder: Recorder,
+        recorder: Keeps,
         limits: ServiceLimits,
         memory: Memory | None = None,
         access: Access | None = None,
+        admit: Admit = lambda _: nullcontext(),
     ) -> None:
-        self.limits = limits
+        self.limits, self._admit = limits, admit
         self._upstream, self._recorder, self._memory = upstream, recorder, memory or Memory()
         self._gate, self._bodies = Gate(limits), Bodies(limits)
         self._tokenising: Batcher[Callable[[], Asked], Asked] = Batcher(
@@ -85,6 +98,10 @@ class ProxyService:
         if self._broken:
             raise Refused(503, self._broken)
         session = session_of(request.headers, request.query_params)
+        with self._admit(session):
+            return await self._recorded(dialect, request, session)
+
+    async def _recorded(self, dialect: Dialect, request: Request, session: str | None) -> Response:
         retries = request.headers.get("x-stainless-retry-count", "")[:6]
         call = _Call(
             RecordedCall(

@@ -1,0 +1,119 @@
+"""Run an agent's command: in a folder of its own, within a deadline, with bounded output, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness1.agents.evaluation import Cut
+from harness1.errors import UsageError
+
+KEPT_BYTES = 16 << 10
+"""The end of an agent's output that is kept."""
+GRACE_S = 2.0
+"""Seconds between SIGTERM and SIGKILL."""
+READ_BYTES = 64 << 10
+
+
+@dataclass
+class Ended:
+    """How a command ended."""
+
+    exit_code: int = 0
+    cut: Cut = ""
+    output: str = ""
+
+
+@dataclass
+class _Tail:
+    """The end of a stream, and whether it became too long."""
+
+    limit: int
+    seen: int = 0
+    kept: bytearray = field(default_factory=bytearray)
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        """Read until the end of the stream, or until it is too long."""
+        while self.seen <= self.limit and (data := await stream.read(READ_BYTES)):
+            self.seen += len(data)
+            self.kept += data
+            del self.kept[:-KEPT_BYTES]
+
+
+def arguments_of(command: str, values: Mapping[str, str]) -> list[str]:
+    """Split a command as a shell does, and fill in `{name}` in each word; no shell sees the values.
+
+    Raises:
+        UsageError: the command is empty, or its quotes do not match.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--command {command}: {error}") from error
+    if not words:
+        raise UsageError("--command is empty")
+    for name, value in values.items():
+        words = [word.replace(f"{{{name}}}", value) for word in words]
+    return words
+
+
+async def run_command(
+    words: Sequence[str], folder: Path, environment: Mapping[str, str], seconds: float, output_bytes: int
+) -> Ended:
+    """Run a command to its end, or end it: after a number of seconds, or of bytes that it wrote. Its children end with
+    it, also if this is cancelled.
+
+    Raises:
+        UsageError: there is no such command.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UsageError(f"--command {words[0]} cannot be started: {error.strerror or error}") from error
+    assert process.stdout is not None
+    tail = _Tail(output_bytes)
+    reading = asyncio.create_task(tail.read(process.stdout))
+    waiting = asyncio.create_task(process.wait())
+    cut: Cut = ""
+    try:
+        async with asyncio.timeout(seconds):
+            await asyncio.wait({reading, waiting}, return_when="FIRST_COMPLETED")
+            if tail.seen > output_bytes:
+                cut = "output"
+            else:
+                await waiting
+    except TimeoutError:
+        cut = "deadline"
+    finally:
+        await _end(process, waiting)
+        await asyncio.wait({reading}, timeout=GRACE_S)
+        reading.cancel()
+    return Ended(process.returncode or 0, cut, bytes(tail.kept).decode(errors="replace"))
+
+
+async def _end(process: asyncio.subprocess.Process, waiting: asyncio.Task[int]) -> None:
+    """End the process group: politely if the command still runs, then by force."""
+    if not waiting.done():
+        _signal(process.pid, signal.SIGTERM)
+        await asyncio.wait({waiting}, timeout=GRACE_S)
+    _signal(process.pid, signal.SIGKILL)
+    await asyncio.wait({waiting})
+
+
+def _signal(group: int, which: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # it has ended
+        os.killpg(group, which)

@@ -1,0 +1,252 @@
+"""Test that agents of any manners are played, recorded and scored, and that none of them harms another."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness1.agents.evaluation import AgentSession, delivered_f1, open_evaluation, reward_of
+from harness1.agents.rollouts import Agent, OnPolicyUpstream, agent_rollouts
+from harness1.config import Agents, Config, Rl, load_config
+from harness1.episodes.jobs import EpisodeJob
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.records import DocId, Episode, Gold, Hashes, Status, Task
+from harness1.rl.rollouts import EpisodeGroup
+from harness1.rl.training_rows import training_rows
+from harness1.rows.calls import captured_calls
+from harness1.rows.proxy_record import read_calls
+from harness1.viewer.sessions import read_sessions
+from tests.proxying import Dice, hermes
+from tests.support import run
+
+AGENT = """
+import json, os, subprocess, sys, time, urllib.error, urllib.request
+
+def ask(text, history=()):
+    messages = [*history, {"role": "user", "content": text}]
+    tool = {"name": "search_corpus", "parameters": {"type": "object", "properties": {"query": {"type": "string"}}}}
+    body = {"model": "m", "messages": messages, "temperature": 0.1, "tools": [{"type": "function", "function": tool}]}
+    sent = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    with urllib.request.urlopen(sent, timeout=20) as answer:
+        return [*messages, json.load(answer)["choices"][0]["message"]]
+
+manner = sys.argv[1]
+task = json.load(open("task.json"))
+assert "gold" not in task and os.listdir() == ["task.json"]
+if manner == "silent":
+    sys.exit("nothing to say")
+history = ask(task["query"])
+if manner == "crash":
+    raise SystemExit(3)
+if manner == "hang":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    time.sleep(600)
+if manner == "flood":
+    while True:
+        print("x" * 65536)
+if manner == "greedy":
+    refused = 0
+    for _ in range(20):
+        try:
+            ask(task["query"] + "?")
+        except urllib.error.HTTPError as error:
+            refused += error.code == 429
+    print("refused", refused)
+if manner == "good":
+    ask("And then?", history)
+    open("delivered.txt", "w").write("D1\\nD9\\n")
+"""
+CONFIG = load_config(
+    None,
+    [
+        "machine.concurrency=8",
+        "machine.episode_deadline_s=20",
+        "machine.agents.calls=6",
+        "machine.agents.output_bytes=1000000",
+    ],
+)
+
+
+class Played:
+    """The rollouts of an agent over a model that plays dice."""
+
+    def __init__(self, folder: Path, manner: str = "{query}", config: Config = CONFIG) -> None:
+        self.folder, self.config, self.model = folder, config, Dice(hermes())
+        script = folder / "agent.py"
+        script.write_text(AGENT)
+        self.command = f"{sys.executable} {script} {manner}"
+        self.seen: list[AgentSession] = []
+
+    def evaluate(self, session: AgentSession) -> Mapping[str, float]:
+        self.seen.append(session)
+        return {"f1": delivered_f1(session), "calls": 0.5 * len(session.calls)}
+
+    def play(self, tasks: Sequence[Task], samples: int = 1) -> list[Episode]:
+        """Play the tasks, in groups by task."""
+
+        async def published(*_: object) -> None:
+            raise AssertionError
+
+        async def played() -> list[Episode]:
+            episodes: list[Episode] = []
+            golds = {task.task_id: task.gold for task in tasks}
+            agent = Agent(self.command, self.evaluate, golds, Hashes("env", "policy", ""))
+            upstream = OnPolicyUpstream("hf:dice", self.model, self.model.chat, self.config)
+            jobs = [
+                EpisodeJob(task.public(), at * samples + sample, group_id=str(at))
+                for at, task in enumerate(tasks)
+                for sample in range(samples)
+            ]
+            record = self.folder / "sessions"
+            async with agent_rollouts(agent, upstream, record, self.config, published) as rollouts:
+                await rollouts.run(jobs, episodes.append)
+            return sorted(episodes, key=lambda each: each.sample_idx)
+
+        return run(played())
+
+
+def tasks_of(*manners: str) -> list[Task]:
+    gold = Gold({DocId("D1"): 1, DocId("D2"): 0})
+    return [Task(f"t{at}", manner, "train", gold) for at, manner in enumerate(manners)]
+
+
+def test_a_session_becomes_an_episode_with_the_tokens_that_the_proxy_recorded(tmp_path: Path) -> None:
+    played = Played(tmp_path)
+    (episode,) = played.play(tasks_of("good"))
+    assert [len(turn.calls) for turn in episode.turns] == [1, 1]
+    assert episode.reward is not None
+    assert episode.reward.total == pytest.approx(2 / 3 + 1.0)
+    assert {name: term.value for name, term in episode.reward.terms.items()} == {
+        "f1": pytest.approx(2 / 3),
+        "calls": 1.0,
+    }
+    recorded = list(read_calls(tmp_path / "sessions"))
+    kept = list(captured_calls(episode))
+    assert [call.prompt_ids for call in kept] == [call.prompt_ids for call in recorded]
+    assert [call.output_ids for call in kept] == [call.output_ids for call in recorded]
+    assert kept[1].prompt_ids[: len(kept[0].prompt_ids)] == kept[0].prompt_ids
+    assert sum(map(len, episode.segments.values())) < sum(len(call.prompt_ids) for call in kept)  # stored once
+    (session,) = read_sessions(tmp_path / "sessions")  # what the viewer shows
+    assert len(session["calls"]) == 2
+    assert not played.seen[0].folder.exists()
+    assert episode.task.gold is None
+
+
+def test_an_agent_in_training_samples_from_the_policy_itself(tmp_path: Path) -> None:
+    played = Played(tmp_path)
+    played.play(tasks_of("good"))
+    assert {(each.temperature, each.top_p, each.top_k) for _, each, _ in played.model.calls} == {(1.0, 1.0, 0)}
+
+
+@pytest.mark.parametrize("rows", ["turn", "epoch"])
+def test_rows_are_made_of_sessions_as_of_any_episodes(rows: str, tmp_path: Path) -> None:
+    episodes = Played(tmp_path).play(tasks_of("good"), samples=2)
+    scored = [
+        msgspec.structs.replace(each, reward=msgspec.structs.replace(each.reward, total=float(at)))
+        for at, each in enumerate(episodes)
+        if each.reward is not None
+    ]
+    made = training_rows([EpisodeGroup(0, 0, tuple(scored))], msgspec.convert({"rows": rows}, Rl))
+    assert len(made) == (4 if rows == "turn" else 2)
+    assert {value for row in made for value in row.advantages or () if value} == {-0.5, 0.5}
+
+
+def test_no_manners_of_an_agent_harm_the_others(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(CONFIG, machine=msgspec.structs.replace(CONFIG.machine, episode_deadline_s=4.0))
+    played = Played(tmp_path, config=config)
+    good, crash, hang, flood, greedy, last = played.play(tasks_of("good", "crash", "hang", "flood", "greedy", "good"))
+    assert [good.status, last.status] == [Status.COMPLETED] * 2
+    assert [len(good.turns), len(last.turns)] == [2, 2]
+    by_manner = {session.task.query: session for session in played.seen}
+    assert by_manner["crash"].exit_code == 3
+    assert by_manner["hang"].cut == "deadline"
+    assert by_manner["flood"].cut == "output"
+    assert len(by_manner["flood"].output) <= 16 << 10
+    assert [len(each.turns) for each in (crash, hang, flood)] == [1, 1, 1]
+    assert len(greedy.turns) == 6
+    assert "refused 15" in by_manner["greedy"].output
+
+
+def test_a_session_without_a_call_is_tried_again_and_then_broken(tmp_path: Path) -> None:
+    (episode,) = Played(tmp_path).play(tasks_of("silent"))
+    assert episode.status is Status.INFRA_ERROR
+    assert episode.error == "the agent made no call that can be trained on (exit 1): nothing to say"
+    assert episode.reward is None
+
+
+def test_a_session_that_the_model_failed_is_begun_anew(tmp_path: Path) -> None:
+    played = Played(tmp_path)
+    generate, failures = played.model.generate, [InfrastructureFault("no memory"), InfrastructureFault("no memory")]
+
+    async def failing(*arguments: object) -> object:
+        if failures:
+            raise failures.pop()
+        return await generate(*arguments)  # type: ignore[arg-type]
+
+    played.model.generate = failing  # type: ignore[assignment, method-assign]
+    (episode,) = played.play(tasks_of("good"))
+    assert (episode.status, len(episode.turns)) == (Status.COMPLETED, 2)
+    failures.extend([InfrastructureFault("no memory")] * 9)
+    played.folder = tmp_path / "again"
+    (broken,) = played.play(tasks_of("good"))
+    assert (broken.status, broken.error) == (Status.INFRA_ERROR, "a call failed: no memory")
+
+
+def test_calls_after_the_end_of_a_session_are_refused_and_not_recorded(tmp_path: Path) -> None:
+    late = tmp_path / "late.txt"
+    script = (
+        "import os, sys, time, urllib.error, urllib.request\n"
+        "time.sleep(1.5)\n"
+        "sent = urllib.request.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', b'{}',"
+        " {'Content-Type': 'application/json', 'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']})\n"
+        "try:\n    urllib.request.urlopen(sent)\nexcept urllib.error.HTTPError as error:\n"
+        f"    open({str(late)!r}, 'w').write(str(error.code))\n"
+    )
+    (tmp_path / "child.py").write_text(script)
+    played = Played(tmp_path)
+    (tmp_path / "agent.py").write_text(
+        AGENT + f"\nif manner == 'leaving':\n"
+        f"    subprocess.Popen([sys.executable, {str(tmp_path / 'child.py')!r}], start_new_session=True,"
+        f" stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        "if manner == 'slow':\n    time.sleep(4)\n"
+    )
+    left, slow = played.play(tasks_of("leaving", "slow"))
+    assert (len(left.turns), len(slow.turns)) == (1, 1)
+    assert late.read_text() == "410"
+    assert len(list(read_calls(tmp_path / "sessions"))) == 2
+
+
+def test_a_hundred_sessions_run_at_once(tmp_path: Path) -> None:
+    machine = msgspec.structs.replace(CONFIG.machine, concurrency=100, agents=Agents(calls=4), episode_deadline_s=120.0)
+    played = Played(tmp_path, config=msgspec.structs.replace(CONFIG, machine=machine))
+    episodes = played.play(tasks_of("good"), samples=100)
+    assert [(each.status, len(each.turns)) for each in episodes] == [(Status.COMPLETED, 2)] * 100
+    assert len({each.episode_id for each in episodes}) == 100
+    assert {len(session.calls) for session in played.seen} == {2}
+
+
+def test_a_command_that_cannot_be_started_ends_the_training(tmp_path: Path) -> None:
+    played = Played(tmp_path)
+    played.command = "no-such-agent {query}"
+    with pytest.raises(UsageError, match="no-such-agent cannot be started"):
+        played.play(tasks_of("good"))
+
+
+def test_an_evaluation_is_named_by_module_or_by_file(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text("def one(session):\n    return 1\n")
+    assert open_evaluation("harness1.agents.evaluation:delivered_f1") is delivered_f1
+    session = AgentSession(name="s", task=tasks_of("good")[0], folder=tmp_path)
+    assert reward_of(open_evaluation(f"{tmp_path}/judge.py:one"), session).total == 1.0
+    for wrong in ("judge", "no_such_module:f", f"{tmp_path}/judge.py:two", f"{tmp_path}/none.py:f"):
+        with pytest.raises(UsageError):
+            open_evaluation(wrong)
+    with pytest.raises(UsageError, match="finite"):
+        reward_of(lambda _: float("nan"), session)
