@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,13 +36,20 @@ SESSIONS = "sessions"
 
 
 def learning_on_agents(
-    config: Config, learn: Learn, out: Path, policy: LanguageModelPolicy, command: str, evaluation: str
+    config: Config,
+    learn: Learn,
+    out: Path,
+    policy: LanguageModelPolicy,
+    command: str,
+    evaluation: str,
+    environment: Mapping[str, str],
 ) -> tuple[Learning, OpenRollouts]:
     """Open a training run on the sessions of an agent with the tasks of datasets.
 
     Args:
         command: see `Agent`.
         evaluation: `MODULE:FUNCTION` or `FILE.py:FUNCTION`.
+        environment: the environment variables of the agent.
 
     Raises:
         UsageError: the evaluation or the tasks cannot be opened, two tasks have one id, or the settings are those of
@@ -64,7 +71,7 @@ def learning_on_agents(
     base = resolve_model(ModelSpec.read(learn.model).model)
     known = {"command": command, "evaluate": evaluation}
     hashes = Hashes(env=digest(known), policy=policy.hash, index="")
-    agent = Agent(command, open_evaluation(evaluation), golds, hashes)
+    agent = Agent(command, open_evaluation(evaluation), golds, hashes, environment)
 
     async def publish(state: Weights, version: int) -> None:
         await publish_to(policy.model, state, version, base, out / WEIGHTS)

@@ -18,6 +18,8 @@ KEPT_BYTES = 16 << 10
 """The end of an agent's output that is kept."""
 GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL."""
+DRAIN_S = 0.2
+"""Seconds in which the rest of the output is read once the command has ended; others may hold the pipe for longer."""
 READ_BYTES = 64 << 10
 
 
@@ -69,24 +71,31 @@ async def run_command(
     """Run a command to its end, or end it: after a number of seconds, or of bytes that it wrote. Its children end with
     it, also if this is cancelled.
 
+    Args:
+        environment: all its environment variables.
+
     Raises:
         UsageError: there is no such command.
     """
+    # With a pipe of asyncio's, `wait` would also wait for whoever else holds its other end.
+    theirs, stream, pipe = await _pipe()
     try:
         process = await asyncio.create_subprocess_exec(
             *words,
             cwd=folder,
-            env={**os.environ, **environment},
+            env=dict(environment),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=theirs,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
     except OSError as error:
+        pipe.close()
         raise UsageError(f"--command {words[0]} cannot be started: {error.strerror or error}") from error
-    assert process.stdout is not None
+    finally:
+        os.close(theirs)
     tail = _Tail(output_bytes)
-    reading = asyncio.create_task(tail.read(process.stdout))
+    reading = asyncio.create_task(tail.read(stream))
     waiting = asyncio.create_task(process.wait())
     cut: Cut = ""
     try:
@@ -100,9 +109,19 @@ async def run_command(
         cut = "deadline"
     finally:
         await _end(process, waiting)
-        await asyncio.wait({reading}, timeout=GRACE_S)
+        await asyncio.wait({reading}, timeout=DRAIN_S)
         reading.cancel()
+        pipe.close()
     return Ended(process.returncode or 0, cut, bytes(tail.kept).decode(errors="replace"))
+
+
+async def _pipe() -> tuple[int, asyncio.StreamReader, asyncio.ReadTransport]:
+    """Return the file descriptor of a pipe that is written to, and its other end."""
+    ours, theirs = os.pipe()
+    stream = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(ours, "rb"))
+    return theirs, stream, transport
 
 
 async def _end(process: asyncio.subprocess.Process, waiting: asyncio.Task[int]) -> None:

@@ -59,12 +59,14 @@ class Agent:
         evaluate: see `Evaluate`.
         golds: by the ids of the tasks.
         hashes: those of its episodes.
+        environment: the variables that it has beside those by which it finds the model.
     """
 
     command: str
     evaluate: Evaluate
     golds: Mapping[str, Gold | None]
     hashes: Hashes
+    environment: Mapping[str, str]
 
 
 class AgentRollouts:
@@ -110,6 +112,7 @@ class AgentRollouts:
         address = f"http://{HOST}:{self._port}"
         values = {"query": task.query, "task_id": task.task_id, "base_url": f"{address}/v1"}
         given = {
+            **self._agent.environment,
             "OPENAI_BASE_URL": f"{address}/v1",
             "OPENAI_API_KEY": opened.name,
             "ANTHROPIC_BASE_URL": address,

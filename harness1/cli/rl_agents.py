@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -79,7 +80,7 @@ def agents(
         exclude=tuple(str(each) for each in exclude or ()),
         model=upstream,
     )
-    work, players = learning_on_agents(settings, learn, out, policy, command, evaluate)
+    work, players = learning_on_agents(settings, learn, out, policy, command, evaluate, os.environ)
     alone = undisturbed(policy.model, settings, work.device, 1)
     work = replace(work, tensorboard=tensorboard, wandb=wandb, undisturbed=alone)
     for selection in work.selections:

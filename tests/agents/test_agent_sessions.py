@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,7 +99,7 @@ class Played:
         async def played() -> list[Episode]:
             episodes: list[Episode] = []
             golds = {task.task_id: task.gold for task in tasks}
-            agent = Agent(self.command, self.evaluate, golds, Hashes("env", "policy", ""))
+            agent = Agent(self.command, self.evaluate, golds, Hashes("env", "policy", ""), os.environ)
             upstream = OnPolicyUpstream("hf:dice", self.model, self.model.chat, self.config)
             jobs = [
                 EpisodeJob(task.public(), at * samples + sample, group_id=str(at))
@@ -214,8 +215,8 @@ def test_calls_after_the_end_of_a_session_are_refused_and_not_recorded(tmp_path:
     played = Played(tmp_path)
     (tmp_path / "agent.py").write_text(
         AGENT + f"\nif manner == 'leaving':\n"
-        f"    subprocess.Popen([sys.executable, {str(tmp_path / 'child.py')!r}], start_new_session=True,"
-        f" stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        f"    subprocess.Popen([sys.executable, {str(tmp_path / 'child.py')!r}], start_new_session=True)"
+        "\n"
         "if manner == 'slow':\n    time.sleep(4)\n"
     )
     left, slow = played.play(tasks_of("leaving", "slow"))

@@ -1,0 +1,97 @@
+"""Test `harness1 rl agents`: it trains the model behind an agent, resumes, and refuses what it cannot do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness1.rl.learning import EPISODES
+from harness1.rows.proxy_record import read_records
+from harness1.runs.stage import read_stage
+from harness1.runs.store import read_episodes
+from harness1.train.log import read_log
+from tests.cli.commands import Command, command_in_process
+from tests.sft.test_fine_tuning import SHORT, WORLD, save_student
+
+AGENT = """
+import json, os, urllib.request
+
+body = {"model": "m", "messages": [{"role": "user", "content": open("task.json").read()}], "max_tokens": 12}
+headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+sent = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(), headers)
+urllib.request.urlopen(sent).read()
+"""
+JUDGE = """
+def even(session):
+    ids = session.calls[0].output_ids
+    return sum(token % 2 == 0 for token in ids) / len(ids)
+"""
+FEW = (
+    *("rl.groups=2", "rl.samples=4", "rl.batches=2", "rl.substeps=1", "rl.rows=turn", "train.watch.tasks=0"),
+    *("train.watch.metric=reward", "machine.concurrency=4"),
+)
+OPTIONS = ["--config", "rl/small", *(word for setting in (*SHORT, *FEW) for word in ("--set", setting))]
+
+
+@pytest.fixture
+def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """The command in this process, beside a model, an agent and a judge."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    save_student(tmp_path / "model")
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "judge.py").write_text(JUDGE)
+    return command_in_process(monkeypatch, capsys)
+
+
+def agents(folder: Path, *options: str, command: str = "", evaluate: str = "judge.py:even") -> list[str]:
+    command = command or f"{sys.executable} {folder / 'agent.py'}"
+    places = ["--data", WORLD, "--upstream", "hf:model", "--out", "out", "--evaluate", evaluate]
+    return ["rl", "agents", "--command", command, *places, *OPTIONS, *options]
+
+
+def test_the_model_behind_an_agent_is_trained_and_a_training_resumes(harness1: Command, tmp_path: Path) -> None:
+    code, _, err = harness1(*agents(tmp_path))
+    assert code == 0, err
+    steps = [each for each in read_log(tmp_path / "out") if "loss" in each]
+    assert len(steps) == 2
+    assert all(each["k3"] < 1e-6 for each in steps)
+    episodes = list(read_episodes(tmp_path / "out" / EPISODES))
+    assert len(episodes) >= 16
+    assert {each.policy_versions for each in episodes} >= {(0, 0), (1, 1)}
+    assert len(list(read_records(tmp_path / "out" / "sessions"))) >= len(episodes)
+    assert harness1(*agents(tmp_path))[0] == 0  # it is done, and played nothing again
+    assert len(list(read_episodes(tmp_path / "out" / EPISODES))) == len(episodes)
+    code, _, err = harness1(*agents(tmp_path, command="another agent"))
+    assert code == 2
+    assert "command" in err
+    stage = read_stage(tmp_path / "out")
+    assert stage is not None
+    assert stage.inputs["evaluate"] == "judge.py:even"
+
+
+def test_an_agent_that_always_crashes_ends_the_training_with_its_last_words(harness1: Command, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("raise SystemExit('no module named wonder')")
+    code, _, err = harness1(*agents(tmp_path, "--set", "machine.agents.retries=0"))
+    assert code != 0
+    assert "no module named wonder" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"command": "'"}, "No closing quotation"),
+        ({"command": "no-such-agent"}, "no-such-agent cannot be started"),
+        ({"evaluate": "judge"}, "MODULE:FUNCTION"),
+        ({"evaluate": "judge.py:odd"}, "has no function odd"),
+    ],
+)
+def test_wrong_commands_and_evaluations_are_refused_in_a_line(
+    harness1: Command, tmp_path: Path, options: dict[str, str], complaint: str
+) -> None:
+    code, _, err = harness1(*agents(tmp_path, **options))
+    assert code == 2
+    assert complaint in err
+    assert "Traceback" not in err
