@@ -95,3 +95,13 @@ def test_wrong_commands_and_evaluations_are_refused_in_a_line(
     assert code == 2
     assert complaint in err
     assert "Traceback" not in err
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_agent_earns_more_by_training(harness1: Command, tmp_path: Path, seed: int) -> None:
+    more = [f"rl.seed={seed}", "rl.batches=20", "rl.groups=4", "rl.samples=8", "train.rate=1e-2", "train.lora.rank=0"]
+    code, _, err = harness1(*agents(tmp_path, *(word for setting in more for word in ("--set", setting))))
+    assert code == 0, err
+    rewards = [each["reward"] for each in read_log(tmp_path / "out") if "loss" in each]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
