@@ -223,7 +223,7 @@ def test_a_recorded_configuration_is_without_the_mechanisms_that_it_does_not_men
         ("env.evidnce.rank=true", "env.evidence"),
         ("env.max_turn=4", "env.max_turns"),
         ("envv.max_turns=4", "env"),
-        ("env.hits=4", "env.search.hits or env.grep.hits"),
+        ("env.hits=4", "env.search.hits or env.fan_out.hits or env.grep.hits"),
     ],
 )
 def test_a_misspelt_setting_is_answered_with_the_one_that_may_be_meant(override: str, meant: str) -> None:

@@ -26,6 +26,9 @@ LARGEST_CAP = 30
 """The most units that a curated set may hold."""
 _LATER = (
     ("evidence", "rank", False),
+    ("compression", "characters", 0),
+    ("evidence", "lines", 30),
+    ("fan_out", "hits", 0),
     ("leads", "on", False),
     ("leads", "handles", False),
     ("auto_populate", "by", "first"),
@@ -82,6 +85,8 @@ class FanOut(Settings):
     """Offer the tool."""
     queries: Positive = 5
     """Queries of one call; further ones are left out, and the observation says so."""
+    hits: Annotated[int, Meta(ge=0)] = 0
+    """Hits per query; 0: as many as `search.hits`. Few suffice where queries are names: what bears one comes first."""
     rrf_k: Positive = 60
     """Constant of the reciprocal rank fusion of the queries, as in `env.retrieval.rrf_k`."""
 
@@ -186,6 +191,8 @@ class Compression(Settings):
     """Shorten hits; else they are shown whole."""
     sentences: Positive = 4
     """Sentences of a hit that are shown."""
+    characters: Annotated[int, Meta(ge=0)] = 0
+    """Most characters shown of these sentences, cut between words; 0: all. For policies with small windows."""
 
 
 class Evidence(Settings):
@@ -205,6 +212,8 @@ class Evidence(Settings):
     `on`, which is about entities that documents share."""
     rank: bool = True
     """Rank the pool by evidence value, and show the order on a line of its own."""
+    lines: Positive = LARGEST_CAP
+    """Documents that the evidence order names, the best first: as many as can be delivered."""
 
     @property
     def ranks(self) -> bool:

@@ -9,6 +9,8 @@ from harness1.env.render.view import View
 from harness1.records import Tag, ToolCall
 from harness1.tools.tool import ToolSpec
 
+FAN_OUT = "fan_out_search"
+"""The tool that searches for several queries at once."""
 SPARE_TURNS = 3
 """Turns reserved for verification, the last curation and the end."""
 
@@ -28,7 +30,7 @@ def search_call(*queries: str) -> ToolCall:
     """Return a call that searches for one query, or for several at once."""
     if len(queries) == 1:
         return ToolCall("search_corpus", {"query": queries[0]})
-    return ToolCall("fan_out_search", {"queries": list(queries)})
+    return ToolCall(FAN_OUT, {"queries": list(queries)})
 
 
 def curate_call(tools: Sequence[ToolSpec], add: Mapping[str, Tag], remove: Sequence[str] = ()) -> ToolCall:

@@ -32,10 +32,10 @@ UNCUT_CHARACTERS = 1000
 """Characters up to which a text is shown whole, however small the window."""
 
 
-def search_for(memory: WorkingMemory, env: Env, queries: tuple[str, ...]) -> SearchFor:
-    """Return the request for some queries. Where units are ranked by evidence, results are compared with the
-    question."""
-    return SearchFor(queries, env.search.hits, memory.query[:QUERY_CHARACTERS] if env.evidence.ranks else "")
+def search_for(memory: WorkingMemory, env: Env, queries: tuple[str, ...], hits: int) -> SearchFor:
+    """Return the request for some queries, `hits` each. Where units are ranked by evidence, results are compared with
+    the question."""
+    return SearchFor(queries, hits, memory.query[:QUERY_CHARACTERS] if env.evidence.ranks else "")
 
 
 def discover(
@@ -132,7 +132,14 @@ def _uncut(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -> s
     query = " ".join(ranking.query for ranking in rankings)
     if traits.shows == "pattern":
         query = query if has_foreign(query) else " ".join(_PATTERN_WORD.findall(query))
-    return _compressed(hit.text, query, env.compression.sentences)
+    return _opening(_compressed(hit.text, query, env.compression.sentences), env.compression.characters)
+
+
+def _opening(text: str, characters: int) -> str:
+    """Return as many whole words of a text as fit, and a mark where something is missing; all of it for 0."""
+    if not characters or len(text) <= characters:
+        return text
+    return f"{text[: characters + 1].rsplit(None, 1)[0][:characters].rstrip()} ..."
 
 
 _compressed = lru_cache(maxsize=256)(compress)

@@ -29,6 +29,6 @@ def fan_out_search(
     if not in_words.queries:
         return Observation("fan_out_search", error=in_words.refusal)
     kept, left = in_words.queries[: env.fan_out.queries], in_words.queries[env.fan_out.queries :]
-    answer = yield search_for(memory, env, kept)
+    answer = yield search_for(memory, env, kept, env.fan_out.hits or env.search.hits)
     notes = (Note("queries_left_out", {"count": len(left), "limit": env.fan_out.queries}),) if left else ()
     return discover(fan_out_search, memory, env, answer, (*in_words.notes, *notes), resolved=in_words.resolved)

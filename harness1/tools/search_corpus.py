@@ -28,5 +28,5 @@ def search_corpus(memory: WorkingMemory, env: Env, query: Query) -> Steps:
     in_words = spelled(memory, env, [query])
     if not in_words.queries:
         return Observation("search_corpus", error=in_words.refusal)
-    answer = yield search_for(memory, env, in_words.queries)
+    answer = yield search_for(memory, env, in_words.queries, env.search.hits)
     return discover(search_corpus, memory, env, answer, in_words.notes, resolved=in_words.resolved)

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from harness1.config import AutoPopulate, Env, Evidence, Leads, PoolView, Read, Rendering
+from harness1.config.env import LARGEST_CAP
 from harness1.env.environment import SearchEnv, Step
-from harness1.env.render.evidence_pieces import RANKED as IN_ORDER
 from harness1.env.render.evidence_pieces import EvidenceOrder
 from harness1.env.render.orders import visible_units
 from harness1.episodes.replay import ReplayReport, replay_episode
@@ -123,7 +123,7 @@ def test_a_reason_stands_at_the_line_of_a_document_or_in_the_order_if_it_has_non
     assert told
     assert told <= visible
     assert re.findall(r"D\d+", order) == list(step.context.view.ranked)
-    assert len(step.context.view.ranked) == min(IN_ORDER, len(env.state.memory.pool.entries))
+    assert len(step.context.view.ranked) == min(LARGEST_CAP, len(env.state.memory.pool.entries))
 
 
 def test_the_reason_at_a_line_is_the_one_of_now() -> None:
@@ -189,3 +189,12 @@ def test_an_episode_with_everything_on_is_replayed(order: Any) -> None:
     plan = Script(*actions, search("E3"), call("read_document", doc_id="D2"))
     episode = run(rollout(make_env(config), plan, TASK))
     assert replay_episode(episode, config) == ReplayReport(len(episode.turns), len(episode.turns))
+
+
+def test_the_evidence_order_names_as_many_documents_as_asked() -> None:
+    few = msgspec.structs.replace(FULL, evidence=msgspec.structs.replace(RANK, lines=1))
+    whole, cut = (play(make_env(env), search("Ada Lovelace father"))[0].context for env in (FULL, few))
+    assert whole is not None
+    assert cut is not None
+    assert len(whole.view.ranked) > 1
+    assert cut.view.ranked == whole.view.ranked[:1]

@@ -65,3 +65,13 @@ def test_one_query_alone_keeps_the_order_of_the_engine() -> None:
     step = play(make_env(retriever=retriever), call("fan_out_search", queries=["alpha"]))[0]
     assert step.observation is not None
     assert tuple(hit.chunk_id for hit in step.observation.hits) == step.observation.rankings[0].chunk_ids
+
+
+def test_a_call_may_take_fewer_hits_of_each_query_than_a_search_does() -> None:
+    env = Env(fan_out=FanOut(hits=1))
+    found = fan_out("alpha", "beta", env=env)
+    assert [len(ranking.chunk_ids) for ranking in found.rankings] == [1, 1]
+    single = play(make_env(env, CHUNKS), call("search_corpus", query="alpha"))[0].observation
+    assert single is not None
+    assert len(single.hits) > 1
+    assert len(fan_out("alpha").hits) == len(single.hits)

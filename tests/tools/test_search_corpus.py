@@ -96,3 +96,14 @@ def test_white_space_of_a_query_is_put_in_order() -> None:
     run(env.reset(Task("t", "q")))
     step = run(env.step([search(" Ada\n Lovelace ")]))
     assert observed(step).rankings[0].query == "Ada Lovelace"
+
+
+def test_shown_sentences_may_be_cut_between_words() -> None:
+    text = "The tower of the old harbour was painted red by sailors."
+    for most, shown in ((0, text), (len(text), text), (23, "The tower of the old ..."), (3, "The ..."), (2, "Th ...")):
+        env = make_env(Env(compression=Compression(characters=most)), [chunk("a", text, "T")])
+        step = play(env, call("search_corpus", query="tower"))[0]
+        assert step.context is not None
+        assert step.context.view.documents["D1"].text == shown
+        assert step.observation is not None
+        assert step.observation.hits[0].text == text

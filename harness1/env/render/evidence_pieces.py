@@ -23,8 +23,6 @@ from harness1.memory.leads import Lead
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import UnitId
 
-RANKED = 30
-"""Documents that the line of the evidence order names: as many as can be delivered."""
 LEAD_SOURCES = 3
 """Documents that are shown to name a lead."""
 LINKING = 5
@@ -50,9 +48,9 @@ class EvidenceOrder:
         return self._reasons[self.places[unit_id]]
 
 
-def ranked_piece(memory: WorkingMemory, ranking: EvidenceOrder, visible: Set[UnitId]) -> Piece:
+def ranked_piece(memory: WorkingMemory, env: Env, ranking: EvidenceOrder, visible: Set[UnitId]) -> Piece:
     """Return the evidence order by handle. Only units without a line of their own come with a reason here."""
-    shown = ranking.units[:RANKED]
+    shown = ranking.units[: env.evidence.lines]
     handles = tuple(handle_of(memory, unit_id) for unit_id in shown)
     words = []
     for handle, unit_id in zip(handles, shown, strict=True):

@@ -36,7 +36,7 @@ def told_evidence(memory: WorkingMemory, env: Env) -> list[Piece]:
     if not env.evidence.ranks:
         return []
     found = memory.assess()
-    told = [ranked_piece(memory, EvidenceOrder(found), frozenset())] if found.units else []
+    told = [ranked_piece(memory, env, EvidenceOrder(found), frozenset())] if found.units else []
     return told + ([leads_piece(memory, env, found.leads[: env.leads.lines])] if env.leads_on else [])
 
 
@@ -55,7 +55,7 @@ class MemoryPieces:
         placed = [Block((curated_piece(memory, self.env),))]
         placed += self._curated_lines(memory, visible, ranking)
         if found.units:
-            placed.append(Block((ranked_piece(memory, ranking, visible),), Drop.OLD_TURNS))
+            placed.append(Block((ranked_piece(memory, self.env, ranking, visible),), Drop.OLD_TURNS))
         if self.env.leads_on and found.leads:
             placed.append(Block((leads_piece(memory, self.env, found.leads[: self.env.leads.lines]),), Drop.EVIDENCE))
         placed += self._pool(memory, visible, ranking)

@@ -11,7 +11,7 @@ from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.errors import UsageError
 from harness1.hashing import digest
-from harness1.policy.actions import curate_call, search_call
+from harness1.policy.actions import FAN_OUT, curate_call, search_call
 from harness1.policy.oracle import wanted
 from harness1.policy.policy import Decision
 from harness1.policy.teacher.evidence import SeenEvidence
@@ -19,29 +19,33 @@ from harness1.records import Gold, Task, ToolCall, UnitId
 from harness1.tools.end_search import END_SEARCH
 
 FOLLOWED = 2
-"""Most leads that an episode follows."""
+"""Most searches of an episode that follow leads."""
 GUESSES = 2
 """Fewest documents delivered while gold is missing: the best by evidence."""
-REVISION = 2
+REVISION = 3
 """Increased whenever the teacher decides differently."""
 DELIVERY = 1
 """Turns that the last curation needs."""
 FALLOFF = 0.6
 """Each further lead is chosen this many times as often as the one before it."""
+KEPT = 0.75
+"""Share of the leads that an episode which draws them follows, where several are followed at once."""
 
 
 class LeadTeacher:
     """Search the question; follow leads while gold is missing; edit the curated set to what was found; end.
 
-    The first episode of a task follows the first leads, its others draw them, so that the best of several shows which
-    lead was worth it. It needs `env.evidence.rank` and `env.leads.on`.
+    Where one call can search several leads, it follows all that are shown at once, and the first time even if nothing
+    is missing: a student cannot tell whether something is, and what they bring costs it little. The first episode of a
+    task follows the first leads, its others draw them, so that the best of several shows which lead was worth it. It
+    needs `env.evidence.rank` and `env.leads.on`.
 
     Raises:
         UsageError: on opening, if the task's gold was not given.
     """
 
     name = "lead-teacher"
-    hash = digest([name, FOLLOWED, GUESSES, FALLOFF, REVISION])
+    hash = digest([name, FOLLOWED, GUESSES, FALLOFF, KEPT, REVISION])
 
     def __init__(self, golds: Mapping[str, Gold]) -> None:
         self._golds = golds
@@ -60,6 +64,7 @@ class LeadTeacherSession:
         self._draws = rng.random() < FALLOFF
         self._evidence: SeenEvidence | None = None
         self._followed: set[str] = set()
+        self._searches = 0
 
     async def act(self, context: Context) -> Decision:
         return Decision((self._next(context, context.view, self.watch(context)),), "The gold decides.")
@@ -75,12 +80,15 @@ class LeadTeacherSession:
         return copy.deepcopy(self)
 
     def _next(self, context: Context, view: View, evidence: SeenEvidence) -> ToolCall:
-        if not evidence.documents and not self._followed:
-            self._followed.add(view.query)
+        if not evidence.documents and not self._searches:
+            self._searches += 1
             return search_call(view.handle or view.query)
         left = view.budget.turns_left()
-        if not evidence.complete and (left is None or left > DELIVERY) and (lead := self._lead(view)):
-            return search_call(lead)
+        at_once = any(spec.name == FAN_OUT for spec in context.tools)
+        missing = not evidence.complete or (at_once and self._searches == 1)
+        if missing and (left is None or left > DELIVERY) and (leads := self._leads(view, at_once)):
+            self._searches += 1
+            return search_call(*leads)
         chosen = self._chosen(view, evidence)
         held = [entry.handle for entry in view.curated]
         add = [handle for handle in chosen if handle not in held]
@@ -89,15 +97,19 @@ class LeadTeacherSession:
             return curate_call(context.tools, dict.fromkeys(add, "high"), remove)
         return ToolCall("curate", {"remove_ids": remove}) if chosen and remove else ToolCall(END_SEARCH)
 
-    def _lead(self, view: View) -> str:
-        """Return the next lead to follow, by its handle if it has one; empty if it is time to deliver."""
-        open_leads = [lead for lead in view.leads if lead.name not in self._followed]
-        if not open_leads or len(self._followed) > FOLLOWED:
-            return ""
-        weights = [FALLOFF**place for place in range(len(open_leads))]
-        (lead,) = self._rng.choices(open_leads, weights) if self._draws else open_leads[:1]
-        self._followed.add(lead.name)
-        return lead.entity or lead.name
+    def _leads(self, view: View, at_once: bool) -> list[str]:
+        """Return the leads to follow next, by their handles if they have some; none if it is time to deliver."""
+        shown = [lead for lead in view.leads if lead.name not in self._followed]
+        if not shown or self._searches > FOLLOWED:
+            return []
+        if at_once:
+            drawn = [lead for lead in shown if self._rng.random() < KEPT] if self._draws else shown
+            chosen = drawn or shown[:1]
+        else:
+            weights = [FALLOFF**place for place in range(len(shown))]
+            chosen = self._rng.choices(shown, weights) if self._draws else shown[:1]
+        self._followed.update(lead.name for lead in chosen)
+        return [lead.entity or lead.name for lead in chosen]
 
     def _chosen(self, view: View, evidence: SeenEvidence) -> list[str]:
         """Return what to deliver: the gold that was seen, in the evidence order; where some is missing, the best others
