@@ -10,6 +10,7 @@ SKYRL_PYTHON ?= python3.12
 # The tests need only the CPU build of torch; a build that is installed first is kept.
 TORCH ?= torch==2.13.0
 SEED ?= 0
+ADAPTERS := verifiers openenv inspect langchain llamaindex
 EXAMPLES := tests/adapters/test_examples.py
 DOCS := .venv/docs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -47,13 +48,15 @@ test-skyrl: $(SKYRL)/ready $(TINKER)/ready
 		tests/engines/test_skyrl_server.py -rsP --show-capture=stdout
 
 # Adapters beside the real packages, which cannot share an environment.
-test-adapters: .venv/verifiers/ready .venv/openenv/ready .venv/inspect/ready
+test-adapters: $(ADAPTERS:%=.venv/%/ready)
 	.venv/verifiers/bin/python -m pytest tests/adapters/test_verifiers.py $(EXAMPLES) -rs
 	.venv/openenv/bin/python -m pytest tests/adapters/test_openenv.py tests/adapters/test_openenv_training.py \
 		$(EXAMPLES) -rs
 	.venv/inspect/bin/python -m pytest tests/adapters/test_inspect.py $(EXAMPLES) -rs
+	.venv/langchain/bin/python -m pytest tests/adapters/test_rag_retrievers.py $(EXAMPLES) -rs
+	.venv/llamaindex/bin/python -m pytest tests/adapters/test_rag_retrievers.py $(EXAMPLES) -rs
 
-.venv/verifiers/ready .venv/openenv/ready .venv/inspect/ready: .venv/%/ready: pyproject.toml
+$(ADAPTERS:%=.venv/%/ready): .venv/%/ready: pyproject.toml
 	$(PYTHON) -m venv --clear .venv/$*
 	.venv/$*/bin/pip install --quiet --editable ".[$*]" hypothesis pytest
 	touch $@

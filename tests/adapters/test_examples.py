@@ -75,3 +75,14 @@ def test_verifiers(tmp_path: Path, index: str) -> None:
     with chat_server() as address:
         run("verifiers_eval.py", "fake", address, "world:120", index, "out", at=tmp_path, OPENAI_API_KEY="none")
     assert list((tmp_path / "out").rglob("traces.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        pytest.param(package, name, marks=needs(package))
+        for package, name in (("langchain_core", "langchain_retriever.py"), ("llama_index", "llamaindex_retriever.py"))
+    ],
+)
+def test_retrievers(package: str, name: str, tmp_path: Path, index: str) -> None:
+    assert run(name, index, "Which river flows past a town?", at=tmp_path).count("River") > 1

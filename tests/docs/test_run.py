@@ -37,6 +37,12 @@ def elsewhere(command: str) -> str | None:
     return next((test for part, test in TABLE["elsewhere"].items() if part in command), None)
 
 
+def needs_more(block: Block) -> str | None:
+    """The test that runs a block of code whose package is not installed beside the tests, if it is such a block."""
+    code = "\n".join(block.lines)
+    return next((test for package, test in TABLE["packages"].items() if f"from {package}" in code), None)
+
+
 def own(block: Block) -> list[str]:
     """The commands of a block that are the program's."""
     return [each for each in commands(block) if each.startswith("harness1 ")] if block.language == "" else []
@@ -102,7 +108,7 @@ def test_the_code_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     for command in TABLE["code"][page]:
         assert harness1(*shlex.split(command)[1:]).code == 0
-    found = [block for block in blocks(ROOT / page) if block.language == "python"]
+    found = [block for block in blocks(ROOT / page) if block.language == "python" and not needs_more(block)]
     assert found
     for block in found:
         exec("\n".join(block.lines), {})
@@ -123,6 +129,13 @@ def test_the_table_speaks_of_commands_that_are_there(kind: str) -> None:
             verb = re.match(r"harness1 ((?:sft|rl|serve|models|data)? ?\w+)", entry)
             text = (ROOT / said).read_text() + "".join(map(Path.read_text, (ROOT / "docs" / "tutorials").glob("*.md")))
             assert verb is None or verb[1].split()[-1] in text, entry
+
+
+def test_code_that_is_run_elsewhere_is_there() -> None:
+    code = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+    assert {needs_more(block) for block in code} == {None, *TABLE["packages"].values()}
+    for package, test in TABLE["packages"].items():
+        assert package in (ROOT / test).read_text()
 
 
 def test_there_is_something_to_run() -> None:
