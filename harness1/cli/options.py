@@ -72,6 +72,7 @@ Cache = Annotated[Path | None, Option(help="Folder that keeps indexes; default ~
 MovedDataset = Annotated[str | None, Option(help="The runs' dataset, if it has moved.", metavar="DATASET")]
 Tensorboard = Annotated[bool, Option("--tensorboard", help="Also write event files for TensorBoard.")]
 Wandb = Annotated[str, Option(help="Also log to this project of Weights & Biases.", metavar="PROJECT")]
+Mlflow = Annotated[str, Option(help="Also log to this experiment of MLflow.", metavar="EXPERIMENT[@URI]")]
 
 RecipeName = Annotated[str, Argument(help="A TOML file, or a name that `recipe list` shows.", metavar="RECIPE")]
 RecipeChanges = Annotated[

@@ -20,6 +20,7 @@ from harness1.cli.options import (
     Exclude,
     Force,
     Json,
+    Mlflow,
     Overrides,
     ShareOf,
     Tensorboard,
@@ -54,6 +55,7 @@ def agents(
     exclude: Exclude = None,
     tensorboard: Tensorboard = False,
     wandb: Wandb = "",
+    mlflow: Mlflow = "",
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -82,7 +84,7 @@ def agents(
     )
     work, players = learning_on_agents(settings, learn, out, policy, command, evaluate, os.environ)
     alone = undisturbed(policy.model, settings, work.device, 1)
-    work = replace(work, tensorboard=tensorboard, wandb=wandb, undisturbed=alone)
+    work = replace(work, tensorboard=tensorboard, wandb=wandb, mlflow=mlflow, undisturbed=alone)
     for selection in work.selections:
         say_left_out(selection)
     if force:

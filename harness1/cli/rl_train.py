@@ -24,6 +24,7 @@ from harness1.cli.options import (
     Exclude,
     Force,
     Json,
+    Mlflow,
     Overrides,
     ShareOf,
     Tensorboard,
@@ -70,9 +71,7 @@ def train(
     model: Annotated[str, Option(help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")] = "",
     out: Annotated[Path | None, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")] = None,
     split: Annotated[str, Option(help="The split to take tasks from; default train.")] = "",
-    index: Annotated[
-        list[str] | None, Option(help="An index for each dataset, in the same order.", metavar="SPEC")
-    ] = None,
+    index: Annotated[list[str] | None, Option(help="An index for each dataset, in order.", metavar="SPEC")] = None,
     admission: Annotated[
         list[str] | None, Option(help="A report of `rl check` for each dataset; only its admitted tasks are used.")
     ] = None,
@@ -86,6 +85,7 @@ def train(
     cache: Cache = None,
     tensorboard: Tensorboard = False,
     wandb: Wandb = "",
+    mlflow: Mlflow = "",
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -113,7 +113,7 @@ def train(
         else:
             work, players = learning_on_pivots(settings, learn, out, policy, pivots)
         alone = undisturbed(policy.model, settings, work.device, group.size)
-        work = replace(work, tensorboard=tensorboard, wandb=wandb, undisturbed=alone)
+        work = replace(work, tensorboard=tensorboard, wandb=wandb, mlflow=mlflow, undisturbed=alone)
         if sampler is not None:
             work = replace(work, open_engine=partial(learning.open_tinker_engine, sampler))
         for selection in work.selections:

@@ -13,7 +13,7 @@ from typer import Argument, Option
 from harness1.cli.dashboard import TrainingBoard
 from harness1.cli.launched import launched, led_group
 from harness1.cli.memory import refuse_oversized_sft
-from harness1.cli.options import ConfigFile, EngineOption, Force, Json, Overrides, Tensorboard, Wandb, resolve
+from harness1.cli.options import ConfigFile, EngineOption, Force, Json, Mlflow, Overrides, Tensorboard, Wandb, resolve
 from harness1.cli.results import print_checkpoint
 from harness1.engines.tinker import open_sampler
 from harness1.errors import UsageError
@@ -47,6 +47,7 @@ def train(
     engine: EngineOption = "",
     tensorboard: Tensorboard = False,
     wandb: Wandb = "",
+    mlflow: Mlflow = "",
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -69,7 +70,7 @@ def train(
         device = settings.machine.model.device or preferred_device()
         device = f"cuda:{group.local}" if device == "cuda" and launched().size > 1 else device
         base = resolve_model(model)
-        work = FineTuning(dataset, base, out, settings, trainer.value, device, packing, tensorboard, wandb)
+        work = FineTuning(dataset, base, out, settings, trainer.value, device, packing, tensorboard, wandb, mlflow)
         if engine:
             sampler = open_sampler(engine, base, settings, group.size)
             work = replace(work, open_engine=open_tinker_engine, sampler=sampler)

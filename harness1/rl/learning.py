@@ -97,6 +97,7 @@ class Learning:
     device: str = "cpu"
     tensorboard: bool = False
     wandb: str = ""
+    mlflow: str = ""
     index_hashes: Sequence[str] = ()
     make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl, config.env))
     open_engine: OpenEngine = open_local_engine
@@ -225,7 +226,9 @@ async def _train(work: Learning, learner: Learner, players: OpenRollouts, on_ste
         # The store is locked, which also keeps a second process away from the log.
         with (
             EpisodeStore(work.out / EPISODES) as store,
-            TrainLog(work.out, learner.version, tensorboard=work.tensorboard, wandb=work.wandb) as log,
+            TrainLog(
+                work.out, learner.version, tensorboard=work.tensorboard, wandb=work.wandb, mlflow=work.mlflow
+            ) as log,
         ):
             loop = _Loop(work, learner, rollouts, log, on_step)
             async with work.undisturbed():

@@ -77,6 +77,7 @@ class FineTuning:
     """Put several rows into one sequence (TRL only)."""
     tensorboard: bool = False
     wandb: str = ""
+    mlflow: str = ""
     open_engine: OpenEngine = open_local_engine
     """Opens what holds the weights in training; TRL has its own."""
     sampler: TinkerBackend | None = None
@@ -205,7 +206,8 @@ def _copy_data_card(work: FineTuning) -> None:
 
 
 def _open_log(work: FineTuning, begun: int, *, writes: bool = True) -> TrainLog:
-    return TrainLog(work.out if writes else None, begun, tensorboard=work.tensorboard, wandb=work.wandb)
+    out = work.out if writes else None
+    return TrainLog(out, begun, tensorboard=work.tensorboard, wandb=work.wandb, mlflow=work.mlflow)
 
 
 class _State(Record):

@@ -1,4 +1,4 @@
-"""The log of a training run: lines of JSON, and on request TensorBoard and Weights & Biases."""
+"""The log of a training run: lines of JSON, and on request TensorBoard, Weights & Biases and MLflow."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgspec
 from harness1.errors import MALFORMED, SchemaError, optional
 from harness1.hashing import text_digest
 from harness1.runs.files import write_atomically
+from harness1.train.mlflow_run import MlflowRun
 
 LOG = "log.jsonl"
 VALIDATION_PREFIX = "held_out/"
@@ -27,20 +28,32 @@ class TrainLog(AbstractContextManager["TrainLog"]):
     Args:
         folder: None for a process that must not write.
         wandb: a project of Weights & Biases; empty for none.
+        mlflow: an experiment of MLflow, `NAME` or `NAME@URI`; empty for none.
 
     Raises:
-        MissingExtra: TensorBoard or wandb is not installed.
+        MissingExtra: TensorBoard, wandb or mlflow is not installed.
+        InfrastructureFault: MLflow's store cannot be opened.
     """
 
-    def __init__(self, folder: Path | None, after: int = 0, *, tensorboard: bool = False, wandb: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        after: int = 0,
+        *,
+        tensorboard: bool = False,
+        wandb: str = "",
+        mlflow: str = "",
+    ) -> None:
         self._file: io.FileIO | None = None
         self._events: Any = None
         self._project: Any = None
+        self._run: MlflowRun | None = None
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
         self._events = _open_tensorboard(folder / "tensorboard", after) if tensorboard else None
         self._project = _open_wandb(folder, wandb) if wandb else None
+        self._run = MlflowRun(folder, mlflow, resumed=after > 0) if mlflow else None
         path = folder / LOG
         kept = [line for line, values in _read(path) if values["step"] <= after] if after > 0 else []
         write_atomically(path, b"".join(line + b"\n" for line in kept))
@@ -56,14 +69,18 @@ class TrainLog(AbstractContextManager["TrainLog"]):
                 self._events.add_scalar(name, value, step)
         if self._project is not None:
             self._project.log(dict(values), step=step)
+        if self._run is not None:
+            self._run.log(values, step)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._file is not None:
             self._file.close()
         if self._events is not None:
             self._events.close()
         if self._project is not None:
             self._project.finish()
+        if self._run is not None:
+            self._run.finish("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
 
 
 def validation_values(values: Mapping[str, float]) -> dict[str, float]:
