@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness1.data.formats import beir
+from harness1.data.importing import without_answers
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import CorpusError
@@ -27,7 +28,8 @@ def copy_dataset(
     force: bool = False,
     on_document: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Write the documents and the tasks of a dataset into a BEIR folder, if that is not done yet.
+    """Write the documents and the tasks of a dataset into a BEIR folder, if that is not done yet; secret answers are
+    left out.
 
     Args:
         spec: a dataset, as `open_source` takes it.
@@ -43,7 +45,8 @@ def copy_dataset(
         UsageError: there is no such dataset, or the folder holds something else or cannot be written.
     """
     source = open_source(spec)
-    stage = Stage(VERB, {"source": source.fingerprint, "limit": limit, "most_gold": most_gold})
+    inputs = {"source": source.fingerprint, "limit": limit, "most_gold": most_gold}
+    stage = Stage(VERB, {**inputs, "benchmark": source.name} if source.secret_answers else inputs)
     if not force:
         refuse_other(stage, out, "copy")
         if stage.is_done(out) and (found := read_stage(out)) is not None:
@@ -63,7 +66,8 @@ def _tasks(source: Source, limit: int, most_gold: int) -> dict[str, list[Task]]:
     found = {}
     for split in source.splits:
         few = [task for task in source.tasks(split) if not most_gold or _gold(task) <= most_gold]
-        found[split] = few[: limit or None]
+        few = few[: limit or None]
+        found[split] = [without_answers(task) for task in few] if source.secret_answers else few
     return found
 
 

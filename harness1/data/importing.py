@@ -71,7 +71,7 @@ def import_benchmark(
                 fault(AbsentGold(f"{path}: query {task.task_id!r} should find {missing}, which was left out"))
                 continue
             counts["tasks"][task.split] += 1
-            yield _without_answers(task) if source.secret_answers else task
+            yield without_answers(task) if source.secret_answers else task
 
     with under_way(stage, out):
         beir.write(out, documents(), answerable())
@@ -85,7 +85,8 @@ def _found(out: Path) -> dict[str, Any]:
     return found.outputs
 
 
-def _without_answers(task: Task) -> Task:
+def without_answers(task: Task) -> Task:
+    """Return a task as it may be written where the answers of its source are secret."""
     if task.gold is None:
         return task
     return msgspec.structs.replace(task, gold=msgspec.structs.replace(task.gold, answers=()))

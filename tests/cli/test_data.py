@@ -11,6 +11,7 @@ import pytest
 
 from harness1.data.benchmarks.registry import BENCHMARKS
 from harness1.eval.run_view import read_run
+from harness1.runs.stage import read_stage
 from harness1.viewer.run_source import RunSource
 from tests.cli.commands import Command, command_in_process
 from tests.data.benchmarks import official
@@ -81,6 +82,15 @@ def test_secret_answers_are_in_no_file_of_a_run(harness1: Command) -> None:
     golds = RunSource.open(Path("run")).gold.golds
     assert [gold.answers for gold in golds.values()] == [(), ()]
     assert read_run(Path("run")).secret_answers
+
+
+def test_secret_answers_are_in_no_copy(harness1: Command) -> None:
+    official.BROWSECOMP_PLUS.make(Path("bcp"))
+    assert harness1("data", "copy", "browsecomp_plus:bcp", "--out", "copied").code == 0
+    assert SECRET.encode() not in Path("copied/queries.jsonl").read_bytes()
+    stage = read_stage(Path("copied"))
+    assert stage is not None
+    assert stage.inputs["benchmark"] == "browsecomp_plus"
 
 
 def test_questions_without_documents_need_an_index(harness1: Command) -> None:

@@ -54,6 +54,8 @@ class Benchmark(Record):
     hub: tuple[Hub, ...] = ()
     by_hand: str = ""
     """Files that no hub has, and how to get them."""
+    secret_answers: bool = False
+    """True if neither questions nor answers may be published; also of the source that `open` returns."""
 
     def open(self, root: Path, fault: Fault) -> Source:
         """Open the official files of the benchmark: a folder, or the one file."""

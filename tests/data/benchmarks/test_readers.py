@@ -51,6 +51,7 @@ def test_a_sound_download_is_read(each: Official, tmp_path: Path) -> None:
     assert all(task.gold and task.gold.relevant.keys() <= names for task in tasks)
     assert all(task.split == each.split and task.query.strip() for task in tasks)
     assert open_source(f"{each.name}:{tmp_path}/a").secret_answers == (each.name == "browsecomp_plus")
+    assert BENCHMARKS[each.name].secret_answers == (each.name == "browsecomp_plus")
     assert from_anywhere(f"{each.name}:{tmp_path}/a") == f"{each.name}:{tmp_path}/a"
 
 
