@@ -1,0 +1,172 @@
+"""Folders are sent to a hub by its real client: private, without what is no part of them, and never if secret."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness1.runs.stage import Stage
+from harness1.sft.data_card import write_card
+from tests.adapters.fake_hub import FakeHub, fake_hub
+from tests.cli.commands import Command, command_in_process
+from tests.data.benchmarks import official
+from tests.sft.test_data_card import CARD_OF_THREE
+
+TOKEN = "hf_ofNobodyAtAll"
+TRAINED = Path("harness1/policies/trained").resolve()
+
+
+@pytest.fixture
+def harness1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return command_in_process(monkeypatch, capsys)
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with fake_hub() as made:
+        yield made
+
+
+@pytest.fixture
+def run(harness1: Command) -> Path:
+    assert harness1("eval", "world:60", "--limit", "2", "--out", "run", "--cache", "cache").code == 0
+    return Path("run")
+
+
+def sent(harness1: Command, hub: FakeHub, folder: Path, *more: str) -> dict[str, Any]:
+    ended = harness1("push", str(folder), "--to", "me/it", "--endpoint", hub.address, "--json", *more)
+    assert ended.code == 0, ended.err
+    found: dict[str, Any] = json.loads(ended.out)
+    return found
+
+
+def refused(harness1: Command, folder: Path, *more: str, to: str = "me/it") -> str:
+    ended = harness1("push", str(folder), "--to", to, *more)
+    assert ended.code == 2, ended.out
+    return ended.err
+
+
+def test_a_run_arrives_whole_and_private(harness1: Command, hub: FakeHub, run: Path) -> None:
+    found = sent(harness1, hub, run)
+    files = hub.files["datasets/me/it"]
+    assert {"episodes.jsonl", "stage.json", "metrics.json", "view.html", "curated.trec"} <= files.keys()
+    assert files == {name: (run / name).read_bytes() for name in found["files"]}
+    assert (hub.private, hub.tokens) == ({"datasets/me/it": True}, {f"Bearer {TOKEN}"})
+    assert (found["url"], found["commit"]) == (f"{hub.address}/datasets/me/it", "c0ffee")
+
+
+def test_locks_temporary_and_foreign_files_stay(harness1: Command, hub: FakeHub, run: Path) -> None:
+    for name in (".stage.json.123", ".lock", ".mine.json", "notes.txt", "id_rsa", ".env"):
+        (run / name).write_text("x")
+    Path("elsewhere.json").write_text("{}")
+    (run / "link.json").symlink_to(Path("elsewhere.json").resolve())
+    found = sent(harness1, hub, run)
+    assert {".stage.json.123", ".lock", ".mine.json", "notes.txt", "id_rsa", ".env", "link.json"} <= set(found["left"])
+    assert not set(found["left"]) & hub.files["datasets/me/it"].keys()
+
+
+def test_a_dataset_and_a_policy_go_to_their_kind_of_repository(harness1: Command, hub: FakeHub) -> None:
+    assert harness1("data", "copy", "world:60", "--out", "world").code == 0
+    sent(harness1, hub, Path("world"))
+    assert {"corpus.jsonl", "queries.jsonl", "qrels/test.tsv"} <= hub.files["datasets/me/it"].keys()
+    shutil.copytree(TRAINED, "policy")
+    sent(harness1, hub, Path("policy"))
+    assert {"adapter_model.safetensors", "checkpoint.json", "README.md"} <= hub.files["models/me/it"].keys()
+
+
+def test_a_dry_run_says_what_would_be_sent_and_asks_no_hub(harness1: Command, hub: FakeHub, run: Path) -> None:
+    (run / "notes.txt").write_text("x")
+    ended = harness1("push", "run", "--to", "me/it", "--endpoint", hub.address, "--dry-run")
+    assert ended.code == 0
+    assert "  episodes.jsonl\n" in ended.out
+    assert "stays  notes.txt" in ended.out
+    assert "for me/it, private; not sent" in ended.out
+    assert not hub.tokens
+
+
+def test_only_public_makes_or_feeds_a_public_repository(harness1: Command, hub: FakeHub, run: Path) -> None:
+    sent(harness1, hub, run, "--public")
+    assert hub.private == {"datasets/me/it": False}
+    hub.files.clear()
+    assert "me/it is public on the hub: give --public" in refused(harness1, run, "--endpoint", hub.address)
+    assert not hub.files
+    sent(harness1, hub, run, "--public")
+
+
+def test_what_comes_from_a_benchmark_with_secret_answers_is_refused(harness1: Command) -> None:
+    official.BROWSECOMP_PLUS.make(Path("bcp"))
+    played = ("--split", "all", "--cache", "cache", "--limit", "1")
+    assert harness1("eval", "browsecomp_plus:bcp", "--out", "direct", *played).code == 0
+    assert harness1("data", "import", "browsecomp_plus", "bcp", "--out", "imported").code == 0
+    assert harness1("data", "copy", "browsecomp_plus:bcp", "--out", "copied").code == 0
+    assert harness1("eval", "imported", "--out", "indirect", *played).code == 0
+    for folder in ("direct", "imported", "copied", "indirect"):
+        assert "browsecomp_plus, whose questions and answers must not be published" in refused(harness1, Path(folder))
+    shutil.rmtree("imported")
+    assert "imported, which is gone" in refused(harness1, Path("indirect"))
+
+
+def test_rows_and_policies_go_unless_their_data_card_names_what_is_secret(harness1: Command, hub: FakeHub) -> None:
+    def made_from(dataset: str) -> None:
+        runs = tuple(msgspec.structs.replace(each, dataset=dataset) for each in CARD_OF_THREE.runs)
+        write_card(msgspec.structs.replace(CARD_OF_THREE, runs=runs), Path("rows"))
+        shutil.copy("rows/card.json", "policy/data_card.json")
+
+    shutil.copytree(TRAINED, "policy")
+    Stage("sft build", {}).write(Path("rows"), status="finished")
+    Path("rows/train.jsonl").write_text("{}\n")
+    made_from("world:60")
+    for folder in ("rows", "policy"):
+        sent(harness1, hub, Path(folder))
+    assert hub.files["datasets/me/it"].keys() == {"train.jsonl", "card.json", "README.md", "stage.json"}
+    made_from("browsecomp_plus:/gone")
+    for folder in ("rows", "policy"):
+        assert "browsecomp_plus, whose" in refused(harness1, Path(folder))
+
+
+def test_unfinished_and_foreign_folders_are_refused(harness1: Command, run: Path) -> None:
+    card = json.loads((run / "stage.json").read_text())
+    (run / "stage.json").write_text(json.dumps(card | {"status": "interrupted"}))
+    assert "run is not finished" in refused(harness1, run)
+    Path("other").mkdir()
+    assert "other is no run, no dataset" in refused(harness1, Path("other"))
+    assert "no such folder" in refused(harness1, Path("absent"))
+    assert "OWNER/NAME" in refused(harness1, run, to="alone")
+
+
+def test_a_policy_needs_a_model_card_and_its_weights(harness1: Command) -> None:
+    shutil.copytree(TRAINED, "policy")
+    Path("policy/README.md").unlink()
+    assert "has no README.md" in refused(harness1, Path("policy"))
+    card = json.loads(Path("policy/checkpoint.json").read_text())
+    Path("policy/checkpoint.json").write_text(json.dumps(card | {"remote": "tinker://x"}))
+    assert "training service" in refused(harness1, Path("policy"))
+
+
+def test_keys_are_never_sent(harness1: Command, hub: FakeHub, run: Path) -> None:
+    card = json.loads((run / "stage.json").read_text())
+    (run / "stage.json").write_text(json.dumps(card | {"outputs": {**card["outputs"], "api_key": "abcdef123"}}))
+    assert "stage.json holds what looks like a key" in refused(harness1, run, "--endpoint", hub.address)
+    (run / "stage.json").write_text(json.dumps(card))
+    (run / "extra.csv").write_bytes(b"x" * ((1 << 20) - 5) + TOKEN.encode())
+    assert "extra.csv holds the hub's token" in refused(harness1, run, "--endpoint", hub.address)
+    assert not hub.files
+
+
+def test_a_hub_that_refuses_or_is_gone_is_told_in_one_line(harness1: Command, hub: FakeHub, run: Path) -> None:
+    hub.failing = 403
+    told = refused(harness1, run, "--endpoint", hub.address)
+    assert "the hub does not take me/it" in told
+    assert "you sent Bearer ***" in told
+    hub.failing = 500
+    for address in (hub.address, "http://127.0.0.1:9"):
+        ended = harness1("push", "run", "--to", "me/it", "--endpoint", address)
+        assert (ended.code, ended.err.count("\n")) == (3, 1), ended.err
