@@ -114,6 +114,29 @@ def test_a_training_shows_its_looks_and_where_the_checkpoint_is(harness1: Comman
     assert list((home / "shown" / "tensorboard").iterdir())
 
 
+def test_a_training_is_logged_to_an_experiment_of_mlflow(
+    harness1: Command, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, object]] = []
+
+    class Run:
+        def __init__(self, folder: Path, place: str, *, resumed: bool) -> None:
+            calls.append(("open", (folder.name, place, resumed)))
+
+        def log(self, values: dict[str, float], step: int) -> None:
+            calls.append(("step", step))
+
+        def finish(self, status: str) -> None:
+            calls.append(("end", status))
+
+    monkeypatch.setattr("harness1.train.log.MlflowRun", Run)
+    ended = harness1(*train("logged", "--mlflow", "students@sqlite:///store.db"))
+    assert ended.code == 0, ended.err
+    assert calls[0] == ("open", ("logged", "students@sqlite:///store.db", False))
+    assert calls[-1] == ("end", "FINISHED")
+    assert {step for name, step in calls if name == "step"} == {0, 1, 2, 3, 4}
+
+
 def test_another_training_needs_force_and_force_begins_anew(harness1: Command, home: Path) -> None:
     shutil.copytree(home / "student", home / "mine")
     longer = ("--set", "train.epochs=1", "--json")
