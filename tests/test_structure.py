@@ -48,9 +48,13 @@ PROTOCOL_METHODS = {
     *("generate", "load_weights", "load_adapter"),
 }
 FREE_STATEMENTS = 3
-BROAD = {("harness1/env/world.py", "patiently"), ("harness1/models/servers/vllm_engine.py", "_failing")}
+BROAD = {
+    ("harness1/env/world.py", "patiently"),
+    ("harness1/models/servers/vllm_engine.py", "_failing"),
+    ("harness1/plugins.py", "_imported"),
+}
 """Where any exception is caught: what an engine raises is its own fault, and must not end the other episodes; vLLM
-raises `Exception` itself over what its workers raise."""
+raises `Exception` itself over what its workers raise; a plugin's module may raise anything when it is imported."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

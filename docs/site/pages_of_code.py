@@ -99,7 +99,7 @@ def kind_of(type_: Any) -> str:
     if get_origin(type_) is tuple:
         return "a list of texts"
     if get_origin(type_) is dict:
-        return "a table: a name and an integer of at least 1"
+        return f"a table: a name and {kind_of(get_args(type_)[1]).replace(', ', ' of ')}"
     return {bool: "true or false", int: "an integer", float: "a number", str: "a text"}[type_]
 
 

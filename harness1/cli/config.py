@@ -11,6 +11,7 @@ from harness1.config.named import opening, shipped
 from harness1.env.environment import SearchEnv
 from harness1.episodes.replay import Nowhere
 from harness1.hashing import digest
+from harness1.plugins import KINDS, installed_plugins
 from harness1.runs.folder import shown_config, toml_lines
 from harness1.settings import notes
 
@@ -30,18 +31,22 @@ def _list(found: dict[str, Any]) -> None:
 
 
 def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Print every setting as TOML with what it decides, and the hashes computed from the settings.
+    """Print every setting as TOML with what it decides, the hashes computed from the settings, and what other installed
+    packages add.
 
     Example: harness1 config show --set env.max_turns=4
     """
     resolved = resolve(config, overrides)
     hashes = config_hashes(resolved)
     tree = shown_config(resolved)
+    plugins = installed_plugins()
     if as_json:
-        print_json({"config": tree, "hashes": hashes})
+        print_json({"config": tree, "hashes": hashes, "plugins": plugins})
         return
     put("\n".join(toml_lines(tree, notes(Config))))
     put("\n".join(f"# {name} = {value}" for name, value in hashes.items()))
+    for kind, packages in plugins.items():
+        put("\n".join(f"# installed {KINDS[kind]}: {name}, of {package}" for name, package in packages.items()))
 
 
 def config_hashes(config: Config) -> dict[str, str]:

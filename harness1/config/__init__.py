@@ -41,6 +41,7 @@ from harness1.config.env import (
 from harness1.config.index import Dense, Index
 from harness1.config.machine import Agents, Fleet, Keyed, Learn, Machine, Model, ModelServer, Price, Web
 from harness1.config.named import config_file, unknown_config
+from harness1.config.plugins import refuse_unknown_plugins
 from harness1.config.policy import ChatPolicy
 from harness1.config.precision import fastest_dtype
 from harness1.config.reward import Reward, with_recipe
@@ -112,7 +113,7 @@ class Config(Settings):
 
     @property
     def reward_hash(self) -> str:
-        return digest(self.reward)
+        return digest(self.reward.hashed())
 
     @property
     def batches(self) -> int:
@@ -125,7 +126,7 @@ class Config(Settings):
         """Return the hash of all settings except `[machine]`, which affects no result, and `[data]`, whose effect is
         the tasks."""
         tree = msgspec.to_builtins(msgspec.structs.replace(self, machine=Machine()))
-        tree["env"], tree["index"] = self.env.hashed(), self.index.hashed()
+        tree["env"], tree["index"], tree["reward"] = self.env.hashed(), self.index.hashed(), self.reward.hashed()
         for path in LATER_TRAINING:
             leave_out_default(tree, msgspec.to_builtins(Config()), path)
         # Recorded hashes were computed when the section was called `run`.
@@ -155,6 +156,7 @@ def load_config(
     Raises:
         ConfigError: there is no such file or name, a key is unknown, a value has the wrong type or is out of range, or
             the file is not TOML, or is longer than `LONGEST`.
+        UsageError: a plugin that it names is not installed, or cannot be imported.
     """
     tree: dict[str, Any] = {}
     if path is not None:
@@ -183,6 +185,7 @@ def load_config(
     except (msgspec.ValidationError, RecursionError) as error:
         raise ConfigError(f"configuration: {_placed(str(error))}{_meant(str(error))}") from error
     _refuse_infinite(msgspec.to_builtins(msgspec.structs.replace(found, machine=found.machine.public())))
+    refuse_unknown_plugins(found.env, found.reward, found.policy)
     return found
 
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from harness1.errors import ConfigError
 from harness1.records import Tag
-from harness1.settings import Count, Positive, Settings, Share, Weight
+from harness1.settings import Count, Positive, Settings, Share, Weight, without_empty
 
 OBSERVATION_SHARE = 0.4
 """The largest share of a prompt that the texts of one observation may take."""
@@ -313,6 +313,9 @@ class Env(Settings):
     """Tokens of the window kept free for the output."""
     guidance: Literal["none", "facts", "prescriptive"] = "facts"
     """What an observation says beyond its results: nothing, facts about them, or facts with advice."""
+    plugins: tuple[str, ...] = ()
+    """Tools of other packages that are on, in the order shown, by the names of their entry points (`harness1.tools`).
+    None is on because it is installed."""
     search: Search = Search()
     retrieval: Retrieval = Retrieval()
     fan_out: FanOut = FanOut()
@@ -340,11 +343,17 @@ class Env(Settings):
     def hashed(self) -> dict[str, Any]:
         """Return the settings that enter hashes: all, except that mechanisms made after the first records count only
         where they are on, so that earlier records keep their hashes."""
-        tree: dict[str, Any] = msgspec.to_builtins(self)
+        tree = self.plain()
         for group, name, off in _LATER:
             if tree[group][name] == off:
                 del tree[group][name]
         return {group: settings for group, settings in tree.items() if group != "leads" or self.leads.on}
+
+    def plain(self) -> dict[str, Any]:
+        """Return the settings as JSON holds them, with `plugins` only where there are any: cards and hashes are older
+        than they."""
+        tree: dict[str, Any] = msgspec.to_builtins(self)
+        return without_empty({**tree, "plugins": list(self.plugins)}, "plugins")
 
     @property
     def leads_on(self) -> bool:

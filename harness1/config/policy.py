@@ -8,12 +8,17 @@ from msgspec import Meta
 
 from harness1.settings import Count, Settings
 
+AUTO = "auto"
+FORMATS = ("hermes", "harmony", "compact")
+"""The chat formats that are built in."""
+
 
 class ChatPolicy(Settings):
     """Prompting and sampling of any language model. It is in `policy_hash`."""
 
-    format: Literal["auto", "hermes", "harmony", "compact"] = "auto"
-    """`auto`: the format that the model's tokenizer was made for."""
+    format: str = AUTO
+    """`auto`: the format that the model's tokenizer was made for; or `hermes`, `harmony`, `compact`, or a plugin's
+    (`harness1.formats`)."""
     temperature: Annotated[float, Meta(ge=0.0)] = 1.0
     """0: greedy."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from harness1.settings import Count, Positive, Settings, Share, Weight
+from harness1.hashing import digest
+from harness1.settings import Count, Positive, Settings, Share, Weight, without_empty
 
 
 class Reward(Settings):
@@ -59,6 +60,18 @@ class Reward(Settings):
     """Reward of an episode that ended without a readable call, in place of the sum."""
     floor: float = 0.001
     """Smallest sum, so that a delivered set earns more than none."""
+    plugins: dict[str, float] = {}
+    """Weights of terms of other packages, by the names of their entry points (`harness1.rewards`); negative for
+    penalties. None counts because it is installed."""
+
+    def __hash__(self) -> int:
+        # A configuration is a key of caches, and a mapping is not hashable.
+        return hash(digest(self))
+
+    def hashed(self) -> dict[str, Any]:
+        """Return the settings that enter hashes, which are older than `plugins`: it counts where it names any."""
+        tree: dict[str, Any] = msgspec.to_builtins(self)
+        return without_empty(tree, "plugins")
 
 
 RECIPES: Mapping[str, Mapping[str, float]] = MappingProxyType(

@@ -1,4 +1,5 @@
-"""Open a policy by its name, as typed after `--policy`. To add one, add a file and a line in a table below."""
+"""Open a policy by its name, as typed after `--policy`. To add one, add a file and a line in a table below; a plugin
+names a `PluginOpener` in `harness1.policies`."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from harness1.config import Config
 from harness1.errors import ConfigError, UsageError
 from harness1.http.model_endpoint import policy_endpoint
 from harness1.models.open import NAMES as MODELS
-from harness1.models.open import ModelSpec, is_model, open_backend
+from harness1.models.open import SERVED, ModelSpec, is_model, open_backend
 from harness1.models.released import released_names
 from harness1.plain import meant
+from harness1.plugins import find_plugin, plugin_names
 from harness1.policy.baselines import RULES, RandomPolicy, ReflexPolicy, SingleShotPolicy
 from harness1.policy.chat_completions import ChatCompletionsPolicy
 from harness1.policy.corrected import CorrectedPolicy
@@ -31,6 +33,8 @@ Golds = Mapping[str, Gold]
 """The gold of each task by its id; only the oracles are given it."""
 Opener = Callable[[str, Golds, Config], Policy | None]
 """Opens a policy by the argument after the colon; None if there is no such policy."""
+PluginOpener = Callable[[str, Config], Policy]
+"""Opens the policy of another package by the argument after the colon, which may be empty."""
 
 
 def needs_gold(spec: str) -> bool:
@@ -62,21 +66,27 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
     `mixed:0.6` is the oracle teacher in six turns of ten and the random policy in the others; `silent:POLICY` is any
     policy without a model, stripped of its reasons; in `corrected:hf:PATH`, a teacher ends what the model begins.
 
+    A policy of another package is never given the gold.
+
     Raises:
-        UsageError: there is no such policy, or its model cannot be loaded.
+        UsageError: there is no such policy, its model cannot be loaded, or a plugin has the name of another policy or
+            cannot be imported.
         ConfigError: the settings do not fit its model.
     """
+    kind, colon, argument = spec.partition(":")
+    added: PluginOpener | None = find_plugin("policies", kind, _taken())
+    if added is not None:
+        return added(argument, config)
     if is_model(spec):
         return open_model(spec, config)
     if spec in PLAIN:
         return PLAIN[spec]()
     if spec in ORACLES:
         return ORACLES[spec](golds or {})
-    kind, colon, argument = spec.partition(":")
     opener = OPENERS.get(kind + colon)
     policy = opener(argument, golds or {}, config) if opener else None
     if policy is None:
-        names = (*NAMES, *released_names())
+        names = (*NAMES, *released_names(), *plugin_names("policies"))
         raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(names)}{meant(spec, names)}")
     return policy
 
@@ -99,6 +109,11 @@ def open_model(spec: str, config: Config) -> Policy:
         )
     model, chat = open_backend(asked, config)
     return LanguageModelPolicy(model, chat, reserve, settings, spec)
+
+
+def _taken() -> frozenset[str]:
+    """Return the names that no other package may add."""
+    return frozenset({*PLAIN, *ORACLES, *(name.rstrip(":") for name in OPENERS), *SERVED, *released_names()})
 
 
 def _open_scripted(size: str, golds: Golds, config: Config) -> Policy | None:

@@ -1,27 +1,34 @@
-"""Opens a retriever from what a user typed. To add an engine, write one file, a prefix and a case here."""
+"""Opens a retriever from what a user typed. To add an engine, write one file, a prefix and a case here; a plugin names
+an `Opener` in `harness1.retrievers`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from harness1.config import Config
 from harness1.errors import UsageError
+from harness1.plugins import find_plugin, plugin_names
 from harness1.redaction import is_redacted
 from harness1.retrieval.protocol import Retriever
 from harness1.retrieval.result_cache import CachingRetriever
 
 ENGINES = frozenset({"http", "https", "milvus", "chroma", "web"})
 """Prefixes of specs that name no folder."""
+Opener = Callable[[str, Config], Retriever]
+"""Opens the engine of another package by what follows its prefix."""
 
 
 def open_retriever(spec: str, config: Config = Config()) -> Retriever:
-    """Open an index folder, or an engine by `PREFIX:REST` for one of `ENGINES`, such as `http://HOST:8000`.
+    """Open an index folder, or an engine by `PREFIX:REST` for one of `ENGINES` or of another package, such as
+    `http://HOST:8000`.
 
     Equal searches are answered from a cache of `machine.cached_searches` results. Deadlines are in seconds; scores are
     the engine's own.
 
     Raises:
-        UsageError: the address is one that was recorded without its secrets.
+        UsageError: the address is one that was recorded without its secrets, or the engine is another package's, and
+            has the name of another or cannot be imported.
         CorpusError: the folder is not an index.
         SchemaError: the index was made by a newer version of the package.
         ConfigError: the settings ask for a feature that the engine lacks.
@@ -50,10 +57,14 @@ def is_exclusive(spec: str) -> bool:
 def engine_of(spec: str) -> tuple[str | None, str]:
     """Return the prefix of an engine and what follows it; None and the whole spec if it is the path of a folder."""
     prefix, colon, rest = spec.partition(":")
-    return (prefix, rest) if colon and prefix in ENGINES else (None, spec)
+    known = bool(colon) and (prefix in ENGINES or prefix in plugin_names("retrievers"))
+    return (prefix, rest) if known else (None, spec)
 
 
 def _opened(prefix: str | None, rest: str, config: Config) -> Retriever:
+    added: Opener | None = find_plugin("retrievers", prefix, ENGINES) if prefix else None
+    if added is not None:
+        return added(rest, config)
     match prefix:
         case None:
             from harness1.retrieval.index.retriever import open_embedded

@@ -1,4 +1,5 @@
-"""The terms of the reward, each capped to its ceiling. To add one, add a function and a line in `COMPONENTS`."""
+"""The terms of the reward, each capped to its ceiling. To add one, add a function and a line in `COMPONENTS`; a plugin
+names its component in `harness1.rewards`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness1.config import Config, Env, Reward
+from harness1.plugins import load_plugin, unfit
 from harness1.records import Episode, RewardTerm
 from harness1.reward.outcome import Outcome, f_beta
 from harness1.tools.end_search import end_search
@@ -40,13 +42,18 @@ class Component:
 
 def component(
     name: str,
-    weight: Callable[[Reward], float],
+    weight: Callable[[Reward], float] | None = None,
     ceiling: Callable[[Reward], float] = lambda _: 1.0,
     *,
     process: bool = False,
 ) -> Callable[[Callable[[Case], float]], Component]:
-    """Turn the function that computes a value into a component. It counts once it is in `COMPONENTS`."""
-    return lambda value: Component(name, weight, ceiling, value, process)
+    """Turn the function that computes a value into a component. It counts once it is in `COMPONENTS`.
+
+    Args:
+        weight: None for a term of another package, whose weight is in `reward.plugins`.
+    """
+    weighed = weight or (lambda settings: settings.plugins.get(name, 0.0))
+    return lambda value: Component(name, weighed, ceiling, value, process)
 
 
 @component("answer", weight=lambda settings: settings.answer)
@@ -108,7 +115,7 @@ def target(case: Case) -> int:
 
 def available_tools(env: Env) -> int:
     """Return the number of tools that the environment offers, without the one that ends the episode."""
-    return sum(enabled(env) for tool, enabled in TOOLS if tool is not end_search)
+    return sum(enabled(env) for tool, enabled in TOOLS if tool is not end_search) + len(env.plugins)
 
 
 @component("outcome", weight=lambda settings: settings.outcome)
@@ -157,3 +164,25 @@ COMPONENTS = (
     turn_penalty,
 )
 """All components, in the order in which they are summed."""
+NAMES = frozenset(part.name for part in COMPONENTS)
+
+
+def components(settings: Reward) -> tuple[Component, ...]:
+    """Return all components, and after them those of other packages that the settings name.
+
+    Raises:
+        UsageError: one is not installed, has the name of another, or cannot be imported.
+    """
+    return (*COMPONENTS, *map(plugin_component, settings.plugins))
+
+
+def plugin_component(name: str) -> Component:
+    """Return a component that another package adds.
+
+    Raises:
+        UsageError: there is none, it has the name of another, or it is not a component of its name.
+    """
+    found = load_plugin("rewards", name, NAMES)
+    if not isinstance(found, Component) or found.name != name:
+        raise unfit("rewards", name, f"must be a component of that name: @component({name!r})")
+    return found

@@ -10,13 +10,13 @@ their weights; an outcome that is better by more than that always earns more.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from harness1.config import Config, Reward
 from harness1.records import Episode, Gold, RewardRecord, RewardTerm, Status, StopReason
-from harness1.reward.components import COMPONENTS, Case
+from harness1.reward.components import Case, Component, components
 from harness1.reward.outcome import Outcome, outcome
 
 BEYOND_CAP = "beyond_process_cap"
@@ -31,9 +31,10 @@ def composite(result: Outcome, episode: Episode, config: Config) -> RewardRecord
     if episode.status is Status.INFRA_ERROR:
         return None
     case = Case(result, episode, config)
-    weighed = {component.name: component.term(case) for component in COMPONENTS}
+    parts = components(config.reward)
+    weighed = {part.name: part.term(case) for part in parts}
     terms = {name: term for name, term in weighed.items() if term.weight != 0.0}
-    terms |= _beyond_cap(terms, config.reward.process_cap)
+    terms |= _beyond_cap(terms, parts, config.reward.process_cap)
     if (override := _override(result, episode, config.reward)) is not None:
         name, total = override
         return RewardRecord(total, terms, name)
@@ -67,9 +68,9 @@ def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
     return msgspec.structs.replace(episode, reward=reward, hashes=hashes)
 
 
-def _beyond_cap(terms: Mapping[str, RewardTerm], cap: float) -> dict[str, RewardTerm]:
+def _beyond_cap(terms: Mapping[str, RewardTerm], parts: Sequence[Component], cap: float) -> dict[str, RewardTerm]:
     """Return the term that takes back the process terms' excess over the cap; empty if there is none."""
-    process = contributions(terms[part.name] for part in COMPONENTS if part.process and part.name in terms)
+    process = contributions(terms[part.name] for part in parts if part.process and part.name in terms)
     excess = abs(process) - cap
     return {BEYOND_CAP: RewardTerm(excess, -math.copysign(1.0, process))} if excess > 0.0 else {}
 

@@ -141,7 +141,7 @@ class Learning:
             "model": folder_hash(self.base),
             "policy": policy_hash,
             "indexes": list(self.index_hashes),
-            "env": digest(config.env),
+            "env": digest(config.env.plain()),
             "reward": config.reward_hash,
             "rl": msgspec.to_builtins(config.rl),
             "train": msgspec.to_builtins(config.train),
@@ -178,7 +178,7 @@ def learn(
         card = Checkpoint(
             format=chat.name,
             counter=chat.hash,
-            env=msgspec.to_builtins(work.config.env),
+            env=work.config.env.plain(),
             env_hash=env_hash(work.config.env),
             base=stage.inputs["model"],
             dataset={"tasks": stage.inputs["tasks"]},

@@ -14,6 +14,7 @@ import msgspec
 from harness1.config import Config
 from harness1.errors import MALFORMED, ConfigError, SchemaError, UsageError
 from harness1.hashing import digest
+from harness1.plugins import packages_of, refuse_missing
 from harness1.records import Episode
 from harness1.redaction import public_address
 from harness1.runs.files import writing
@@ -57,7 +58,17 @@ def run_stage(
     lines = Lines(digest([inputs, hashes]), 0)
     outputs = {"policy": policy, "config": shown_config(config), "index": public_address(index), **chat}
     outputs[LINES] = msgspec.to_builtins(lines)
+    if plugins := _plugins(config, policy, index, chat):
+        outputs["plugins"] = plugins
     return Stage("run", inputs, hashes=hashes, outputs=outputs)
+
+
+def _plugins(config: Config, policy: str, index: str, chat: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the packages of the plugins that a run is made with, by kind and name."""
+    format_name = chat.get("format", config.policy.format)
+    first = [spec.partition(":")[0] for spec in (policy, index)]
+    named = {"policies": first[:1], "retrievers": first[1:], "formats": [format_name]}
+    return packages_of({"tools": config.env.plugins, "rewards": config.reward.plugins, **named})
 
 
 def shown_config(config: Config) -> dict[str, Any]:
@@ -98,13 +109,15 @@ def run_config(folder: Path) -> tuple[Config, str]:
     """Return the configuration and the index path of a run folder.
 
     Raises:
-        UsageError: the folder holds no run.
+        UsageError: the folder holds no run, or one that was made with a tool or a reward term that is not installed.
         SchemaError: its card is damaged.
     """
     stage = read_stage(folder)
     if stage is None or stage.verb != "run":
         why = "it has no stage.json of a run" if folder.exists() else "there is no such folder"
         raise UsageError(f"{folder} is not a run folder: {why}")
+    made_with = stage.outputs.get("plugins", {})
+    refuse_missing({kind: made_with[kind] for kind in ("tools", "rewards") if kind in made_with}, str(folder))
     try:
         return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
     except (KeyError, *MALFORMED, ConfigError) as error:

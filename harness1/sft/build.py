@@ -262,7 +262,7 @@ def _provenance(job: Build, runs: Sequence[TeacherRun], found: dict[Place, _Foun
         else student.tokenizer.hash,
         "format_hash": hashes["counter"] if student is None else student.hash,
         "rerendered": student is not None,
-        "env": msgspec.to_builtins(runs[0].config.env),
+        "env": runs[0].config.env.plain(),
         "env_hash": hashes["env"],
         "sft": msgspec.to_builtins(job.sft),
         "licences": licence_notes(job.licences, sorted({run.source.name for run in runs})),

@@ -63,9 +63,7 @@ class NewModel:
     def card(self, source: Source) -> Stage:
         """Return the card of its folder before any work; equal work has an equal card."""
         inputs = {"source": source.fingerprint, "teacher": self.teacher, "seed": self.seed}
-        return Stage(
-            VERB, inputs | {"shape": msgspec.to_builtins(self.shape), "env": msgspec.to_builtins(self.config.env)}
-        )
+        return Stage(VERB, inputs | {"shape": msgspec.to_builtins(self.shape), "env": self.config.env.plain()})
 
 
 def make_model(work: NewModel, *, force: bool = False) -> int:

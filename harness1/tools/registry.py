@@ -1,4 +1,5 @@
-"""All tools, and those that a configuration enables. To add a tool, write one function and one line here."""
+"""All tools, and those that a configuration enables. To add a tool, write one function and one line here; a plugin
+names its function in `harness1.tools`."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from functools import lru_cache
 
 from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
+from harness1.plugins import load_plugin, unfit
 from harness1.records import Note, Observation, ToolCall
 from harness1.tools.curate import curate
 from harness1.tools.end_search import end_search
@@ -32,6 +34,7 @@ TOOLS: tuple[tuple[ToolFunction, Callable[[Env], bool]], ...] = (
     (end_search, lambda env: True),
 )
 """Each tool with its condition."""
+NAMES = frozenset(function.__name__ for function, _ in TOOLS)
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,13 @@ class Toolbox:
     @classmethod
     @lru_cache(maxsize=16)
     def of(cls, env: Env) -> Toolbox:
-        """Return the tools of a configuration. Deriving their schemas takes 1 ms, so it is done once for each."""
-        built = [build_tool(function, env) for function, enabled in TOOLS if enabled(env)]
+        """Return the tools of a configuration. Deriving their schemas takes 1 ms, so it is done once for each.
+
+        Raises:
+            UsageError: a tool of `env.plugins` is not installed, has the name of another, or cannot be imported.
+        """
+        functions = [function for function, enabled in TOOLS if enabled(env)]
+        built = [build_tool(function, env) for function in (*functions, *map(plugin_tool, env.plugins))]
         return cls({tool.spec.name: tool for tool in built})
 
     @property
@@ -62,3 +70,15 @@ class Toolbox:
             name = short_name(call.name)
             return Observation(name, error=Note("unknown_tool", {"name": name, "tools": list(self.tools)}))
         return (yield from tool.run(memory, env, call))
+
+
+def plugin_tool(name: str) -> ToolFunction:
+    """Return the function of a tool that another package adds.
+
+    Raises:
+        UsageError: there is none, it has the name of another tool, or it is not a function of its name.
+    """
+    function: ToolFunction = load_plugin("tools", name, NAMES)
+    if getattr(function, "__name__", "") != name or not callable(function):
+        raise unfit("tools", name, "must be a function of that name")
+    return function

@@ -32,7 +32,7 @@ def learned(*more: str) -> Config:
 
 def card(**changes: Any) -> Checkpoint:
     env = learned().env
-    known = {"format": "compact", "counter": "c", "env": msgspec.to_builtins(env), "env_hash": env_hash(env)}
+    known = {"format": "compact", "counter": "c", "env": env.plain(), "env_hash": env_hash(env)}
     return Checkpoint(**{**known, "base": "b", **changes})
 
 
@@ -99,7 +99,7 @@ def test_other_words_of_the_prompt_are_another_environment(folder: Path) -> None
 
 
 def test_a_setting_of_another_version_is_named(folder: Path) -> None:
-    tree = msgspec.to_builtins(learned().env)
+    tree = learned().env.plain()
     del tree["max_turns"]
     write_card(folder, card(env=tree | {"luck": 3}, env_hash="of that version"))
     with pytest.raises(ConfigError, match=r"env\.max_turns=6 \(trained: None\), env\.luck=None \(trained: 3\)"):

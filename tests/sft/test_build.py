@@ -487,7 +487,7 @@ def test_a_checkpoint_may_be_the_student_in_the_environment_of_the_runs(
 ) -> None:
     """Whatever the configuration of the moment is: rows are made in that of the runs."""
     folder = student_folder(tmp_path / "student", vocabulary("chatml"))
-    env = msgspec.to_builtins(CONFIG.env)
+    env = CONFIG.env.plain()
     card = Checkpoint(format="compact", counter="c", env=env, env_hash=env_hash(CONFIG.env), base="b")
     (folder / CHECKPOINT).write_bytes(msgspec.json.encode(card))
     monkeypatch.chdir(tmp_path)

@@ -29,6 +29,7 @@ SENTENCES: dict[str, str] = {
     "crowded": "Not executed: the context holds more than {limit} tokens. Prune, curate or end.",
     "nothing_to_prune": "Not executed: name documents to prune.",
     "not_executed": "Not executed: {tools}; one action per turn.",
+    "said": "{text}",
     "result": "Returned {returned}, new {new}; pool {pool}, curated {curated}/{cap}.",
     "curated_empty": "The curated set is empty.",
     "seeded": "The first {count} documents were curated with tag {tag}: review, re-tag or remove them.",
@@ -40,7 +41,7 @@ SENTENCES: dict[str, str] = {
     "verify_now": "Verify the documents that must meet every constraint before you tag them very_high.",
     "finish": "{left} turns are left: finish the curated set, then end_search.",
 }
-"""One sentence for each code; a note's data fills the gaps."""
+"""One sentence for each code; a note's data fills the gaps. `said` is for tools of other packages, in their words."""
 
 
 def sentence(note: Note) -> str:
