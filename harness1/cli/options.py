@@ -26,7 +26,7 @@ EngineOption = Annotated[
     str,
     Option(
         "--engine",
-        help="A training service in place of this machine: tinker:MODEL or tinker:MODEL@URL.",
+        help="A training service in place of this machine: tinker:MODEL, tinker:MODEL@URL, or a plugin's.",
         metavar="ENGINE",
     ),
 ]

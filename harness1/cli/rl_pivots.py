@@ -15,7 +15,7 @@ from harness1.cli.printing import print_result, say_left_out, say_torn
 from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.config import Config
-from harness1.engines.tinker import open_start
+from harness1.engines.open import open_start
 from harness1.errors import UsageError
 from harness1.models.files.fetch import resolve_model
 from harness1.models.open import ModelSpec

@@ -35,8 +35,8 @@ from harness1.cli.printing import say, say_left_out
 from harness1.cli.results import print_checkpoint
 from harness1.config import Config, Learn
 from harness1.data.indexing import index_of
-from harness1.engines.tinker import open_sampler
-from harness1.engines.tinker_backend import TinkerBackend
+from harness1.engines.engine import TrainingService
+from harness1.engines.open import open_service
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.files.fetch import resolve_model
@@ -104,8 +104,8 @@ def train(
         given = {"data": data, "index": index, "admission": admission, "model": model, "split": split, "share": share}
         given |= {"against": against, "exclude": [str(each) for each in exclude or ()]}
         learn, out = _asked(settings.machine.learn, given, out, pivots)
-        sampler = _sampler(engine, learn.model, settings, group)
-        policy = open_policy_to_train(learn.model, settings, sampler)
+        service = _service(engine, learn.model, settings, group)
+        policy = open_policy_to_train(learn.model, settings, service and service.sampler)
         if pivots is None:
             learn = msgspec.structs.replace(learn, data=tuple(place_of(each, settings) for each in learn.data))
             find_index = partial(index_of, cache=cache, config=settings, read=read_aloud, say=say)
@@ -114,8 +114,8 @@ def train(
             work, players = learning_on_pivots(settings, learn, out, policy, pivots)
         alone = undisturbed(policy.model, settings, work.device, group.size)
         work = replace(work, tensorboard=tensorboard, wandb=wandb, mlflow=mlflow, undisturbed=alone)
-        if sampler is not None:
-            work = replace(work, open_engine=partial(learning.open_tinker_engine, sampler))
+        if service is not None:
+            work = replace(work, open_engine=partial(learning.open_service_engine, service))
         for selection in work.selections:
             say_left_out(selection)
         if force:
@@ -125,10 +125,10 @@ def train(
         print_checkpoint(done or _trained(work, players, policy, group), out, "batch", as_json)
 
 
-def _sampler(engine: str, model: str, settings: Config, group: ProcessGroup) -> TinkerBackend | None:
-    """Return the sampler of a training service; None if this machine trains, once that is known to fit."""
+def _service(engine: str, model: str, settings: Config, group: ProcessGroup) -> TrainingService | None:
+    """Return the training service; None if this machine trains, once that is known to fit."""
     if engine:
-        return open_sampler(engine, resolve_model(ModelSpec.read(model).model), settings, group.size)
+        return open_service(engine, resolve_model(ModelSpec.read(model).model), settings, group.size)
     refuse_oversized_rl(settings, model, group.size)
     return None
 

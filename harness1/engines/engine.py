@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from harness1.config import Config
+from harness1.models.backend import Backend
 from harness1.models.checkpoint import Checkpoint
 from harness1.rows.row import TrainRow
+from harness1.train.algorithm import Algorithm
 
 if TYPE_CHECKING:
     from harness1.models.transformers.adapters import Weights
@@ -80,3 +83,12 @@ class Engine(Protocol):
             UsageError: the disk is full, or the folder cannot be written.
         """
         ...
+
+
+class TrainingService(NamedTuple):
+    """What trains in place of this machine."""
+
+    sampler: Backend
+    """Samples the weights that the engine published last."""
+    open_engine: Callable[[Path, Algorithm, Config, int], Engine]
+    """Returns the engine for a base folder, a loss, the settings, and the number of steps of the rate's schedule."""

@@ -14,13 +14,13 @@ import msgspec
 
 from harness1.config import Config, Train
 from harness1.engines.datums import Fields, Loss, Reduction, distance, loss_of, plain_fields, row_fields, step_loss
-from harness1.engines.engine import Deliver, OnTokens, ignore_tokens
+from harness1.engines.engine import Deliver, OnTokens, TrainingService, ignore_tokens
 from harness1.engines.service import EngineName, connect
 from harness1.engines.tinker_backend import TinkerBackend
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
+from harness1.train.algorithm import Algorithm
 from harness1.train.micro_batch import trained_tokens
 from harness1.train.saving import copy_beside_weights, write_card
 from harness1.train.schedule import rate_at
@@ -53,9 +53,8 @@ def check_supported(config: Config, processes: int = 1) -> None:
         raise UsageError(f"a training service does not support {'; nor '.join(found)}")
 
 
-def open_sampler(name: str, base: Path, config: Config, processes: int = 1) -> TinkerBackend:
-    """Connect to the service of an engine's name, and return its sampler, which has no weights before the first
-    `publish`.
+def open_tinker(name: str, base: Path, config: Config, processes: int = 1) -> TrainingService:
+    """Connect to the service of an engine's name. Its sampler has no weights before the first `publish`.
 
     Args:
         base: as in `TinkerEngine`.
@@ -65,18 +64,16 @@ def open_sampler(name: str, base: Path, config: Config, processes: int = 1) -> T
         MissingExtra: tinker is not installed.
     """
     check_supported(config, processes)
-    return TinkerBackend(connect(EngineName.read(name), config.machine), remote_name(base))
+    return tinker_service(TinkerBackend(connect(EngineName.read(name), config.machine), remote_name(base)))
 
 
-def open_start(name: str, base: Path, config: Config) -> TinkerBackend:
-    """Return a sampler of the weights that a training would begin with, as version 0; new adapters change nothing.
+def tinker_service(sampler: TinkerBackend) -> TrainingService:
+    """Return the service that a sampler is connected to."""
 
-    Args, Raises: as `open_sampler`; InfrastructureFault: the service failed.
-    """
-    sampler = open_sampler(name, base, config)
-    engine = TinkerEngine(sampler, base, NegativeLogLikelihood(), config.train, 1)
-    sampler.switch(engine.sampling_client(), 0)
-    return sampler
+    def open_engine(base: Path, algorithm: Algorithm, config: Config, steps: int) -> TinkerEngine:
+        return TinkerEngine(sampler, base, algorithm, config.train, steps, config.machine.service.reduction)
+
+    return TrainingService(sampler, open_engine)
 
 
 class TinkerEngine:

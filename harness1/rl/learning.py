@@ -15,10 +15,8 @@ import msgspec
 
 from harness1.config import Config
 from harness1.data.selection import Selection
-from harness1.engines.engine import Engine
+from harness1.engines.engine import Engine, TrainingService
 from harness1.engines.local import LocalEngine
-from harness1.engines.tinker import TinkerEngine
-from harness1.engines.tinker_backend import TinkerBackend
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
 from harness1.errors import UsageError
@@ -63,11 +61,10 @@ def open_local_engine(work: Learning, group: ProcessGroup) -> Engine:
     return LocalEngine(TrainerJob(work.base, algorithm, train, steps, work.device, threads, rl.kl > 0), group)
 
 
-def open_tinker_engine(sampler: TinkerBackend, work: Learning, group: ProcessGroup) -> Engine:
-    """Return the engine behind a sampler of a training service."""
-    rl, train, service = work.config.rl, work.config.train, work.config.machine.service
-    steps, algorithm = rl.batches * rl.substeps, make_algorithm(rl.algorithm, rl)
-    return TinkerEngine(sampler, work.base, algorithm, train, steps, service.reduction)
+def open_service_engine(service: TrainingService, work: Learning, group: ProcessGroup) -> Engine:
+    """Return the engine of a training service."""
+    rl = work.config.rl
+    return service.open_engine(work.base, make_algorithm(rl.algorithm, rl), work.config, rl.batches * rl.substeps)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,12 @@ from typing import Literal
 import msgspec
 
 from harness1.config import Config
-from harness1.engines.engine import Engine
+from harness1.engines.engine import Engine, TrainingService
 from harness1.engines.local import LocalEngine
-from harness1.engines.tinker import TinkerEngine
-from harness1.engines.tinker_backend import TinkerBackend
 from harness1.errors import UsageError
 from harness1.hashing import file_digest
 from harness1.model_folder import folder_hash
+from harness1.models.backend import Backend
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.records import Record
 from harness1.rows.file import RowFile
@@ -55,12 +54,9 @@ def open_local_engine(work: FineTuning, steps: int, group: ProcessGroup) -> Engi
     return LocalEngine(TrainerJob(work.model, make_algorithm("nll"), train, steps, work.device, threads), group)
 
 
-def open_tinker_engine(work: FineTuning, steps: int, group: ProcessGroup) -> Engine:
-    """Return the engine behind `work.sampler`."""
-    if work.sampler is None:
-        raise UsageError("a training service needs its sampler")
-    reduction = work.config.machine.service.reduction
-    return TinkerEngine(work.sampler, work.model, make_algorithm("nll"), work.config.train, steps, reduction)
+def open_service_engine(service: TrainingService, work: FineTuning, steps: int, group: ProcessGroup) -> Engine:
+    """Return the engine of a training service, whose sampler is `work.sampler`."""
+    return service.open_engine(work.model, make_algorithm("nll"), work.config, steps)
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ class FineTuning:
     mlflow: str = ""
     open_engine: OpenEngine = open_local_engine
     """Opens what holds the weights in training; TRL has its own."""
-    sampler: TinkerBackend | None = None
+    sampler: Backend | None = None
     """Samples the weights of a training service."""
 
     def student(self) -> Student:

@@ -16,13 +16,13 @@ import torch
 from harness1.config import Lora, Machine, Train, load_config
 from harness1.engines.local import LocalEngine
 from harness1.engines.service import EngineName, connect
-from harness1.engines.tinker import TinkerEngine, check_supported, open_sampler
+from harness1.engines.tinker import TinkerEngine, check_supported, open_tinker, tinker_service
 from harness1.engines.tinker_backend import TinkerBackend
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Sampling
-from harness1.rl.learning import EPISODES, learn, open_tinker_engine
+from harness1.rl.learning import EPISODES, learn, open_service_engine
 from harness1.rows.row import TrainRow
 from harness1.runs.store import read_episodes
 from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
@@ -192,7 +192,7 @@ def learned(out: Path, sdk: FakeTinker, stop_at: int | None = None) -> Checkpoin
     """The whole loop on the toy, with the service for engine and sampler."""
     config = toy_config([f"train.lora.rank={TRAIN.lora.rank}", "train.lora.alpha=4", "rl.batches=4"])
     backend = engine_of(sdk, Cispo())._backend
-    work = work_in(out, sdk.base, config, open_engine=partial(open_tinker_engine, backend))
+    work = work_in(out, sdk.base, config, open_engine=partial(open_service_engine, tinker_service(backend)))
 
     def on_step(batch: int, batches: int, values: Mapping[str, float]) -> None:
         if batch == stop_at and "loss" in values:
@@ -253,4 +253,4 @@ def test_a_server_of_another_version_or_model_is_refused_at_connecting(base: Pat
 @pytest.mark.parametrize("name", ["tinker:", "tinker:m@ftp://x", "prime:m", "tinker:m@http://user:word@host"])
 def test_names_of_no_engine_are_refused(name: str, base: Path) -> None:
     with pytest.raises(UsageError, match="names no engine"):
-        open_sampler(name, base, load_config())
+        open_tinker(name, base, load_config())

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from harness1.config import Config, load_config

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,9 +18,10 @@ import torch
 from harness1.config import Lora, Machine
 from harness1.engines.engine import Engine
 from harness1.engines.service import EngineName, connect
+from harness1.engines.tinker import tinker_service
 from harness1.engines.tinker_backend import TinkerBackend
 from harness1.models.checkpoint import read_checkpoint
-from harness1.sft.fine_tuning import FineTuning, OpenEngine, fine_tune, open_local_engine, open_tinker_engine
+from harness1.sft.fine_tuning import FineTuning, OpenEngine, fine_tune, open_local_engine, open_service_engine
 from harness1.train.process_group import ALONE, ProcessGroup
 from tests.cli.commands import command_in_process
 from tests.engines.fake_tinker import MODEL, FakeTinker
@@ -35,7 +37,7 @@ OWN = {"gradient", "memory"}
 
 def on_service(place: Place, out: Path, sdk: FakeTinker, kept: list[Any] | None = None) -> FineTuning:
     sampler = TinkerBackend(connect(EngineName.read(ADDRESS), Machine(), sdk))
-    opened = keeping([] if kept is None else kept, open_tinker_engine)
+    opened = keeping([] if kept is None else kept, partial(open_service_engine, tinker_service(sampler)))
     work = tuning(place, out, TRAIN, sampler=sampler, open_engine=opened)
     service = msgspec.structs.replace(work.config.machine.service, reduction=cast(Any, sdk.reduction))
     machine = msgspec.structs.replace(work.config.machine, service=service)
