@@ -76,13 +76,11 @@ def load_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
     Raises:
         UsageError: as `find_plugin`, or there is no such plugin.
     """
-    found = find_plugin(kind, name, built_in)
-    if found is None:
-        names = plugin_names(kind)
+    names = plugin_names(kind)
+    if name not in names:
         which = f"; those installed are {', '.join(names)}" if names else ""
-        own = ", which is built in" if name in built_in else ""
-        raise UsageError(f"no installed package adds the {KINDS[kind]} {name!r}{own}{which}{meant(name, names)}")
-    return found
+        raise UsageError(f"no installed package adds the {KINDS[kind]} {name!r}{which}{meant(name, names)}")
+    return find_plugin(kind, name, built_in)
 
 
 def unfit(kind: str, name: str, why: str) -> UsageError:

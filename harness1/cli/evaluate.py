@@ -81,8 +81,8 @@ def evaluate(
     """
     if force and rescored:
         raise UsageError("--force plays again and --rescore scores without playing: choose one")
-    check_policy(policy)
     settings = resolve(config, overrides, policy)
+    check_policy(policy, settings)
     source = open_source(dataset := place_of(dataset, settings))
     split = split or ("dev" if "test" not in source.splits and "dev" in source.splits else "test")
     tasks = _first(source, split, limit)

@@ -59,7 +59,7 @@ def pivots(
         raise UsageError("give --policy, or machine.learn.model in the configuration")
     if needs_gold(policy):
         raise UsageError(f"{policy} sees the gold: profile with the policy that is to be trained")
-    check_policy(policy)
+    check_policy(policy, settings)
     taught = open_runs([run], rerendered=True)[0]
     settings = msgspec.structs.replace(settings, env=taught.config.env, index=taught.config.index)
     leave_out = LeaveOut(against or (), tasks_of_runs(exclude or ()))

@@ -74,7 +74,7 @@ def collect(
     settings = resolve(
         config, [*(overrides or []), *([f"policy.format={chat}"] if chat else [])], teacher, tokenizer or ""
     )
-    policy = teacher_policy(teacher)
+    policy = teacher_policy(teacher, settings)
     source = open_source(data := place_of(data, settings))
     sieve = TaskFilter(settings.data, (), share, tasks_of_runs(exclude or ()))
     tasks = teaching_tasks(source, split, limit, settings, sieve)

@@ -48,16 +48,16 @@ def plays_model(spec: str) -> bool:
     return is_model(spec.removeprefix(CORRECTED))
 
 
-def check_policy(spec: str) -> None:
+def check_policy(spec: str, config: Config = Config()) -> None:
     """Refuse a policy that does not exist, before any work is done for it. Models are not loaded.
 
     Raises:
-        UsageError: there is no such policy.
+        UsageError: there is no such policy, or a plugin's does not fit the settings.
     """
     if plays_model(spec):
         ModelSpec.read(spec.removeprefix(CORRECTED))
     else:
-        open_policy(spec)
+        open_policy(spec, {}, config)
 
 
 def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()) -> Policy:

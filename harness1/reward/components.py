@@ -164,7 +164,9 @@ COMPONENTS = (
     turn_penalty,
 )
 """All components, in the order in which they are summed."""
-NAMES = frozenset(part.name for part in COMPONENTS)
+BEYOND_CAP = "beyond_process_cap"
+"""The name of the term that takes back the excess over `reward.process_cap`."""
+NAMES = frozenset({*(part.name for part in COMPONENTS), BEYOND_CAP})
 
 
 def components(settings: Reward) -> tuple[Component, ...]:

@@ -16,11 +16,8 @@ import msgspec
 
 from harness1.config import Config, Reward
 from harness1.records import Episode, Gold, RewardRecord, RewardTerm, Status, StopReason
-from harness1.reward.components import Case, Component, components
+from harness1.reward.components import BEYOND_CAP, Case, Component, components
 from harness1.reward.outcome import Outcome, outcome
-
-BEYOND_CAP = "beyond_process_cap"
-"""The name of the term that takes back the excess over the cap."""
 
 
 def composite(result: Outcome, episode: Episode, config: Config) -> RewardRecord | None:

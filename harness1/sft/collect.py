@@ -29,10 +29,10 @@ SAMPLED = 20
 """Number of documents, and of questions, on which a tokenizer is tested."""
 
 
-def teacher_policy(teacher: str) -> str:
+def teacher_policy(teacher: str, config: Config = Config()) -> str:
     """Return the policy that a teacher's name means; raise UsageError if there is no such policy."""
     policy = TEACHERS.get(teacher, teacher)
-    check_policy(policy)
+    check_policy(policy, config)
     return policy
 
 

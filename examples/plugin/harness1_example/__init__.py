@@ -1,0 +1,1 @@
+"""An example of a plugin for harness1."""

@@ -1,0 +1,295 @@
+"""Plugins: found by the entry points of installed packages, imported when they are named, refused where names clash."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness1 import plugins
+from harness1.config import Config, load_config
+from harness1.config import policy as policy_settings
+from harness1.engines.open import open_service
+from harness1.env.environment import env_hash
+from harness1.errors import ConfigError, UsageError
+from harness1.models.formats.registry import FORMATS, open_format
+from harness1.plugins import installed_plugins
+from harness1.policy.registry import check_policy, open_policy
+from harness1.records import Episode, Hashes, Note, Status, StopReason, Task
+from harness1.retrieval.open import is_engine, open_retriever
+from harness1.reward.components import available_tools
+from harness1.reward.composite import composite
+from harness1.reward.outcome import Outcome
+from harness1.runs.folder import run_config, run_stage
+from harness1.tools.registry import Toolbox
+from tests.support import call, make_env, play, search
+from tests.vocabularies import tokenizer
+
+Install = Callable[..., None]
+
+TOOL = """
+from harness1.config import Env
+from harness1.memory.working_memory import WorkingMemory
+from harness1.records import Note, Observation
+
+
+def shout(memory: WorkingMemory, env: Env, word: str) -> Observation:
+    '''Say a word aloud.'''
+    return Observation("shout", notes=(Note("said", {"text": f"{word.upper()} {{0}}!"}),))
+"""
+TERM = """
+from harness1.reward.components import component
+
+
+@component("pool")
+def pool(case):
+    return 0.5
+
+
+@component("noise", process=True)
+def noise(case):
+    return 1.0
+"""
+OTHERS = """
+from harness1.models.formats.compact import Compact
+from harness1.policy.baselines import RandomPolicy
+from tests.support import WordRetriever
+
+
+class Terse(Compact):
+    name = "terse"
+
+
+def open_dice(argument, config):
+    policy = RandomPolicy()
+    policy.name = f"dice {argument} {config.env.max_turns}"
+    return policy
+
+
+def open_shelf(rest, config):
+    retriever = WordRetriever([])
+    retriever.shelf = rest
+    return retriever
+
+
+def open_abacus(rest, base, config, processes):
+    return rest, base, processes
+"""
+TOOLS = {"tools": {"shout": "loud:shout"}}
+TERMS = {"rewards": {"pool": "terms:pool", "noise": "terms:noise"}}
+REST = {
+    "policies": {"dice": "others:open_dice"},
+    "retrievers": {"shelf": "others:open_shelf"},
+    "formats": {"terse": "others:Terse"},
+    "engines": {"abacus": "others:open_abacus"},
+}
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """A function that installs a package by its metadata and the text of one module; forgotten after the test."""
+    before = set(sys.modules)
+
+    def installs(package: str, groups: dict[str, dict[str, str]], module: str = "", text: str = "") -> None:
+        place = tmp_path / package
+        metadata = place / f"{package.replace('-', '_')}-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        lines = [
+            "\n".join([f"[harness1.{kind}]", *(f"{name} = {value}" for name, value in names.items())])
+            for kind, names in groups.items()
+        ]
+        (metadata / "entry_points.txt").write_text("\n".join(lines))
+        if module:
+            (place / f"{module}.py").write_text(text)
+        monkeypatch.syspath_prepend(str(place))
+        plugins._entries.cache_clear()
+        Toolbox.of.cache_clear()
+
+    yield installs
+    plugins._entries.cache_clear()
+    Toolbox.of.cache_clear()
+    for name in set(sys.modules) - before:
+        if name in ("loud", "terms", "others", "broken"):
+            del sys.modules[name]
+
+
+def outcome_with(config: Config) -> dict[str, float]:
+    """The contribution of each term to the reward of some episode."""
+    episode = Episode(
+        episode_id="e",
+        task=Task("t", "q"),
+        stop_reason=StopReason.END_SEARCH,
+        status=Status.COMPLETED,
+        hashes=Hashes("", "", ""),
+    )
+    found = composite(Outcome(set_size=3, precision=0.5, recall=0.5), episode, config)
+    assert found is not None
+    return {name: term.weight * term.value for name, term in found.terms.items()}
+
+
+def test_what_is_installed_is_neither_imported_nor_part_of_anything(install: Install) -> None:
+    before = env_hash(Config().env), Config().reward_hash, Config().hash, Toolbox.of(Config().env).specs
+    install("loud-pack", TOOLS | TERMS | REST, "loud", "raise RuntimeError('imported')")
+    config = load_config()
+    assert (env_hash(config.env), config.reward_hash, config.hash, Toolbox.of(config.env).specs) == before
+    assert "loud" not in sys.modules
+    assert installed_plugins()["tools"] == {"shout": "loud-pack 1.0"}
+
+
+def test_settings_without_plugins_have_the_hashes_that_they_had_before_there_were_any() -> None:
+    assert env_hash(Config().env) == "dcd68ceabc378e01cc4819f72dc4294d95b637d0d4bd7915292ce5742345f756"
+    assert Config().reward_hash == "3505516765ea338da6ad400cefb963739edc62846742dacd2b8eebffe51e909a"
+    assert "plugins" not in Config().env.plain()
+
+
+def test_a_tool_that_is_named_is_in_the_schemas_the_hash_the_prompt_and_the_memory(install: Install) -> None:
+    install("loud-pack", TOOLS, "loud", TOOL)
+    config = load_config(None, ['env.plugins=["shout"]'])
+    assert env_hash(config.env) != env_hash(Config().env)
+    assert config.hash != Config().hash
+    assert available_tools(config.env) == available_tools(Config().env) + 1
+    env = make_env(config.env)
+    steps = play(env, search("Ada Lovelace"), call("shout", word="where"))
+    assert steps[-1].observation is not None
+    assert steps[-1].observation.notes[0] == Note("said", {"text": "WHERE {0}!"})
+    context = env.state.context
+    assert context is not None
+    assert context.tools[-1].description == "Say a word aloud."
+    assert "WHERE {0}!" in "\n".join(piece.text for piece in context.pieces)
+
+
+def test_a_term_counts_with_its_weight_and_within_the_cap_of_the_process(install: Install) -> None:
+    install("term-pack", TERMS, "terms", TERM)
+    config = load_config(None, ["reward.plugins.pool=0.4", "reward.plugins.noise=-9", "reward.diversity=0"])
+    assert config.reward_hash != Config().reward_hash
+    assert hash(config) != hash(Config())
+    terms = outcome_with(config)
+    assert (terms["pool"], terms["noise"], terms["beyond_process_cap"]) == (0.2, -9.0, 8.5)
+    assert "pool" not in outcome_with(Config())
+
+
+def test_a_policy_a_retriever_a_format_and_an_engine_are_chosen_by_name(install: Install, tmp_path: Path) -> None:
+    install("rest-pack", REST, "others", OTHERS)
+    config = load_config(None, ["env.max_turns=7", "policy.format=terse", "machine.cached_searches=0"])
+    assert open_policy("dice:3", {}, config).name == "dice 3 7"
+    assert open_policy("silent:dice", {}, config).name
+    assert getattr(open_retriever("shelf:top:left", config), "shelf") == "top:left"  # noqa: B009
+    assert is_engine("shelf:top")
+    assert open_format("terse", tokenizer("chatml")).name == "terse"
+    assert open_service("abacus:beads", tmp_path, config, 2) == ("beads", tmp_path, 2)
+
+
+def test_unknown_names_are_answered_with_those_that_are_installed(install: Install, tmp_path: Path) -> None:
+    install("rest-pack", TOOLS | REST, "others", OTHERS)
+    with pytest.raises(UsageError, match="no installed package adds the tool 'shut'; those installed are shout; did"):
+        load_config(None, ['env.plugins=["shut"]'])
+    with pytest.raises(UsageError, match=r"the reward term 'pool'$"):
+        load_config(None, ["reward.plugins.pool=1"])
+    with pytest.raises(ConfigError, match=r"chat format 'ters'; choose auto, .*, terse; did you mean terse\?"):
+        load_config(None, ["policy.format=ters"])
+    with pytest.raises(ConfigError, match=r"unknown format 'ters': choose .*, terse; did you mean terse\?"):
+        open_format("ters", tokenizer("chatml"))
+    with pytest.raises(UsageError, match=r"there is no policy 'dise'.* dice; did you mean dice\?"):
+        check_policy("dise")
+    with pytest.raises(UsageError, match="there is no engine 'abakus'; choose tinker, abacus"):
+        open_service("abakus:x", tmp_path, Config())
+    with pytest.raises(ConfigError, match="names a tool twice"):
+        load_config(None, ['env.plugins=["shout", "shout"]'])
+
+
+def test_a_name_that_is_built_in_is_refused_with_both_owners(install: Install, tmp_path: Path) -> None:
+    taken = {
+        "tools": {"curate": "loud:curate"},
+        "rewards": {"outcome": "loud:outcome"},
+        "policies": {"scripted": "loud:x", "hf": "loud:x"},
+        "retrievers": {"milvus": "loud:x"},
+        "formats": {"hermes": "loud:x"},
+        "engines": {"tinker": "loud:x"},
+    }
+    install("loud-pack", taken, "loud", "curate = outcome = x = len")
+    both = "^harness1 and loud-pack 1.0 each have the "
+    with pytest.raises(UsageError, match=f"{both}tool 'curate'"):
+        Toolbox.of(load_config(None, ['env.plugins=["curate"]']).env)
+    with pytest.raises(UsageError, match=f"{both}reward term 'outcome'"):
+        outcome_with(load_config(None, ["reward.plugins.outcome=1"]))
+    for spec, name in (("scripted", "scripted"), ("hf:student", "hf")):
+        with pytest.raises(UsageError, match=f"{both}policy '{name}'"):
+            open_policy(spec)
+    with pytest.raises(UsageError, match=f"{both}retriever 'milvus'"):
+        open_retriever("milvus:x")
+    with pytest.raises(UsageError, match=f"{both}chat format 'hermes'"):
+        open_format("hermes", tokenizer("chatml"))
+    with pytest.raises(UsageError, match=f"{both}training engine 'tinker'"):
+        open_service("tinker:x", tmp_path, Config())
+
+
+def test_a_name_of_two_packages_is_refused_with_both(install: Install) -> None:
+    install("loud-pack", TOOLS, "loud", TOOL)
+    install("noisy-pack", TOOLS)
+    with pytest.raises(UsageError, match=r"^loud-pack 1\.0 and noisy-pack 1.0 each have the tool 'shout'"):
+        load_config(None, ['env.plugins=["shout"]'])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import nothing_of_the_kind", "ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
+        ("raise KeyError('odd')", "KeyError: 'odd'"),
+        ("shut = 1", "AttributeError: .*'shout'"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_is_named_with_its_package(install: Install, text: str, why: str) -> None:
+    install("loud-pack", TOOLS, "loud", text)
+    load_config()
+    with pytest.raises(
+        UsageError, match=rf"the tool 'shout' of loud-pack 1.0 \(loud:shout\) cannot be imported: {why}"
+    ):
+        load_config(None, ['env.plugins=["shout"]'])
+
+
+def test_a_plugin_that_is_not_what_its_kind_demands_is_refused(install: Install) -> None:
+    groups = {"tools": {"shout": "loud:other"}, "rewards": {"pool": "loud:other"}, "formats": {"terse": "loud:other"}}
+    install("loud-pack", groups, "loud", "def other(): ...")
+    with pytest.raises(UsageError, match=r"\(loud:other\) must be a function of that name"):
+        Toolbox.of(load_config(None, ['env.plugins=["shout"]']).env)
+    with pytest.raises(UsageError, match=r"must be a component of that name: @component\('pool'\)"):
+        outcome_with(load_config(None, ["reward.plugins.pool=1"]))
+    with pytest.raises(UsageError, match="must be a subclass of ChatFormat of that name"):
+        open_format("terse", tokenizer("chatml"))
+
+
+def test_a_run_says_which_package_it_needs(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("loud-pack", TOOLS, "loud", TOOL)
+    config = load_config(None, ['env.plugins=["shout"]'])
+    card = run_stage(config, "random", {}, "index", {})
+    assert card.outputs["plugins"] == {"tools": {"shout": "loud-pack 1.0"}}
+    assert "plugins" not in run_stage(Config(), "random", {}, "index", {}).outputs
+    card.write(tmp_path)
+    assert run_config(tmp_path)[0].env == config.env
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if "loud-pack" not in place])
+    plugins._entries.cache_clear()
+    with pytest.raises(UsageError, match=r"needs the tool 'shout' of loud-pack 1\.0, which is not installed here"):
+        run_config(tmp_path)
+
+
+def test_the_names_of_the_built_in_formats_are_those_of_the_registry() -> None:
+    assert set(policy_settings.FORMATS) == set(FORMATS)
+
+
+@pytest.mark.parametrize("code", ["import harness1", "import harness1.cli.main as main, sys; main.run()"])
+def test_neither_the_import_nor_the_list_of_verbs_looks_at_what_is_installed(code: str) -> None:
+    told = "import atexit, sys; atexit.register(lambda: print('harness1.plugins' in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{told}; {code}", "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_settings_of_plugins_are_read_as_they_were_written() -> None:
+    config = msgspec.convert({"env": {"plugins": ["shout"]}, "reward": {"plugins": {"pool": 0.5}}}, Config)
+    assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
