@@ -27,7 +27,7 @@ LARGEST_CAP = 30
 _LATER = (
     ("evidence", "rank", False),
     ("compression", "characters", 0),
-    ("evidence", "lines", 30),
+    ("evidence", "lines", LARGEST_CAP),
     ("fan_out", "hits", 0),
     ("leads", "on", False),
     ("leads", "handles", False),
@@ -85,7 +85,7 @@ class FanOut(Settings):
     """Offer the tool."""
     queries: Positive = 5
     """Queries of one call; further ones are left out, and the observation says so."""
-    hits: Annotated[int, Meta(ge=0)] = 0
+    hits: Count = 0
     """Hits per query; 0: as many as `search.hits`. Few suffice where queries are names: what bears one comes first."""
     rrf_k: Positive = 60
     """Constant of the reciprocal rank fusion of the queries, as in `env.retrieval.rrf_k`."""
@@ -191,7 +191,7 @@ class Compression(Settings):
     """Shorten hits; else they are shown whole."""
     sentences: Positive = 4
     """Sentences of a hit that are shown."""
-    characters: Annotated[int, Meta(ge=0)] = 0
+    characters: Count = 0
     """Most characters shown of these sentences, cut between words; 0: all. For policies with small windows."""
 
 
@@ -350,8 +350,7 @@ class Env(Settings):
         return {group: settings for group, settings in tree.items() if group != "leads" or self.leads.on}
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings as JSON holds them, with `plugins` only where there are any: cards and hashes are older
-        than they."""
+        """Return the settings as JSON holds them, with `plugins` only where there are any: older hashes have none."""
         tree: dict[str, Any] = msgspec.to_builtins(self)
         return without_empty({**tree, "plugins": list(self.plugins)}, "plugins")
 
