@@ -186,8 +186,8 @@ def hashes_of(policy: Policy, run: TeacherRun) -> dict[str, str]:
 
 def named_settings(env: Env, config: Config) -> dict[str, Any]:
     """Return the settings behind the hashes, by which a difference can be named."""
-    found: dict[str, Any] = msgspec.to_builtins({"env": env, "policy": config.policy, "pivots": config.rl.pivots})
-    return found
+    found: dict[str, Any] = msgspec.to_builtins({"policy": config.policy, "pivots": config.rl.pivots})
+    return {"env": env.plain()} | found
 
 
 @dataclass(frozen=True)
