@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import selectors
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,39 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import stages
+from benchmarks.virtual_time import run
 from harness1.episodes.stages import Finished, Pipeline, StageFailure, StageLimits
 from harness1.errors import ConfigError, InfrastructureFault
 
-Value = TypeVar("Value")
 WORK = ("init", "run", "post")
 ONE = StageLimits(init=1, ready=1, run=1, post=1)
-
-
-class VirtualSelector(selectors.DefaultSelector):
-    """Where a loop would sleep until its next timer, this moves its clock there."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        found = super().select(0)
-        if not found:
-            assert timeout is not None, "nothing is left to wait for: the pipeline hangs"
-            self.now += max(timeout, 0.0)
-        return found
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self.selector = VirtualSelector()
-        super().__init__(self.selector)
-
-    def time(self) -> float:
-        return self.selector.now
-
-
-def run(work: Coroutine[Any, Any, Value]) -> Value:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
 
 
 @dataclass(frozen=True)
