@@ -1,0 +1,98 @@
+"""The agent of the examples searches, chooses and is paid for its choice, and the model behind it is trained."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness1.agents.evaluation import AgentSession, delivered_f1, open_evaluation, reward_of
+from harness1.config import load_config
+from harness1.data.open import open_source
+from harness1.models.tokenizer import open_tokenizer
+from harness1.records import DocId, Episode, Gold, Task
+from harness1.retrieval.index.build import build_index
+from harness1.retrieval.open import open_retriever
+from harness1.rl.learning import EPISODES
+from harness1.rows.calls import calls_of, prompt_ids
+from harness1.runs.store import read_episodes
+from harness1.sft.new_model import Shape, draw
+from harness1.train.log import read_log
+from harness1.viewer.sessions import read_sessions
+from tests.cli.commands import Command, command_in_process
+from tests.serving import serving
+
+WORLD = "world:120"
+AGENT, REWARD = (Path("examples", name).resolve() for name in ("search_agent.py", "search_reward.py"))
+# A model of bytes says some digit in most answers of this length, even with random weights.
+SETTINGS = (
+    *("policy.format=hermes", "env.context_window=2048", "env.generation_reserve=48"),
+    *("rl.groups=2", "rl.samples=4", "rl.batches=2", "train.watch.tasks=0", "machine.concurrency=4"),
+    *("machine.model.threads=1", "machine.bootstrap=50"),
+)
+CONFIG = load_config("micro", list(SETTINGS))
+LETTERS = 80
+
+
+@pytest.fixture
+def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    monkeypatch.chdir(tmp_path)
+    return command_in_process(monkeypatch, capsys)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    build_index(open_source(WORLD).documents(), tmp_path / "index", CONFIG.index)
+    with serving(open_retriever(str(tmp_path / "index"), CONFIG), CONFIG) as url:
+        yield url
+
+
+@pytest.mark.service
+def test_the_search_agent_is_trained_by_what_it_chose(harness1: Command, tmp_path: Path, address: str) -> None:
+    draw(tmp_path / "model", [], Shape(words=256, width=32, layers=2, heads=2), CONFIG, seed=0)
+    words = ["--command", shlex.join([sys.executable, str(AGENT), address]), "--evaluate", f"{REWARD}:f1"]
+    words += ["--data", WORLD, "--upstream", "hf:model", "--out", "out", "--config", "micro"]
+    code, _, err = harness1("rl", "agents", *words, *(word for each in SETTINGS for word in ("--set", each)))
+    assert code == 0, err
+    assert len([each for each in read_log(tmp_path / "out") if "loss" in each]) == 2
+    episodes = list(read_episodes(tmp_path / "out" / EPISODES))
+    earned = {episode.episode_id: episode.reward.total for episode in episodes if episode.reward}
+    assert len(set(earned.values())) > 1
+    assert earned == {episode.episode_id: f1_of_choice(episode, tmp_path / "model") for episode in episodes}
+
+    sessions = read_sessions(tmp_path / "out" / "sessions")
+    assert len(sessions) >= len(episodes)
+    assert all([call["status"] for call in session["calls"]] == [200, 200] for session in sessions)
+    assert all("Write the numbers" in session["calls"][1]["prompt"] for session in sessions)
+    code, _, err = harness1("view", "out/sessions")
+    assert code == 0, err
+    assert sessions[0]["name"] in (tmp_path / "view.html").read_text()
+
+
+def f1_of_choice(episode: Episode, model: Path) -> float:
+    """F1 of the documents whose numbers are in the last answer, by what the model was shown and said."""
+    source, tokenizer = open_source(WORLD), open_tokenizer(model)
+    named = {f"{each.title}: {each.text}"[:LETTERS]: each.doc_id for each in source.documents()}
+    (task,) = (each for each in source.tasks("train") if each.task_id == episode.task.task_id)
+    assert task.gold is not None
+    _, last = calls_of(episode)
+    shown = re.findall(r"^\[(\d)\] (.*)$", tokenizer.decode(prompt_ids(episode, last)), re.MULTILINE)
+    assert len(shown) == 5
+    said = {int(number) for number in re.findall(r"\d{1,3}", tokenizer.decode(last.output_ids))}
+    chosen = {named[text] for number, text in shown if int(number) in said}
+    return 2 * len(chosen & task.gold.relevant.keys()) / (len(chosen) + len(task.gold.relevant))
+
+
+def test_the_reward_of_the_search_agent_is_f1_of_what_it_delivered(tmp_path: Path) -> None:
+    f1 = open_evaluation(f"{REWARD}:f1")
+    gold = Gold({DocId("D1"): 1, DocId("D2"): 1, DocId("D3"): 0})
+    session = AgentSession(name="s", task=Task("t", "?", "train", gold), folder=tmp_path)
+    for delivered, reward in ((None, 0.0), ("", 0.0), ("D3\n", 0.0), ("D1\nD9\nD3\n", 0.4), ("D2\nD1\n", 1.0)):
+        if delivered is not None:
+            (tmp_path / "delivered.txt").write_text(delivered)
+        assert reward_of(f1, session).total == pytest.approx(reward)
+        assert reward_of(f1, session).total == pytest.approx(delivered_f1(session))
