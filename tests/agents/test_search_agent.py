@@ -60,6 +60,7 @@ def test_the_search_agent_is_trained_by_what_it_chose(harness1: Command, tmp_pat
     assert code == 0, err
     assert len([each for each in read_log(tmp_path / "out") if "loss" in each]) == 2
     episodes = list(read_episodes(tmp_path / "out" / EPISODES))
+    assert [episode.error for episode in episodes if episode.reward is None] == []
     earned = {episode.episode_id: episode.reward.total for episode in episodes if episode.reward}
     assert len(set(earned.values())) > 1
     assert earned == {episode.episode_id: f1_of_choice(episode, tmp_path / "model") for episode in episodes}
