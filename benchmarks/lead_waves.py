@@ -1,0 +1,124 @@
+"""Measure what searching all leads at once is worth before anything is learned: the F1 of the first documents of the
+evidence order, and of the gold among them, after the question and after each wave of leads.
+
+    python benchmarks/lead_waves.py $DATA/hotpotqa --index I [--split train] [--limit 300] [--waves 2] [--set A.B=VALUE]
+
+The environment is that of `--config sft/handles`, with as many turns as needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+if not __package__:
+    # Run as a script: its neighbours are found beside it.
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from harness1 import SearchEnv, open_retriever, rollout
+from harness1.config import load_config
+from harness1.data.open import open_source
+from harness1.env.render.context import Context
+from harness1.policy.actions import search_call
+from harness1.policy.policy import Decision
+from harness1.records import Task, ToolCall, UnitId
+from harness1.tools.end_search import END_SEARCH
+
+FIRST = (1, 2, 3)
+AMONG = 4
+"""Documents among which the gold is looked for."""
+ROOM = ("env.max_turns=8", "env.context_window=8192")
+
+
+class Waves:
+    """A policy that searches the question, then all leads, a given number of times, and keeps what it was shown."""
+
+    name = hash = "waves"
+
+    def __init__(self, waves: int) -> None:
+        self.waves = waves
+        self.orders: dict[str, list[list[UnitId]]] = {}
+        """By task, the evidence order after the question and after each wave."""
+
+    def open(self, task: Task, seed: int) -> WavesSession:
+        return WavesSession(self.waves, self.orders.setdefault(task.task_id, []))
+
+
+class WavesSession:
+    """One episode."""
+
+    def __init__(self, waves: int, orders: list[list[UnitId]]) -> None:
+        self._waves, self._orders, self._turn = waves, orders, 0
+
+    async def act(self, context: Context) -> Decision:
+        view, self._turn = context.view, self._turn + 1
+        if self._turn == 1:
+            return Decision((search_call(view.handle or view.query),))
+        named = {handle: document.unit_id for handle, document in view.documents.items()}
+        self._orders.append([named[handle] for handle in view.ranked if handle in named])
+        if view.leads and self._turn <= 1 + self._waves:
+            return Decision((search_call(*(lead.entity or lead.name for lead in view.leads)),))
+        return Decision((ToolCall(END_SEARCH),))
+
+    def fork(self) -> WavesSession:
+        raise NotImplementedError
+
+
+def f1(chosen: Sequence[UnitId], gold: set[UnitId]) -> float:
+    """Return the F1 of some units; 0 for none."""
+    return 2 * len(gold.intersection(chosen)) / (len(chosen) + len(gold)) if chosen else 0.0
+
+
+def measure(
+    dataset: str, index: str, split: str, limit: int, waves: int, settings: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return a row for the state after the question and after each wave; an episode that ends early keeps its last."""
+    tasks = [task for task in open_source(dataset).tasks(split) if task.gold][: limit or None]
+    env = SearchEnv(load_config("sft/handles", [*ROOM, *settings]).env, open_retriever(index))
+    policy = Waves(waves)
+    for task in tasks:
+        asyncio.run(rollout(env, policy, task))
+    rows = []
+    for wave in range(waves + 1):
+        found = []
+        for task in tasks:
+            gold = {UnitId(doc_id) for doc_id in task.gold.relevant} if task.gold else set()
+            orders = policy.orders[task.task_id]
+            found.append((orders[min(wave, len(orders) - 1)], gold))
+        row: dict[str, Any] = {"waves": wave, "tasks": len(tasks)}
+        row |= {f"f1_of_first_{k}": fmean(f1(order[:k], gold) for order, gold in found) for k in FIRST}
+        among = [([unit for unit in order[:AMONG] if unit in gold], gold) for order, gold in found]
+        rows.append(row | {f"f1_of_gold_among_{AMONG}": fmean(f1(chosen, gold) for chosen, gold in among)})
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset")
+    parser.add_argument("--index", required=True)
+    parser.add_argument("--split", default="train")
+    parser.add_argument("--limit", type=int, default=300)
+    parser.add_argument("--waves", type=int, default=2)
+    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="A.B=VALUE")
+    parser.add_argument("--json", action="store_true", dest="as_json")
+    asked = parser.parse_args(arguments)
+    rows = measure(asked.dataset, asked.index, asked.split, asked.limit, asked.waves, asked.settings)
+    if asked.as_json:
+        print(json.dumps(rows))
+    for row in () if asked.as_json else rows:
+        print(
+            "  ".join(
+                f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()
+            )
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""The measurement of lead waves: what it counts, and that a wave finds what the question does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.lead_waves import f1, measure
+from harness1.config import load_config
+from harness1.data.indexing import ensure_index
+from harness1.data.open import open_source
+from harness1.records import UnitId
+
+
+def test_a_wave_of_leads_finds_what_the_question_does_not(tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    ensure_index(open_source("world:120"), index, load_config(None))
+    question, wave = measure("world:120", str(index), "test", 20, 1, ())
+    assert (question["waves"], wave["waves"], wave["tasks"]) == (0, 1, 20)
+    for row in (question, wave):
+        assert 0.0 < row["f1_of_first_2"] <= 1.0
+        assert row["f1_of_gold_among_4"] >= row["f1_of_first_2"]
+    assert wave["f1_of_gold_among_4"] > question["f1_of_gold_among_4"]
+
+
+def test_f1_weighs_what_is_missing_and_what_is_wrong() -> None:
+    one, two, three = map(UnitId, "abc")
+    assert f1([], {one}) == 0.0
+    assert f1([one, two], {one, two}) == 1.0
+    assert f1([one, three], {one, two}) == 0.5
+    assert f1([one], {one, two}) == 2 / 3
