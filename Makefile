@@ -49,7 +49,8 @@ test-skyrl: $(SKYRL)/ready $(TINKER)/ready
 
 # Adapters beside the real packages, which cannot share an environment.
 test-adapters: $(ADAPTERS:%=.venv/%/ready)
-	.venv/verifiers/bin/python -m pytest tests/adapters/test_verifiers.py $(EXAMPLES) -rs
+	.venv/verifiers/bin/python -m pytest tests/adapters/test_verifiers.py \
+		tests/adapters/test_verifiers_training.py $(EXAMPLES) -rs
 	.venv/openenv/bin/python -m pytest tests/adapters/test_openenv.py tests/adapters/test_openenv_training.py \
 		$(EXAMPLES) -rs
 	.venv/inspect/bin/python -m pytest tests/adapters/test_inspect.py $(EXAMPLES) -rs

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.adapters.chat_server import next_call
+from tests.adapters.chat_server import next_call, shown_in
 from tests.adapters.processes import harness1, scratch_index, serving_openenv
 
 GenericEnvClient: Any = pytest.importorskip(
@@ -29,12 +29,10 @@ async def played(address: str, place: int) -> dict[str, Any]:
     client = GenericEnvClient(base_url=address)
     await client.connect()
     result = await client.reset(split="test", index=place)
-    said: list[dict[str, Any]] = []
     while not result.done:
         assert result.reward is None
         observation = result.observation
-        name, arguments = next_call([*observation["messages"], *said])
-        said.append({"role": "assistant"})
+        name, arguments = next_call(shown_in(observation["messages"]))
         result = await client.step({"tool": name, "arguments": arguments})
     state = await client.state()
     await client.close()

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.adapters.chat_server import chat_server
 from tests.adapters.processes import harness1, scratch_index
+from tests.adapters.vf_eval import ROLLOUTS, TASKS, branches, traces
 
 pytest.importorskip("verifiers", reason="verifiers is not installed")
-
-TASKS, ROLLOUTS = 3, 2
 
 
 @pytest.fixture(scope="module")
@@ -28,58 +24,6 @@ def address() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return scratch_index(tmp_path_factory.mktemp("verifiers"))
-
-
-def traces(
-    folder: Path, address: str, index: str, more: str = "", tasks: int = TASKS, rollouts: int = ROLLOUTS
-) -> list[dict[str, Any]]:
-    """Run `vf-eval` and return its traces."""
-    folder.mkdir()
-    (folder / "run.toml").write_text(
-        f"""
-model = "fake"
-push = false
-num_rollouts = {rollouts}
-output_dir = "{folder}/out"
-
-[select]
-limit = {tasks}
-
-[client]
-base_url = "{address}"
-api_key_var = "FAKE_KEY"
-
-[env.taskset]
-id = "harness1_verifiers"
-data = "world:120"
-task.settings = ["reward.recipe=robust"]
-
-[env.agent.harness]
-id = "harness1_verifiers"
-index = "{index}"
-record = "{folder}/episodes"
-{more}
-
-[env.agent.runtime]
-type = "subprocess"
-"""
-    )
-    ended = subprocess.run(
-        [str(Path(sys.executable).parent / "vf-eval"), "@", str(folder / "run.toml"), "--no-rich"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"FAKE_KEY": "none", "PATH": "/usr/bin:/bin", "HOME": str(folder)},
-    )
-    found = sorted((folder / "out").rglob("traces.jsonl"))
-    assert found, ended.stdout[-2000:] + ended.stderr[-2000:]
-    return [trace for line in found[0].read_text().splitlines() for trace in json.loads(line)["traces"]]
-
-
-def branches(trace: dict[str, Any]) -> int:
-    """The paths from a root to a leaf of a trace: the sequences that a trainer would get."""
-    parents = {node.get("parent") for node in trace["nodes"]}
-    return sum(place not in parents for place in range(len(trace["nodes"])))
 
 
 def test_rewards_are_those_of_an_evaluation(tmp_path: Path, address: str, index: Path) -> None:
@@ -115,7 +59,7 @@ def test_a_trainer_gets_one_sequence_for_each_epoch(
     tmp_path: Path, address: str, index: Path, order: str, expected: int
 ) -> None:
     found = traces(tmp_path / "vf", address, str(index), f'settings = ["env.rendering.order={order}"]', tasks=1)
-    assert {branches(trace) for trace in found} == {expected}
+    assert {len(branches(trace)) for trace in found} == {expected}
 
 
 def test_a_dead_index_makes_an_error_without_a_reward(tmp_path: Path, address: str) -> None:
