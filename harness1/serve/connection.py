@@ -140,6 +140,8 @@ class Connection(HttpToolsProtocol):
             self.send_400_response("the only supported expectation is 100-continue", 417)
         if self._unparsed > HEAD_BYTES or len(self.pipeline) >= PIPELINED or self.transport.is_closing():
             raise ValueError("the request is refused")
+        # The parser keeps the space behind a value, which is no part of it (RFC 9110, section 5.5).
+        self.headers[:] = [(name, value.strip(b" \t")) for name, value in self.headers]
         super().on_headers_complete()
         self._unparsed = self._ignored = 0
         self.since = self.loop.time()

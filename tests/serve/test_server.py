@@ -112,6 +112,12 @@ def test_what_is_no_request_is_refused_in_json_too() -> None:
             assert (found, kind, list(answer)) == (status, "application/json", ["error"])
 
 
+def test_space_around_the_value_of_a_header_is_no_part_of_it() -> None:
+    with serving(WordRetriever(CORPUS)) as url:
+        request = b"GET /info HTTP/1.1\r\nhost:  localhost \t \r\nconnection: close\r\n\r\n"
+        assert raw(url, request)[0] == 200
+
+
 def test_a_head_that_does_not_end_is_refused_while_it_comes() -> None:
     with serving(WordRetriever(CORPUS)) as url:
         for begun in (b"GET /", b"GET /info HTTP/1.1\r\nX: ", b"GET /info HTTP/1.1\r\nX: y\r\n" * 2):
