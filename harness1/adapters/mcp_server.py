@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 try:
-    from mcp import types
+    from mcp import MCPError, types
     from mcp.server import Server
 except ImportError as error:
     from harness1.errors import MissingExtra
@@ -115,9 +115,10 @@ def _server(tools: list[types.Tool], call: Call, instructions: str) -> Server[An
         return types.ListToolsResult(tools=tools)
 
     async def on_call(_: object, asked: Any) -> types.CallToolResult:
+        if asked.name not in names:
+            there = f"there is no tool {asked.name[:40]!r}; there are {', '.join(names)}"
+            raise MCPError(types.INVALID_PARAMS, there)
         try:
-            if asked.name not in names:
-                raise UsageError(f"there is no tool {asked.name[:40]!r}; there are {', '.join(names)}")
             return await call(asked.name, asked.arguments or {})
         except (UsageError, InfrastructureFault) as error:
             return _text(str(error), is_error=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from mcp import Client, StdioServerParameters
-from mcp.types import CallToolResult
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.types import INVALID_PARAMS, CallToolResult
 
 from harness1.adapters.mcp_server import retrieval_server, search_server
 from harness1.adapters.searches import Searches, append_only
@@ -122,9 +122,9 @@ def test_foreign_and_ended_names_are_refused() -> None:
                 refused = await client.call_tool("search_corpus", {"search": name, "query": "Ada"})
                 assert refused.is_error
                 assert "there is no such search" in text(refused)
-            unknown = await client.call_tool("drop_tables", {"search": ended})
-            assert unknown.is_error
-            assert "there is no tool" in text(unknown)
+            with pytest.raises(MCPError, match="there is no tool") as unknown:
+                await client.call_tool("drop_tables", {"search": ended})
+            assert unknown.value.code == INVALID_PARAMS
             empty = await client.call_tool("start_search", {"question": " "})
             assert empty.is_error
 
