@@ -16,8 +16,8 @@ EXAMPLES := tests/adapters/test_examples.py
 DOCS := .venv/docs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all test-vllm test-skyrl test-adapters test-verifiers test-openenv \
-	test-inspect test-mcp-conformance attack docs docs-serve notebooks lint clean
+.PHONY: demo test test-all test-vllm test-skyrl test-adapters test-verifiers test-openenv test-langchain \
+	test-llamaindex test-inspect test-mcp-conformance attack docs docs-serve notebooks lint clean
 
 demo: $(DEMO)/ready
 	$(DEMO)/bin/harness1 demo
