@@ -81,7 +81,7 @@ def test_an_error_is_not_followed_by_guidance() -> None:
 @pytest.mark.parametrize("code", sorted(SENTENCES))
 def test_every_sentence_can_be_filled(code: str) -> None:
     gaps = {"reason", "parameters", "name", "tools", "handles", "count", "tags", "characters", "limit", "parts", "tag"}
-    gaps |= {"handle", "returned", "new", "pool", "curated", "cap", "tool", "turns", "uncurated", "left"}
+    gaps |= {"handle", "returned", "new", "pool", "curated", "cap", "tool", "turns", "uncurated", "left", "text"}
     words = sentence(Note(code, {gap: ["{a}", "b\nc"] for gap in gaps}))
-    assert words.endswith(".")
+    assert words.endswith(".") or code == "said"  # the words of another package's tool
     assert "b" in words or "{" not in SENTENCES[code]
