@@ -11,10 +11,6 @@ import pytest
 
 pytest.importorskip("verifiers", reason="verifiers is not installed")
 
-from renderers import create_renderer
-from renderers.base import load_tokenizer
-from renderers.configs import Qwen3RendererConfig
-
 from harness1.config import load_config
 from harness1.episodes.replay import replay_env
 from harness1.models.formats.chat_messages import messages_of, tools_of
@@ -98,7 +94,10 @@ def test_tokens_masks_and_log_probabilities_are_those_that_were_sampled(trained:
 
 
 def test_prompts_are_what_the_renderer_makes_of_our_messages(trained: Trained, model: Path) -> None:
-    renderer = create_renderer(load_tokenizer(str(model)), Qwen3RendererConfig())
+    # The renderers of verifiers, which it brings with it.
+    base, configs = (pytest.importorskip(f"renderers.{name}") for name in ("base", "configs"))
+    create_renderer = pytest.importorskip("renderers").create_renderer
+    renderer = create_renderer(base.load_tokenizer(str(model)), configs.Qwen3RendererConfig())
     env, spoken = load_config(None, SETTINGS).env, tokenizer("qwen")
     for trace in trained.traces:
         episode = trained.episodes[trace["info"]["harness1"]["episode_id"]]
