@@ -1,6 +1,6 @@
 """Measure what it gains if rollouts and training take slots (GPUs) from each other, over the best fixed division.
 
-    python benchmarks/multiplexing.py [--slots 2 4 8] [--ratios 1 2 4] [--batch-s 60 300] [--switch-s 0 5 15 30]
+    python benchmarks/multiplexing.py [--slots 1 2 4 8] [--ratios 1 2 4] [--batch-s 60 300] [--switch-s 0 5 15 30]
                                       [--staleness N] [--scaling P] [--groups N] [--moving] [--batches N]
                                       [--seeds N] [--json]
 
@@ -56,7 +56,7 @@ def plans(slots: int) -> dict[str, list[Plan]]:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure and print; return what `--json` prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--slots", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--slots", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--ratios", type=float, nargs="+", default=[1, 2, 4], help="work of generation over training")
     parser.add_argument("--batch-s", type=float, nargs="+", default=[60, 300], help="time of a batch without waits")
     parser.add_argument("--switch-s", type=float, nargs="+", default=[0, 5, 15, 30], help="time of a switch, each way")
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     report = []
     for slots, ratio, batch_s in product(asked.slots, asked.ratios, asked.batch_s):
         setting = Setting(slots, ratio, batch_s, asked.scaling, 0.0, asked.staleness, asked.groups, asked.moving)
-        split = way(setting, "split", asked.batches, asked.seeds)
+        split = way(setting, "split", asked.batches, asked.seeds) if slots > 1 else None
         for switch_s in asked.switch_s:
             row = compared(replace(setting, switch_s=switch_s), split, asked.batches, asked.seeds)
             report.append(row)
@@ -81,10 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     return found
 
 
-def compared(setting: Setting, split: dict[str, Any], batches: int, seeds: int) -> dict[str, Any]:
-    """Return the rates of all ways in a setting, and the gains of those that share."""
-    ways = {"split": split, **{name: way(setting, name, batches, seeds) for name in ("in turns", *SHARED)}}
-    fixed = max(FIXED, key=lambda name: float(ways[name]["tuned"]))
+def compared(setting: Setting, split: dict[str, Any] | None, batches: int, seeds: int) -> dict[str, Any]:
+    """Return the rates of all ways in a setting, and the gains of those that share. One slot cannot be split."""
+    ways = {"split": split} if split else {}
+    ways |= {name: way(setting, name, batches, seeds) for name in ("in turns", *SHARED)}
+    fixed = max((name for name in FIXED if name in ways), key=lambda name: float(ways[name]["tuned"]))
     row = {"slots": setting.slots, "ratio": setting.ratio, "batch_s": setting.batch_s, "switch_s": setting.switch_s}
     for name in SHARED:
         gains = [own / other for own, other in zip(ways[name]["rates"], ways[fixed]["rates"], strict=True)]

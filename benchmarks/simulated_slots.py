@@ -145,22 +145,24 @@ class SimulatedRollouts:
             await pool.serve(call)
             await asyncio.sleep(tool)
         pool.live -= 1
-        has_signal = Random(f"{self._seed}/{job.group_id}/signal").random() >= WITHOUT_SIGNAL
-        reward = float(has_signal and job.sample_idx % SAMPLES == 0)
-        on_episode(
-            Episode(
-                episode_id=f"{job.sample_idx}",
-                task=job.task.public(),
-                sample_idx=job.sample_idx,
-                group_id=job.group_id,
-                stop_reason=StopReason.END_SEARCH,
-                status=Status.COMPLETED,
-                hashes=Hashes(env="", policy="", index=""),
-                policy_versions=(begun, self.version),
-                reward=RewardRecord(reward),
-                counts={"turns": len(turns)},
-            )
-        )
+        on_episode(finished(job, self._seed, (begun, self.version), len(turns)))
+
+
+def finished(job: EpisodeJob, seed: int, versions: tuple[int, int], turns: int) -> Episode:
+    """Return the episode of a job, with a reward that differs within most groups."""
+    has_signal = Random(f"{seed}/{job.group_id}/signal").random() >= WITHOUT_SIGNAL
+    return Episode(
+        episode_id=f"{job.sample_idx}",
+        task=job.task.public(),
+        sample_idx=job.sample_idx,
+        group_id=job.group_id,
+        stop_reason=StopReason.END_SEARCH,
+        status=Status.COMPLETED,
+        hashes=Hashes(env="", policy="", index=""),
+        policy_versions=versions,
+        reward=RewardRecord(float(has_signal and job.sample_idx % SAMPLES == 0)),
+        counts={"turns": turns},
+    )
 
 
 class SimulatedTrainer:
@@ -243,7 +245,7 @@ async def _train(setting: Setting, plan: Plan, batches: int, seed: int, warm: in
     trainer = SimulatedTrainer(slots, rollouts, setting, plan)
     buffer: Buffer[EpisodeGroup] = Buffer(setting.groups, 0 if plan.in_turns else setting.staleness, WINDOW)
     played: list[Episode] = []
-    stream = TaskStream(_tasks(), SAMPLES, seed)
+    stream = TaskStream(tasks(), SAMPLES, seed)
     clock, trained, staleness, began = asyncio.get_running_loop().time, 0, 0, 0.0
     async with RolloutProducer(rollouts, stream, buffer, played.append) as producer:
         for version in range(1, batches + 1):
@@ -297,11 +299,12 @@ def mean_work() -> float:
 @lru_cache
 def mean_turns() -> float:
     """Return the mean number of turns of an episode of the tasks."""
-    stream = TaskStream(_tasks(), 2, 0)
+    stream = TaskStream(tasks(), 2, 0)
     return fmean(len(list(turns_of(job))) for index in range(TASKS) for job in stream.jobs(index))
 
 
 @lru_cache
-def _tasks() -> list[PlacedTask]:
+def tasks() -> list[PlacedTask]:
+    """Return the tasks of the simulation."""
     gold = Gold(relevant={})
     return [PlacedTask(Task(f"task-{n}", f"question {n}", "train", gold)) for n in range(TASKS)]
