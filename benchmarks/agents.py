@@ -5,9 +5,10 @@ compared with the start task by task on the split `test`, with 95 % bootstrap in
 `first hit` is what choosing the first hit of the bare question earns, and `best of hits` what the right choice among
 its hits would.
 
-    python benchmarks/agents.py FOLDER [--seeds N] [--tasks N] [--data world:N] [--set A.B=VALUE] [--json]
+    python benchmarks/agents.py FOLDER [--seeds N] [--tasks N] [--data world:N] [--port N] [--set A.B=VALUE] [--json]
 
-FOLDER keeps the index, the start, the checkpoints and the rewards of one setting; finished work is not repeated.
+FOLDER keeps the index, the start, the checkpoints and the rewards of one setting; finished work is not repeated. A
+training that was stopped goes on if the port is the same, because the address of the index is a part of its command.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument("--data", default="world:500")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--tasks", type=int, default=125, help="held-out tasks")
+    parser.add_argument("--port", type=int, default=8329, help="of the index")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
@@ -64,7 +66,7 @@ def main() -> None:
     config = load_config(NAMED, settings)
     index = asked.folder / "index"
     ensure_index(open_source(asked.data), index, config)
-    with served(index) as address:
+    with served(index, asked.port) as address:
         place = Place(asked.folder, asked.data, config, address)
         tasks = place.tasks(SPLIT, asked.tasks)
         before = earned(place, make_start(place), tasks)
@@ -78,24 +80,30 @@ def main() -> None:
 
 
 @contextmanager
-def served(index: Path) -> Iterator[str]:
-    """Serve an index by `harness1 serve retrieve`, and return its address once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def served(index: Path, port: int) -> Iterator[str]:
+    """Serve an index by `harness1 serve retrieve`, and return its address once it answers.
+
+    Raises:
+        RuntimeError: the port is taken, or the server ended.
+    """
+    if answers(port):
+        raise RuntimeError(f"port {port} is taken: give another --port")
     words = [sys.executable, "-m", "harness1", "serve", "retrieve", "--index", str(index), "--port", str(port)]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
         try:
-            while True:
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
+            while not answers(port):
                 if process.poll() is not None:
                     raise RuntimeError("the index is not served")
                 time.sleep(0.1)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
+
+
+def answers(port: int) -> bool:
+    """Return True if something listens on a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def learn(place: Place, seed: int, settings: Sequence[str]) -> Path:

@@ -7,19 +7,22 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
+import msgspec
 import pytest
 
 from harness1.agents.evaluation import AgentSession, delivered_f1, open_evaluation, reward_of
 from harness1.config import load_config
 from harness1.data.open import open_source
-from harness1.models.tokenizer import open_tokenizer
+from harness1.models.open import format_at
 from harness1.records import DocId, Episode, Gold, Task
 from harness1.retrieval.index.build import build_index
 from harness1.retrieval.open import open_retriever
 from harness1.rl.learning import EPISODES
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.runs.store import read_episodes
+from harness1.serve.proxy.rendering import text_of_output
 from harness1.sft.new_model import Shape, draw
 from harness1.train.log import read_log
 from harness1.viewer.sessions import read_sessions
@@ -63,7 +66,7 @@ def test_the_search_agent_is_trained_by_what_it_chose(harness1: Command, tmp_pat
     assert [episode.error for episode in episodes if episode.reward is None] == []
     earned = {episode.episode_id: episode.reward.total for episode in episodes if episode.reward}
     assert len(set(earned.values())) > 1
-    assert earned == {episode.episode_id: f1_of_choice(episode, tmp_path / "model") for episode in episodes}
+    assert earned == {episode.episode_id: f1_of_choice(episode, tmp_path / "model", address) for episode in episodes}
 
     sessions = read_sessions(tmp_path / "out" / "sessions")
     assert len(sessions) >= len(episodes)
@@ -74,18 +77,26 @@ def test_the_search_agent_is_trained_by_what_it_chose(harness1: Command, tmp_pat
     assert sessions[0]["name"] in (tmp_path / "view.html").read_text()
 
 
-def f1_of_choice(episode: Episode, model: Path) -> float:
-    """F1 of the documents whose numbers are in the last answer, by what the model was shown and said."""
-    source, tokenizer = open_source(WORLD), open_tokenizer(model)
-    named = {f"{each.title}: {each.text}"[:LETTERS]: each.doc_id for each in source.documents()}
-    (task,) = (each for each in source.tasks("train") if each.task_id == episode.task.task_id)
+def f1_of_choice(episode: Episode, model: Path, address: str) -> float:
+    """F1 of the documents whose numbers are in the last answer, among those that the first answer's words find."""
+    (task,) = (each for each in open_source(WORLD).tasks("train") if each.task_id == episode.task.task_id)
     assert task.gold is not None
-    _, last = calls_of(episode)
-    shown = re.findall(r"^\[(\d)\] (.*)$", tokenizer.decode(prompt_ids(episode, last)), re.MULTILINE)
-    assert len(shown) == 5
-    said = {int(number) for number in re.findall(r"\d{1,3}", tokenizer.decode(last.output_ids))}
-    chosen = {named[text] for number, text in shown if int(number) in said}
+    chat, (first, last) = format_at(model, CONFIG), calls_of(episode)
+    words, numbers = (text_of_output(chat, call.output_ids) for call in (first, last))
+    hits = found(address, f"{task.query} {words}")
+    shown = "".join(f"[{place}] {contents[:LETTERS]}\n" for place, (_, contents) in enumerate(hits, 1))
+    assert shown in chat.tokenizer.decode(prompt_ids(episode, last))
+    said = set(map(int, re.findall(r"\d{1,3}", numbers)))
+    chosen = {name for place, (name, _) in enumerate(hits, 1) if place in said}
     return 2 * len(chosen & task.gold.relevant.keys()) / (len(chosen) + len(task.gold.relevant))
+
+
+def found(address: str, query: str) -> list[tuple[str, str]]:
+    """The five hits of a query, and their texts in one line."""
+    body = msgspec.json.encode({"queries": [query], "topk": 5})
+    with urlopen(Request(f"{address}/retrieve", body, {"Content-Type": "application/json"})) as answer:
+        (hits,) = msgspec.json.decode(answer.read())["result"]
+    return [(hit["id"], hit["contents"].replace("\n", ": ", 1)) for hit in hits]
 
 
 def test_the_reward_of_the_search_agent_is_f1_of_what_it_delivered(tmp_path: Path) -> None:
