@@ -12,7 +12,7 @@ from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.memory.entities import extract
 from harness1.memory.question import SCANNED_CHARACTERS
-from harness1.policy.actions import curate_call, search_call
+from harness1.policy.actions import FAN_OUT, curate_call, search_call
 from harness1.policy.policy import Decision
 from harness1.records import Gold, Task, ToolCall, UnitId
 from harness1.tools.end_search import END_SEARCH
@@ -95,7 +95,7 @@ class OracleSession:
     def _search(self, view: View, names: set[str]) -> ToolCall:
         fresh = [query for query in self._candidates(view) if query not in self._asked]
         # Without a new query, repeat the old ones in turn for their next pages.
-        chosen = list(dict.fromkeys(fresh or self._asked))[: BATCH if "fan_out_search" in names else 1]
+        chosen = list(dict.fromkeys(fresh or self._asked))[: BATCH if FAN_OUT in names else 1]
         for query in chosen:
             self._asked.pop(query, None)
             self._asked[query] = None

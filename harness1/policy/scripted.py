@@ -17,7 +17,7 @@ from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.hashing import digest
 from harness1.memory.question import claim, mentions
-from harness1.policy.actions import SPARE_TURNS, curate_call, is_full, is_late, search_call
+from harness1.policy.actions import FAN_OUT, SPARE_TURNS, curate_call, is_full, is_late, search_call
 from harness1.policy.policy import Decision
 from harness1.records import Tag, Task, ToolCall
 from harness1.tools.end_search import END_SEARCH
@@ -70,7 +70,7 @@ class ScriptedSession:
         if not self._pages or (brought and self._pages < PAGES and not self._waves and not is_late(view)):
             self._pages += 1
             return Decision((search_call(view.query),), "Search for the whole question.")
-        fan = FAN if "fan_out_search" in names else 1
+        fan = FAN if FAN_OUT in names else 1
         if not is_late(view) and (leads := self._leads(view, fan)):
             return Decision((search_call(*leads),), f"Follow {', '.join(leads)[:200]}.")
         return self._deliver(context, names, best)

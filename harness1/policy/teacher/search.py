@@ -9,7 +9,7 @@ from itertools import islice
 from harness1.env.render.view import View
 from harness1.memory.question import normalised_name
 from harness1.memory.sentences import split
-from harness1.policy.actions import search_call
+from harness1.policy.actions import FAN_OUT, search_call
 from harness1.policy.teacher.evidence import SeenEvidence
 from harness1.policy.teacher.queries import Lead, beside, leads, parts, patterns, subject
 from harness1.records import ToolCall
@@ -93,9 +93,9 @@ class TeacherSearch:
             case "grep" if "grep_corpus" in tools:
                 return self._grep(view, evidence)
             case "names":
-                return self._names(view, evidence, FAN if "fan_out_search" in tools else 1)
+                return self._names(view, evidence, FAN if FAN_OUT in tools else 1)
             case "parts":
-                return self._parts(view, FAN if "fan_out_search" in tools else 1)
+                return self._parts(view, FAN if FAN_OUT in tools else 1)
             case "page" if view.query.strip() and not view.entities:
                 return Move(_search(view.query), "page", topic=subject(view.query))
         return None
