@@ -51,11 +51,6 @@ def leave_out_default(tree: dict[str, Any], defaults: Mapping[str, Any], path: s
         del tree[name]
 
 
-def without_empty(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return settings as plain data without one of them, if it is empty."""
-    return {each: value for each, value in tree.items() if value or each != name}
-
-
 def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
     """Return what the source says of each group and setting, by dotted name; settings without a word are left out.
 

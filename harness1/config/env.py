@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from harness1.errors import ConfigError
 from harness1.records import Tag
-from harness1.settings import Count, Positive, Settings, Share, Weight, without_empty
+from harness1.settings import Count, Positive, Settings, Share, Weight, leave_out_default
 
 OBSERVATION_SHARE = 0.4
 """The largest share of a prompt that the texts of one observation may take."""
@@ -345,14 +345,14 @@ class Env(Settings):
         where they are on, so that earlier records keep their hashes."""
         tree = self.plain()
         for group, name, off in _LATER:
-            if tree[group][name] == off:
-                del tree[group][name]
+            leave_out_default(tree, {group: {name: off}}, f"{group}.{name}")
         return {group: settings for group, settings in tree.items() if group != "leads" or self.leads.on}
 
     def plain(self) -> dict[str, Any]:
         """Return the settings as JSON holds them, with `plugins` only where there are any: older hashes have none."""
-        tree: dict[str, Any] = msgspec.to_builtins(self)
-        return without_empty({**tree, "plugins": list(self.plugins)}, "plugins")
+        tree = msgspec.to_builtins(self) | {"plugins": list(self.plugins)}
+        leave_out_default(tree, {"plugins": []}, "plugins")
+        return tree
 
     @property
     def leads_on(self) -> bool:

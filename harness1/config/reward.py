@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from harness1.hashing import digest
-from harness1.settings import Count, Positive, Settings, Share, Weight, without_empty
+from harness1.settings import Count, Positive, Settings, Share, Weight, leave_out_default
 
 
 class Reward(Settings):
@@ -71,7 +71,8 @@ class Reward(Settings):
     def hashed(self) -> dict[str, Any]:
         """Return the settings that enter hashes, which are older than `plugins`: it counts where it names any."""
         tree: dict[str, Any] = msgspec.to_builtins(self)
-        return without_empty(tree, "plugins")
+        leave_out_default(tree, {"plugins": {}}, "plugins")
+        return tree
 
 
 RECIPES: Mapping[str, Mapping[str, float]] = MappingProxyType(
