@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from harness1.adapters.publishable import origins_of, refuse_secret
+from harness1.adapters.publishable import DATA_CARD, origins_of, refuse_secret
 from harness1.data.formats import beir
 from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.model_folder import ADAPTER_CONFIG
@@ -21,7 +21,7 @@ from harness1.runs.store import EPISODES, TOKENS
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN
 from harness1.train.log import LOG
 
-CARDS = (STAGE, CONFIG, PROVENANCE, CARD, README, CHECKPOINT, ADAPTER_CONFIG, "data_card.json", "data_README.md")
+CARDS = (STAGE, CONFIG, PROVENANCE, CARD, README, CHECKPOINT, ADAPTER_CONFIG, DATA_CARD, "data_README.md")
 """Files in which nothing may look like a key; others hold texts of documents, which may speak of keys."""
 BLOCK = 1 << 20
 
@@ -66,11 +66,6 @@ class Parcel(NamedTuple):
     files: tuple[str, ...]
     left: tuple[str, ...]
     """Names of files that stay."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum((self.folder / name).stat().st_size for name in self.files)
 
 
 class Sent(NamedTuple):
