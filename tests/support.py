@@ -17,7 +17,19 @@ from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.context import Context
 from harness1.hashing import text_digest
 from harness1.policy.policy import Decision
-from harness1.records import Chunk, ChunkId, DocId, Hit, Task, ToolCall, Unit
+from harness1.records import (
+    Chunk,
+    ChunkId,
+    DocId,
+    Episode,
+    Hashes,
+    Hit,
+    Status,
+    StopReason,
+    Task,
+    ToolCall,
+    Unit,
+)
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
 
 Result = TypeVar("Result")
@@ -65,6 +77,17 @@ def chunk(doc_id: str, text: str, title: str = "", index: int = 0) -> Chunk:
 def hit(doc_id: str, text: str, title: str = "", index: int = 0, rank: int = 0) -> Hit:
     made = chunk(doc_id, text, title, index)
     return Hit(made.chunk_id, made.doc_id, index, title, text, 1.0, rank, -(-len(text) // 4))
+
+
+def ended_episode() -> Episode:
+    """An episode that ended at once, for what is computed from an outcome."""
+    return Episode(
+        episode_id="e",
+        task=Task("t", "query"),
+        stop_reason=StopReason.END_SEARCH,
+        status=Status.COMPLETED,
+        hashes=Hashes("", "", ""),
+    )
 
 
 class WordRetriever:

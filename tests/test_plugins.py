@@ -19,14 +19,14 @@ from harness1.errors import ConfigError, UsageError
 from harness1.models.formats.registry import FORMATS, open_format
 from harness1.plugins import installed_plugins
 from harness1.policy.registry import check_policy, open_policy
-from harness1.records import Episode, Hashes, Note, Status, StopReason, Task
+from harness1.records import Note
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.reward.components import available_tools
 from harness1.reward.composite import composite
 from harness1.reward.outcome import Outcome
 from harness1.runs.folder import run_config, run_stage
 from harness1.tools.registry import Toolbox
-from tests.support import call, make_env, play, search
+from tests.support import call, ended_episode, make_env, play, search
 from tests.vocabularies import tokenizer
 
 Install = Callable[..., None]
@@ -120,14 +120,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 def outcome_with(config: Config) -> dict[str, float]:
     """The contribution of each term to the reward of some episode."""
-    episode = Episode(
-        episode_id="e",
-        task=Task("t", "q"),
-        stop_reason=StopReason.END_SEARCH,
-        status=Status.COMPLETED,
-        hashes=Hashes("", "", ""),
-    )
-    found = composite(Outcome(set_size=3, precision=0.5, recall=0.5), episode, config)
+    found = composite(Outcome(set_size=3, precision=0.5, recall=0.5), ended_episode(), config)
     assert found is not None
     return {name: term.weight * term.value for name, term in found.terms.items()}
 

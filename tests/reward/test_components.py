@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.config import Config, Env, load_config
-from harness1.records import Episode, Hashes, Status, StopReason, Task
 from harness1.reward.components import (
     COMPONENTS,
     Case,
@@ -20,14 +19,9 @@ from harness1.reward.components import (
     turn_penalty,
 )
 from harness1.reward.outcome import Outcome
+from tests.support import ended_episode
 
-EPISODE = Episode(
-    episode_id="e",
-    task=Task("t", "query"),
-    stop_reason=StopReason.END_SEARCH,
-    status=Status.COMPLETED,
-    hashes=Hashes("", "", ""),
-)
+EPISODE = ended_episode()
 BY_NAME = {part.name: part for part in COMPONENTS}
 ONLY_SEARCH = [f"env.{tool}.on=false" for tool in ("fan_out", "grep", "read", "review", "verification")]
 
