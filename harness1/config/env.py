@@ -350,7 +350,7 @@ class Env(Settings):
 
     def plain(self) -> dict[str, Any]:
         """Return the settings as JSON holds them, with `plugins` only where there are any: older hashes have none."""
-        tree = msgspec.to_builtins(self) | {"plugins": list(self.plugins)}
+        tree: dict[str, Any] = msgspec.to_builtins(self) | {"plugins": list(self.plugins)}
         leave_out_default(tree, {"plugins": []}, "plugins")
         return tree
 
