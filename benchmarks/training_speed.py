@@ -1,5 +1,5 @@
-"""Measure the speed of fine-tuning adapters on this machine: tokens a second by the type of matrix products and by how
-many layers have adapters, in turns, on rows as long as those of episodes.
+"""Measure the speed of fine-tuning adapters on this machine: tokens a second by the type of matrix products, by how
+many layers have adapters and by the attention, in turns, on rows as long as those of episodes.
 
     python benchmarks/training_speed.py smollm2-135m [--threads 1] [--passes 3] [--rows 4] [--tokens 1100] [--json]
 
@@ -20,6 +20,8 @@ from typing import Any
 if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import msgspec
 
 from harness1.config import Lora, Train
 from harness1.models.files.fetch import resolve_model
@@ -54,13 +56,14 @@ def measure(
 def _settings(model: Path, tokens: int) -> dict[str, Train]:
     layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
     half = layers // 2
-    plain = Train(dtype="float32", micro_tokens=tokens, rate=1e-5, lora=Lora(rank=16))
+    plain = Train(dtype="float32", attention="sdpa", micro_tokens=tokens, rate=1e-5, lora=Lora(rank=16))
+    rounded = msgspec.structs.replace(plain, dtype="bfloat16")
+    fewer = msgspec.structs.replace(rounded, lora=Lora(rank=16, layers=half))
     return {
         f"float32, adapters in {layers} layers": plain,
-        f"bfloat16, adapters in {layers} layers": Train(dtype="bfloat16", micro_tokens=tokens, lora=plain.lora),
-        f"bfloat16, adapters in {half} layers": Train(
-            dtype="bfloat16", micro_tokens=tokens, lora=Lora(rank=16, layers=half)
-        ),
+        f"bfloat16, adapters in {layers} layers": rounded,
+        f"bfloat16, adapters in {half} layers": fewer,
+        f"bfloat16, adapters in {half} layers, attention in blocks": msgspec.structs.replace(fewer, attention="auto"),
     }
 
 

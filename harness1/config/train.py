@@ -78,8 +78,9 @@ class Train(Settings):
     """Type for matrix products; `auto` in a file or override: the faster one here. Trained weights, logits and loss are
     float32 either way."""
     attention: Attention = "auto"
-    """Implementation of attention, as transformers names it; `auto`: the model's default there. Any other is compared
-    with `eager` on a few tokens first. `eager` needs memory for the square of a row's length."""
+    """Implementation of attention, as transformers names it; `auto`: the model's default there, or matrix products of
+    blocks for bfloat16 on a processor. Any other than the default is compared with `eager` on a few tokens first.
+    `eager` needs memory for the square of a row's length."""
     checkpointing: bool = False
     """Keep no activations within a layer; recompute them in the backward pass."""
     seed: Count = 0

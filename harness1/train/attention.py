@@ -46,6 +46,21 @@ def use_attention(model: PreTrainedModel, name: str, dtype: Dtype) -> None:
         raise UsageError(f"{refusal}: it leaves out something that this model's attention has; try eager")
 
 
+def use_own_attention(model: PreTrainedModel, dtype: Dtype) -> None:
+    """Leave a model its own attention, but on a processor, in bfloat16, switch it to `block_attention`, which is faster
+    there, if that computes the same."""
+    own = model.config._attn_implementation
+    if model.device.type != "cpu" or dtype != "bfloat16" or own != "sdpa":
+        return
+    from harness1.models.transformers.block_attention import NAME, register
+
+    register()
+    try:
+        use_attention(model, NAME, dtype)
+    except UsageError:
+        model.set_attn_implementation(own)
+
+
 def _probe(model: PreTrainedModel, dtype: Dtype) -> Tensor:
     """Return the logits of all tokens of the probe, after a backward pass that keeps no gradient of the weights."""
     import torch

@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 
 from harness1.config import Lora, Train
 from harness1.errors import UsageError
+from harness1.models.transformers.block_attention import NAME
 from harness1.train import attention
 from harness1.train.algorithm import NegativeLogLikelihood
 from harness1.train.trainable import load_trainable
@@ -34,10 +35,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def stepped(folder: Path, name: str) -> tuple[str, list[Tensor]]:
+def stepped(folder: Path, name: str, dtype: str = "float32") -> tuple[str, list[Tensor]]:
     """The implementation that was used, and the weights after two steps."""
-    model: Any = load_trainable(folder, train_of(name), "cpu")
-    trainer = Trainer(model, NegativeLogLikelihood(), train_of(name), 2)
+    model: Any = load_trainable(folder, train_of(name, dtype), "cpu")
+    trainer = Trainer(model, NegativeLogLikelihood(), train_of(name, dtype), 2)
     for _ in range(2):
         trainer.step(made_rows())
     return model.config._attn_implementation, trainer.parameters
@@ -51,6 +52,13 @@ def test_each_implementation_trains_the_same_and_auto_is_the_models_own(folder: 
     for own, sdpa, eager in zip(*weights.values(), strict=True):
         assert torch.equal(own, sdpa)
         torch.testing.assert_close(eager, own, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_on_a_processor_trains_with_blocks_where_they_compute_the_same(folder: Path, tmp_path: Path) -> None:
+    assert stepped(folder, "auto", "bfloat16")[0] == NAME
+    capped = save_tiny_model(tmp_path / "capped", "gemma2", **CAPPED)
+    model: Any = load_trainable(capped, train_of("auto", "bfloat16"), "cpu")
+    assert model.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -132,7 +132,10 @@ def attend(
     Returns:
         [slots, new, heads, width of the values], and no weights.
     """
+    import torch
     from torch.nn.functional import scaled_dot_product_attention
+
+    from harness1.models.transformers.block_attention import BlockAttention
 
     slot_pass: SlotPass = options["slot_pass"]
     scale, window = options.get("scaling") or query.shape[-1] ** -0.5, options.get("sliding_window")
@@ -146,6 +149,8 @@ def attend(
     elif new == 1:  # the heads of a group are separate queries to the same keys
         grouped = query.reshape(rows, -1, groups, width)
         out = scaled_dot_product_attention(grouped, keys, values, slot_pass.visible(window), scale=scale)
+    elif query.device.type == "cpu" and query.dtype == torch.bfloat16 and (window is None or window >= keys.shape[2]):
+        out = BlockAttention.apply(query, keys, values, None, scale)  # type: ignore[no-untyped-call]
     else:
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
         causal = slot_pass.is_causal(window)
