@@ -1,4 +1,8 @@
-"""Let a sampler and the trainer use the same GPUs in turns: the sampler sleeps while the trainer steps."""
+"""Let a sampler and the trainer use the same GPUs in turns: the sampler sleeps while the trainer steps.
+
+With `rl.staleness` above 0 episodes go on after a step where they were, so that the trainer need not wait for the
+longest of a batch (multiplexing, as in ROLL, of a device that cannot be divided). Searches and judges go on meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,14 @@ def undisturbed(sampler: Backend, config: Config, device: str, processes: int = 
         processes: those that train together.
 
     Raises:
-        ConfigError: the sampler cannot sleep, or training leaves no time for it.
+        ConfigError: the sampler cannot sleep, or the trainer does not own all devices of it.
     """
     if not config.machine.model.sleep:
         return nullcontext
     if not isinstance(sampler, Sleeper):
         raise ConfigError("machine.model.sleep is for vllm:PATH and vllm:MODEL@URL: no other sampler can sleep")
-    if config.rl.staleness or config.machine.fleet.workers:
-        raise ConfigError("machine.model.sleep needs rl.staleness=0 and no fleet: generation and training alternate")
+    if config.machine.fleet.workers:
+        raise ConfigError("machine.model.sleep is for one sampler: the workers of a fleet have devices of their own")
     if processes > 1:
         raise ConfigError("machine.model.sleep is for training in one process: give several GPUs of their own")
     return partial(_asleep, sampler, device)

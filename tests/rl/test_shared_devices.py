@@ -13,6 +13,7 @@ import pytest
 from harness1.config import load_config
 from harness1.errors import ConfigError, UsageError
 from harness1.models.servers.vllm import VllmServer
+from harness1.models.weight_gate import WeightGate
 from harness1.records import Episode
 from harness1.rl.learning import Learning, learn
 from harness1.rl.shared_devices import undisturbed
@@ -38,18 +39,14 @@ def server() -> VllmServer:
     return vllm(lambda path, body: "")[0]
 
 
-@pytest.mark.parametrize("setting", ["rl.staleness=1", "machine.fleet.workers=2"])
-def test_a_sampler_that_works_while_the_trainer_does_cannot_sleep(setting: str) -> None:
-    with pytest.raises(ConfigError, match="generation and training alternate"):
-        undisturbed(server(), load_config("rl/small", ["machine.model.sleep=true", setting]), "cpu")
-
-
-def test_other_samplers_and_several_processes_are_refused() -> None:
+def test_other_samplers_fleets_and_several_processes_are_refused() -> None:
     config = load_config("rl/small", ["machine.model.sleep=true"])
     with pytest.raises(ConfigError, match="vllm:PATH"):
         undisturbed(sglang(lambda path, body: "")[0], config, "cpu")
     with pytest.raises(ConfigError, match="one process"):
         undisturbed(server(), config, "cpu", processes=2)
+    with pytest.raises(ConfigError, match="fleet"):
+        undisturbed(server(), load_config("rl/small", ["machine.model.sleep=true", "machine.fleet.workers=2"]), "cpu")
 
 
 def test_nothing_sleeps_unless_it_is_asked_to() -> None:
@@ -95,6 +92,43 @@ def test_the_sampler_is_awake_whenever_it_plays_or_takes_weights(tmp_path: Path)
     learn(work, nullcontext(Watched(open_toy(base))), CHAT, "toy", on_step)
     batch = ["play", "asleep", "awake", "publish", "stepped"]
     assert seen == ["asleep", "awake", "publish", *batch, *batch]
+
+
+def test_episodes_that_a_step_interrupts_wait_for_its_end_and_go_on(tmp_path: Path) -> None:
+    """With staleness, more episodes are begun than a batch needs; the gate is that of every sampler that sleeps."""
+    gate, waited, sleeping = WeightGate(), list[str](), False
+
+    @asynccontextmanager
+    async def asleep() -> AsyncIterator[None]:
+        nonlocal sleeping
+        async with gate.change(gate.version):
+            sleeping = True
+            yield
+            sleeping = False
+
+    class Gated(ToyRollouts):
+        async def play(self, job: Any) -> Episode:
+            if sleeping:
+                waited.append(job.task.task_id)
+            async with gate.call():
+                assert not sleeping
+                episode = await super().play(job)
+                assert not sleeping
+            return episode
+
+    base = save_base(tmp_path / "base")
+    config = toy_config([*TWO_BATCHES, "rl.staleness=1"])
+    work = without_validation(tmp_path / "out", base, config, undisturbed=asleep)
+    losses: list[float] = []
+    learn(
+        work,
+        nullcontext(Gated(open_toy(base))),
+        CHAT,
+        "toy",
+        lambda batch, batches, values: losses.extend([values["loss"]] if "loss" in values else []),
+    )
+    assert len(losses) == 2
+    assert waited
 
 
 def test_a_sampler_that_cannot_sleep_ends_the_training_before_it_plays(tmp_path: Path) -> None:
