@@ -217,6 +217,7 @@ def test_training_speed_measures_each_setting_beside_the_first(
         "float32, adapters in 4 layers",
         "bfloat16, adapters in 4 layers",
         "bfloat16, adapters in 2 layers",
+        "bfloat16, adapters in 2 layers, attention in blocks",
     ]
     assert found[0]["gain"] == 1.0
     assert all(row["tokens_per_s"] > 0 for row in found)

@@ -55,6 +55,7 @@ class BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        """Return the outputs, [rows, heads, tokens, width]; arguments are those of `attend`."""
         rows, heads, new, width = query.shape
         blocks = _Blocks(query, key, mask, scale)
         values, out = value.flatten(0, 1), query.new_empty(rows * key.shape[1], heads // key.shape[1], new, width)
@@ -68,6 +69,7 @@ class BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of query, key and value; mask and scale have none."""
         query, key, value, mask, out = ctx.saved_tensors
         blocks = _Blocks(query, key, mask, ctx.scale)
         values, of_out = value.flatten(0, 1), blocks.grouped(gradients[0].to(query.dtype))
