@@ -46,8 +46,8 @@ def use_attention(model: PreTrainedModel, name: str, dtype: Dtype) -> None:
         raise UsageError(f"{refusal}: it leaves out something that this model's attention has; try eager")
 
 
-def use_own_attention(model: PreTrainedModel, dtype: Dtype) -> None:
-    """Leave a model its own attention, but on a processor, in bfloat16, switch it to `block_attention`, which is faster
+def use_default_attention(model: PreTrainedModel, dtype: Dtype) -> None:
+    """Leave a model its own attention; but for bfloat16 on a processor switch it to `block_attention`, which is faster
     there, if that computes the same."""
     own = model.config._attn_implementation
     if model.device.type != "cpu" or dtype != "bfloat16" or own != "sdpa":

@@ -11,7 +11,7 @@ from harness1.model_folder import holds_adapters
 from harness1.models.transformers.adapter_files import read_adapter_config
 from harness1.models.transformers.adapters import merge_adapters
 from harness1.models.transformers.causal_model import Dtype, compute_logits_in_float32, load_causal_model
-from harness1.train.attention import use_attention, use_own_attention
+from harness1.train.attention import use_attention, use_default_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,7 +48,7 @@ def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) ->
     if train.dtype != stored_dtype(train):
         compute_logits_in_float32(model)
     if train.attention == "auto":
-        use_own_attention(model, train.dtype)
+        use_default_attention(model, train.dtype)
     else:
         use_attention(model, train.attention, train.dtype)
     return model
