@@ -76,6 +76,14 @@ class Case(NamedTuple):
     def steps(self) -> list[list[TrainRow]]:
         return STEPS if self.algorithm is NLL else PLAYED
 
+    @property
+    def rounding(self) -> float:
+        """How many times as far apart as in float32 two trainings may come.
+
+        In bfloat16, sums in another order turn the rounding of an activation now and then.
+        """
+        return 1000.0 if self.train.dtype == "bfloat16" else 1.0
+
 
 def changed(train: Train, **changes: Any) -> Train:
     return msgspec.structs.replace(train, **changes)
@@ -196,9 +204,9 @@ def found(home: Path) -> list[dict[str, Any]]:
     return [torch.load(home / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
-def agree(values: Any, expected: Any) -> None:
+def agree(values: Any, expected: Any, rounding: float = 1.0) -> None:
     for value, other in zip(values, expected, strict=True):
-        assert value == pytest.approx(other, rel=1e-5)
+        assert value == pytest.approx(other, rel=1e-5 * rounding)
 
 
 def test_members_know_their_places_and_hear_the_first(found: list[dict[str, Any]]) -> None:
@@ -213,11 +221,11 @@ def test_two_processes_come_to_the_weights_of_one_and_hold_half_each(
     alone: Any = train_in(ALONE, CASES[name], home, tmp_path)
     members = [each["begun"][name] for each in found]
     for member in members:
-        agree(member["values"], alone["values"])
-        assert member["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+        agree(member["values"], alone["values"], CASES[name].rounding)
+        assert member["loss"] == pytest.approx(alone["loss"], rel=1e-5 * CASES[name].rounding)
         assert member["saved"] == pytest.approx(member["then"], rel=1e-6)
         assert member["saved"] != pytest.approx(member["loss"], rel=1e-3)
-    torch.testing.assert_close(members[0]["weights"], alone["weights"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(members[0]["weights"], alone["weights"], rtol=0, atol=1e-6 * CASES[name].rounding)
     assert members[1]["weights"] == {}
     for part, numbers in enumerate(alone["held"]):
         shares = [member["held"][part] for member in members]
@@ -239,8 +247,8 @@ def test_two_processes_go_on_from_the_state_of_one(
 def test_one_process_goes_on_from_the_state_of_two(home: Path, found: list[dict[str, Any]], name: str) -> None:
     resumed: Any = go_on_in(ALONE, CASES[name], home, home / "two" / name)
     expected = found[0]["begun"][name]
-    agree(resumed["values"], expected["values"][HALF:])
-    torch.testing.assert_close(resumed["weights"], expected["weights"], rtol=0, atol=1e-6)
+    agree(resumed["values"], expected["values"][HALF:], CASES[name].rounding)
+    torch.testing.assert_close(resumed["weights"], expected["weights"], rtol=0, atol=1e-6 * CASES[name].rounding)
 
 
 def test_all_processes_see_that_a_step_diverged_and_go_on_together(home: Path, found: list[dict[str, Any]]) -> None:
