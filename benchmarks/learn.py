@@ -108,23 +108,29 @@ def refused(start: Start, seed: int, control: str) -> dict[str, str]:
 
 
 def learned(
-    start: Start, seed: int, control: str | None = None, name: str = "", players: MakeRollouts = LocalRollouts
+    start: Start,
+    seed: int,
+    control: str | None = None,
+    name: str = "",
+    players: MakeRollouts = LocalRollouts,
+    base: str = "start",
 ) -> Path:
-    """Train from the start and return the folder of the checkpoint. Finished work is not repeated."""
+    """Train from `base`, a model in the folder of the start, and return the folder of the checkpoint. Finished work is
+    not repeated."""
     rl = msgspec.structs.replace(start.config.rl, seed=seed)
     config = msgspec.structs.replace(start.config, rl=rl)
-    base = start.folder / "start"
+    model = start.folder / base
     out = start.folder / (name or f"learned-{control or 'cispo'}-{seed}")
-    spec = f"hf:{base}"
+    spec = f"hf:{model}"
     setups = [EpisodeSetup(config, str(start.folder / "index"), spec)]
     train = [PlacedTask(task) for task in start.tasks("train")]
     held_out = [PlacedTask(task) for task in start.tasks("dev", config.train.watch.tasks)]
-    work = Learning(train, held_out, setups, base, out, config)
+    work = Learning(train, held_out, setups, model, out, config)
     if control:
         work = replace(work, make_rows=CONTROLS[control])
     policy = open_policy_to_train(spec, config)
     if not work.is_done(policy.hash):
-        playing = nullcontext(players(setups, policy, base, out / "weights"))
+        playing = nullcontext(players(setups, policy, model, out / "weights"))
         learn(work, playing, policy.counter, policy.hash, told)
     return out
 

@@ -4,10 +4,11 @@ worth to a policy that learns, rather than to one that was trained with it?
     python benchmarks/mechanisms.py FOLDER [--seeds N] [--only NAME] [--tasks N] [--set A.B=VALUE] [--json]
 
 Every variant and seed draws new weights, learns from the same teacher in its own environment (SFT), then goes on with
-CISPO, and plays the same held-out tasks; differences from the whole harness are paired by task over all seeds, with
-95 % bootstrap intervals. The world makes mechanisms matter: pages are long, with sentences about others between
-their own; pages that no question needs appear several times, almost alike; some pages deny what another one says; and
-half of the questions are chains. Finished work is not repeated.
+CISPO, and plays the same held-out tasks; the whole harness also learns by CISPO alone, from new weights. Differences
+from the whole harness are paired by task over all seeds, with 95 % bootstrap intervals. The world makes mechanisms
+matter: pages are long, with sentences about others between their own; pages that no question needs appear several
+times, almost alike; some pages deny what another one says; and half of the questions are chains. Finished work is not
+repeated.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from harness1.data.formats import beir
 from harness1.data.open import open_source
 from harness1.data.world.generate import build_world
 from harness1.data.world.prose import republish
+from harness1.errors import UsageError
 from harness1.eval.ablations.run import ABLATIONS
 from harness1.eval.statistics import bootstrap_mean
 from harness1.records import DocId, Task
@@ -58,6 +60,7 @@ TRANSCRIPT = (
 )
 """The same tools over a growing transcript, in a window of the same size."""
 BASE = "whole harness"
+ALONE = "CISPO alone"
 REMOVED = {
     "evidence order": "rank",
     "leads": "leads",
@@ -135,8 +138,19 @@ def trained(folder: Path, name: str, seed: int, asked: argparse.Namespace) -> di
     tasks = start.tasks("test", asked.tasks)
     found: dict[str, Measured] = {"SFT": earned(start, f"hf:{start.folder / 'start'}", tasks, asked.samples)}
     found["CISPO"] = earned(start, f"hf:{learned(start, seed)}", tasks, asked.samples)
+    if name == BASE:
+        found[ALONE] = earned(start, f"hf:{learned_alone(start, seed)}", tasks, asked.samples)
     print(f"{name}, seed {seed}: {_line(found)}", file=sys.stderr, flush=True)
     return found
+
+
+def learned_alone(start: Start, seed: int) -> Path:
+    """Return what CISPO makes of new weights: the weights themselves if no episode earns more than another."""
+    try:
+        return learned(start, seed, name=f"alone-{seed}", base="model")
+    except UsageError as error:
+        print(f"{ALONE}, seed {seed}: {error}", file=sys.stderr, flush=True)
+        return start.folder / "model"
 
 
 def _line(found: Mapping[str, Measured]) -> str:
