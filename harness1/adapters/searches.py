@@ -24,6 +24,8 @@ WINDOW = 1_000_000
 """Tokens of an episode whose context is the client's business."""
 LONGEST_QUESTION = 8192
 """Characters."""
+SWEEPS, SHORTEST_S = 10, 0.05
+"""Looks for idle searches in the time after which one is idle, and the shortest time between them."""
 
 
 class Delivered(Record):
@@ -73,7 +75,7 @@ class Searches:
         driver: name of the framework, for the records.
         keep: gets every finished episode.
         most: open searches; one more closes the one that was used longest ago.
-        idle_s: seconds without a call after which a search is closed.
+        idle_s: seconds without a call after which a search is closed, or up to a tenth later.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Searches:
         self._open_env, self._driver, self._keep, self._most, self._idle_s = open_env, driver, keep, most, idle_s
         self._searches: OrderedDict[str, _Open] = OrderedDict()
         self._started = 0
+        self._sweeper: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._searches)
@@ -99,19 +102,8 @@ class Searches:
         """
         if not question.strip() or len(question) > LONGEST_QUESTION:
             raise UsageError(f"a question has 1 to {LONGEST_QUESTION:,} characters")
-        await self._close_idle()
-        self._started += 1
-        env = self._open_env()
-        task = Task(f"query-{digest(question)[:12]}", question, "search")
-        driven = DrivenEpisode(env, task, self._driver, sample_idx=self._started)
-        name = secrets.token_urlsafe(NAME_BYTES)
-        found = _Open(driven, env, time.monotonic())
-        self._searches[name] = found
-        async with found.lock:
-            await driven.begin()
-            while len(self._searches) > self._most:
-                await self._close(next(iter(self._searches)))
-            return name, self._answer(name, found)
+        # A client that cancels a call may come back: what it began is carried out.
+        return await asyncio.shield(asyncio.create_task(self._start(question)))
 
     async def act(self, name: str, call: ToolCall) -> Answer:
         """Carry out a call in a search. Calls of one search are carried out one after the other.
@@ -119,13 +111,29 @@ class Searches:
         Raises:
             UsageError: there is no such search.
         """
-        # A client that cancels a call may come back: what it began is carried out.
         return await asyncio.shield(asyncio.create_task(self._act(name, call)))
 
     async def close(self) -> None:
         """Close all searches without records."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         for name in list(self._searches):
             await self._close(name)
+
+    async def _start(self, question: str) -> tuple[str, Answer]:
+        self._started += 1
+        env = self._open_env()
+        task = Task(f"query-{digest(question)[:12]}", question, "search")
+        driven = DrivenEpisode(env, task, self._driver, sample_idx=self._started)
+        name = secrets.token_urlsafe(NAME_BYTES)
+        found = _Open(driven, env, time.monotonic())
+        async with found.lock:
+            while len(self._searches) >= self._most:
+                await self._close(next(iter(self._searches)))
+            self._searches[name] = found
+            self._sweep()
+            await driven.begin()
+            return name, self._answer(name, found)
 
     async def _act(self, name: str, call: ToolCall) -> Answer:
         found = self._find(name)
@@ -141,13 +149,21 @@ class Searches:
             raise UsageError("there is no such search: it has ended, was closed, or never was; start one")
         return self._searches[name]
 
+    def _sweep(self) -> None:
+        """See to it that idle searches are closed while there are searches."""
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = asyncio.create_task(self._close_idle())
+
     async def _close_idle(self) -> None:
-        bound = time.monotonic() - self._idle_s
-        for name in [name for name, each in self._searches.items() if each.used < bound and not each.lock.locked()]:
-            await self._close(name)
+        while self._searches:
+            bound = time.monotonic() - self._idle_s
+            for name in [name for name, each in self._searches.items() if each.used < bound and not each.lock.locked()]:
+                await self._close(name)
+            await asyncio.sleep(max(self._idle_s / SWEEPS, SHORTEST_S))
 
     async def _close(self, name: str) -> None:
-        await self._searches.pop(name).driven.close()
+        if (found := self._searches.pop(name, None)) is not None:
+            await found.driven.close()
 
     def _answer(self, name: str, found: _Open) -> Answer:
         driven = found.driven
@@ -157,7 +173,7 @@ class Searches:
             return Answer(
                 "".join(each.text for each in newest_observation(driven.context) if each.role != "system"), failed
             )
-        del self._searches[name]
+        self._searches.pop(name, None)  # it may have been closed meanwhile
         episode = driven.episode
         assert episode is not None
         self._keep(episode)

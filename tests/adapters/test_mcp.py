@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
@@ -16,11 +17,12 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.types import INVALID_PARAMS, CallToolResult
 
 from harness1.adapters.mcp_server import retrieval_server, search_server
-from harness1.adapters.searches import Searches, append_only
+from harness1.adapters.searches import Answer, Searches, append_only
 from harness1.config import Config, load_config
 from harness1.episodes.replay import replay_episode
 from harness1.episodes.rollout import rollout
-from harness1.records import Episode, Task
+from harness1.errors import UsageError
+from harness1.records import Episode, Task, ToolCall
 from harness1.runs.store import read_episodes
 from harness1.tools.registry import Toolbox
 from tests.support import CORPUS, END, Script, WordRetriever, curate, make_env, run, search
@@ -143,7 +145,7 @@ def test_a_mistake_is_an_observation_and_the_search_goes_on() -> None:
     run(plays(Served()))
 
 
-def test_the_search_used_longest_ago_makes_room_and_idle_ones_are_closed() -> None:
+def test_the_search_used_longest_ago_makes_room() -> None:
     async def plays() -> None:
         served = Served(most=2)
         async with served.client() as client:
@@ -153,17 +155,52 @@ def test_the_search_used_longest_ago_makes_room_and_idle_ones_are_closed() -> No
             assert len(served.searches) == 2
             assert not (await client.call_tool("search_corpus", {"search": names[0], "query": "Byron"})).is_error
             assert (await client.call_tool("search_corpus", {"search": names[1], "query": "Ada"})).is_error
-        idle = Served(idle_s=0.0)
-        async with idle.client() as client:
-            for _ in range(3):
-                await client.call_tool("start_search", {"question": QUESTION})
-            assert len(idle.searches) == 1
-        await idle.searches.close()
         await served.searches.close()
-        assert not len(idle.searches)
         assert not served.kept
 
     run(plays())
+
+
+def test_an_idle_search_is_closed_without_another_call() -> None:
+    async def plays(served: Served) -> None:
+        async with served.client() as client:
+            name = told(await client.call_tool("start_search", {"question": QUESTION}))["search"]
+            assert len(served.searches) == 1
+            await asyncio.sleep(0.5)
+            assert not len(served.searches)
+            assert (await client.call_tool("search_corpus", {"search": name, "query": "Ada"})).is_error
+        assert not served.kept
+
+    run(plays(Served(idle_s=0.1)))
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_new_search_is_never_the_one_that_makes_room(most: int) -> None:
+    async def plays(served: Served) -> None:
+        found = served.searches
+        open_now = [(await found.start(QUESTION))[0] for _ in range(most)]
+        call = ToolCall("search_corpus", {"query": "Ada"})
+        acts = [found.act(name, call) for name in open_now]
+        (name, _), *answers = await asyncio.gather(found.start("another"), *acts, return_exceptions=True)
+        assert all(isinstance(each, Answer | UsageError) for each in answers)
+        assert len(found) == most
+        assert not (await found.act(name, call)).failed
+        await found.close()
+
+    run(plays(Served(most=most)))
+
+
+def test_a_start_that_a_client_gave_up_is_finished() -> None:
+    async def plays(served: Served) -> None:
+        starting = asyncio.create_task(served.searches.start(QUESTION))
+        await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait([starting])
+        await asyncio.sleep(0.2)
+        (name,) = served.searches._searches
+        assert not (await served.searches.act(name, ToolCall("search_corpus", {"query": "Ada"}))).failed
+
+    run(plays(Served()))
 
 
 def test_a_turn_limit_ends_a_search_with_what_it_has() -> None:
@@ -247,6 +284,45 @@ def test_an_agent_starts_the_server_itself_and_its_searches_are_recorded(index: 
 
 
 @pytest.mark.service
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_server_of_standard_input_ends_on_a_signal_with_a_finished_record(
+    index: Path, tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
+    record = tmp_path / "run"
+    words = [sys.executable, "-m", "harness1", "serve", "mcp", "--index", str(index), "--record", str(record)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(words, text=True, **pipes) as process:
+        try:
+            play_over(process)
+            process.send_signal(sent)
+            assert process.wait(20) == code
+        finally:
+            process.kill()
+    assert len(list(read_episodes(record))) == 1
+    assert json.loads((record / "stage.json").read_text())["status"] == "finished"
+
+
+def play_over(process: subprocess.Popen[str]) -> None:
+    """Play a whole search by lines of JSON, as a client that keeps its pipe open."""
+
+    def call(number: int, method: str, **params: Any) -> dict[str, Any]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        process.stdin.write(json.dumps(message) + "\n")
+        process.stdin.flush()
+        answer: dict[str, Any] = json.loads(process.stdout.readline())
+        return answer["result"]
+
+    client = {"name": "lines", "version": "1"}
+    call(1, "initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo=client)
+    started = call(2, "tools/call", name="start_search", arguments={"question": QUESTION})
+    words = {"search": started["structuredContent"]["search"], "reasoning": "nothing to find"}
+    ended = call(3, "tools/call", name="end_search", arguments=words)
+    assert ended["structuredContent"]["over"]
+
+
+@pytest.mark.service
 @pytest.mark.parametrize("mode", MODES)
 def test_clients_call_it_over_http(index: Path, mode: Mode) -> None:
     async def plays(address: str) -> None:
@@ -293,4 +369,4 @@ def over_http(index: Path, plays: Callable[[str], Coroutine[Any, Any, None]]) ->
             run(plays(found.group()))
         finally:
             process.terminate()
-        assert process.wait(20) in (0, -15, 143)
+        assert process.wait(20) == 0

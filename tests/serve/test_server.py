@@ -222,6 +222,32 @@ def test_a_connection_stays_open_between_requests_while_there_is_room() -> None:
         connection.close()
 
 
+def test_a_client_that_leaves_with_its_whole_answer_does_not_cancel_what_answered() -> None:
+    ended: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"whole", "more_body": scope["path"] != "/whole"})
+            await asyncio.sleep(0.2)
+            ended.append(scope["path"])
+        except asyncio.CancelledError:
+            ended.append(f"cancelled {scope['path']}")
+            raise
+
+    async def serves() -> None:
+        async with answering(app, ServiceLimits(), HOST, 0) as port:
+            for path in ("/whole", "/part"):
+                reader, writer = await asyncio.open_connection(HOST, port)
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                await reader.readuntil(b"whole")
+                writer.close()
+                await asyncio.sleep(0.4)
+
+    run(serves())
+    assert ended == ["/whole", "cancelled /part"]
+
+
 def test_connections_leave_files_to_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     assert most_connections(ServiceLimits()) == 1024 - OWN_FILES
