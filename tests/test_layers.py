@@ -14,9 +14,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "harness1"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
-    "records errors hashing plain plugins settings redaction model_folder words | config | runs | http | memory"
-    " | retrieval | data | tools | env | reward | rows | models | policy | episodes | eval | tasks | train | engines"
-    " | sft | rl | recipe | viewer | serve | agents | adapters | cli | __main__"
+    "records errors hashing plain plugins settings redaction model_folder words freed_memory | config | runs | http"
+    " | memory | retrieval | data | tools | env | reward | rows | models | policy | episodes | eval | tasks | train"
+    " | engines | sft | rl | recipe | viewer | serve | agents | adapters | cli | __main__"
 )
 """Packages and modules at the top, lower layers first; those of one layer may import each other."""
 WITHIN = {

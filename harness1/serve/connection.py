@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -17,6 +15,7 @@ from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from harness1.freed_memory import return_memory
 from harness1.retrieval.wire import Failure
 from harness1.serve.service import RETRY_AFTER
 
@@ -191,12 +190,6 @@ class Connection(HttpToolsProtocol):
         while held:
             await send(held.pop())
         await send(message)
-
-
-def return_memory() -> None:
-    """Return freed memory to the system, which glibc keeps once large blocks were freed (mallopt(3))."""
-    with suppress(AttributeError, OSError):  # other libraries of C do not need it
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _slow(connections: set[Connection]) -> list[Connection]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from harness1.config import Train
 from harness1.errors import UsageError
+from harness1.freed_memory import MemoryReturns
 from harness1.models.transformers.adapters import PEFT, adapters_of, add_adapters, tensors_of
 from harness1.rows.row import TrainRow
 from harness1.train.algorithm import Algorithm
@@ -71,6 +72,7 @@ class Trainer:
 
         self.model, self.algorithm, self.train, self.steps, self.group = model, algorithm, train, steps, group
         self.reference = reference
+        self._returns = MemoryReturns()
         if train.lora.rank and adapters_of(model) is None:
             add_adapters(model, train.lora, train.seed)
         if group.size > 1:
@@ -115,6 +117,7 @@ class Trainer:
             total += loss.detach()
             done = min(of, done + sum(len(row.token_ids) for row in part))
             on_tokens(done, of)
+            self._returns.tick()
         self.group.add_up(total)
         for parameter in self.parameters:
             if parameter.grad is None:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness1.errors import HarnessError, InfrastructureFault, UsageError, optional
+from harness1.freed_memory import MemoryReturns
 from harness1.hashing import digest
 from harness1.model_folder import check_base, folder_hash, holds_adapters
 from harness1.models.backend import Grammar, SampledOutput
@@ -154,7 +155,9 @@ class TransformersBackend:
             self._changed.notify()
 
     def _run(self) -> None:
+        returns = MemoryReturns()
         while self._collect():
+            returns.tick()
             self._settle()
             self._swap()
             self._admit()
