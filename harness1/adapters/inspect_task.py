@@ -1,7 +1,7 @@
 """The environment for Inspect: a task whose solver plays our episodes with Inspect's model, scored as `harness1 eval`
 scores them.
 
-    inspect eval harness1/adapters/inspect_task.py -T data=hotpotqa -T index=hotpotqa.index --model openai/gpt-5
+    inspect eval harness1/search -T data=hotpotqa -T index=hotpotqa.index --model openai/gpt-5
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def search_scores(config: Config) -> Scorer:
 
 
 @task
-def harness1(
+def search(
     data: str, index: str, split: str = "test", limit: int = 0, config: str = "", settings: str = ""
 ) -> InspectTask:
     """Return the task of a dataset's split.

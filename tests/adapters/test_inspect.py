@@ -16,7 +16,7 @@ from tests.adapters.processes import harness1, scratch_index
 
 pytest.importorskip("inspect_ai", reason="inspect_ai is not installed")
 
-TASK = "harness1/adapters/inspect_task.py"
+TASK = "harness1/search"
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +25,13 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def log_of(folder: Path, address: str, index: str, settings: str = "reward.recipe=robust") -> dict[str, Any]:
-    """Run `inspect eval` and return its log."""
+    """Run `inspect eval` outside the repository, where only an installed task is found, and return its log."""
     words = [str(Path(sys.executable).parent / "inspect"), "eval", TASK, "--model", "openai-api/local/fake"]
     for each in ("data=world:120", f"index={index}", "limit=3", f"settings={settings}"):
         words += ["-T", each]
     words += ["--log-dir", str(folder), "--log-format", "json", "--display", "none", "--no-fail-on-error"]
     env = os.environ | {"LOCAL_BASE_URL": address, "LOCAL_API_KEY": "none"}
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=env, cwd=folder.parent)
     logs = list(folder.glob("*.json"))
     assert logs, ended.stdout + ended.stderr
     found: dict[str, Any] = json.loads(logs[0].read_text())
