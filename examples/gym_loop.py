@@ -12,6 +12,9 @@ from harness1.adapters.driven import environments
 from harness1.adapters.gym_env import SearchGym, action
 from harness1.episodes.jobs import EpisodeSetup
 
+if len(sys.argv) not in (1, 3):
+    print("usage: python examples/gym_loop.py [DATASET INDEX]", file=sys.stderr)
+    sys.exit(2)
 dataset, folder = sys.argv[1:3] or ("world:300", "gym.index")
 config, source = load_config(), open_source(dataset)
 if not Path(folder).exists():

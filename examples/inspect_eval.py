@@ -8,10 +8,14 @@ import sys
 
 from inspect_ai import eval as evaluate
 
-from harness1.adapters.inspect_task import harness1
+from harness1.adapters.inspect_task import search
 
+if len(sys.argv) not in (4, 5):
+    print("usage: python examples/inspect_eval.py MODEL DATASET INDEX [LIMIT]", file=sys.stderr)
+    sys.exit(2)
 model, data, index, limit = [*sys.argv[1:], "3"][:4]
-(log,) = evaluate(harness1(data, index, limit=int(limit)), model=model, display="none", log_dir="runs/inspect")
-assert log.results is not None
+(log,) = evaluate(search(data, index, limit=int(limit)), model=model, display="none", log_dir="runs/inspect")
+if log.results is None:
+    sys.exit(log.error.message if log.error else f"the evaluation is {log.status}")
 for score in log.results.scores:
     print(score.name, *(f"{name} {metric.value:.3f}" for name, metric in score.metrics.items()))

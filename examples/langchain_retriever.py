@@ -1,8 +1,5 @@
-"""Search by a retriever of LangChain.
-
-pip install "harness1[langchain]"
-python examples/langchain_retriever.py INDEX "QUESTION"
-"""
+"""Search by a retriever of LangChain: `python examples/langchain_retriever.py INDEX "QUESTION"`."""
+# pip install "harness1[langchain]"
 
 import asyncio
 import sys
@@ -37,4 +34,7 @@ class SearchRetriever(BaseRetriever):
             return thread.submit(asyncio.run, self._aget_relevant_documents(query, run_manager=run_manager)).result()
 
 
+if len(sys.argv) != 3:
+    print('usage: python examples/langchain_retriever.py INDEX "QUESTION"', file=sys.stderr)
+    sys.exit(2)
 print(*SearchRetriever(index=sys.argv[1]).invoke(sys.argv[2]), sep="\n\n")

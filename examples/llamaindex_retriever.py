@@ -1,8 +1,5 @@
-"""Search by a retriever of LlamaIndex.
-
-pip install "harness1[llamaindex]"
-python examples/llamaindex_retriever.py INDEX "QUESTION"
-"""
+"""Search by a retriever of LlamaIndex: `python examples/llamaindex_retriever.py INDEX "QUESTION"`."""
+# pip install "harness1[llamaindex]"
 
 import sys
 
@@ -36,4 +33,7 @@ class SearchRetriever(BaseRetriever):
         return asyncio_run(self._aretrieve(query_bundle))
 
 
+if len(sys.argv) != 3:
+    print('usage: python examples/llamaindex_retriever.py INDEX "QUESTION"', file=sys.stderr)
+    sys.exit(2)
 print(*SearchRetriever(sys.argv[1]).retrieve(sys.argv[2]), sep="\n\n")

@@ -26,4 +26,7 @@ async def main(index: str, question: str) -> None:
         print(*(f"{each['rank']}. {each['title']} ({each['id']})" for each in found["curated"]), sep="\n")
 
 
+if len(sys.argv) != 3:
+    print('usage: python examples/mcp_agent.py INDEX "QUESTION"', file=sys.stderr)
+    sys.exit(2)
 asyncio.run(main(*sys.argv[1:3]))

@@ -22,4 +22,7 @@ async def main(address: str) -> None:
     await client.close()
 
 
+if len(sys.argv) != 2:
+    print("usage: python examples/openenv_client.py ADDRESS", file=sys.stderr)
+    sys.exit(2)
 asyncio.run(main(sys.argv[1]))

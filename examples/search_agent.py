@@ -15,7 +15,9 @@ from urllib.request import Request, urlopen
 from openai import OpenAI
 
 HITS, LETTERS = 5, 80
-
+if len(sys.argv) != 2:
+    print("usage: python examples/search_agent.py ADDRESS, as `harness1 rl agents` runs it", file=sys.stderr)
+    sys.exit(2)
 client = OpenAI()  # reads OPENAI_BASE_URL and OPENAI_API_KEY
 messages: list[dict[str, str]] = []
 
@@ -34,6 +36,5 @@ with urlopen(Request(f"{sys.argv[1]}/retrieve", body, {"Content-Type": "applicat
     hits = json.load(answer)["result"][0]
 texts = [hit["contents"].replace("\n", ": ", 1)[:LETTERS] for hit in hits]
 shown = "\n".join(f"[{number}] {text}" for number, text in enumerate(texts, 1))
-chosen = ask(f"{shown}\nWrite the numbers of the documents that answer it.")
-numbers = {int(number) for number in re.findall(r"\d{1,3}", chosen)}
+numbers = set(map(int, re.findall(r"\d{1,3}", ask(f"{shown}\nWrite the numbers of the documents that answer it."))))
 Path("delivered.txt").write_text("".join(f"{hit['id']}\n" for number, hit in enumerate(hits, 1) if number in numbers))

@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+if len(sys.argv) != 6:
+    print("usage: python examples/verifiers_eval.py MODEL URL DATASET INDEX OUT", file=sys.stderr)
+    sys.exit(2)
 model, url, data, index, out = sys.argv[1:6]
 run = f"""
 model = "{model}"

@@ -1,12 +1,13 @@
 """The environment for Inspect: a task whose solver plays our episodes with Inspect's model, scored as `harness1 eval`
 scores them.
 
-    inspect eval harness1/adapters/inspect_task.py -T data=hotpotqa -T index=hotpotqa.index --model openai/gpt-5
+    inspect eval harness1/search -T data=hotpotqa -T index=hotpotqa.index --model openai/gpt-5
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, TypeVar
 
 try:
@@ -28,6 +29,7 @@ from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
+from harness1.episodes.single import recorded
 from harness1.errors import InfrastructureFault
 from harness1.policy.chat_completions import ChatCompletionsPolicy
 from harness1.records import Episode, Gold, Status, Task
@@ -67,8 +69,9 @@ class InspectModel:
 
 
 @solver
-def search_solver(index: str, config: Config) -> Solver:
-    """Return the solver that plays an episode over an index; the sample's store keeps the record."""
+def search_solver(index: str, config: Config, record: str = "") -> Solver:
+    """Return the solver that plays an episode over an index. The sample's store keeps the record, and a run folder if
+    one is named."""
     setup = EpisodeSetup(config, index, "inspect")
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
@@ -76,6 +79,10 @@ def search_solver(index: str, config: Config) -> Solver:
         policy = ChatCompletionsPolicy(InspectModel(), name, reserve, config.policy, "inspect")
         env = setup.environment(setup.open_retriever(), policy)
         episode = await rollout(env, policy, Task(str(state.sample_id), state.input_text, "inspect"), seed=state.epoch)
+        if record:
+            names = {"env": episode.hashes.env, "policy": episode.hashes.policy, "index": episode.hashes.index}
+            with recorded(Path(record), config, f"inspect:{name}", index, names) as keep:
+                keep(score(episode, msgspec.convert(state.metadata["gold"], Gold), config))
         if episode.status is Status.INFRA_ERROR:
             raise InfrastructureFault(str(episode.error))
         state.store.set(KEPT, msgspec.to_builtins(episode))
@@ -105,8 +112,8 @@ def search_scores(config: Config) -> Scorer:
 
 
 @task
-def harness1(
-    data: str, index: str, split: str = "test", limit: int = 0, config: str = "", settings: str = ""
+def search(
+    data: str, index: str, split: str = "test", limit: int = 0, config: str = "", settings: str = "", record: str = ""
 ) -> InspectTask:
     """Return the task of a dataset's split.
 
@@ -115,10 +122,13 @@ def harness1(
         index: an index folder, or the address of `harness1 serve retrieve`.
         config: a configuration file, or the name of one that comes with the package.
         settings: overrides, separated by spaces.
+        record: a run folder that keeps whole episodes; empty: none.
     """
     loaded = load_config(config or None, settings.split())
     tasks = [each for each in open_source(data).tasks(split) if each.gold is not None][: limit or None]
     samples = [
         Sample(input=each.query, id=each.task_id, metadata={"gold": msgspec.to_builtins(each.gold)}) for each in tasks
     ]
-    return InspectTask(MemoryDataset(samples), solver=search_solver(index, loaded), scorer=search_scores(loaded))
+    return InspectTask(
+        MemoryDataset(samples), solver=search_solver(index, loaded, record), scorer=search_scores(loaded)
+    )

@@ -16,6 +16,17 @@ from tests.adapters.processes import scratch_index, serving_openenv
 EXAMPLES = Path("examples").resolve()
 TESTS = (Path(__file__), Path("tests/agents/test_search_agent.py").resolve())
 LINES = 40
+NEEDED = {
+    "gym_loop.py": "gymnasium",
+    "inspect_eval.py": "inspect_ai",
+    "langchain_retriever.py": "langchain_core",
+    "llamaindex_retriever.py": "llama_index",
+    "mcp_agent.py": "mcp",
+    "openenv_client.py": "openenv",
+    "search_agent.py": "openai",
+    "verifiers_eval.py": "verifiers",
+}
+"""The package that each example needs."""
 
 
 @pytest.fixture(scope="module")
@@ -23,15 +34,24 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(scratch_index(tmp_path_factory.mktemp("examples")))
 
 
-def run(name: str, *words: str, at: Path, **env: str) -> str:
+def ended(name: str, *words: str, at: Path, **env: str) -> subprocess.CompletedProcess[str]:
     words = (sys.executable, str(EXAMPLES / name), *words)
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, cwd=at, env=os.environ | env)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    return subprocess.run(words, capture_output=True, text=True, check=False, cwd=at, env=os.environ | env)
+
+
+def run(name: str, *words: str, at: Path, **env: str) -> str:
+    found = ended(name, *words, at=at, **env)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
 
 
 def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+
+
+def skip_with_another_mcp() -> None:
+    if find_spec("openenv") or find_spec("verifiers"):
+        pytest.skip("another version of mcp")
 
 
 def test_examples_are_short_and_each_is_run() -> None:
@@ -39,6 +59,19 @@ def test_examples_are_short_and_each_is_run() -> None:
     assert max(found.values()) <= LINES
     tests = "".join(path.read_text() for path in TESTS)
     assert all(f'"{name}"' in tests for name in found)
+    assert found.keys() == NEEDED.keys() | {"search_reward.py"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(NEEDED[name])) for name in NEEDED])
+def test_an_example_without_what_it_needs_says_its_usage_in_a_line(name: str, tmp_path: Path) -> None:
+    if name == "mcp_agent.py":
+        skip_with_another_mcp()
+    words = ["world:120"] if name == "gym_loop.py" else []  # which alone may have none
+    found = ended(name, *words, at=tmp_path)
+    assert (found.returncode, found.stdout) == (2, "")
+    (line,) = found.stderr.splitlines()
+    assert line.startswith(f"usage: python examples/{name} ")
+    assert not list(tmp_path.iterdir())
 
 
 @needs("gymnasium")
@@ -52,8 +85,7 @@ def test_gymnasium(tmp_path: Path) -> None:
 @pytest.mark.service
 @needs("mcp")
 def test_mcp(tmp_path: Path, index: str) -> None:
-    if find_spec("openenv") or find_spec("verifiers"):
-        pytest.skip("another version of mcp")
+    skip_with_another_mcp()
     said = run("mcp_agent.py", index, "Which river flows past a town?", at=tmp_path)
     assert "The search is over" in said
 
@@ -70,6 +102,14 @@ def test_inspect(tmp_path: Path, index: str) -> None:
         words = ("openai-api/local/fake", "world:120", index)
         said = run("inspect_eval.py", *words, at=tmp_path, LOCAL_BASE_URL=address, LOCAL_API_KEY="none")
     assert "reward" in said
+
+
+@needs("inspect_ai")
+def test_inspect_without_an_index_says_what_is_missing(tmp_path: Path) -> None:
+    found = ended("inspect_eval.py", "mockllm/model", "world:120", "missing-index", at=tmp_path)
+    assert found.returncode == 1
+    assert "missing-index" in found.stderr.splitlines()[-1]
+    assert "Traceback" not in found.stderr
 
 
 @needs("verifiers")

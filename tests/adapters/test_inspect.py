@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from harness1.config import load_config
+from harness1.episodes.replay import replay_episode
+from harness1.runs.store import read_episodes
 from tests.adapters.chat_server import chat_server
 from tests.adapters.processes import harness1, scratch_index
 
 pytest.importorskip("inspect_ai", reason="inspect_ai is not installed")
 
-TASK = "harness1/adapters/inspect_task.py"
+TASK = "harness1/search"
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +27,16 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return scratch_index(tmp_path_factory.mktemp("inspect"))
 
 
-def log_of(folder: Path, address: str, index: str, settings: str = "reward.recipe=robust") -> dict[str, Any]:
-    """Run `inspect eval` and return its log."""
+def log_of(
+    folder: Path, address: str, index: str, settings: str = "reward.recipe=robust", *options: str
+) -> dict[str, Any]:
+    """Run `inspect eval` outside the repository, where only an installed task is found, and return its log."""
     words = [str(Path(sys.executable).parent / "inspect"), "eval", TASK, "--model", "openai-api/local/fake"]
-    for each in ("data=world:120", f"index={index}", "limit=3", f"settings={settings}"):
+    for each in ("data=world:120", f"index={index}", "limit=3", f"settings={settings}", *options):
         words += ["-T", each]
     words += ["--log-dir", str(folder), "--log-format", "json", "--display", "none", "--no-fail-on-error"]
     env = os.environ | {"LOCAL_BASE_URL": address, "LOCAL_API_KEY": "none"}
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=env, cwd=folder.parent)
     logs = list(folder.glob("*.json"))
     assert logs, ended.stdout + ended.stderr
     found: dict[str, Any] = json.loads(logs[0].read_text())
@@ -53,6 +58,22 @@ def test_scores_are_those_of_an_evaluation_and_every_turn_is_a_model_event(tmp_p
         assert {"recall", "precision", "f1"} <= scores["value"].keys()
         assert sum(event["event"] == "model" for event in sample["events"]) == 3
         assert "gold" not in json.dumps([each["content"] for each in sample["events"][0].get("input", [])])
+
+
+def test_recorded_episodes_replay_to_the_hash_and_have_the_scores(tmp_path: Path, index: Path) -> None:
+    settings = "reward.recipe=robust env.rendering.order=transcript"
+    with chat_server() as address:
+        log = log_of(tmp_path / "log", address, str(index), settings, "record=run")
+    harness1("replay", str(tmp_path / "run"))
+    episodes = {each.task.task_id: each for each in read_episodes(tmp_path / "run")}
+    config = load_config(None, settings.split())
+    for sample in log["samples"]:
+        episode = episodes.pop(sample["id"])
+        report = replay_episode(episode, config.env)
+        assert (report.difference, report.equal) == (None, 3)
+        assert episode.reward is not None
+        assert episode.reward.total == sample["scores"]["search_scores"]["value"]["reward"]
+    assert not episodes
 
 
 def test_a_dead_index_is_an_error_of_the_sample_and_no_zero(tmp_path: Path) -> None:

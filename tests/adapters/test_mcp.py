@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,16 +16,21 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.types import INVALID_PARAMS, CallToolResult
 
+from harness1.adapters.driven import DrivenPolicy, newest_observation
 from harness1.adapters.mcp_server import retrieval_server, search_server
 from harness1.adapters.searches import Answer, Searches, append_only
 from harness1.config import Config, load_config
+from harness1.data.open import open_source
+from harness1.env.environment import SearchEnv
 from harness1.episodes.replay import replay_episode
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
+from harness1.policy.policy import Decision
 from harness1.records import Episode, Task, ToolCall
 from harness1.runs.store import read_episodes
 from harness1.tools.registry import Toolbox
 from tests.support import CORPUS, END, Script, WordRetriever, curate, make_env, run, search
+from tests.support import chunk as chunk_of
 
 QUESTION = "Where did the father of Ada Lovelace die?"
 SETTINGS = append_only(load_config(None, ["env.max_turns=6"]))
@@ -104,16 +109,49 @@ def test_each_answer_holds_what_is_new_and_nothing_twice() -> None:
     assert all("Curated" in each for each in (began, first))
 
 
+Told = tuple[list[str], list[str]]
+"""What a search said after each call, and what it delivered."""
+
+
+async def served_search(client: Client, question: str, calls: Sequence[ToolCall]) -> Told:
+    name = told(await client.call_tool("start_search", {"question": question}))["search"]
+    results = [await client.call_tool(call.name, {"search": name, **call.arguments}) for call in calls]
+    said = [text(result).removeprefix(f"search: {name}\n") for result in results[:-1]]
+    return said, [each["id"] for each in told(results[-1])["curated"]]
+
+
+async def own_search(env: SearchEnv, question: str, calls: Sequence[ToolCall]) -> tuple[Told, Episode]:
+    policy = DrivenPolicy("mcp")
+    for call in calls:
+        policy.decisions.put_nowait(Decision((call,)))
+    episode = await rollout(env, policy, Task("t", question))
+    contexts = [policy.contexts.get_nowait() for _ in calls][1:]
+    said = ["".join(piece.text for piece in newest_observation(context)) for context in contexts]
+    return (said, [each.unit_id for each in episode.curated]), episode
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_interleaved_searches_of_two_clients_do_not_see_each_other(mode: Mode) -> None:
-    async def plays(served: Served) -> tuple[list[CallToolResult], list[str]]:
-        async with served.client(mode) as one, served.client(mode) as two:
-            results = await asyncio.gather(*(whole((one, two)[number % 2]) for number in range(200)))
-        return list(results), [each.episode_id for each in served.kept]
+    world = open_source("world:200")
+    questions = [task.query for task in world.tasks("train")]
+    plans = [(search(each), curate(add_ids=[f"D{2 + number % 3}"]), END) for number, each in enumerate(questions)]
+    served = Served()
+    served.retriever = WordRetriever([chunk_of(each.doc_id, each.text, each.title) for each in world.documents()])
 
-    results, ids = run(plays(Served()))
-    assert len(set(ids)) == 200
-    assert len({str(told(each)["curated"]) for each in results}) == 1
+    async def plays() -> list[Told]:
+        async with served.client(mode) as one, served.client(mode) as two:
+            clients = (one, two) * 100
+            return await asyncio.gather(*map(served_search, clients, questions, plans))
+
+    found = run(plays())
+    kept = {each.task.query: each for each in served.kept}
+    assert len({str(each) for each in found}) == len({each.episode_id for each in kept.values()}) == 200
+    for question, plan, each in zip(questions, plans, found, strict=True):
+        expected, episode = run(own_search(make_env(SETTINGS.env, retriever=served.retriever), question, plan))
+        assert each == expected
+        assert [turn.action for turn in kept[question].turns] == list(plan)
+        assert [turn.observation for turn in kept[question].turns] == [turn.observation for turn in episode.turns]
+        assert kept[question].curated == episode.curated
 
 
 def test_foreign_and_ended_names_are_refused() -> None:
