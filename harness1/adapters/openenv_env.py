@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -161,7 +162,7 @@ class SearchEnvironment(Environment):
             found = [task for task in tasks if task.task_id == name]
         else:
             # Every sample of a group has one seed, and must get one task.
-            found = tasks[int(asked.get("index", seed % max(1, len(tasks)))) :][:1]
+            return tasks[_index(asked.get("index"), seed, len(tasks))]
         if not found:
             raise UsageError(f"there is no such task: {asked}")
         return found[0]
@@ -183,6 +184,16 @@ class SearchEnvironment(Environment):
         return SearchObservation(done=True, reward=reward, curated=curated, stop_reason=str(episode.stop_reason))
 
 
+def _index(asked: Any, seed: int, size: int) -> int:
+    """Return the place of a task among those of its split; raise UsageError if it has none of this index."""
+    if not size:
+        raise UsageError("this split has no tasks")
+    place = str(seed % size if asked is None else asked)
+    if not place.isdecimal() or len(place) > 20 or int(place) >= size:
+        raise UsageError(f"there is no task of index {place[:40]!r}: the indexes are 0 to {size - 1}")
+    return int(place)
+
+
 def openenv_app(
     source: Source,
     open_env: Callable[[], SearchEnv],
@@ -202,14 +213,22 @@ def openenv_app(
     )
 
 
-def serve_openenv(app: Any, check: Callable[[Any], None], host: str, port: int) -> None:
+def serve_openenv(
+    app: Any, check: Callable[[Any], None], host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
+) -> None:
     """Serve the application until SIGTERM or Ctrl-C.
 
     Args:
         check: raises Refused for requests and sockets that are not admitted (`harness1.serve.access.Access.check`).
+        port: 0 lets the system choose one.
+        on_ready: called with the port once connections are queued.
+
+    Raises:
+        UsageError: nothing can listen there.
     """
     import uvicorn
 
+    from harness1.serve.server import listening
     from harness1.serve.service import Refused, admitting
 
     def admit(scope: Any) -> None:
@@ -227,4 +246,6 @@ def serve_openenv(app: Any, check: Callable[[Any], None], host: str, port: int) 
                 return
         await http(scope, receive, send)
 
-    uvicorn.run(guarded, host=host, port=port, log_level="warning")
+    with asyncio.run(listening(host, port)) as listener:
+        on_ready(int(listener.getsockname()[1]))
+        uvicorn.Server(uvicorn.Config(guarded, log_level="warning")).run([listener])

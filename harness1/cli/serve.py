@@ -186,10 +186,13 @@ def openenv(
     access = _access(host, allow_host, token_file, no_token, "can play episodes over this index")
     settings = resolve(config, overrides)
     source = open_source(place_of(data, settings))
+
+    def ready(bound: int) -> None:
+        put(f"OpenEnv at {_address(host, bound)}, {counted(sessions, 'session')}", flush=True)
+
     with _driven("openenv", index, settings, record) as (open_env, keep):
         app = openenv_app(source, open_env, settings, keep, sessions)
-        put(f"OpenEnv at {_address(host, port)}, {counted(sessions, 'session')}", flush=True)
-        serve_openenv(app, access.check, host, port)
+        serve_openenv(app, access.check, host, port, ready)
 
 
 @contextmanager

@@ -101,7 +101,7 @@ async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -
         timeout_keep_alive=int(IDLE_S),
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    with await _listener(host, port) as listener:
+    with await listening(host, port) as listener:
         server = Server(config, listener, Clients(most_connections(limits), limits.answer_bytes))
         serving = asyncio.create_task(server.serve())
         try:
@@ -153,7 +153,8 @@ def most_connections(limits: ServiceLimits) -> int:
     return max(1, min(limits.connections, files - OWN_FILES))
 
 
-async def _listener(host: str, port: int) -> socket.socket:
+async def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, with a port of the system's choice for 0; raise UsageError if none can."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]

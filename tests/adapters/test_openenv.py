@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness1.data.open import open_source
 from tests.adapters.chat_server import next_call, shown_in
 from tests.adapters.processes import harness1, scratch_index, serving_openenv
 
@@ -85,6 +87,31 @@ def test_an_index_that_dies_is_an_error_and_no_reward(index: Path) -> None:
         remote = retriever.stdout.readline().partition(" at ")[2].partition(": ")[0]
         with serving_openenv(remote, "--set", "machine.attempts=1", "--set", "machine.call_deadline_s=1") as address:
             asyncio.run(plays(address, retriever))
+
+
+def test_a_taken_port_is_told_in_one_line_and_nothing_is_announced(index: Path) -> None:
+    words = [sys.executable, "-m", "harness1", "serve", "openenv", "--data", "world:120", "--index", str(index)]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = subprocess.run([*words, "--port", str(port)], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_an_index_without_a_task_is_answered_with_those_that_exist(index: Path) -> None:
+    last = len(open_source("world:120").tasks("test")) - 1
+
+    async def asks(address: str, wrong: object) -> None:
+        client = GenericEnvClient(base_url=address)
+        await client.connect()
+        with pytest.raises(RuntimeError, match=rf"the indexes are 0 to {last}"):
+            await client.reset(split="test", index=wrong)
+        await client.close()
+
+    with serving_openenv(str(index)) as address:
+        for wrong in ("abc", -1, 1.5, 10**6):
+            asyncio.run(asks(address, wrong))
 
 
 def test_its_own_validation_accepts_the_server(index: Path) -> None:
