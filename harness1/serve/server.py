@@ -130,19 +130,30 @@ def serve(
         UsageError: nothing can listen there.
     """
 
-    async def until_ended() -> None:
-        ended = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[None]:
         async with around(), answering(app, limits, host, port) as bound:
             on_ready(bound)
-            await ended.wait()
+            yield
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # some systems refuse their own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    until_ended(opened)
+
+
+def until_ended(opened: Callable[[], AbstractAsyncContextManager[object]]) -> None:
+    """Hold a context open in an event loop of its own until SIGTERM or Ctrl-C; then leave it."""
+
+    async def held() -> None:
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+        async with opened():
+            await ended.wait()
+
     # asyncio's own loop is slower.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(until_ended())
+        runner.run(held())
 
 
 def most_connections(limits: ServiceLimits) -> int:

@@ -31,4 +31,4 @@ def serving_openenv(index: str, *more: str) -> Iterator[str]:
             yield process.stdout.readline().removeprefix("OpenEnv at ").partition(",")[0]
         finally:
             process.terminate()
-            process.wait(20)
+            assert process.wait(20) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -68,6 +69,28 @@ def test_a_session_that_is_left_harms_no_other(index: Path) -> None:
 
     with serving_openenv(str(index), "--sessions", "2") as address:
         assert asyncio.run(leaves(address))["reward"] is not None
+
+
+def test_a_signal_during_a_session_ends_the_record_as_finished(tmp_path: Path, index: Path) -> None:
+    run = tmp_path / "run"
+    words = [sys.executable, "-m", "harness1", "serve", "openenv", "--data", "world:120", "--index", str(index)]
+    words += ["--port", "0", "--record", str(run)]
+
+    async def leaves(process: subprocess.Popen[str], sent: signal.Signals) -> None:
+        assert process.stdout is not None
+        address = process.stdout.readline().removeprefix("OpenEnv at ").partition(",")[0]
+        await played(address, 0)
+        client = GenericEnvClient(base_url=address)
+        await client.connect()
+        await client.reset(split="test", index=1)
+        process.send_signal(sent)
+
+    for sent, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            asyncio.run(leaves(process, sent))
+            _, complaint = process.communicate(timeout=30)
+            assert (process.returncode, "Traceback" in complaint) == (code, False), complaint
+        assert json.loads((run / "stage.json").read_text())["status"] == "finished"
 
 
 def test_an_index_that_dies_is_an_error_and_no_reward(index: Path) -> None:
