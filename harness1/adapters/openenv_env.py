@@ -25,8 +25,8 @@ from harness1.config import Config
 from harness1.data.source import Source
 from harness1.env.environment import SearchEnv
 from harness1.env.render.context import Context
+from harness1.episodes.single import asked as asked_task
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.hashing import digest
 from harness1.models.formats.chat_messages import messages_of, tools_of
 from harness1.policy.policy import Decision
 from harness1.records import Episode, Status, Task, ToolCall
@@ -157,7 +157,7 @@ class SearchEnvironment(Environment):
 
     def _task(self, asked: dict[str, Any], seed: int) -> Task:
         if query := str(asked.get("query") or ""):
-            return Task(f"query-{digest(query)[:12]}", query, "search")
+            return asked_task(query)
         tasks = self._source.tasks(str(asked.get("split") or self._source.splits[0]))
         if name := asked.get("task_id"):
             found = [task for task in tasks if task.task_id == name]

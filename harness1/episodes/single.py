@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness1.config import Config
+from harness1.data.open import from_anywhere
 from harness1.env.environment import SearchEnv
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
 from harness1.episodes.rollout import OnStep, rollout
@@ -24,6 +25,13 @@ from harness1.runs.store import EPISODES, EpisodeStore
 
 Watch = Callable[[SearchEnv], AbstractContextManager[OnStep | None]]
 """A context around an episode; it yields the function to call after each step, if any."""
+ASKED = "search"
+"""The split of tasks that are no dataset's: somebody asked their questions."""
+
+
+def asked(question: str) -> Task:
+    """Return the task of a question that somebody asked, and that is no dataset's."""
+    return Task(f"query-{digest(question)[:12]}", question, ASKED)
 
 
 class Played(NamedTuple):
@@ -40,6 +48,7 @@ def play_one(
     out: Path | None = None,
     *,
     seed: int = 0,
+    dataset: str = "",
     watch: Watch,
     on_torn: Callable[[Path, int], None],
 ) -> Played:
@@ -47,6 +56,7 @@ def play_one(
 
     Args:
         out: the run folder; None: one that all searches under the same configuration, policy and index share.
+        dataset: of the task; empty: somebody asked its question.
         on_torn: called with the run folder, and the bytes of a torn last line that was cut off.
 
     Raises:
@@ -58,7 +68,7 @@ def play_one(
     names = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
     counted = counted_with(env.counter)
     out = out or Path("runs") / f"search-{digest(names)[:8]}"
-    with recorded(out, config, setup.policy, setup.retriever, names, counted, on_torn) as keep:
+    with recorded(out, config, setup.policy, setup.retriever, names, counted, on_torn, dataset) as keep:
         with watch(env) as on_step:
             episode = asyncio.run(rollout(env, policy, task, seed=seed, on_step=on_step))
         episode = score(episode, task.gold, config) if task.gold is not None else episode
@@ -75,6 +85,7 @@ def recorded(
     names: Mapping[str, str],
     counted: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
     on_torn: Callable[[Path, int], None] = lambda out, torn: None,
+    dataset: str = "",
 ) -> Iterator[Callable[[Episode], None]]:
     """Yield the function that appends an episode to a run folder. The folder is locked, and its card is written with
     the first episode.
@@ -82,12 +93,14 @@ def recorded(
     Args:
         names: hashes by `env`, `policy` and `index`, which all episodes of a run share.
         counted: what `counted_with` says of the counter of tokens; None: it is approximate.
+        dataset: of the tasks, as for `open_source`; empty: they have none, and `harness1 push` refuses the run.
 
     Raises:
         UsageError: the folder holds another run or something else, or is written by another process.
     """
     hashes, chat = counted or ({}, {})
-    stage = run_stage(config, policy, dict(names), absolute_index(index), {**names, **hashes}, chat)
+    inputs = {"dataset": from_anywhere(dataset), **names} if dataset else dict(names)
+    stage = run_stage(config, policy, inputs, absolute_index(index), {**names, **hashes}, chat)
     stage = refuse_other_run(stage, out)
     with EpisodeStore(out) as store:
         before = lines_of(read_stage(out))

@@ -93,6 +93,17 @@ def test_a_signal_during_a_session_ends_the_record_as_finished(tmp_path: Path, i
         assert json.loads((run / "stage.json").read_text())["status"] == "finished"
 
 
+def test_a_record_of_secret_questions_is_not_pushed(tmp_path: Path, index: Path) -> None:
+    harness1("data", "copy", "world:120", "--out", str(tmp_path / "browsecomp_plus"))
+    for name, data in (("secret", str(tmp_path / "browsecomp_plus")), ("open", "world:120")):
+        with serving_openenv(str(index), "--data", data, "--record", str(tmp_path / name)) as address:
+            asyncio.run(played(address, 0))
+    harness1("push", str(tmp_path / "open"), "--to", "me/it", "--dry-run")
+    words = [sys.executable, "-m", "harness1", "push", str(tmp_path / "secret"), "--to", "me/it", "--dry-run"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "must not be published" in ended.stderr) == (2, True), ended.stderr
+
+
 def test_an_index_that_dies_is_an_error_and_no_reward(index: Path) -> None:
     async def plays(address: str, retriever: subprocess.Popen[str]) -> None:
         client = GenericEnvClient(base_url=address)
