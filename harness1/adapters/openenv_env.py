@@ -73,7 +73,7 @@ class SearchEnvironment(Environment):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(
-        self, source: Source, open_env: Callable[[], SearchEnv], config: Config, keep: Callable[[Episode], None]
+        self, source: Source, open_env: Callable[[], SearchEnv], config: Config, keep: Callable[[Episode], object]
     ) -> None:
         super().__init__()
         self._source, self._open_env, self._config, self._keep = source, open_env, config, keep
@@ -199,7 +199,7 @@ def openenv_app(
     source: Source,
     open_env: Callable[[], SearchEnv],
     config: Config,
-    keep: Callable[[Episode], None] = lambda _: None,
+    keep: Callable[[Episode], object] = lambda _: None,
     sessions: int = 64,
 ) -> Any:
     """Return the FastAPI application of a server with this many concurrent sessions; arguments as for

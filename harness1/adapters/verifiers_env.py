@@ -26,6 +26,7 @@ from harness1.config import Config, load_config
 from harness1.data.open import from_anywhere, open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
+from harness1.episodes.samples import Samples
 from harness1.episodes.single import recorded
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.model_endpoint import policy_endpoint
@@ -187,12 +188,17 @@ class SearchHarness(vf.Harness[SearchHarnessConfig]):
         task = Task(str(data.id), str(getattr(data, "query", data.prompt)), str(getattr(data, "split", "")))
         # Each trace has a seed of its own: rollouts of one task must differ.
         episode = await rollout(env, policy, task, seed=int(trace.id[:7], 16), group_id=task.task_id)
+        if self.config.record:
+            episode = self._keep(episode, setup, ctx.model, str(getattr(data, "dataset", "")))
         trace.info[KEPT] = slim(episode)
-        self._keep(episode, setup, ctx.model, str(getattr(data, "dataset", "")))
         if episode.status is Status.INFRA_ERROR:
             raise InfrastructureFault(str(episode.error))
         delivered = "\n".join(each.unit_id for each in episode.curated)
         return vf.ProgramResult(exit_code=0, stdout=delivered, stderr="")
+
+    @cached_property
+    def _samples(self) -> Samples:
+        return Samples()
 
     @cached_property
     def _setup(self) -> EpisodeSetup:
@@ -201,9 +207,8 @@ class SearchHarness(vf.Harness[SearchHarnessConfig]):
         config: Config = load_config(self.config.config or None, self.config.settings)
         return EpisodeSetup(config, self.config.index, "verifiers")
 
-    def _keep(self, episode: Episode, setup: EpisodeSetup, model: str, dataset: str) -> None:
-        if self.config.record:
-            hashes = {"env": episode.hashes.env, "policy": episode.hashes.policy, "index": episode.hashes.index}
-            folder, policy = Path(self.config.record), f"verifiers:{model}"
-            with recorded(folder, setup.config, policy, setup.retriever, hashes, dataset=dataset) as keep:
-                keep(episode)
+    def _keep(self, episode: Episode, setup: EpisodeSetup, model: str, dataset: str) -> Episode:
+        hashes = {"env": episode.hashes.env, "policy": episode.hashes.policy, "index": episode.hashes.index}
+        folder, policy, samples = Path(self.config.record), f"verifiers:{model}", self._samples
+        with recorded(folder, setup.config, policy, setup.retriever, hashes, dataset=dataset, samples=samples) as keep:
+            return keep(episode)

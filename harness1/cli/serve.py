@@ -199,7 +199,7 @@ def openenv(
 @contextmanager
 def _driven(
     driver: str, index: str, settings: Config, record: Path | None, dataset: str = ""
-) -> Iterator[tuple[Callable[[], SearchEnv], Callable[[Episode], None]]]:
+) -> Iterator[tuple[Callable[[], SearchEnv], Callable[[Episode], object]]]:
     """Yield what makes the environments of a framework's episodes over an index, and what keeps its episodes: in a run
     folder, if there is one."""
     from harness1.adapters.driven import DrivenPolicy, environments

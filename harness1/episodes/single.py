@@ -9,11 +9,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from harness1.config import Config
 from harness1.data.open import from_anywhere
 from harness1.env.environment import SearchEnv
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
-from harness1.episodes.rollout import OnStep, rollout
+from harness1.episodes.rollout import OnStep, episode_id, rollout
+from harness1.episodes.samples import Samples
 from harness1.hashing import digest
 from harness1.records import Episode, Task
 from harness1.retrieval.open import absolute_index, open_retriever
@@ -72,7 +75,7 @@ def play_one(
         with watch(env) as on_step:
             episode = asyncio.run(rollout(env, policy, task, seed=seed, on_step=on_step))
         episode = score(episode, task.gold, config) if task.gold is not None else episode
-        keep(episode)
+        episode = keep(episode)
     return Played(episode, env, out)
 
 
@@ -86,17 +89,20 @@ def recorded(
     counted: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
     on_torn: Callable[[Path, int], None] = lambda out, torn: None,
     dataset: str = "",
-) -> Iterator[Callable[[Episode], None]]:
-    """Yield the function that appends an episode to a run folder. The folder is locked, and its card is written with
-    the first episode.
+    samples: Samples | None = None,
+) -> Iterator[Callable[[Episode], Episode]]:
+    """Yield the function that appends an episode to a run folder, and returns it as it was written: as the next sample
+    of its task, with the id that follows. The folder is locked, and its card is written with the first episode.
 
     Args:
         names: hashes by `env`, `policy` and `index`, which all episodes of a run share.
         counted: what `counted_with` says of the counter of tokens; None: it is approximate.
         dataset: of the tasks, as for `open_source`; empty: they have none, and `harness1 push` refuses the run.
+        samples: what a process that opens the folder often knows of its lines, so that it reads none twice.
 
     Raises:
         UsageError: the folder holds another run or something else, or is written by another process.
+        SchemaError: its card or a line is damaged.
     """
     hashes, chat = counted or ({}, {})
     inputs = {"dataset": from_anywhere(dataset), **names} if dataset else dict(names)
@@ -105,13 +111,19 @@ def recorded(
     with EpisodeStore(out) as store:
         before = lines_of(read_stage(out))
         on_torn(out, store.torn)
+        samples = samples or Samples()
+        samples.catch_up(out)
         kept: list[str] = []
 
-        def keep(episode: Episode) -> None:
+        def keep(episode: Episode) -> Episode:
             if not kept:
                 stage.write(out)
-            kept.append(episode.episode_id)
+            place = samples.next_of(episode.task.task_id)
+            name = episode_id(episode.task, place, episode.seed, episode.hashes)
+            episode = msgspec.structs.replace(episode, sample_idx=place, episode_id=name)
+            kept.append(name)
             store.append(episode)
+            return episode
 
         try:
             yield keep

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness1.runs.store import latest_episodes
 from tests.adapters.chat_server import chat_server
 from tests.adapters.processes import harness1, scratch_index
 from tests.adapters.vf_eval import ROLLOUTS, TASKS, branches, traces
@@ -54,6 +55,9 @@ def test_rewards_are_those_of_an_evaluation(tmp_path: Path, address: str, index:
         assert {"recall", "f1", "set_size", "reward/outcome"} <= trace["metrics"].keys()
         assert "gold" not in json.dumps(trace["nodes"])
     harness1("replay", str(tmp_path / "vf" / "episodes"))
+    kept = latest_episodes(tmp_path / "vf" / "episodes").values()
+    assert sorted(each.sample_idx for each in kept) == [*[0] * TASKS, *[1] * TASKS]
+    assert {each.episode_id for each in kept} == {trace["info"]["harness1"]["episode_id"] for trace in found}
 
 
 def test_a_record_of_secret_questions_is_not_pushed(tmp_path: Path, address: str, index: Path) -> None:
