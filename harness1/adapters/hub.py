@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from harness1.adapters.publishable import DATA_CARD, origins_of, refuse_secret
+from harness1.adapters.publishable import DATA_CARD, origins_of, refuse_asked, refuse_secret
 from harness1.data.formats import beir
 from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.model_folder import ADAPTER_CONFIG
@@ -79,8 +79,8 @@ def pack(folder: Path) -> Parcel:
     """Return what would be sent of a folder.
 
     Raises:
-        UsageError: it is no finished run, dataset or policy; its source keeps its answers secret, or cannot be asked
-            whether it does; or one of its cards holds what looks like a key.
+        UsageError: it is no finished run, dataset or policy; its source keeps its answers secret, is unknown, or
+            cannot be asked whether it does; or one of its cards holds what looks like a key.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
@@ -88,7 +88,10 @@ def pack(folder: Path) -> Parcel:
     kind = _kind_of(folder, stage)
     if stage is not None and stage.status != "finished":
         raise UsageError(f"{folder} is not finished: run the command that writes it again, which goes on")
-    refuse_secret(folder, origins_of(folder, stage))
+    origins = origins_of(folder, stage)
+    refuse_secret(folder, origins)
+    if kind is RUN:
+        refuse_asked(folder, origins)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files = tuple(name for name in names if _is_sent(folder, name, kind))
     for name in set(files) & set(CARDS):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 try:
@@ -23,8 +25,8 @@ from harness1.config import Config
 from harness1.data.source import Source
 from harness1.env.environment import SearchEnv
 from harness1.env.render.context import Context
+from harness1.episodes.single import asked as asked_task
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.hashing import digest
 from harness1.models.formats.chat_messages import messages_of, tools_of
 from harness1.policy.policy import Decision
 from harness1.records import Episode, Status, Task, ToolCall
@@ -71,7 +73,7 @@ class SearchEnvironment(Environment):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(
-        self, source: Source, open_env: Callable[[], SearchEnv], config: Config, keep: Callable[[Episode], None]
+        self, source: Source, open_env: Callable[[], SearchEnv], config: Config, keep: Callable[[Episode], object]
     ) -> None:
         super().__init__()
         self._source, self._open_env, self._config, self._keep = source, open_env, config, keep
@@ -155,13 +157,13 @@ class SearchEnvironment(Environment):
 
     def _task(self, asked: dict[str, Any], seed: int) -> Task:
         if query := str(asked.get("query") or ""):
-            return Task(f"query-{digest(query)[:12]}", query, "search")
+            return asked_task(query)
         tasks = self._source.tasks(str(asked.get("split") or self._source.splits[0]))
         if name := asked.get("task_id"):
             found = [task for task in tasks if task.task_id == name]
         else:
             # Every sample of a group has one seed, and must get one task.
-            found = tasks[int(asked.get("index", seed % max(1, len(tasks)))) :][:1]
+            return tasks[_index(asked.get("index"), seed, len(tasks))]
         if not found:
             raise UsageError(f"there is no such task: {asked}")
         return found[0]
@@ -183,11 +185,21 @@ class SearchEnvironment(Environment):
         return SearchObservation(done=True, reward=reward, curated=curated, stop_reason=str(episode.stop_reason))
 
 
+def _index(asked: Any, seed: int, size: int) -> int:
+    """Return the place of a task among those of its split; raise UsageError if it has none of this index."""
+    if not size:
+        raise UsageError("this split has no tasks")
+    place = str(seed % size if asked is None else asked)
+    if not place.isdecimal() or len(place) > 20 or int(place) >= size:
+        raise UsageError(f"there is no task of index {place[:40]!r}: the indexes are 0 to {size - 1}")
+    return int(place)
+
+
 def openenv_app(
     source: Source,
     open_env: Callable[[], SearchEnv],
     config: Config,
-    keep: Callable[[Episode], None] = lambda _: None,
+    keep: Callable[[Episode], object] = lambda _: None,
     sessions: int = 64,
 ) -> Any:
     """Return the FastAPI application of a server with this many concurrent sessions; arguments as for
@@ -202,14 +214,20 @@ def openenv_app(
     )
 
 
-def serve_openenv(app: Any, check: Callable[[Any], None], host: str, port: int) -> None:
+def serve_openenv(
+    app: Any, check: Callable[[Any], None], host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
+) -> None:
     """Serve the application until SIGTERM or Ctrl-C.
 
     Args:
         check: raises Refused for requests and sockets that are not admitted (`harness1.serve.access.Access.check`).
-    """
-    import uvicorn
+        port: 0 lets the system choose one.
+        on_ready: called with the port once connections are queued.
 
+    Raises:
+        UsageError: nothing can listen there.
+    """
+    from harness1.serve.server import until_ended
     from harness1.serve.service import Refused, admitting
 
     def admit(scope: Any) -> None:
@@ -227,4 +245,33 @@ def serve_openenv(app: Any, check: Callable[[Any], None], host: str, port: int) 
                 return
         await http(scope, receive, send)
 
-    uvicorn.run(guarded, host=host, port=port, log_level="warning")
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[None]:
+        async with _answering(guarded, host, port) as bound:
+            on_ready(bound)
+            yield
+
+    until_ended(opened)
+
+
+@asynccontextmanager
+async def _answering(app: Any, host: str, port: int) -> AsyncIterator[int]:
+    """Serve an application and its sockets while the context is open, and yield the port."""
+    import uvicorn
+
+    from harness1.serve.server import SHUTDOWN_S, listening
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Leave signals to the caller."""
+            yield
+
+    with await listening(host, port) as listener:
+        server = Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S))
+        serving = asyncio.create_task(server.serve([listener]))
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            server.should_exit = True
+            await serving

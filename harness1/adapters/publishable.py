@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from harness1.data.benchmarks.registry import BENCHMARKS
-from harness1.errors import UsageError
+from harness1.episodes.single import ASKED
+from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.eval.known_gold import places_of
+from harness1.records import Task
+from harness1.runs.journal import read_lines
 from harness1.runs.stage import Stage, read_stage
+from harness1.runs.store import EPISODES
 from harness1.sft.data_card import CARD, read_card
 
 SECRET = frozenset(name for name, each in BENCHMARKS.items() if each.secret_answers)
@@ -38,6 +44,36 @@ def refuse_secret(folder: Path, origins: Sequence[str]) -> None:
             raise UsageError(
                 f"{folder} was made from {place}, which is gone: whether that may be published cannot be checked"
             )
+
+
+def refuse_asked(folder: Path, origins: Sequence[str]) -> None:
+    """Refuse a run whose questions are not all tasks of a dataset: whoever asked them knows where they come from.
+
+    Raises:
+        UsageError: its card names no dataset, or it holds a question that somebody asked.
+        SchemaError: a line of its record is damaged.
+    """
+    if not origins:
+        raise UsageError(
+            f"the card of {folder} names no dataset: whether its questions may be published cannot be checked; push a"
+            " run over a dataset's tasks"
+        )
+    for number, line in read_lines(folder / EPISODES) if (folder / EPISODES).is_file() else ():
+        try:
+            task = msgspec.json.decode(line, type=_Line).task
+        except MALFORMED as error:
+            raise SchemaError(f"{folder / EPISODES}:{number}: {error}") from error
+        if task.split == ASKED:
+            raise UsageError(
+                f"{folder} holds a question that is no task of its dataset ({task.task_id}): whether it may be"
+                " published cannot be checked; push a run without such questions"
+            )
+
+
+class _Line(msgspec.Struct):
+    """What is read of an episode."""
+
+    task: Task
 
 
 def _names(place: str) -> Iterator[object]:

@@ -82,7 +82,7 @@ class Searches:
         self,
         open_env: Callable[[], SearchEnv],
         driver: str,
-        keep: Callable[[Episode], None] = lambda _: None,
+        keep: Callable[[Episode], object] = lambda _: None,
         most: int = 256,
         idle_s: float = 1800.0,
     ) -> None:

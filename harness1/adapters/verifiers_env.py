@@ -23,9 +23,10 @@ except ImportError as error:
 import msgspec
 
 from harness1.config import Config, load_config
-from harness1.data.open import open_source
+from harness1.data.open import from_anywhere, open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
+from harness1.episodes.samples import Samples
 from harness1.episodes.single import recorded
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.model_endpoint import policy_endpoint
@@ -65,6 +66,8 @@ class SearchData(vf.TaskData):
     query: str
     split: str
     gold: dict[str, Any]
+    dataset: str
+    """The dataset of the task, as for `open_source`; the card of recorded episodes names it."""
 
 
 class SearchTask(vf.Task[SearchData, vf.State, SearchTaskConfig]):
@@ -128,7 +131,14 @@ class SearchTaskset(vf.Taskset[SearchTask, SearchTasksetConfig]):
         for task in open_source(self.config.data).tasks(self.config.split):
             if task.gold is not None:
                 gold = msgspec.to_builtins(task.gold)
-                data = SearchData(id=task.task_id, prompt=task.query, query=task.query, split=task.split, gold=gold)
+                data = SearchData(
+                    id=task.task_id,
+                    prompt=task.query,
+                    query=task.query,
+                    split=task.split,
+                    gold=gold,
+                    dataset=from_anywhere(self.config.data),
+                )
                 yield SearchTask(data, self.config.task)
 
 
@@ -178,12 +188,17 @@ class SearchHarness(vf.Harness[SearchHarnessConfig]):
         task = Task(str(data.id), str(getattr(data, "query", data.prompt)), str(getattr(data, "split", "")))
         # Each trace has a seed of its own: rollouts of one task must differ.
         episode = await rollout(env, policy, task, seed=int(trace.id[:7], 16), group_id=task.task_id)
+        if self.config.record:
+            episode = self._keep(episode, setup, ctx.model, str(getattr(data, "dataset", "")))
         trace.info[KEPT] = slim(episode)
-        self._keep(episode, setup, ctx.model)
         if episode.status is Status.INFRA_ERROR:
             raise InfrastructureFault(str(episode.error))
         delivered = "\n".join(each.unit_id for each in episode.curated)
         return vf.ProgramResult(exit_code=0, stdout=delivered, stderr="")
+
+    @cached_property
+    def _samples(self) -> Samples:
+        return Samples()
 
     @cached_property
     def _setup(self) -> EpisodeSetup:
@@ -192,9 +207,8 @@ class SearchHarness(vf.Harness[SearchHarnessConfig]):
         config: Config = load_config(self.config.config or None, self.config.settings)
         return EpisodeSetup(config, self.config.index, "verifiers")
 
-    def _keep(self, episode: Episode, setup: EpisodeSetup, model: str) -> None:
-        if self.config.record:
-            hashes = {"env": episode.hashes.env, "policy": episode.hashes.policy, "index": episode.hashes.index}
-            folder, policy = Path(self.config.record), f"verifiers:{model}"
-            with recorded(folder, setup.config, policy, setup.retriever, hashes) as keep:
-                keep(episode)
+    def _keep(self, episode: Episode, setup: EpisodeSetup, model: str, dataset: str) -> Episode:
+        hashes = {"env": episode.hashes.env, "policy": episode.hashes.policy, "index": episode.hashes.index}
+        folder, policy, samples = Path(self.config.record), f"verifiers:{model}", self._samples
+        with recorded(folder, setup.config, policy, setup.retriever, hashes, dataset=dataset, samples=samples) as keep:
+            return keep(episode)

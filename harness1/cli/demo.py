@@ -39,7 +39,7 @@ def demo(
     clear_run(out / "run")
     setup = EpisodeSetup(settings, str(out / "index"), "scripted")
     watch = partial(watched, task.query, console)
-    episode, env, run = play_one(task, setup, out / "run", watch=watch, on_torn=say_torn)
+    episode, env, run = play_one(task, setup, out / "run", dataset="stdlib", watch=watch, on_torn=say_torn)
     show_result(env, episode, console)
     if episode.error:
         raise InfrastructureFault(f"the episode is invalid: {episode.error}")

@@ -15,11 +15,10 @@ from harness1.cli.terminal import Terminal
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.episodes.jobs import EpisodeSetup
-from harness1.episodes.single import play_one
+from harness1.episodes.single import asked, play_one
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.hashing import digest
 from harness1.policy.registry import needs_gold
-from harness1.records import Episode, Task
+from harness1.records import Episode
 
 
 def search(
@@ -46,7 +45,7 @@ def search(
     settings = resolve(config, overrides, policy)
     if settings.index != Config().index:
         raise UsageError("index settings take effect when an index is made: use them with `harness1 index`")
-    task = Task(f"query-{digest(question)[:12]}", question, "search")
+    task = asked(question)
     setup, watch = EpisodeSetup(settings, index, policy), partial(watched, task.query, console)
     episode, env, out = play_one(task, setup, out, seed=seed, watch=watch, on_torn=say_torn)
     if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -185,17 +185,21 @@ def openenv(
 
     access = _access(host, allow_host, token_file, no_token, "can play episodes over this index")
     settings = resolve(config, overrides)
-    source = open_source(place_of(data, settings))
-    with _driven("openenv", index, settings, record) as (open_env, keep):
+    place = place_of(data, settings)
+    source = open_source(place)
+
+    def ready(bound: int) -> None:
+        put(f"OpenEnv at {_address(host, bound)}, {counted(sessions, 'session')}", flush=True)
+
+    with _driven("openenv", index, settings, record, place) as (open_env, keep):
         app = openenv_app(source, open_env, settings, keep, sessions)
-        put(f"OpenEnv at {_address(host, port)}, {counted(sessions, 'session')}", flush=True)
-        serve_openenv(app, access.check, host, port)
+        serve_openenv(app, access.check, host, port, ready)
 
 
 @contextmanager
 def _driven(
-    driver: str, index: str, settings: Config, record: Path | None
-) -> Iterator[tuple[Callable[[], SearchEnv], Callable[[Episode], None]]]:
+    driver: str, index: str, settings: Config, record: Path | None, dataset: str = ""
+) -> Iterator[tuple[Callable[[], SearchEnv], Callable[[Episode], object]]]:
     """Yield what makes the environments of a framework's episodes over an index, and what keeps its episodes: in a run
     folder, if there is one."""
     from harness1.adapters.driven import DrivenPolicy, environments
@@ -203,8 +207,11 @@ def _driven(
     open_env = environments(EpisodeSetup(settings, index, driver))
     env = open_env()
     names = {"env": env.hash, "policy": DrivenPolicy(driver).hash, "index": env.retriever.info.index_hash}
-    with recorded(record, settings, driver, index, names, on_torn=say_torn) if record else nullcontext(None) as keep:
-        yield open_env, keep or (lambda _: None)
+    if record is None:
+        yield open_env, lambda _: None
+        return
+    with recorded(record, settings, driver, index, names, on_torn=say_torn, dataset=dataset) as keep:
+        yield open_env, keep
 
 
 def _require_extra() -> None:

@@ -9,10 +9,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from harness1.config import Config
+from harness1.data.open import from_anywhere
 from harness1.env.environment import SearchEnv
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
-from harness1.episodes.rollout import OnStep, rollout
+from harness1.episodes.rollout import OnStep, episode_id, rollout
+from harness1.episodes.samples import Samples
 from harness1.hashing import digest
 from harness1.records import Episode, Task
 from harness1.retrieval.open import absolute_index, open_retriever
@@ -24,6 +28,13 @@ from harness1.runs.store import EPISODES, EpisodeStore
 
 Watch = Callable[[SearchEnv], AbstractContextManager[OnStep | None]]
 """A context around an episode; it yields the function to call after each step, if any."""
+ASKED = "search"
+"""The split of tasks that are no dataset's: somebody asked their questions."""
+
+
+def asked(question: str) -> Task:
+    """Return the task of a question that somebody asked, and that is no dataset's."""
+    return Task(f"query-{digest(question)[:12]}", question, ASKED)
 
 
 class Played(NamedTuple):
@@ -40,6 +51,7 @@ def play_one(
     out: Path | None = None,
     *,
     seed: int = 0,
+    dataset: str = "",
     watch: Watch,
     on_torn: Callable[[Path, int], None],
 ) -> Played:
@@ -47,6 +59,7 @@ def play_one(
 
     Args:
         out: the run folder; None: one that all searches under the same configuration, policy and index share.
+        dataset: of the task; empty: somebody asked its question.
         on_torn: called with the run folder, and the bytes of a torn last line that was cut off.
 
     Raises:
@@ -58,11 +71,11 @@ def play_one(
     names = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
     counted = counted_with(env.counter)
     out = out or Path("runs") / f"search-{digest(names)[:8]}"
-    with recorded(out, config, setup.policy, setup.retriever, names, counted, on_torn) as keep:
+    with recorded(out, config, setup.policy, setup.retriever, names, counted, on_torn, dataset) as keep:
         with watch(env) as on_step:
             episode = asyncio.run(rollout(env, policy, task, seed=seed, on_step=on_step))
         episode = score(episode, task.gold, config) if task.gold is not None else episode
-        keep(episode)
+        episode = keep(episode)
     return Played(episode, env, out)
 
 
@@ -75,30 +88,42 @@ def recorded(
     names: Mapping[str, str],
     counted: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
     on_torn: Callable[[Path, int], None] = lambda out, torn: None,
-) -> Iterator[Callable[[Episode], None]]:
-    """Yield the function that appends an episode to a run folder. The folder is locked, and its card is written with
-    the first episode.
+    dataset: str = "",
+    samples: Samples | None = None,
+) -> Iterator[Callable[[Episode], Episode]]:
+    """Yield the function that appends an episode to a run folder, and returns it as it was written: as the next sample
+    of its task, with the id that follows. The folder is locked, and its card is written with the first episode.
 
     Args:
         names: hashes by `env`, `policy` and `index`, which all episodes of a run share.
         counted: what `counted_with` says of the counter of tokens; None: it is approximate.
+        dataset: of the tasks, as for `open_source`; empty: they have none, and `harness1 push` refuses the run.
+        samples: what a process that opens the folder often knows of its lines, so that it reads none twice.
 
     Raises:
         UsageError: the folder holds another run or something else, or is written by another process.
+        SchemaError: its card or a line is damaged.
     """
     hashes, chat = counted or ({}, {})
-    stage = run_stage(config, policy, dict(names), absolute_index(index), {**names, **hashes}, chat)
+    inputs = {"dataset": from_anywhere(dataset), **names} if dataset else dict(names)
+    stage = run_stage(config, policy, inputs, absolute_index(index), {**names, **hashes}, chat)
     stage = refuse_other_run(stage, out)
     with EpisodeStore(out) as store:
         before = lines_of(read_stage(out))
         on_torn(out, store.torn)
+        samples = samples or Samples()
+        samples.catch_up(out)
         kept: list[str] = []
 
-        def keep(episode: Episode) -> None:
+        def keep(episode: Episode) -> Episode:
             if not kept:
                 stage.write(out)
-            kept.append(episode.episode_id)
+            place = samples.next_of(episode.task.task_id)
+            name = episode_id(episode.task, place, episode.seed, episode.hashes)
+            episode = msgspec.structs.replace(episode, sample_idx=place, episode_id=name)
+            kept.append(name)
             store.append(episode)
+            return episode
 
         try:
             yield keep

@@ -39,7 +39,7 @@ def known_gold(stage: Stage) -> KnownGold:
     split = stage.inputs.get("split") or stage.outputs.get("split")
     places = places_of(stage)
     if not split or not all(places):
-        return KnownGold(notes=["Its card names no dataset: there are no gold marks and no recall."])
+        return KnownGold(notes=["Its card names no dataset and split: there are no gold marks and no recall."])
     try:
         sources = [open_source(place) for place in places]
         tasks = [(source, task) for source in sources for task in source.tasks(str(split))]

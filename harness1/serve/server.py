@@ -101,7 +101,7 @@ async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -
         timeout_keep_alive=int(IDLE_S),
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    with await _listener(host, port) as listener:
+    with await listening(host, port) as listener:
         server = Server(config, listener, Clients(most_connections(limits), limits.answer_bytes))
         serving = asyncio.create_task(server.serve())
         try:
@@ -130,19 +130,30 @@ def serve(
         UsageError: nothing can listen there.
     """
 
-    async def until_ended() -> None:
-        ended = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[None]:
         async with around(), answering(app, limits, host, port) as bound:
             on_ready(bound)
-            await ended.wait()
+            yield
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # some systems refuse their own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    until_ended(opened)
+
+
+def until_ended(opened: Callable[[], AbstractAsyncContextManager[object]]) -> None:
+    """Hold a context open in an event loop of its own until SIGTERM or Ctrl-C; then leave it."""
+
+    async def held() -> None:
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+        async with opened():
+            await ended.wait()
+
     # asyncio's own loop is slower.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(until_ended())
+        runner.run(held())
 
 
 def most_connections(limits: ServiceLimits) -> int:
@@ -153,7 +164,8 @@ def most_connections(limits: ServiceLimits) -> int:
     return max(1, min(limits.connections, files - OWN_FILES))
 
 
-async def _listener(host: str, port: int) -> socket.socket:
+async def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, with a port of the system's choice for 0; raise UsageError if none can."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]

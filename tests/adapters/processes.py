@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,19 +23,12 @@ def scratch_index(folder: Path) -> Path:
 
 @contextmanager
 def serving_openenv(index: str, *more: str) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["serve", "openenv", "--data", "world:120", "--index", index, "--port", str(port), *more]
+    """The address of a server on a port of the system's choice, which it announces."""
+    words = ["serve", "openenv", "--data", "world:120", "--index", index, "--port", "0", *more]
     with subprocess.Popen([sys.executable, "-m", "harness1", *words], stdout=subprocess.PIPE, text=True) as process:
         try:
-            for _ in range(300):
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                assert process.poll() is None
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
+            assert process.stdout is not None
+            yield process.stdout.readline().removeprefix("OpenEnv at ").partition(",")[0]
         finally:
             process.terminate()
-            process.wait(20)
+            assert process.wait(20) == 0

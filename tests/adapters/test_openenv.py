@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from harness1.data.open import open_source
+from harness1.runs.store import latest_episodes
 from tests.adapters.chat_server import next_call, shown_in
 from tests.adapters.processes import harness1, scratch_index, serving_openenv
 
@@ -55,6 +59,18 @@ def test_eight_sessions_at_once_get_the_rewards_of_an_evaluation_and_replay(tmp_
     assert all(each["state"]["step_count"] == len(rows[0]["turns"]) for each in found)
 
 
+def test_every_episode_of_a_task_is_kept_with_its_reward_and_replays(tmp_path: Path, index: Path) -> None:
+    run = tmp_path / "run"
+    told = []
+    for _ in range(2):
+        with serving_openenv(str(index), "--record", str(run)) as address:
+            told += [asyncio.run(played(address, 0))["reward"] for _ in range(2)]
+    harness1("replay", str(run))
+    found = [each for _, each in sorted(latest_episodes(run).items())]
+    assert [each.sample_idx for each in found] == [0, 1, 2, 3]
+    assert [each.reward.total for each in found if each.reward is not None] == pytest.approx(told)
+
+
 def test_a_session_that_is_left_harms_no_other(index: Path) -> None:
     async def leaves(address: str) -> dict[str, Any]:
         for _ in range(3):
@@ -66,6 +82,39 @@ def test_a_session_that_is_left_harms_no_other(index: Path) -> None:
 
     with serving_openenv(str(index), "--sessions", "2") as address:
         assert asyncio.run(leaves(address))["reward"] is not None
+
+
+def test_a_signal_during_a_session_ends_the_record_as_finished(tmp_path: Path, index: Path) -> None:
+    run = tmp_path / "run"
+    words = [sys.executable, "-m", "harness1", "serve", "openenv", "--data", "world:120", "--index", str(index)]
+    words += ["--port", "0", "--record", str(run)]
+
+    async def leaves(process: subprocess.Popen[str], sent: signal.Signals) -> None:
+        assert process.stdout is not None
+        address = process.stdout.readline().removeprefix("OpenEnv at ").partition(",")[0]
+        await played(address, 0)
+        client = GenericEnvClient(base_url=address)
+        await client.connect()
+        await client.reset(split="test", index=1)
+        process.send_signal(sent)
+
+    for sent, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            asyncio.run(leaves(process, sent))
+            _, complaint = process.communicate(timeout=30)
+            assert (process.returncode, "Traceback" in complaint) == (code, False), complaint
+        assert json.loads((run / "stage.json").read_text())["status"] == "finished"
+
+
+def test_a_record_of_secret_questions_is_not_pushed(tmp_path: Path, index: Path) -> None:
+    harness1("data", "copy", "world:120", "--out", str(tmp_path / "browsecomp_plus"))
+    for name, data in (("secret", str(tmp_path / "browsecomp_plus")), ("open", "world:120")):
+        with serving_openenv(str(index), "--data", data, "--record", str(tmp_path / name)) as address:
+            asyncio.run(played(address, 0))
+    harness1("push", str(tmp_path / "open"), "--to", "me/it", "--dry-run")
+    words = [sys.executable, "-m", "harness1", "push", str(tmp_path / "secret"), "--to", "me/it", "--dry-run"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "must not be published" in ended.stderr) == (2, True), ended.stderr
 
 
 def test_an_index_that_dies_is_an_error_and_no_reward(index: Path) -> None:
@@ -85,6 +134,31 @@ def test_an_index_that_dies_is_an_error_and_no_reward(index: Path) -> None:
         remote = retriever.stdout.readline().partition(" at ")[2].partition(": ")[0]
         with serving_openenv(remote, "--set", "machine.attempts=1", "--set", "machine.call_deadline_s=1") as address:
             asyncio.run(plays(address, retriever))
+
+
+def test_a_taken_port_is_told_in_one_line_and_nothing_is_announced(index: Path) -> None:
+    words = [sys.executable, "-m", "harness1", "serve", "openenv", "--data", "world:120", "--index", str(index)]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = subprocess.run([*words, "--port", str(port)], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_an_index_without_a_task_is_answered_with_those_that_exist(index: Path) -> None:
+    last = len(open_source("world:120").tasks("test")) - 1
+
+    async def asks(address: str, wrong: object) -> None:
+        client = GenericEnvClient(base_url=address)
+        await client.connect()
+        with pytest.raises(RuntimeError, match=rf"the indexes are 0 to {last}"):
+            await client.reset(split="test", index=wrong)
+        await client.close()
+
+    with serving_openenv(str(index)) as address:
+        for wrong in ("abc", -1, 1.5, 10**6):
+            asyncio.run(asks(address, wrong))
 
 
 def test_its_own_validation_accepts_the_server(index: Path) -> None:

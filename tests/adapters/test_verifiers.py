@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.resources import files
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness1.runs.store import latest_episodes
 from tests.adapters.chat_server import chat_server
 from tests.adapters.processes import harness1, scratch_index
 from tests.adapters.vf_eval import ROLLOUTS, TASKS, branches, traces
@@ -55,6 +58,19 @@ def test_rewards_are_those_of_an_evaluation(tmp_path: Path, address: str, index:
         assert {"recall", "f1", "set_size", "reward/outcome"} <= trace["metrics"].keys()
         assert "gold" not in json.dumps(trace["nodes"])
     harness1("replay", str(tmp_path / "vf" / "episodes"))
+    kept = latest_episodes(tmp_path / "vf" / "episodes").values()
+    assert sorted(each.sample_idx for each in kept) == [*[0] * TASKS, *[1] * TASKS]
+    assert {each.episode_id for each in kept} == {trace["info"]["harness1"]["episode_id"] for trace in found}
+
+
+def test_a_record_of_secret_questions_is_not_pushed(tmp_path: Path, address: str, index: Path) -> None:
+    harness1("data", "copy", "world:120", "--out", str(tmp_path / "browsecomp_plus"))
+    for name, data in (("secret", str(tmp_path / "browsecomp_plus")), ("open", "world:120")):
+        traces(tmp_path / name, address, str(index), tasks=1, data=data)
+    harness1("push", str(tmp_path / "open" / "episodes"), "--to", "me/it", "--dry-run")
+    words = [sys.executable, "-m", "harness1", "push", str(tmp_path / "secret" / "episodes"), "--to", "me/it"]
+    ended = subprocess.run([*words, "--dry-run"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, "must not be published" in ended.stderr) == (2, True), ended.stderr
 
 
 @pytest.mark.parametrize(("order", "expected"), [("paper", 3), ("epoch", 1)])

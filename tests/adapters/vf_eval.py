@@ -20,6 +20,7 @@ def traces(
     rollouts: int = ROLLOUTS,
     client: str = "",
     model: str = "fake",
+    data: str = "world:120",
 ) -> list[dict[str, Any]]:
     """Run `vf-eval` over a small world; `more` are lines for the harness, and `client` for the client."""
     folder.mkdir()
@@ -40,7 +41,7 @@ api_key_var = "FAKE_KEY"
 
 [env.taskset]
 id = "harness1_verifiers"
-data = "world:120"
+data = "{data}"
 task.settings = ["reward.recipe=robust"]
 
 [env.agent.harness]

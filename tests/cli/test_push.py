@@ -11,7 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness1.config import Config
+from harness1.episodes.single import asked, recorded
+from harness1.errors import UsageError
+from harness1.records import Episode
 from harness1.runs.stage import Stage
+from harness1.runs.store import read_episodes
 from harness1.sft.data_card import write_card
 from tests.adapters.fake_hub import FakeHub, fake_hub
 from tests.cli.commands import Command, command_in_process
@@ -112,6 +117,31 @@ def test_what_comes_from_a_benchmark_with_secret_answers_is_refused(harness1: Co
         assert "browsecomp_plus, whose questions and answers must not be published" in refused(harness1, Path(folder))
     shutil.rmtree("imported")
     assert "imported, which is gone" in refused(harness1, Path("indirect"))
+
+
+def test_recorded_episodes_go_by_the_dataset_of_their_tasks(harness1: Command, hub: FakeHub, run: Path) -> None:
+    def record(out: str, dataset: str, *episodes: Episode) -> Path:
+        with recorded(Path(out), Config(), "driven", "index", {}, dataset=dataset) as keep:
+            for episode in episodes:
+                keep(episode)
+        return Path(out)
+
+    episodes = list(read_episodes(run))
+    sent(harness1, hub, record("open", "world:60", *episodes))
+    assert harness1("data", "copy", "world:60", "--out", "browsecomp_plus").code == 0
+    assert "browsecomp_plus, whose" in refused(harness1, record("secret", "browsecomp_plus", *episodes))
+    assert "names no dataset" in refused(harness1, record("unknown", "", *episodes))
+    asking = msgspec.structs.replace(episodes[0], task=asked("Who?"))
+    told = refused(harness1, record("mixed", "world:60", *episodes, asking))
+    assert f"no task of its dataset ({asking.task.task_id})" in told
+    with pytest.raises(UsageError, match="it differs in dataset"):
+        record("secret", "world:60", *episodes)
+
+
+def test_questions_that_somebody_asked_stay(harness1: Command, run: Path) -> None:
+    assert harness1("index", "world:60", "--out", "index").code == 0
+    assert harness1("search", "Who founded it?", "--index", "index", "--out", "found").code == 0
+    assert "names no dataset" in refused(harness1, Path("found"))
 
 
 def test_rows_and_policies_go_unless_their_data_card_names_what_is_secret(harness1: Command, hub: FakeHub) -> None:
