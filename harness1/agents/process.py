@@ -155,10 +155,12 @@ def _failure(error: OSError | ValueError, command: str, folder: Path) -> UsageEr
 
 async def _end(process: asyncio.subprocess.Process, waiting: asyncio.Task[int]) -> None:
     """End the process group: politely if the command still runs, then by force."""
-    if not waiting.done():
-        _signal(process.pid, signal.SIGTERM)
-        await asyncio.wait({waiting}, timeout=GRACE_S)
-    _signal(process.pid, signal.SIGKILL)
+    try:
+        if not waiting.done():
+            _signal(process.pid, signal.SIGTERM)
+            await asyncio.wait({waiting}, timeout=GRACE_S)
+    finally:  # also if this is cancelled
+        _signal(process.pid, signal.SIGKILL)
     await asyncio.wait({waiting})
 
 

@@ -180,3 +180,23 @@ def test_a_session_that_broke_leaves_no_folder_beside_the_next(tmp_path: Path) -
     script.write_text(script.read_text() + "print('folders', len(os.listdir('..')))\n")
     played.play(tasks_of("silent", "nul\0", "good"))
     assert played.seen[0].output == "folders 1\n"
+
+
+def test_a_command_whose_end_is_cancelled_ends_at_once(tmp_path: Path) -> None:
+    stubborn = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(str(os.getpid()), 'w')"
+
+    async def scene() -> None:
+        running = asyncio.create_task(
+            run_command([sys.executable, "-c", f"{stubborn}; time.sleep(60)"], tmp_path, {}, 60.0, 1000)
+        )
+        while not (begun := list(tmp_path.iterdir())):
+            await asyncio.sleep(0.01)
+        for _ in range(2):
+            running.cancel()
+            await asyncio.sleep(0.2)
+        assert running.done()
+        await asyncio.sleep(1.0)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(int(begun[0].name), 0)
+
+    run(scene())
