@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,13 +13,14 @@ import msgspec
 
 from harness1.agents.episode import episode_of, fault_of
 from harness1.agents.evaluation import AgentSession, Evaluate, reward_of
+from harness1.agents.folders import new_folder, remove, removed_at_end, write_task
 from harness1.agents.process import arguments_of, run_command
 from harness1.agents.sessions import Sessions
 from harness1.config import Config
 from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode
-from harness1.episodes.stages import Pipeline, StageLimits, results_to
+from harness1.episodes.stages import Pipeline, StageLimits, results_to, unchanged
 from harness1.errors import InfrastructureFault
-from harness1.records import Episode, Gold, Hashes
+from harness1.records import Episode, Gold, Hashes, Task
 from harness1.rows.proxy_record import recording
 from harness1.serve.proxy.chat import ChatRequest
 from harness1.serve.proxy.dialect import Dialect
@@ -34,8 +33,6 @@ from harness1.serve.server import answering
 if TYPE_CHECKING:
     from harness1.models.transformers.adapters import Weights
 
-TASK = "task.json"
-"""The file in an agent's folder that holds its task: `task_id` and `query`."""
 HOST = "127.0.0.1"
 Publish = Callable[["Weights", int], Awaitable[None]]
 
@@ -70,10 +67,12 @@ class Agent:
 
 
 class AgentRollouts:
-    """`Rollouts` of sessions in stages: INIT makes a folder, RUN carries out the command, POST scores what it did."""
+    """`Rollouts` of sessions in stages: RUN carries out the command in a folder of its own, POST scores what it did."""
 
-    def __init__(self, agent: Agent, sessions: Sessions, port: int, config: Config, publish: Publish) -> None:
-        self._agent, self._sessions, self._port = agent, sessions, port
+    def __init__(
+        self, agent: Agent, sessions: Sessions, port: int, folders: Path, config: Config, publish: Publish
+    ) -> None:
+        self._agent, self._sessions, self._port, self._folders = agent, sessions, port, folders
         self._machine, self._publish = config.machine, publish
 
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
@@ -84,30 +83,39 @@ class AgentRollouts:
             Exception: from the evaluation.
         """
         limits = StageLimits.equal(self._machine.concurrency)
-        await Pipeline(limits, _folder, self._play, self._scored, results_to(on_episode)).process(jobs)
+        await Pipeline(limits, unchanged, self._play, self._scored, results_to(on_episode)).process(jobs)
 
     async def publish(self, state: Weights, version: int) -> None:
         """As `Rollouts.publish`."""
         await self._publish(state, version)
 
-    async def _play(self, prepared: tuple[EpisodeJob, Path], _: object) -> tuple[EpisodeJob, AgentSession]:
-        """Run the agent, and again in an empty folder while the infrastructure fails it."""
-        job, folder = prepared
+    async def _play(self, job: EpisodeJob, _: object) -> tuple[EpisodeJob, AgentSession | str]:
+        """Run the agent, and again while the infrastructure fails it; return its session, or the last fault."""
+        fault = ""
+        for attempt in range(1 + self._machine.agents.retries):
+            try:
+                session = await self._session(job.task)
+            except InfrastructureFault as error:
+                fault = str(error)
+                await asyncio.sleep(self._machine.backoff_s * 2.0**attempt)
+                continue
+            if not (fault := fault_of(session)):
+                return job, session
+            remove(session.folder)
+        return job, fault
+
+    async def _session(self, task: Task) -> AgentSession:
+        """Run the agent once, in a folder of this attempt."""
+        folder = new_folder(self._folders)
         try:
-            for _retry in range(self._machine.agents.retries):
-                session = await self._session(job, folder)
-                if not fault_of(session):
-                    return job, session
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir()
-            return job, await self._session(job, folder)
+            return await self._session_in(folder, task)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
             raise
 
-    async def _session(self, job: EpisodeJob, folder: Path) -> AgentSession:
-        task, machine = job.task, self._machine
-        (folder / TASK).write_bytes(msgspec.json.encode({"task_id": task.task_id, "query": task.query}))
+    async def _session_in(self, folder: Path, task: Task) -> AgentSession:
+        machine = self._machine
+        write_task(task, folder)
         opened = self._sessions.start()
         address = f"http://{HOST}:{self._port}"
         values = {"query": task.query, "task_id": task.task_id, "base_url": f"{address}/v1"}
@@ -134,17 +142,17 @@ class AgentRollouts:
             cut=ended.cut,
         )
 
-    async def _scored(self, ran: tuple[EpisodeJob, AgentSession]) -> Episode:
+    async def _scored(self, ran: tuple[EpisodeJob, AgentSession | str]) -> Episode:
         job, session = ran
+        if isinstance(session, str):
+            return job.broken(self._agent.hashes, session)
         try:
-            if fault := fault_of(session):
-                return job.broken(self._agent.hashes, fault)
             reward = await asyncio.to_thread(reward_of, self._agent.evaluate, session)
             return episode_of(job, session, reward, self._agent.hashes)
         except InfrastructureFault as fault:
             return job.broken(self._agent.hashes, f"evaluation: {fault}")
         finally:
-            shutil.rmtree(session.folder, ignore_errors=True)
+            remove(session.folder)
 
 
 @asynccontextmanager
@@ -155,16 +163,10 @@ async def agent_rollouts(
 
     Raises:
         UsageError: as `recording`.
+        InfrastructureFault: there is no room for the folders of the agents.
     """
-    with recording(record, upstream.inputs) as recorder:
+    with recording(record, upstream.inputs) as recorder, removed_at_end(new_folder()) as folders:
         sessions = Sessions(recorder.append, config.machine.agents)
         service = ProxyService(upstream, sessions, proxy_limits(config), admit=sessions.admit)
         async with answering(service.app, service.limits, HOST, 0) as port:
-            yield AgentRollouts(agent, sessions, port, config, publish)
-
-
-async def _folder(job: EpisodeJob) -> tuple[EpisodeJob, Path]:
-    try:
-        return job, Path(tempfile.mkdtemp(prefix="harness1-agent-"))
-    except OSError as error:
-        raise InfrastructureFault(f"there is no room for the folder of an agent: {error}") from error
+            yield AgentRollouts(agent, sessions, port, folders, config, publish)

@@ -1,4 +1,4 @@
-"""Answers Ctrl-C with a line if the work takes a while to end."""
+"""Answers Ctrl-C with a line if the work takes a while to end, and has SIGTERM end work as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -30,6 +30,24 @@ def answered_interrupts() -> Iterator[None]:
         os.close(writer)
         thread.join()
         os.close(reader)
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM end what is within as Ctrl-C does, also where Ctrl-C is ignored: in the background of a script. More
+    of them change nothing."""
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    former = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _listen(reader: int, ended: threading.Event) -> None:

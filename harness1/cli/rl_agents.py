@@ -13,6 +13,7 @@ from typer import Option
 from harness1.agents.open import learning_on_agents
 from harness1.cli.dashboard import TrainingBoard
 from harness1.cli.datasets import place_of
+from harness1.cli.interrupt import interrupted_by_sigterm
 from harness1.cli.memory import refuse_oversized_rl
 from harness1.cli.options import (
     Against,
@@ -92,6 +93,6 @@ def agents(
         clear(out, learning.VERB, "*")
     done = read_checkpoint(out) if work.is_done(policy.hash) else None
     if done is None:
-        with TrainingBoard(out.name, "batch", SHOWN) as board:
+        with interrupted_by_sigterm(), TrainingBoard(out.name, "batch", SHOWN) as board:
             done = learning.learn(work, players, policy.counter, policy.hash, board.listen, ALONE)
     print_checkpoint(done, out, "batch", as_json)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +20,7 @@ from harness1.runs.store import read_episodes
 from harness1.train.log import read_log
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, WORLD, save_student
+from tests.support import hear_interrupts
 
 AGENT = """
 import json, os, urllib.request
@@ -95,6 +102,71 @@ def test_wrong_commands_and_evaluations_are_refused_in_a_line(
     assert code == 2
     assert complaint in err
     assert "Traceback" not in err
+
+
+LASTING = """
+import os, signal, subprocess, sys, time
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(os.path.join(sys.argv[1], f"{os.getpid()} {child.pid}"), "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.service
+@pytest.mark.usefixtures("harness1")
+@pytest.mark.parametrize("sent", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
+def test_the_end_of_a_training_ends_stubborn_agents_and_removes_their_folders(
+    sent: tuple[signal.Signals, ...], tmp_path: Path
+) -> None:
+    begun, temporary = tmp_path / "begun", tmp_path / "temporary"
+    begun.mkdir()
+    temporary.mkdir()
+    (tmp_path / "agent.py").write_text(LASTING)
+    words = agents(tmp_path, command=f"{sys.executable} {tmp_path / 'agent.py'} {begun}")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness1", *words],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts,
+    )
+    try:
+        wait_for(lambda: len(list(begun.iterdir())) == 4)
+        assert len(list(temporary.rglob("task.json"))) == 4
+        pids = [int(pid) for names in begun.iterdir() for pid in names.name.split()]
+        for each in sent:
+            process.send_signal(each)
+            time.sleep(0.5)
+        _, said = process.communicate(timeout=60)
+        alive = [pid for pid in pids if is_alive(pid)]
+    finally:
+        process.kill()
+        for names in begun.iterdir():
+            with suppress(ProcessLookupError):
+                os.killpg(int(names.name.split()[0]), signal.SIGKILL)
+    assert process.returncode == 130
+    assert "interrupted; the same command continues after batch 0" in said
+    assert "Traceback" not in said
+    assert alive == []
+    assert list(temporary.rglob("task.json")) == []
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    """Return False for a process that has ended, also if nobody has asked how."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.service

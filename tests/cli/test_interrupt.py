@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from harness1.cli.interrupt import interrupted_by_sigterm
 from tests.support import hear_interrupts
 
 TOLD = "harness1: stopping; what is at work is ended first\n"
@@ -59,14 +60,38 @@ def test_an_interrupt_is_answered_while_one_long_call_goes_on() -> None:
         process.kill()
 
 
+def ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize(("begin", "told"), [(hear_interrupts, TOLD), (ignore_interrupts, "")])
+def test_sigterm_ends_work_as_an_interrupt_does_also_where_interrupts_are_ignored(
+    begin: Callable[[], None], told: str
+) -> None:
+    code = CODE.replace("import answered_interrupts", "import answered_interrupts, interrupted_by_sigterm")
+    code = code.replace("with answered_interrupts()", "with answered_interrupts(), interrupted_by_sigterm()")
+    with interrupted(code.format(tail=1.2), signal.SIGTERM, begin) as process:
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "ended\n", told)
+
+
+def test_sigterm_is_as_before_once_the_work_has_ended() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with interrupted_by_sigterm():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 @contextmanager
-def interrupted(code: str) -> Iterator[subprocess.Popen[str]]:
+def interrupted(
+    code: str, sent: signal.Signals = signal.SIGINT, begin: Callable[[], None] = hear_interrupts
+) -> Iterator[subprocess.Popen[str]]:
     """A process that is interrupted while it works."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, **pipes, text=True, preexec_fn=hear_interrupts) as process:
+    with subprocess.Popen(command, **pipes, text=True, preexec_fn=begin) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.3)
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, sent)
         yield process
