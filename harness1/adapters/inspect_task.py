@@ -29,6 +29,7 @@ from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
+from harness1.episodes.samples import Samples
 from harness1.episodes.single import recorded
 from harness1.errors import InfrastructureFault
 from harness1.policy.chat_completions import ChatCompletionsPolicy
@@ -69,10 +70,10 @@ class InspectModel:
 
 
 @solver
-def search_solver(index: str, config: Config, record: str = "") -> Solver:
+def search_solver(index: str, config: Config, record: str = "", dataset: str = "") -> Solver:
     """Return the solver that plays an episode over an index. The sample's store keeps the record, and a run folder if
-    one is named."""
-    setup = EpisodeSetup(config, index, "inspect")
+    one is named, whose card names the dataset."""
+    setup, samples = EpisodeSetup(config, index, "inspect"), Samples()
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         name, reserve = str(get_model()), config.env.generation_reserve
@@ -81,8 +82,11 @@ def search_solver(index: str, config: Config, record: str = "") -> Solver:
         episode = await rollout(env, policy, Task(str(state.sample_id), state.input_text, "inspect"), seed=state.epoch)
         if record:
             names = {"env": episode.hashes.env, "policy": episode.hashes.policy, "index": episode.hashes.index}
-            with recorded(Path(record), config, f"inspect:{name}", index, names) as keep:
-                keep(score(episode, msgspec.convert(state.metadata["gold"], Gold), config))
+            scored = score(episode, msgspec.convert(state.metadata["gold"], Gold), config)
+            with recorded(
+                Path(record), config, f"inspect:{name}", index, names, dataset=dataset, samples=samples
+            ) as keep:
+                keep(scored)
         if episode.status is Status.INFRA_ERROR:
             raise InfrastructureFault(str(episode.error))
         state.store.set(KEPT, msgspec.to_builtins(episode))
@@ -130,5 +134,5 @@ def search(
         Sample(input=each.query, id=each.task_id, metadata={"gold": msgspec.to_builtins(each.gold)}) for each in tasks
     ]
     return InspectTask(
-        MemoryDataset(samples), solver=search_solver(index, loaded, record), scorer=search_scores(loaded)
+        MemoryDataset(samples), solver=search_solver(index, loaded, record, data), scorer=search_scores(loaded)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
@@ -64,9 +65,8 @@ def arguments_of(command: str, values: Mapping[str, str]) -> list[str]:
         raise UsageError(f"--command {command}: {error}") from error
     if not words:
         raise UsageError("--command is empty")
-    for name, value in values.items():
-        words = [word.replace(f"{{{name}}}", value) for word in words]
-    return words
+    placeholder = re.compile("|".join(re.escape(f"{{{name}}}") for name in values) or r"(?!)")
+    return [placeholder.sub(lambda found: values[found[0][1:-1]], word) for word in words]
 
 
 async def run_command(

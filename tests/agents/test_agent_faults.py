@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness1.agents.process import Ended, run_command
+from harness1.agents.process import Ended, arguments_of, run_command
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import Status
 from tests.agents.test_agent_sessions import CONFIG, Played, tasks_of
@@ -200,3 +200,14 @@ def test_a_command_whose_end_is_cancelled_ends_at_once(tmp_path: Path) -> None:
             os.killpg(int(begun[0].name), 0)
 
     run(scene())
+
+
+def test_what_a_query_says_in_braces_is_left_as_it_is() -> None:
+    values = {"query": "who is {task_id}?", "task_id": "t1"}
+    assert arguments_of("ask --id {task_id} {query} {other}", values) == [
+        "ask",
+        "--id",
+        "t1",
+        "who is {task_id}?",
+        "{other}",
+    ]
