@@ -100,8 +100,11 @@ def test_a_signal_during_a_session_ends_the_record_as_finished(tmp_path: Path, i
 
     for sent, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            asyncio.run(leaves(process, sent))
-            _, complaint = process.communicate(timeout=30)
+            try:
+                asyncio.run(leaves(process, sent))
+                _, complaint = process.communicate(timeout=30)
+            finally:
+                process.kill()
             assert (process.returncode, "Traceback" in complaint) == (code, False), complaint
         assert json.loads((run / "stage.json").read_text())["status"] == "finished"
 
