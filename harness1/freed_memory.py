@@ -12,7 +12,7 @@ from contextlib import suppress
 
 
 def return_memory() -> None:
-    """Return freed memory to the system (mallopt(3)). It takes a second for 2 GB."""
+    """Return freed memory to the system (malloc_trim(3)). It takes a second for 2 GB."""
     with suppress(AttributeError, OSError):  # other libraries of C do not need it
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -30,7 +30,7 @@ from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.episodes.samples import Samples
-from harness1.episodes.single import recorded
+from harness1.episodes.single import append
 from harness1.errors import InfrastructureFault
 from harness1.policy.chat_completions import ChatCompletionsPolicy
 from harness1.records import Episode, Gold, Status, Task
@@ -81,12 +81,8 @@ def search_solver(index: str, config: Config, record: str = "", dataset: str = "
         env = setup.environment(setup.open_retriever(), policy)
         episode = await rollout(env, policy, Task(str(state.sample_id), state.input_text, "inspect"), seed=state.epoch)
         if record:
-            names = {"env": episode.hashes.env, "policy": episode.hashes.policy, "index": episode.hashes.index}
             scored = score(episode, msgspec.convert(state.metadata["gold"], Gold), config)
-            with recorded(
-                Path(record), config, f"inspect:{name}", index, names, dataset=dataset, samples=samples
-            ) as keep:
-                keep(scored)
+            append(scored, Path(record), config, f"inspect:{name}", index, dataset, samples)
         if episode.status is Status.INFRA_ERROR:
             raise InfrastructureFault(str(episode.error))
         state.store.set(KEPT, msgspec.to_builtins(episode))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 try:
@@ -227,7 +226,9 @@ def serve_openenv(
     Raises:
         UsageError: nothing can listen there.
     """
-    from harness1.serve.server import until_ended
+    import uvicorn
+
+    from harness1.serve.server import SHUTDOWN_S, SignalFree, listening, running, until_ended
     from harness1.serve.service import Refused, admitting
 
     def admit(scope: Any) -> None:
@@ -247,31 +248,10 @@ def serve_openenv(
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[None]:
-        async with _answering(guarded, host, port) as bound:
-            on_ready(bound)
-            yield
+        with await listening(host, port) as listener:
+            server = SignalFree(uvicorn.Config(guarded, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S))
+            async with running(server, listener):
+                on_ready(int(listener.getsockname()[1]))
+                yield
 
     until_ended(opened)
-
-
-@asynccontextmanager
-async def _answering(app: Any, host: str, port: int) -> AsyncIterator[int]:
-    """Serve an application and its sockets while the context is open, and yield the port."""
-    import uvicorn
-
-    from harness1.serve.server import SHUTDOWN_S, listening
-
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """Leave signals to the caller."""
-            yield
-
-    with await listening(host, port) as listener:
-        server = Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S))
-        serving = asyncio.create_task(server.serve([listener]))
-        try:
-            yield int(listener.getsockname()[1])
-        finally:
-            server.should_exit = True
-            await serving

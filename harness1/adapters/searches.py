@@ -14,9 +14,9 @@ import msgspec
 from harness1.adapters.driven import DrivenEpisode, newest_observation
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
+from harness1.episodes.single import asked
 from harness1.errors import UsageError
-from harness1.hashing import digest
-from harness1.records import Curated, Episode, Record, Status, Task, ToolCall, Unit
+from harness1.records import Curated, Episode, Record, Status, ToolCall, Unit
 
 NAME_BYTES = 9
 """Randomness of a name: it is all that keeps clients apart."""
@@ -123,8 +123,7 @@ class Searches:
     async def _start(self, question: str) -> tuple[str, Answer]:
         self._started += 1
         env = self._open_env()
-        task = Task(f"query-{digest(question)[:12]}", question, "search")
-        driven = DrivenEpisode(env, task, self._driver, sample_idx=self._started)
+        driven = DrivenEpisode(env, asked(question), self._driver, sample_idx=self._started)
         name = secrets.token_urlsafe(NAME_BYTES)
         found = _Open(driven, env, time.monotonic())
         async with found.lock:

@@ -27,7 +27,7 @@ from harness1.data.open import from_anywhere, open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.episodes.samples import Samples
-from harness1.episodes.single import recorded
+from harness1.episodes.single import append
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.model_endpoint import policy_endpoint
 from harness1.policy.chat_completions import ChatCompletionsPolicy
@@ -189,7 +189,12 @@ class SearchHarness(vf.Harness[SearchHarnessConfig]):
         # Each trace has a seed of its own: rollouts of one task must differ.
         episode = await rollout(env, policy, task, seed=int(trace.id[:7], 16), group_id=task.task_id)
         if self.config.record:
-            episode = self._keep(episode, setup, ctx.model, str(getattr(data, "dataset", "")))
+            out, policy_name, dataset = (
+                Path(self.config.record),
+                f"verifiers:{ctx.model}",
+                str(getattr(data, "dataset", "")),
+            )
+            episode = append(episode, out, setup.config, policy_name, setup.retriever, dataset, self._samples)
         trace.info[KEPT] = slim(episode)
         if episode.status is Status.INFRA_ERROR:
             raise InfrastructureFault(str(episode.error))
@@ -206,9 +211,3 @@ class SearchHarness(vf.Harness[SearchHarnessConfig]):
             raise UsageError("set index under [env.agent.harness]: an index folder, or the address of a server")
         config: Config = load_config(self.config.config or None, self.config.settings)
         return EpisodeSetup(config, self.config.index, "verifiers")
-
-    def _keep(self, episode: Episode, setup: EpisodeSetup, model: str, dataset: str) -> Episode:
-        hashes = {"env": episode.hashes.env, "policy": episode.hashes.policy, "index": episode.hashes.index}
-        folder, policy, samples = Path(self.config.record), f"verifiers:{model}", self._samples
-        with recorded(folder, setup.config, policy, setup.retriever, hashes, dataset=dataset, samples=samples) as keep:
-            return keep(episode)

@@ -130,3 +130,13 @@ def recorded(
         finally:
             if kept:
                 finish(stage, out / EPISODES, before)
+
+
+def append(
+    episode: Episode, out: Path, config: Config, policy: str, index: str, dataset: str, samples: Samples
+) -> Episode:
+    """Append an episode to a run folder that is opened for it alone, and return it as it was written; arguments and
+    errors are those of `recorded`."""
+    names = {"env": episode.hashes.env, "policy": episode.hashes.policy, "index": episode.hashes.index}
+    with recorded(out, config, policy, index, names, dataset=dataset, samples=samples) as keep:
+        return keep(episode)

@@ -123,7 +123,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._clients.open.discard(self)
-        # What has answered only ends what it began, such as a session of the Model Context Protocol.
+        # What has answered only ends what it began.
         if self._task is not None and not self.cycle.response_complete:
             self._task.cancel()
 

@@ -30,7 +30,16 @@ SWEEP_S = 0.5
 """Interval between searches for clients that are to be cut off."""
 
 
-class Server(uvicorn.Server):
+class SignalFree(uvicorn.Server):
+    """uvicorn, except that it leaves signals to the caller."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+class Server(SignalFree):
     """uvicorn, except that it accepts connections only while there is room for them, and cuts off stalled clients.
 
     uvicorn itself accepts all and answers 503 beyond `limit_concurrency`, and would run out of file descriptors.
@@ -39,11 +48,6 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, listener: socket.socket, clients: Clients) -> None:
         super().__init__(config)
         self._listener, self._clients, self.servers = listener, clients, []
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the caller."""
-        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
@@ -103,12 +107,19 @@ async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -
     )
     with await listening(host, port) as listener:
         server = Server(config, listener, Clients(most_connections(limits), limits.answer_bytes))
-        serving = asyncio.create_task(server.serve())
-        try:
+        async with running(server):
             yield int(listener.getsockname()[1])
-        finally:
-            server.should_exit = True
-            await serving
+
+
+@asynccontextmanager
+async def running(server: uvicorn.Server, *listeners: socket.socket) -> AsyncIterator[None]:
+    """Run a server while the context is open, on sockets that listen if it has none of its own; then let it end."""
+    serving = asyncio.create_task(server.serve(list(listeners) or None))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
 
 
 def serve(
