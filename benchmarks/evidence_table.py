@@ -26,6 +26,7 @@ if not __package__:
 
 from benchmarks.former_script import FormerScript
 from benchmarks.hybrid_table import MODEL, stratified
+from benchmarks.systems import SINGLE, UNRANKED
 from harness1.config import Config, load_config
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
@@ -44,7 +45,6 @@ MODES = ("bm25", "hybrid")
 MOST, TOGETHER = 15, 16
 """Documents whose recall is compared, and episodes played at once."""
 BEST = (2, 3, 5)
-OFF = ("env.evidence.rank=false", "env.auto_populate.by=first", "env.read.by=order")
 
 
 class System(NamedTuple):
@@ -59,15 +59,15 @@ def _named(policy: str, *settings: str) -> System:
 
 
 SYSTEMS: Mapping[str, System] = {
-    "single": _named("single-shot", *OFF, "env.search.hits=30", "env.search.tokens=30000"),
-    "before": System(FormerScript, OFF),
+    "single": _named("single-shot", *SINGLE),
+    "before": System(FormerScript, UNRANKED),
     "script": _named("scripted"),
     "follow-leads": _named("follow-leads"),
     "script, no rank": _named("scripted", "env.evidence.rank=false"),
     "script, no leads": _named("scripted", "env.leads.on=false"),
-    "populated, before": _named("stop-at-once", *OFF),
+    "populated, before": _named("stop-at-once", *UNRANKED),
     "populated": _named("stop-at-once"),
-    "random, before": _named("random", *OFF),
+    "random, before": _named("random", *UNRANKED),
     "random": _named("random"),
 }
 PAIRS = (

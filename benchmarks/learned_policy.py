@@ -5,7 +5,8 @@
 
 The last model is the learned policy. Every other system is also cut to its set size, task by task; differences are
 paired by task and have 95 % bootstrap intervals. Each model is compared with the one before it too, and over the
-datasets named by --unseen, which count equally, the learned policy with the single searches. Models play in the
+datasets named by --unseen, which count equally, the learned policy with the single searches: in the engine's order,
+and in the order of the harness's evidence, which is what the harness is worth without a policy. Models play in the
 environment of --config, all others in the default one. Every system's run is a folder below --out; existing runs are
 not repeated. Seconds are those of the run divided by its tasks, which play concurrently.
 """
@@ -24,7 +25,7 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.hybrid_table import MODEL, stratified
-from benchmarks.systems import SINGLE, System
+from benchmarks.systems import SINGLE, SINGLE_RANKED, System
 from harness1.config import Config, load_config
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
@@ -55,8 +56,9 @@ def systems(models: Mapping[str, str], config: str, settings: Sequence[str], den
     plain = load_config(None, [ROBUST, *(() if dense else ("env.retrieval.mode=bm25",))])
     found |= {policy: System(policy, plain) for policy in ("scripted", "follow-leads")}
     for mode in modes:
-        single = load_config(None, [ROBUST, *SINGLE, f"env.retrieval.mode={mode}"])
-        found[f"single search, {mode}"] = System("single-shot", single)
+        for order, single in (("", SINGLE), (", by evidence", SINGLE_RANKED)):
+            searched = load_config(None, [ROBUST, *single, f"env.retrieval.mode={mode}"])
+            found[f"single search, {mode}{order}"] = System("single-shot", searched)
     return found
 
 

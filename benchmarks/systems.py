@@ -35,7 +35,11 @@ from harness1.eval.statistics import bootstrap_mean, holm, paired_difference, ra
 
 BASE = "scripted"
 TRANSCRIPT = "transcript"
-SINGLE = ("env.search.hits=30", "env.search.tokens=30000")
+SINGLE_RANKED = ("env.search.hits=30", "env.search.tokens=30000")
+"""One search of 30 documents, which the harness puts in the order of its evidence."""
+UNRANKED = ("env.evidence.rank=false", "env.auto_populate.by=first", "env.read.by=order")
+SINGLE = (*SINGLE_RANKED, *UNRANKED)
+"""One search as any search engine answers it: 30 documents in the engine's order."""
 RECALL = "curated_recall"
 Row = dict[str, Any]
 

@@ -56,6 +56,8 @@ def test_one_command_plays_what_is_missing_and_nothing_twice(
     played = learned_policy.systems({"sft": "m"}, "small", [], False)
     assert [played[name].policy for name in ("sft", "single search, bm25")] == ["hf:m", "single-shot"]
     assert played["sft"].config.env.max_turns == 12 != played["scripted"].config.env.max_turns
+    ranked = {name: played[f"single search, bm25{name}"].config.env.evidence.rank for name in ("", ", by evidence")}
+    assert ranked == {"": False, ", by evidence": True}
     script = {**played, "sft": played["scripted"]}
     monkeypatch.setattr(learned_policy, "systems", lambda *given: script)
     arguments = ["world:40", "--indexes", str(tmp_path / "indexes"), "--out", str(tmp_path / "runs"), "--limit", "2"]
