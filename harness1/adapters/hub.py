@@ -75,8 +75,11 @@ class Sent(NamedTuple):
     commit: str
 
 
-def pack(folder: Path) -> Parcel:
+def pack(folder: Path, *, own_questions: bool = False) -> Parcel:
     """Return what would be sent of a folder.
+
+    Args:
+        own_questions: the sender may publish the questions of a run that are no tasks of a dataset.
 
     Raises:
         UsageError: it is no finished run, dataset or policy; its source keeps its answers secret, is unknown, or
@@ -90,7 +93,7 @@ def pack(folder: Path) -> Parcel:
         raise UsageError(f"{folder} is not finished: run the command that writes it again, which goes on")
     origins = origins_of(folder, stage)
     refuse_secret(folder, origins)
-    if kind is RUN:
+    if kind is RUN and not own_questions:
         refuse_asked(folder, origins)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files = tuple(name for name in names if _is_sent(folder, name, kind))

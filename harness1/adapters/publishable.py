@@ -55,8 +55,8 @@ def refuse_asked(folder: Path, origins: Sequence[str]) -> None:
     """
     if not origins:
         raise UsageError(
-            f"the card of {folder} names no dataset: whether its questions may be published cannot be checked; push a"
-            " run over a dataset's tasks"
+            f"the card of {folder} names no dataset: whether its questions may be published cannot be checked; give"
+            " --own-questions if they are yours to publish"
         )
     for number, line in read_lines(folder / EPISODES) if (folder / EPISODES).is_file() else ():
         try:
@@ -66,7 +66,7 @@ def refuse_asked(folder: Path, origins: Sequence[str]) -> None:
         if task.split == ASKED:
             raise UsageError(
                 f"{folder} holds a question that is no task of its dataset ({task.task_id}): whether it may be"
-                " published cannot be checked; push a run without such questions"
+                " published cannot be checked; give --own-questions if it is yours to publish"
             )
 
 

@@ -21,6 +21,9 @@ def push(
     ],
     to: Annotated[str, Option(help="The repository on the hub; it is made if there is none.", metavar="OWNER/NAME")],
     public: Annotated[bool, Option("--public", help="Let everybody read a new repository.")] = False,
+    own_questions: Annotated[
+        bool, Option("--own-questions", help="Questions that are no tasks of a dataset are yours to publish.")
+    ] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
     endpoint: Annotated[
         str | None, Option(help="The hub's address, if it is not the one of its client.", metavar="URL")
@@ -35,7 +38,7 @@ def push(
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", to):
         raise UsageError(f"--to is OWNER/NAME, not {to!r}")
-    parcel = pack(folder)
+    parcel = pack(folder, own_questions=own_questions)
     found: dict[str, Any] = {
         "to": to,
         "kind": parcel.kind.repository,

@@ -130,18 +130,24 @@ def test_recorded_episodes_go_by_the_dataset_of_their_tasks(harness1: Command, h
     sent(harness1, hub, record("open", "world:60", *episodes))
     assert harness1("data", "copy", "world:60", "--out", "browsecomp_plus").code == 0
     assert "browsecomp_plus, whose" in refused(harness1, record("secret", "browsecomp_plus", *episodes))
+    assert "browsecomp_plus, whose" in refused(harness1, Path("secret"), "--own-questions")
     assert "names no dataset" in refused(harness1, record("unknown", "", *episodes))
     asking = msgspec.structs.replace(episodes[0], task=asked("Who?"))
     told = refused(harness1, record("mixed", "world:60", *episodes, asking))
     assert f"no task of its dataset ({asking.task.task_id})" in told
+    sent(harness1, hub, Path("mixed"), "--own-questions")
     with pytest.raises(UsageError, match="it differs in dataset"):
         record("secret", "world:60", *episodes)
 
 
-def test_questions_that_somebody_asked_stay(harness1: Command, run: Path) -> None:
+def test_questions_that_somebody_asked_stay_unless_the_sender_owns_them(
+    harness1: Command, hub: FakeHub, run: Path
+) -> None:
     assert harness1("index", "world:60", "--out", "index").code == 0
     assert harness1("search", "Who founded it?", "--index", "index", "--out", "found").code == 0
     assert "names no dataset" in refused(harness1, Path("found"))
+    sent(harness1, hub, Path("found"), "--own-questions")
+    assert "episodes.jsonl" in hub.files["datasets/me/it"]
 
 
 def test_rows_and_policies_go_unless_their_data_card_names_what_is_secret(harness1: Command, hub: FakeHub) -> None:
