@@ -18,7 +18,7 @@ from harness1.errors import UsageError
 from harness1.model_folder import folder_hash
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
 from harness1.models.transformers.adapter_files import ADAPTER_WEIGHTS, read_adapters
-from harness1.models.transformers.adapters import adapters_of, merged_state, plain_state, tensors_of
+from harness1.models.transformers.adapters import adapted_weights, adapters_of, merged_state, plain_state, tensors_of
 from harness1.models.transformers.backend import open_transformers
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Sampling
@@ -115,10 +115,12 @@ def test_small_updates_survive_saving_beside_weights_that_would_round_them_away(
     write_model(out, trainer.model, trainer.weights(), base, card_of(base))
     saved = Trainer(load_trainable(out, train, "cpu"), NegativeLogLikelihood(), train, 1)
     assert abs(saved.loss(rows) - trainer.loss(rows)) < 1e-6 < learned
-    merged = load_causal_model(base, "cpu", "bfloat16")
-    merged.load_state_dict(merged_state(trainer.model))
-    rounded = Trainer(merged, NegativeLogLikelihood(), msgspec.structs.replace(train, lora=Lora(rank=0)), 1)
-    assert abs(rounded.loss(rows) - trainer.loss(rows)) > 0.1 * learned, "what publication of merged weights lost"
+    # Not by the loss: what rounding adds to some weights and takes from others can cancel out in it.
+    merged, lost, whole = merged_state(trainer.model), 0.0, 0.0
+    for name, weight, change in adapted_weights(trainer.model):
+        lost += float((merged[name].float() - weight.float() - change).square().sum())
+        whole += float(change.square().sum())
+    assert lost > 0.25 * whole, "what publication of merged weights lost"
 
 
 def test_in_bfloat16_trainer_sampler_and_reloaded_checkpoint_agree(tmp_path: Path) -> None:
