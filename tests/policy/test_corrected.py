@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from harness1.config import Curation, Env, Leads, Rendering, Sft
+from harness1.config import Curation, Env, FanOut, Leads, Rendering, Sft
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.corrected import CorrectedPolicy
 from harness1.policy.policy import counter_of
 from harness1.policy.registry import check_policy, needs_gold, open_policy, plays_model
-from harness1.policy.teacher.lead_teacher import LeadTeacher
+from harness1.policy.teacher.lead_teacher import FOLLOWED, LeadTeacher
 from harness1.records import DocId, Episode, Gold, Status, Task, ToolCall, Turn
 from harness1.sft.rows import Origin, sft_rows
 from tests.policy.test_language_model import NONSENSE, Sayer, policy_of
@@ -28,10 +29,10 @@ CHAT = chat_format("compact", "chatml")
 SEEDS = range(8)
 
 
-def corrected(*outputs: ToolCall | str, gold: str = "ada", seed: int = 0) -> Episode:
+def corrected(*outputs: ToolCall | str, gold: str = "ada", seed: int = 0, env: Env = ENV) -> Episode:
     student = policy_of(Sayer(CHAT, *outputs), format_retries=0)
     policy = CorrectedPolicy(student, LeadTeacher({"t": Gold({DocId(gold): 1})}))
-    return run(rollout(make_env(ENV, counter=counter_of(policy)), policy, TASK, seed=seed))
+    return run(rollout(make_env(env, counter=counter_of(policy)), policy, TASK, seed=seed))
 
 
 def is_students(turn: Turn) -> bool:
@@ -70,6 +71,14 @@ def test_only_the_teachers_turns_are_trained(kind: str) -> None:
         assert [number for row in made.rows for number in row.metadata["turns"]] == [turn.index for turn in teachers]
         every = sft_rows(episode, Sft(rows=kind), Origin("d", "train", "hf:student")).rows  # type: ignore[arg-type]
         assert sum(sum(row.loss_mask) for row in every) > len(trained)
+
+
+@pytest.mark.parametrize(("gold", "searches"), [("ada", {2}), ("nowhere", {1 + FOLLOWED})])
+def test_the_teacher_counts_the_searches_of_the_student(gold: str, searches: set[int]) -> None:
+    """As the teacher alone does: the question, a wave of leads, and another one while gold is missing."""
+    env = msgspec.structs.replace(ENV, fan_out=FanOut(on=True))
+    episodes = [corrected(search("Q"), NONSENSE, gold=gold, seed=seed, env=env) for seed in SEEDS]
+    assert {sum(bool(turn.observation.rankings) for turn in episode.turns) for episode in episodes} == searches
 
 
 def test_a_fork_goes_on_alike() -> None:

@@ -22,7 +22,7 @@ FOLLOWED = 2
 """Most searches of an episode that follow leads."""
 GUESSES = 2
 """Fewest documents delivered while gold is missing: the best by evidence."""
-REVISION = 3
+REVISION = 4
 """Increased whenever the teacher decides differently."""
 DELIVERY = 1
 """Turns that the last curation needs."""
@@ -64,7 +64,8 @@ class LeadTeacherSession:
         self._draws = rng.random() < FALLOFF
         self._evidence: SeenEvidence | None = None
         self._followed: set[str] = set()
-        self._searches = 0
+        self._searches: set[int] = set()
+        """The turns that searched, those of a student among them."""
 
     async def act(self, context: Context) -> Decision:
         return Decision((self._next(context, context.view, self.watch(context)),), "The gold decides.")
@@ -74,6 +75,7 @@ class LeadTeacherSession:
         if self._evidence is None:
             self._evidence = SeenEvidence(context.view.query, self._needs)
         self._evidence.read(context.view)
+        self._searches.update(turn.turn for turn in context.view.turns.values() if turn.queries)
         return self._evidence
 
     def fork(self) -> LeadTeacherSession:
@@ -81,13 +83,13 @@ class LeadTeacherSession:
 
     def _next(self, context: Context, view: View, evidence: SeenEvidence) -> ToolCall:
         if not evidence.documents and not self._searches:
-            self._searches += 1
+            self._searches.add(context.turn)
             return search_call(view.handle or view.query)
         left = view.budget.turns_left()
         at_once = any(spec.name == FAN_OUT for spec in context.tools)
-        missing = not evidence.complete or (at_once and self._searches == 1)
+        missing = not evidence.complete or (at_once and len(self._searches) == 1)
         if missing and (left is None or left > DELIVERY) and (leads := self._leads(view, at_once)):
-            self._searches += 1
+            self._searches.add(context.turn)
             return search_call(*leads)
         chosen = self._chosen(view, evidence)
         held = [entry.handle for entry in view.curated]
@@ -100,7 +102,7 @@ class LeadTeacherSession:
     def _leads(self, view: View, at_once: bool) -> list[str]:
         """Return the leads to follow next, by their handles if they have some; none if it is time to deliver."""
         shown = [lead for lead in view.leads if lead.name not in self._followed]
-        if not shown or self._searches > FOLLOWED:
+        if not shown or len(self._searches) > FOLLOWED:
             return []
         if at_once:
             drawn = [lead for lead in shown if self._rng.random() < KEPT] if self._draws else shown
