@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from harness1.config import Config
 from harness1.data.source import Source
-from harness1.errors import CorpusError, UsageError
+from harness1.errors import CorpusError, SchemaError, UsageError
 from harness1.hashing import digest
 from harness1.plain import utf8_safe
 from harness1.records import DocId
@@ -95,7 +95,8 @@ def ensure_index(
 
     Raises:
         CorpusError: the folder holds something else, or the source cannot be read.
-        UsageError: the folder cannot be written, another process builds there, or it is the index of another corpus.
+        UsageError: the folder cannot be written, another process builds there, it is the index of another corpus, or
+            its embeddings would be lost.
     """
     stage = Stage("index", {"source": source.fingerprint, "build": build_hash(config.index)})
     if not force and (done := _done(stage, out, whole)):
@@ -103,12 +104,12 @@ def ensure_index(
     if out.exists() and any(map(_counts, out.iterdir())) and not _is_ours(out):
         raise CorpusError(f"{out} is not empty and holds no index: choose another folder")
     if not force:
-        _refuse_other(source, out)
+        _refuse_loss(source, out, config)
     with building(out, on_wait):
         if not force:
             if done := _done(stage, out, whole):
                 return done
-            _refuse_other(source, out)  # another process may have built there meanwhile
+            _refuse_loss(source, out, config)  # another process may have built there meanwhile
         with _changing(stage, out), read(source) as (documents, progress):
             info = build_index(documents, out, config.index, progress, config.machine, alone=True)
         return _finished(stage, out, info, len(source.problems), _place(source))
@@ -186,9 +187,21 @@ def _place(source: Source) -> str:
     return utf8_safe(str(source.root)) if source.root else source.name
 
 
-def _refuse_other(source: Source, out: Path) -> None:
+def _refuse_loss(source: Source, out: Path, config: Config) -> None:
+    """Refuse to replace the index of another corpus, or embeddings, which may have taken hours, by none."""
     if (other := corpus_of(out)) not in (None, _place(source)):
         raise UsageError(f"{out} is the index of {other}: --force replaces it, --add adds to it")
+    if not config.index.dense.model and _has_embeddings(out):
+        raise UsageError(
+            f"{out} has embeddings: --set index.dense.model=NAME builds it with some, --force without, and loses them"
+        )
+
+
+def _has_embeddings(out: Path) -> bool:
+    """Return whether there are embeddings in the index in a folder; False if it is damaged, or none."""
+    with suppress(CorpusError, SchemaError):
+        return bool(open_index(out).vectors)
+    return False
 
 
 def corpus_of(out: Path) -> str | None:

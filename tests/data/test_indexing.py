@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.config import Config
+from harness1.config import Config, load_config
 from harness1.data import indexing
 from harness1.data.indexing import add_to_index, delete_from_index, ensure_index, index_of
 from harness1.data.open import open_source
@@ -151,6 +151,16 @@ def test_the_index_of_another_corpus_is_replaced_only_by_force(corpora: tuple[So
         ensure_index(theirs, out, CONFIG)
     assert open_index(out).info.index_hash == first.index_hash
     assert ensure_index(theirs, out, CONFIG, force=True).index_hash != first.index_hash
+
+
+def test_embeddings_are_lost_only_by_force(out: Path) -> None:
+    first = ensure_index(SMALL, out, load_config(None, ["index.dense.model=hash:32"]))
+    with pytest.raises(UsageError, match=r"has embeddings: .* --force without"):
+        ensure_index(SMALL, out, CONFIG)
+    assert open_index(out).info == first
+    ensure_index(SMALL, out, load_config(None, ["index.dense.model=hash:64"]))
+    ensure_index(SMALL, out, CONFIG, force=True)
+    assert not open_index(out).vectors
 
 
 def test_an_index_that_was_changed_remembers_its_corpus(corpora: tuple[Source, Source], out: Path) -> None:
