@@ -3,7 +3,7 @@ evidence order, and of the gold among them, after the question and after each wa
 
     python benchmarks/lead_waves.py $DATA/hotpotqa --index I [--split train] [--limit 300] [--waves 2] [--set A.B=VALUE]
 
-The environment is that of `--config sft/handles`, with as many turns as needed.
+The environment is that of `--config sft/handles`, with as many turns as the waves need, in a window of 8,192 tokens.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if not __package__:
 
 from harness1 import SearchEnv, open_retriever, rollout
 from harness1.config import load_config
+from harness1.data.leaks import gold_set
 from harness1.data.open import open_source
 from harness1.env.render.context import Context
 from harness1.policy.actions import search_call
@@ -33,7 +34,7 @@ from harness1.tools.end_search import END_SEARCH
 FIRST = (1, 2, 3)
 AMONG = 4
 """Documents among which the gold is looked for."""
-ROOM = ("env.max_turns=8", "env.context_window=8192")
+ROOM = "env.context_window=8192"
 
 
 class Waves:
@@ -80,7 +81,8 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return a row for the state after the question and after each wave; an episode that ends early keeps its last."""
     tasks = [task for task in open_source(dataset).tasks(split) if task.gold][: limit or None]
-    env = SearchEnv(load_config("sft/handles", [*ROOM, *settings]).env, open_retriever(index))
+    turns = f"env.max_turns={waves + 3}"  # the question, the waves, the turn that reads the last one, the end
+    env = SearchEnv(load_config("sft/handles", [ROOM, turns, *settings]).env, open_retriever(index))
     policy = Waves(waves)
     for task in tasks:
         asyncio.run(rollout(env, policy, task))
@@ -88,8 +90,8 @@ def measure(
     for wave in range(waves + 1):
         found = []
         for task in tasks:
-            gold = {UnitId(doc_id) for doc_id in task.gold.relevant} if task.gold else set()
-            orders = policy.orders[task.task_id]
+            gold = {UnitId(doc_id) for doc_id in gold_set(task.gold)}
+            orders = policy.orders[task.task_id] or [[]]
             found.append((orders[min(wave, len(orders) - 1)], gold))
         row: dict[str, Any] = {"waves": wave, "tasks": len(tasks)}
         row |= {f"f1_of_first_{k}": fmean(f1(order[:k], gold) for order, gold in found) for k in FIRST}

@@ -3,12 +3,14 @@
     python benchmarks/learned_policy.py $DATA/hotpotqa $DATA/scifact $DATA/fm2 --indexes indexes --out runs/learned \\
         --model base=smollm2-135m --model sft=runs/sft --model rl=runs/rl --unseen fm2 --limit 300 --unseen-limit 100
 
-The last model is the learned policy. Every other system is also cut to its set size, task by task; differences are
-paired by task and have 95 % bootstrap intervals. Each model is compared with the one before it too, and over the
-datasets named by --unseen, which count equally, the learned policy with the single searches: in the engine's order,
-and in the order of the harness's evidence, which is what the harness is worth without a policy. Models play in the
-environment of --config, all others in the default one. Every system's run is a folder below --out; existing runs are
-not repeated. Seconds are those of the run divided by its tasks, which play concurrently.
+The last model is the learned policy. Every other system is compared with it at equal size: of both sets, the larger is
+cut to the size of the smaller, task by task, so that a task for which one of them delivered nothing counts 0 for both.
+Differences are paired by task and have 95 % bootstrap intervals. Each model is also compared with the one before it,
+with whole sets, and over the datasets named by --unseen, which count equally, the learned policy with the single
+searches: in the engine's order, and in the order of the harness's evidence, which is what the harness is worth without
+a policy. Models play in the environment of --config, all others in the default one. Every system's run is a folder
+below --out; existing runs are not repeated. Seconds are those of the run divided by its tasks, which play concurrently;
+a run that was interrupted shows none.
 """
 
 from __future__ import annotations
@@ -49,17 +51,21 @@ def systems(models: Mapping[str, str], config: str, settings: Sequence[str], den
         models: by name, a folder or a fetched model.
         config, settings: of the models' environment and sampling.
         dense: also search by embeddings.
+
+    Raises:
+        SystemExit: a model has the name of another system.
     """
     learned = load_config(config, [ROBUST, *settings])
-    found = {name: System(f"hf:{model}", learned) for name, model in models.items()}
     modes = ("bm25", "dense", "hybrid") if dense else ("bm25",)
     plain = load_config(None, [ROBUST, *(() if dense else ("env.retrieval.mode=bm25",))])
-    found |= {policy: System(policy, plain) for policy in ("scripted", "follow-leads")}
+    found = {policy: System(policy, plain) for policy in ("scripted", "follow-leads")}
     for mode in modes:
         for order, single in (("", SINGLE), (", by evidence", SINGLE_RANKED)):
             searched = load_config(None, [ROBUST, *single, f"env.retrieval.mode={mode}"])
             found[f"single search, {mode}{order}"] = System("single-shot", searched)
-    return found
+    if taken := found.keys() & models.keys():
+        raise SystemExit(f"--model {min(taken)}: another system has this name")
+    return {name: System(f"hf:{model}", learned) for name, model in models.items()} | found
 
 
 def dataset_rows(
@@ -113,11 +119,11 @@ def _mean(run: RunView, metric: str) -> list[float]:
     return [found.mean, found.low, found.high]
 
 
-def _seconds(run: RunView) -> float:
-    """Return the seconds that the whole run took for each of its tasks."""
+def _seconds(run: RunView) -> float | None:
+    """Return the seconds that the whole run took for each of its tasks, if they are known."""
     path = run.folder / RESOURCES
     known = json.loads(path.read_text()) if path.is_file() else {}
-    return float(known.get("wall_seconds", 0.0)) / len(run.tasks)
+    return float(known["wall_seconds"]) / len(run.tasks) if "wall_seconds" in known else None
 
 
 def _difference(ours: RunView, theirs: RunView, metric: str) -> Row:
@@ -156,7 +162,8 @@ def _cells(row: Row) -> list[str]:
     metrics = row["metrics"]
     own = [f"{metrics[name][0]:.3f} ({metrics[name][1]:.3f} to {metrics[name][2]:.3f})" for name in (F1, RECALL)]
     own += [f"{metrics[name][0]:.2f}" for name in list(SHOWN)[2:]]
-    own += [*(f"{metrics[name][0]:,.1f}" for name in COSTS), f"{row['seconds']:.2f}"]
+    own += [f"{metrics[name][0]:,.1f}" for name in COSTS]
+    own.append("" if row["seconds"] is None else f"{row['seconds']:.2f}")
     against = row.get("at_equal_size")
     return own + ([_signed(against[name]["difference"]) for name in (F1, RECALL)] if against else ["", ""])
 
@@ -194,9 +201,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(arguments)
     models = dict(options.model)
     asked = systems(models, options.config, options.settings, options.dense)
+    if len(models) < len(options.model):
+        parser.error("every --model needs a name of its own")
+    names = {dataset: open_source(dataset).name for dataset in options.datasets}
+    if unknown := set(options.unseen) - set(names.values()):
+        parser.error(f"--unseen {min(unknown)}: the datasets are {', '.join(names.values())}")
     table: dict[str, dict[str, Row]] = {}
-    for dataset in options.datasets:
-        name = open_source(dataset).name
+    for dataset, name in names.items():
         limit = options.unseen_limit if name in options.unseen else options.limit
         table[name] = dataset_rows(dataset, asked, list(models), options.indexes, options.out, limit, options.dense)
     gains = unseen_gains(table, options.unseen)
