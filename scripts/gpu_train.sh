@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Takes a small model through supervised fine-tuning and CISPO, then evaluates it on the test splits beside baselines.
+# Takes a small model through supervised fine-tuning and CISPO, then evaluates it greedily on the test splits beside
+# baselines.
 #
 #   scripts/gpu_train.sh --out RUNS [--model smollm2-135m] [--device cuda] [--tasks N] [--limit N] [--set A.B=VALUE]...
 #                        DATASET...
 # Each DATASET has a train and a test split. --tasks tasks of each test split are played (default 100); the teacher plays
 # --limit tasks of each train split (default all). Every step resumes where it stopped: run the same command again after
-# an interrupt, or in the next slot of GPU time. --sft-set and --rl-set override settings of one training step only.
+# an interrupt, or later. --sft-set and --rl-set override settings of one training step only.
 set -euo pipefail
 
-usage() { sed -n "2,9s/^# \{0,1\}//p" "$0" >&2; exit 2; }
+usage() { sed -n "2,10s/^# \{0,1\}//p" "$0" >&2; exit 2; }
 model=smollm2-135m device=cuda tasks=100 limit=0 out='' datasets=() all=() sft=() rl=()
 while [ $# -gt 0 ]; do
   case $1 in
@@ -32,7 +33,7 @@ name() { basename "$1" | tr ':' '-'; }
 if [ "$device" = cuda ]; then # one GPU of 40 GB or more
   all=(--set policy.dtype=bfloat16 --set machine.model.rows=256 --set machine.concurrency=256 "${all[@]}")
   sft=(--set train.dtype=bfloat16 --set train.micro_tokens=65536 --set train.batch_rows=32 --set train.rate=1e-3 "${sft[@]}")
-  # Train all weights: adapters merged into bfloat16 weights are not exactly the trained ones.
+  # All weights are trained: they fit such a GPU.
   rl=(--set train.lora.rank=0 --set train.rate=1e-5 --set train.dtype=bfloat16 --set train.micro_tokens=65536 --set rl.groups=24 --set rl.batches=15 "${rl[@]}")
 fi
 all=(--set "machine.model.device=$device" "${all[@]}")
@@ -56,7 +57,7 @@ for dataset in "${datasets[@]}"; do
   for system in scripted single-shot "hf:$model" "hf:$out/sft" "hf:$out/rl"; do
     case $system in hf:"$model") label=base ;; *) label=$(name "${system#hf:}") ;; esac
     harness1 eval "$dataset" --split test --limit "$tasks" --policy "$system" \
-      --out "$out/eval-$(name "$dataset")-$label" "${learn[@]}"
+      --out "$out/eval-$(name "$dataset")-$label" --set policy.temperature=0 "${learn[@]}"
   done
 done
 harness1_report=("$here/benchmarks/training_report.py" "$out")

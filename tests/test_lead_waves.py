@@ -22,6 +22,13 @@ def test_a_wave_of_leads_finds_what_the_question_does_not(tmp_path: Path) -> Non
     assert wave["f1_of_gold_among_4"] > question["f1_of_gold_among_4"]
 
 
+def test_an_episode_that_ends_before_it_is_read_has_found_nothing(tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    ensure_index(open_source("world:120"), index, load_config(None))
+    rows = measure("world:120", str(index), "test", 2, 1, ("env.max_turns=1",))
+    assert [row["f1_of_first_2"] for row in rows] == [0.0, 0.0]
+
+
 def test_f1_weighs_what_is_missing_and_what_is_wrong() -> None:
     one, two, three = map(UnitId, "abc")
     assert f1([], {one}) == 0.0
