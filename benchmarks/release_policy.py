@@ -27,12 +27,15 @@ HEADER = "# The environment and the sampling that this policy was measured with.
 
 
 def release(checkpoint: Path, base: str, config: str, out: Path) -> None:
-    """Write a released policy to a folder; raise SystemExit for a checkpoint of another base or environment."""
+    """Write a released policy to a folder; raise SystemExit for a checkpoint of another base, environment or
+    format."""
     card, settings = read_checkpoint(checkpoint), load_config(config)
     if card is None or folder_hash(base_folder(checkpoint)) != folder_hash(fetched_models() / base):
         raise SystemExit(f"{checkpoint} holds no adapters on {base}")
     if env_hash(settings.env) != card.env_hash:
         raise SystemExit(f"{checkpoint} was trained for another environment than {config}")
+    if settings.policy.format not in ("auto", card.format):
+        raise SystemExit(f"{checkpoint} was trained for the format {card.format}, not {settings.policy.format}")
     out.mkdir(parents=True, exist_ok=True)
     for name in (ADAPTER_WEIGHTS, CHECKPOINT):
         shutil.copyfile(checkpoint / name, out / name)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-ADAPTERS = "adapter_config.json"
+from harness1.model_folder import ADAPTER_CONFIG
+
 CONFIG = "config.toml"
 
 
 def released_names() -> list[str]:
     """Return the names of the released policies."""
-    return sorted(path.parent.name for path in _home().glob(f"*/{ADAPTERS}"))
+    return sorted(path.parent.name for path in _home().glob(f"*/{ADAPTER_CONFIG}"))
 
 
 def released_folder(name: str) -> Path | None:
