@@ -54,15 +54,15 @@ WHOLE = (
 """The whole harness, beyond `--config micro`, and the length of training."""
 TRANSCRIPT = (
     *("env.rendering.order=transcript", "env.pruning.on=true", "env.pruning.tokens=600", "env.pruning.refusal=800"),
-    *("env.curation.tags=false", "env.auto_populate.on=false", "env.auto_populate.by=first", "env.dedup.on=false"),
+    *("env.auto_populate.on=false", "env.auto_populate.by=first", "env.dedup.on=false", "env.history.on=false"),
     *("env.compression.on=false", "env.evidence.on=false", "env.evidence.rank=false", "env.leads.on=false"),
-    *("env.history.on=false", "env.verification.on=false", "env.pruning.output=360"),
+    "env.pruning.output=360",
 )
-"""The same tools over a growing transcript, in a window of the same size."""
+"""The same tools over a growing transcript, which the policy prunes, in a window of the same size."""
 BASE = "whole harness"
 ALONE = "CISPO alone"
 REMOVED = {
-    "evidence order": "rank",
+    "evidence order, leads and filling by it": "rank",
     "leads": "leads",
     "auto-population": "auto_populate",
     "history": "history",
@@ -131,7 +131,7 @@ def _page(doc_id: DocId, title: str, own: Sequence[str], filling: Sequence[str],
 def trained(folder: Path, name: str, seed: int, asked: argparse.Namespace) -> dict[str, Measured]:
     """Train a variant from nothing, and measure it after SFT and after CISPO, by task."""
     taught = msgspec.structs.replace(TAUGHT, rate=2e-3)
-    place = folder / f"{name.replace(' ', '-')}-{seed}"
+    place = folder / f"{name.replace(',', '').replace(' ', '-')}-{seed}"
     start = Start(place, variant(name, asked.settings), seed, asked.size, samples=2, taught=taught)
     write_pages(Path(start.dataset), asked.size, asked.learned)
     make(start)

@@ -12,6 +12,7 @@ from benchmarks.mechanisms import BASE, COPIES, REMOVED, VARIANTS, learned_alone
 from benchmarks.micro import Start, make_model, make_world, play
 from harness1.data.open import open_source
 from harness1.records import Status
+from harness1.tools.registry import Toolbox
 
 ONE_WORKER = ("machine.workers=1", "machine.threads=1", "machine.bootstrap=50")
 
@@ -24,8 +25,30 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+RANKING, LEADS, FILLING, VERIFY, PRUNE = "ranking", "leads", "filling by evidence", "verify", "prune_chunks"
+DIFFERENT = {
+    "evidence order, leads and filling by it": {RANKING, LEADS, FILLING},
+    "leads": {LEADS},
+    "auto-population": {FILLING},
+    "verification": {VERIFY},
+    "transcript harness": {RANKING, LEADS, FILLING, PRUNE},
+}
+"""What a policy has in the whole harness and not in a variant, or the other way round, beyond what it is shown."""
+
+
+def abilities(name: str) -> set[str]:
+    env = variant(name, ()).env
+    has = {RANKING: env.evidence.ranks, LEADS: env.leads_on, FILLING: env.refills}
+    return {ability for ability, on in has.items() if on} | {spec.name for spec in Toolbox.of(env).specs}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_lacks_what_its_name_says(name: str) -> None:
+    assert abilities(BASE) ^ abilities(name) == DIFFERENT.get(name, set())
+
+
 @pytest.mark.parametrize("name", REMOVED)
-def test_a_variant_lacks_one_mechanism_and_nothing_else(name: str) -> None:
+def test_a_variant_changes_one_group_of_settings(name: str) -> None:
     whole, other = msgspec.to_builtins(variant(BASE, ()).env), msgspec.to_builtins(variant(name, ()).env)
     changed = [group for group in whole if whole[group] != other[group]]
     assert len(changed) == 1

@@ -212,7 +212,8 @@ TOP = 30
 class SingleShotPolicy:
     """A policy that searches once, curates the hits best first (at most `TOP`: set `env.search.hits=30`) and ends.
 
-    The first search populates the top of the same ranking, hence the delivered order is the ranking's.
+    Its set is delivered as any other: in the order of the harness's evidence, or with `env.evidence.rank=false` in that
+    of the ranking, whose top the first search populates.
     """
 
     name = "single-shot"
