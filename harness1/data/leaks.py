@@ -85,7 +85,8 @@ class Leak(NamedTuple):
 class Leaks:
     """Evaluation tasks, with which others are compared.
 
-    Gold sets are compared within a dataset, because two datasets may use one id for different documents.
+    Gold sets of one document are compared within a dataset, because two datasets may use one id for different documents.
+    Larger ones are compared with all: where they agree, the documents are the same, as with tasks made from a corpus.
 
     Args:
         near: as in `KnownQueries`.
@@ -96,16 +97,21 @@ class Leaks:
         """Sizes of the sets."""
         self._queries = KnownQueries(near)
         self._golds: dict[tuple[str, GoldSet], str] = {}
+        """By dataset, which is "" for gold sets of several documents."""
         for each in sets:
             for task in each.tasks:
                 name = f"{each.name}/{task.task_id}"
                 self._queries.add(name, task.query)
-                self._golds.setdefault((each.dataset, gold_set(task.gold)), name)
+                self._golds.setdefault(_within(each.dataset, gold_set(task.gold)), name)
 
     def find(self, dataset: str, query: str, gold: GoldSet) -> Leak | None:
         """Return what a task gives away, or None."""
-        found = Leak(self._queries.match(query) or "", self._golds.get((dataset, gold), "") if gold else "")
+        found = Leak(self._queries.match(query) or "", self._golds.get(_within(dataset, gold), "") if gold else "")
         return found if any(found) else None
+
+
+def _within(dataset: str, gold: GoldSet) -> tuple[str, GoldSet]:
+    return dataset if len(gold) < 2 else "", gold
 
 
 def _own_splits(source: Source) -> tuple[str, ...]:

@@ -53,6 +53,11 @@ def test_one_id_may_name_different_documents_in_two_datasets() -> None:
     assert leaks.find("d", QUERY, gold_set(gold("2"))) == Leak("other:test/q", "")
 
 
+def test_several_documents_of_gold_are_the_same_in_a_dataset_that_was_made_from_another_one() -> None:
+    leaks = leaks_of(Task("q", QUERY, "test", gold("1", "2")), dataset="corpus")
+    assert leaks.find("made-corpus", "Who?", gold_set(gold("2", "1"))) == Leak("", "corpus:test/q")
+
+
 def test_evaluation_sets_are_the_dev_and_test_tasks_of_the_datasets() -> None:
     source = open_source("world:60")
     found = evaluation_sets([source, source], ["world:61:train"])
