@@ -13,6 +13,7 @@ from harness1.models.checkpoint import read_checkpoint
 from harness1.models.files.bundled import bundled
 from harness1.models.files.fetch import get_model
 from harness1.models.released import released_config, released_folder
+from harness1.runs.store import read_episodes
 from tests.cli.commands import Command, command_in_process
 
 NAME = "trained"
@@ -78,14 +79,19 @@ def test_it_finds_what_is_asked_for(harness1: Command, tmp_path: Path) -> None:
     lines = [json.dumps({"id": title, "title": title, "text": text}) for title, text in NOTES.items()]
     (tmp_path / "notes.jsonl").write_text("\n".join(lines))
     assert harness1("index", "notes.jsonl", "--out", "notes").code == 0
-    found, sizes = 0, []
-    for question, gold in ASKED.items():
-        ended = harness1("search", question, "--index", "notes", "--policy", NAME, "--out", "run", "--json")
+    found, sizes, waves = 0, set(), 0
+    for number, (question, gold) in enumerate(ASKED.items()):
+        run = f"run-{number}"
+        ended = harness1("search", question, "--index", "notes", "--policy", NAME, "--out", run, "--json")
         assert ended.code == 0, ended.err
         result = json.loads(ended.out)
         assert result["parse_error"] is None
         curated = {row["title"] for row in result["curated"]}
-        sizes.append(len(curated))
+        sizes.add(len(curated))
         found += gold <= curated
+        (episode,) = read_episodes(tmp_path / run)
+        called = [turn.action.name for turn in episode.turns if turn.action]
+        waves += called[:2] == ["search_corpus", "fan_out_search"]
     assert found >= 3
-    assert max(sizes) <= 4, "it selects"
+    assert sizes <= {1, 2}, "it delivers few"
+    assert waves, "it follows leads"
