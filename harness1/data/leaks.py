@@ -86,8 +86,8 @@ class Leaks:
     """Evaluation tasks, with which others are compared.
 
     Gold sets of one document are compared within a dataset, because two datasets may use one id for different
-    documents. Larger ones are compared with all: where they agree, the documents are the same, as with tasks made from a
-    corpus.
+    documents. Larger ones are compared with all: where they agree, the documents are the same, as with tasks made
+    from a corpus.
 
     Args:
         near: as in `KnownQueries`.
