@@ -32,6 +32,7 @@ from benchmarks.learn import earned, learned
 from benchmarks.micro import MICRO, SPLITS, TAUGHT, Start, make
 from harness1.config import Config, load_config
 from harness1.data.formats import beir
+from harness1.data.leaks import gold_set
 from harness1.data.open import open_source
 from harness1.data.world.generate import build_world
 from harness1.data.world.prose import republish
@@ -94,7 +95,7 @@ def write_pages(folder: Path, size: int, tasks: int) -> None:
         return
     world, others = open_source(f"world:{size}"), build_world(size, seed=1)
     kept = [task for split in SPLITS for task in _mixed(world.tasks(split), tasks)]
-    asked = {doc_id for task in kept if task.gold for doc_id in task.gold.relevant}
+    asked = {doc_id for task in kept for doc_id in gold_set(task.gold)}
     beir.write(folder, _pages(world.documents(), asked, [page.text for page in others.documents()]), kept)
 
 
