@@ -63,18 +63,25 @@ def convert(
     model: Annotated[str, Argument(help="A folder, a GGUF file, or a name.", metavar="MODEL")],
     out: Annotated[Path, Option(help="Folder of the converted model.", metavar="DIR")],
     dtype: Annotated[Target, Option(help="Type of the numbers.")] = "bfloat16",
+    layers: Annotated[int, Option(help="Keep only the first N layers; 0 keeps all.", metavar="N", min=0)] = 0,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Write a model in one plain type of numbers: bfloat16 from MXFP4 (gpt-oss), float32 or GGUF.
 
-    Memory holds one tensor at a time, and the numbers must fit the type.
+    Memory holds one tensor at a time, and the numbers must fit the type. With --layers, the result is a smaller and
+    faster model, which writes nothing of use before it is trained.
 
     Example: harness1 models convert gpt-oss-20b --out gpt-oss-20b-bf16
     """
     source = Path(model) if model.endswith(".gguf") else resolve_model(model)
     made = convert_model(
-        source, out, dtype, force=force, on_file=lambda done, of: say(f"writing file {done + 1} of {of}")
+        source,
+        out,
+        dtype,
+        layers=layers,
+        force=force,
+        on_file=lambda done, of: say(f"writing file {done + 1} of {of}"),
     )
     print_result({"folder": str(out), **to_builtins(made)}, as_json, lambda found: put(found["folder"]))
 

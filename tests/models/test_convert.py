@@ -120,6 +120,29 @@ def test_plain_weights_are_rounded_once_and_come_back_equal(tmp_path: Path) -> N
     assert (tmp_path / "back" / "model.safetensors").is_file()
 
 
+def test_the_first_layers_alone_are_a_model_that_computes_what_they_compute(packed: Path, tmp_path: Path) -> None:
+    """The reference is the whole model, cut in memory."""
+    source = save_tiny_model(tmp_path / "whole", num_hidden_layers=12)
+    convert_model(source, tmp_path / "short", "float32", layers=2)
+    library: Any = AutoModelForCausalLM
+    whole = library.from_pretrained(source)
+    whole.model.layers = whole.model.layers[:2]
+    with torch.no_grad():
+        assert torch.equal(whole(IDS).logits, logits(tmp_path / "short", "float32"))
+    assert {name.split(".")[2] for name in tensors_in(tmp_path / "short") if ".layers." in name} == {"0", "1"}
+    made = convert_model(packed, tmp_path / "one", layers=1)
+    config = read_json(tmp_path / "one" / "config.json")
+    assert (made.dequantized, config["num_hidden_layers"], len(config["layer_types"])) == (2, 1, 1)
+    load_causal_model(tmp_path / "one", "cpu", "bfloat16")
+
+
+def test_more_layers_than_a_model_has_are_refused(tmp_path: Path) -> None:
+    source = save_tiny_model(tmp_path / "whole")
+    with pytest.raises(UsageError, match="--layers 3 is too many: the model has 2"):
+        convert_model(source, tmp_path / "out", layers=3)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_same_conversion_is_not_done_twice_and_another_is_refused(packed: Path, tmp_path: Path) -> None:
     out, asked = tmp_path / "plain", []
     first = convert_model(packed, out, on_file=lambda done, of: asked.append(done))

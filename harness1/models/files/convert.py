@@ -1,13 +1,15 @@
 """Conversion of a model to one plain type of numbers, which trainers and all engines read.
 
 The experts of gpt-oss come as MXFP4 (`NAME_blocks` and `NAME_scales`), in which nothing can be trained; other models as
-float32, or as GGUF. Tensors are converted one at a time.
+float32, or as GGUF. Tensors are converted one at a time. The last layers can be left out: what remains is a smaller
+and faster model to train from.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,6 +40,7 @@ OTHERS = (".json", ".txt", ".model", ".jinja", ".md")
 """Suffixes of the files that are copied: tokenizer, chat template, licence and card."""
 PACKED = "_blocks"
 SCALES = "_scales"
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
 Target = Literal["bfloat16", "float16", "float32"]
 KINDS: Mapping[str, str] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -62,6 +65,7 @@ def convert_model(
     out: Path,
     dtype: Target = "bfloat16",
     *,
+    layers: int = 0,
     shard_bytes: int = SHARD_BYTES,
     force: bool = False,
     on_file: Callable[[int, int], None] = lambda done, of: None,
@@ -70,12 +74,13 @@ def convert_model(
 
     Args:
         source: a folder of `config.json` and safetensors, whose tensors are MXFP4 or plain; or a GGUF file of a Llama.
+        layers: keep only so many, the first ones; 0 keeps all.
         shard_bytes: the size at which a file of weights ends.
         on_file: called with the number of files done and of all.
 
     Raises:
-        UsageError: the source is no such model, its numbers do not fit the type, or the folder holds something else, is
-            the source, or has too little room.
+        UsageError: the source is no such model, has fewer layers, its numbers do not fit the type, or the folder holds
+            something else, is the source, or has too little room.
         MissingExtra: a package that the conversion needs is not installed.
     """
     if dtype not in get_args(Target):
@@ -85,13 +90,15 @@ def convert_model(
     with optional("train"):
         import safetensors  # noqa: F401
         import torch  # noqa: F401
-    stage = Stage(VERB, {"model": _digest(source), "dtype": dtype})
+    stage = Stage(VERB, {"model": _digest(source), "dtype": dtype} | ({"layers": layers} if layers else {}))
     if not force and stage.is_done(out):
         return msgspec.convert(read_json(out / STAGE)["outputs"], Converted)
     refuse_foreign(out, VERB) if force else refuse_other(stage, out, "model")
     with _folder_of(source, out) as folder, _opened(folder) as handles:
         config = _plain_config(folder, dtype)
-        tensors = _planned(handles, KINDS[dtype])
+        if layers:
+            config = _shortened(config, layers)
+        tensors = _planned([name for name in handles if not _is_beyond(name, layers)], handles, KINDS[dtype])
         refuse_full_disk(out, sum(each.size for each in tensors))
         with under_way(stage, out):
             remove(out, WEIGHTS, keep_card=True)
@@ -157,14 +164,35 @@ def _plain_config(folder: Path, dtype: str) -> dict[str, Any]:
     return config | {"dtype": dtype}
 
 
-def _planned(handles: Handles, kind: str) -> list[TensorInfo]:
+def _shortened(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    """Return the configuration of a model's first layers.
+
+    Raises:
+        UsageError: the model has fewer layers, or is not described as a plain language model.
+    """
+    count = config.get("num_hidden_layers")
+    if not isinstance(count, int) or layers > count:
+        raise UsageError(f"--layers {layers} is too many: the model has {count or 'no num_hidden_layers'}")
+    short = {"num_hidden_layers": layers}
+    if "layer_types" in config:
+        short["layer_types"] = config["layer_types"][:layers]
+    return config | short
+
+
+def _is_beyond(name: str, layers: int) -> bool:
+    """Return True for a tensor of a layer that is left out."""
+    found = LAYER.match(name)
+    return bool(layers and found and int(found[1]) >= layers)
+
+
+def _planned(names: Iterable[str], handles: Handles, kind: str) -> list[TensorInfo]:
     """Return the tensors to write, in the order of their names.
 
     Raises:
         UsageError: one is of a type that cannot be converted, or blocks have no scales of their shape.
     """
     planned = []
-    for name in sorted(handles):
+    for name in sorted(names):
         view = handles[name].get_slice(name)
         found, shape = view.get_dtype(), tuple(view.get_shape())
         whole = name.removesuffix(PACKED)
