@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from harness1.cli.options import Force, Json
 from harness1.cli.printing import print_json, print_result, put, say
+from harness1.errors import UsageError
 from harness1.models.files.bundled import BUNDLED, bundled
 from harness1.models.files.convert import Target, convert_model
 from harness1.models.files.fetch import get_model, home_of, is_fetched, resolve_model
@@ -63,7 +64,7 @@ def convert(
     model: Annotated[str, Argument(help="A folder, a GGUF file, or a name.", metavar="MODEL")],
     out: Annotated[Path, Option(help="Folder of the converted model.", metavar="DIR")],
     dtype: Annotated[Target, Option(help="Type of the numbers.")] = "bfloat16",
-    layers: Annotated[int, Option(help="Keep only the first N layers; 0 keeps all.", metavar="N", min=0)] = 0,
+    layers: Annotated[str, Option(help="Keep only these layers, counted from 0.", metavar="N,N,...")] = "",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -79,11 +80,18 @@ def convert(
         source,
         out,
         dtype,
-        layers=layers,
+        layers=_numbers(layers),
         force=force,
         on_file=lambda done, of: say(f"writing file {done + 1} of {of}"),
     )
     print_result({"folder": str(out), **to_builtins(made)}, as_json, lambda found: put(found["folder"]))
+
+
+def _numbers(layers: str) -> list[int]:
+    try:
+        return [int(each) for each in layers.split(",") if layers]
+    except ValueError as error:
+        raise UsageError(f"--layers {layers!r}: write numbers with commas between them, such as 0,1,2,11") from error
 
 
 def merge(

@@ -59,5 +59,14 @@ def test_convert_prints_the_folder_and_what_it_holds(tmp_path: Path, harness1: C
     assert found["size"] == (out / "model.safetensors").stat().st_size - header_size(out / "model.safetensors")
 
 
+def test_convert_keeps_some_layers_alone(tmp_path: Path, harness1: Command) -> None:
+    model = save_tiny_model(tmp_path / "model", num_hidden_layers=3)
+    harness1("models", "convert", str(model), "--out", str(tmp_path / "short"), "--layers", "0,2")
+    assert json.loads((tmp_path / "short" / "config.json").read_text())["num_hidden_layers"] == 2
+    refused = harness1("models", "convert", str(model), "--out", str(tmp_path / "other"), "--layers", "0-2")
+    assert refused.code == 2
+    assert "write numbers with commas" in refused.err
+
+
 def header_size(path: Path) -> int:
     return 8 + int.from_bytes(path.read_bytes()[:8], "little")

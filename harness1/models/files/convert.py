@@ -1,19 +1,19 @@
 """Conversion of a model to one plain type of numbers, which trainers and all engines read.
 
 The experts of gpt-oss come as MXFP4 (`NAME_blocks` and `NAME_scales`), in which nothing can be trained; other models as
-float32, or as GGUF. Tensors are converted one at a time. The last layers can be left out: what remains is a smaller
-and faster model to train from.
+float32, or as GGUF. Tensors are converted one at a time. Layers can be left out: what remains is a smaller and
+faster model to train from.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -40,12 +40,25 @@ OTHERS = (".json", ".txt", ".model", ".jinja", ".md")
 """Suffixes of the files that are copied: tokenizer, chat template, licence and card."""
 PACKED = "_blocks"
 SCALES = "_scales"
-LAYER = re.compile(r"model\.layers\.(\d+)\.")
+LAYER = re.compile(r"(model\.layers\.)(\d+)(\..+)")
 Target = Literal["bfloat16", "float16", "float32"]
 KINDS: Mapping[str, str] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 FLOATS = ("F64", "F32", "F16", "BF16")
-Handles = Mapping[str, Any]
-"""The open file that holds a tensor, by the tensor's name."""
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in an open file, where it may have another name than in the new model."""
+
+    file: Any
+    name: str
+
+    def view(self) -> Any:
+        """Return what reads parts of it, and knows its type and shape."""
+        return self.file.get_slice(self.name)
+
+
+Stored = Mapping[str, StoredTensor]
+"""Tensors by their names in the new model."""
 
 
 class Converted(Record, kw_only=True):
@@ -65,7 +78,7 @@ def convert_model(
     out: Path,
     dtype: Target = "bfloat16",
     *,
-    layers: int = 0,
+    layers: Sequence[int] = (),
     shard_bytes: int = SHARD_BYTES,
     force: bool = False,
     on_file: Callable[[int, int], None] = lambda done, of: None,
@@ -74,13 +87,13 @@ def convert_model(
 
     Args:
         source: a folder of `config.json` and safetensors, whose tensors are MXFP4 or plain; or a GGUF file of a Llama.
-        layers: keep only so many, the first ones; 0 keeps all.
+        layers: keep only these, numbered from 0 and in this order; none given: all.
         shard_bytes: the size at which a file of weights ends.
         on_file: called with the number of files done and of all.
 
     Raises:
-        UsageError: the source is no such model, has fewer layers, its numbers do not fit the type, or the folder holds
-            something else, is the source, or has too little room.
+        UsageError: the source is no such model, lacks one of the layers, its numbers do not fit the type, or the
+            folder holds something else, is the source, or has too little room.
         MissingExtra: a package that the conversion needs is not installed.
     """
     if dtype not in get_args(Target):
@@ -90,22 +103,22 @@ def convert_model(
     with optional("train"):
         import safetensors  # noqa: F401
         import torch  # noqa: F401
-    stage = Stage(VERB, {"model": _digest(source), "dtype": dtype} | ({"layers": layers} if layers else {}))
+    stage = Stage(VERB, {"model": _digest(source), "dtype": dtype} | ({"layers": [*layers]} if layers else {}))
     if not force and stage.is_done(out):
         return msgspec.convert(read_json(out / STAGE)["outputs"], Converted)
     refuse_foreign(out, VERB) if force else refuse_other(stage, out, "model")
-    with _folder_of(source, out) as folder, _opened(folder) as handles:
+    with _folder_of(source, out) as folder, _opened(folder) as stored:
         config = _plain_config(folder, dtype)
         if layers:
-            config = _shortened(config, layers)
-        tensors = _planned([name for name in handles if not _is_beyond(name, layers)], handles, KINDS[dtype])
+            config, stored = _kept_config(config, layers), _kept_tensors(stored, layers)
+        tensors = _planned(stored, KINDS[dtype])
         refuse_full_disk(out, sum(each.size for each in tensors))
         with under_way(stage, out):
             remove(out, WEIGHTS, keep_card=True)
-            files = write_shards(out, tensors, lambda each: _loaded(handles, each), shard_bytes, on_file)
+            files = write_shards(out, tensors, lambda each: _loaded(stored, each), shard_bytes, on_file)
             _copy_others(folder, out)
             write_json(out / CONFIG, config)
-            packed = sum(each.name + PACKED in handles for each in tensors)
+            packed = sum(each.name + PACKED in stored for each in tensors)
             size = sum(each.size for each in tensors)
             made = Converted(dtype=dtype, files=len(files), tensors=len(tensors), size=size, dequantized=packed)
             stage.write(out, status="finished", outputs=msgspec.to_builtins(made))
@@ -133,20 +146,21 @@ def _folder_of(source: Path, out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[Handles]:
+def _opened(folder: Path) -> Iterator[Stored]:
     from safetensors import safe_open
 
     if (folder / "adapter_config.json").is_file():
         raise UsageError(f"{folder} holds adapters, not a whole model: merge them first")
-    handles: dict[str, Any] = {}
+    stored: dict[str, StoredTensor] = {}
     with ExitStack() as stack:
         with refusing(f"the weights in {folder} cannot be read"):
             for path in sorted(folder.glob("*.safetensors")):
-                handle = stack.enter_context(safe_open(path, framework="pt"))
-                handles |= dict.fromkeys(handle.keys(), handle)
-        if not handles or not (folder / CONFIG).is_file():
+                file = stack.enter_context(safe_open(path, framework="pt"))
+                names: list[str] = file.keys()
+                stored |= {name: StoredTensor(file, name) for name in names}
+        if not stored or not (folder / CONFIG).is_file():
             raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")
-        yield handles
+        yield stored
 
 
 def _plain_config(folder: Path, dtype: str) -> dict[str, Any]:
@@ -164,44 +178,52 @@ def _plain_config(folder: Path, dtype: str) -> dict[str, Any]:
     return config | {"dtype": dtype}
 
 
-def _shortened(config: dict[str, Any], layers: int) -> dict[str, Any]:
-    """Return the configuration of a model's first layers.
+def _kept_config(config: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
+    """Return the configuration of a model that has only some of its layers.
 
     Raises:
-        UsageError: the model has fewer layers, or is not described as a plain language model.
+        UsageError: the model lacks one, or is not described as a plain language model.
     """
-    count = config.get("num_hidden_layers")
-    if not isinstance(count, int) or layers > count:
-        raise UsageError(f"--layers {layers} is too many: the model has {count or 'no num_hidden_layers'}")
-    short = {"num_hidden_layers": layers}
+    count = config.get("num_hidden_layers", 0)
+    wrong = [layer for layer in layers if not 0 <= layer < count]
+    if wrong:
+        raise UsageError(f"the model has {count} layers, numbered from 0, and no layer {wrong[0]}")
+    kept: dict[str, Any] = {"num_hidden_layers": len(layers)}
     if "layer_types" in config:
-        short["layer_types"] = config["layer_types"][:layers]
-    return config | short
+        kept["layer_types"] = [config["layer_types"][layer] for layer in layers]
+    return config | kept
 
 
-def _is_beyond(name: str, layers: int) -> bool:
-    """Return True for a tensor of a layer that is left out."""
-    found = LAYER.match(name)
-    return bool(layers and found and int(found[1]) >= layers)
+def _kept_tensors(stored: Stored, layers: Sequence[int]) -> Stored:
+    """Return all tensors but those of other layers, by their names in the new model."""
+    kept: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        found = LAYER.fullmatch(name)
+        if found is None:
+            kept[name] = tensor
+            continue
+        begin, layer, rest = found.groups()
+        kept |= {f"{begin}{place}{rest}": tensor for place, each in enumerate(layers) if each == int(layer)}
+    return kept
 
 
-def _planned(names: Iterable[str], handles: Handles, kind: str) -> list[TensorInfo]:
+def _planned(stored: Stored, kind: str) -> list[TensorInfo]:
     """Return the tensors to write, in the order of their names.
 
     Raises:
         UsageError: one is of a type that cannot be converted, or blocks have no scales of their shape.
     """
     planned = []
-    for name in sorted(names):
-        view = handles[name].get_slice(name)
+    for name in sorted(stored):
+        view = stored[name].view()
         found, shape = view.get_dtype(), tuple(view.get_shape())
         whole = name.removesuffix(PACKED)
         if whole != name and found == "U8":
             *experts, outputs, groups, _ = shape
-            if _shape_of(handles, whole + SCALES) != shape[:-1] or 2 * shape[-1] != BLOCK:
+            if _shape_of(stored, whole + SCALES) != shape[:-1] or 2 * shape[-1] != BLOCK:
                 raise UsageError(f"{name} has no {SCALES[1:]} of its shape")
             planned.append(TensorInfo(whole, kind, (*experts, groups * BLOCK, outputs)))
-        elif name.endswith(SCALES) and name.removesuffix(SCALES) + PACKED in handles:
+        elif name.endswith(SCALES) and name.removesuffix(SCALES) + PACKED in stored:
             continue
         elif found in BYTES:
             planned.append(TensorInfo(name, kind if found in FLOATS else found, shape))
@@ -210,11 +232,11 @@ def _planned(names: Iterable[str], handles: Handles, kind: str) -> list[TensorIn
     return planned
 
 
-def _shape_of(handles: Handles, name: str) -> tuple[int, ...]:
-    return tuple(handles[name].get_slice(name).get_shape()) if name in handles else ()
+def _shape_of(stored: Stored, name: str) -> tuple[int, ...]:
+    return tuple(stored[name].view().get_shape()) if name in stored else ()
 
 
-def _loaded(handles: Handles, wanted: TensorInfo) -> Tensor:
+def _loaded(stored: Stored, wanted: TensorInfo) -> Tensor:
     """Return a tensor in its new type; experts are converted one at a time.
 
     Raises:
@@ -224,11 +246,11 @@ def _loaded(handles: Handles, wanted: TensorInfo) -> Tensor:
 
     target = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}.get(wanted.kind)
     name = wanted.name
-    if name in handles:
-        value: Tensor = handles[name].get_tensor(name)
+    if name in stored:
+        value: Tensor = stored[name].file.get_tensor(stored[name].name)
         value = value if target is None else value.to(target)
     else:
-        blocks, scales = (handles[name + end].get_slice(name + end) for end in (PACKED, SCALES))
+        blocks, scales = (stored[name + end].view() for end in (PACKED, SCALES))
         value = torch.empty(wanted.shape, dtype=target)
         matrices = value if value.dim() > 2 else value[None]
         for at, matrix in enumerate(matrices):
