@@ -36,7 +36,7 @@ PolicyName = Annotated[
     str,
     Option(
         "--policy",
-        help="scripted, trained, single-shot, random, oracle, oracle-teacher, replay:RUN, hf:PATH, vllm:PATH,"
+        help="scripted, trained, quick, single-shot, random, oracle, oracle-teacher, replay:RUN, hf:PATH, vllm:PATH,"
         " vllm:MODEL@URL, sglang:MODEL@URL or openai:MODEL@URL; or a policy that `rl check` plays, such as no-op.",
         metavar="NAME",
     ),

@@ -1,4 +1,4 @@
-"""The released policy answers, from the command line, over documents that nobody trained on."""
+"""The released policies answer, from the command line, over documents that nobody trained on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from harness1.env.environment import env_hash
 from harness1.models.checkpoint import read_checkpoint
 from harness1.models.files.bundled import bundled
 from harness1.models.files.fetch import get_model
-from harness1.models.released import released_config, released_folder
+from harness1.models.released import released_config, released_folder, released_names
 from harness1.runs.store import read_episodes
 from tests.cli.commands import Command, command_in_process
 
-NAME = "trained"
+BASES = {"trained": "smollm2-135m", "quick": "smollm2-135m-10"}
+"""The released policies, and the model that each stands beside."""
 MOST_BYTES = 25_000_000
 NOTES = {
     "Maren Holt": "Maren Holt (born 1961) is a Danish architect. She designed the Tidewater Concert Hall, which opened"
@@ -52,29 +53,36 @@ def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return command_in_process(monkeypatch, capsys)
 
 
-def test_it_is_small_and_has_the_environment_that_it_was_trained_in() -> None:
-    folder = released_folder(NAME)
+def test_all_released_policies_are_tested_here() -> None:
+    assert released_names() == sorted(BASES)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_it_is_small_and_has_the_environment_that_it_was_trained_in(name: str) -> None:
+    folder = released_folder(name)
     assert folder is not None
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
     assert {"README.md", "config.toml", "checkpoint.json", "adapter_config.json"} < files.keys()
     assert sum(files.values()) <= MOST_BYTES
     card = read_checkpoint(folder)
     assert card is not None
-    assert env_hash(load_config(released_config(NAME)).env) == card.env_hash
+    assert env_hash(load_config(released_config(name)).env) == card.env_hash
     adapters = json.loads((folder / "adapter_config.json").read_text())
-    assert adapters["base_model_name_or_path"] == "smollm2-135m"
+    assert adapters["base_model_name_or_path"] == BASES[name]
 
 
-def test_without_its_model_the_command_says_how_to_get_it(harness1: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", BASES)
+def test_without_its_model_the_command_says_how_to_get_it(name: str, harness1: Command, tmp_path: Path) -> None:
     (tmp_path / "notes.jsonl").write_text(json.dumps({"id": "a", "text": "Something is here."}))
     assert harness1("index", "notes.jsonl", "--out", "i").code == 0
-    refused = harness1("search", "What is here?", "--index", "i", "--policy", NAME)
+    refused = harness1("search", "What is here?", "--index", "i", "--policy", name)
     assert refused.code == 2
-    assert "harness1 models get smollm2-135m" in refused.err
+    assert refused.err.endswith("harness1 models get smollm2-135m\n")
 
 
 @pytest.mark.service
-def test_it_finds_what_is_asked_for(harness1: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", BASES)
+def test_it_finds_what_is_asked_for(name: str, harness1: Command, tmp_path: Path) -> None:
     get_model(bundled("smollm2-135m"))
     lines = [json.dumps({"id": title, "title": title, "text": text}) for title, text in NOTES.items()]
     (tmp_path / "notes.jsonl").write_text("\n".join(lines))
@@ -82,7 +90,7 @@ def test_it_finds_what_is_asked_for(harness1: Command, tmp_path: Path) -> None:
     found, sizes, waves = 0, set(), 0
     for number, (question, gold) in enumerate(ASKED.items()):
         run = f"run-{number}"
-        ended = harness1("search", question, "--index", "notes", "--policy", NAME, "--out", run, "--json")
+        ended = harness1("search", question, "--index", "notes", "--policy", name, "--out", run, "--json")
         assert ended.code == 0, ended.err
         result = json.loads(ended.out)
         assert result["parse_error"] is None
