@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from harness1.errors import UsageError
 from harness1.models.files import fetch
@@ -84,9 +85,8 @@ def test_some_layers_of_a_model_are_made_from_it_and_fetch_it_once(
 ) -> None:
     source = save_tiny_model(tmp_path / "source", num_hidden_layers=3)
     weights = (source / "model.safetensors").read_bytes()
-    known = {name: getattr(MODEL, name) for name in MODEL.__struct_fields__}
-    whole = Bundled(**{**known, "sha256": hashlib.sha256(weights).hexdigest()})
-    part = Bundled(**{**known, "sha256": whole.sha256, "name": "part", "whole": "tiny", "layers": (0, 2)})
+    whole = replace(MODEL, sha256=hashlib.sha256(weights).hexdigest())
+    part = replace(whole, name="part", whole="tiny", layers=(0, 2))
     monkeypatch.setattr(fetch, "BUNDLED", (whole, part))
     monkeypatch.setattr(fetch, "bundled", {"tiny": whole, "part": part}.__getitem__)
     cache, downloads = tmp_path / "cache", Downloads(weights, config=(source / "config.json").read_text())
@@ -99,8 +99,7 @@ def test_some_layers_of_a_model_are_made_from_it_and_fetch_it_once(
     assert resolve_model("part", cache) == folder, "the whole model is there, so its part is"
     assert is_fetched(part, cache)
     assert downloads.count == 1
-    other = Bundled(**{**known, "sha256": whole.sha256, "name": "part", "whole": "tiny", "layers": (0, 1)})
-    assert not is_fetched(other, cache)
+    assert not is_fetched(replace(part, layers=(0, 1)), cache)
 
 
 def test_force_fetches_again(tmp_path: Path) -> None:
@@ -115,7 +114,7 @@ def test_force_fetches_again(tmp_path: Path) -> None:
 
 def test_another_version_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     get_model(MODEL, tmp_path, download=Downloads())
-    newer = Bundled(**{**{name: getattr(MODEL, name) for name in MODEL.__struct_fields__}, "version": "2.0"})
+    newer = replace(MODEL, version="2.0")
     assert not is_fetched(newer, tmp_path)
     get_model(newer, tmp_path, download=Downloads())
     assert is_fetched(newer, tmp_path)

