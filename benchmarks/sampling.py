@@ -66,7 +66,7 @@ def play(model: SlotModel, rows: int, turns: int) -> tuple[DecodingStats, list[t
     for turn in range(turns):
         running = [DecodingRow(prompt, Sampling(temperature=1.0, seed=7, max_tokens=OUTPUT)) for prompt in prompts]
         for row in running:
-            decoder.admit(row)
+            decoder.admit([row])
         while any(row.finish_reason is None for row in running):
             decoder.step()
         for row in running:

@@ -79,7 +79,7 @@ LATER_TRAINING = (
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
 LATER_LEARN = ("share", "against", "exclude")
 """Settings of `[machine.learn]` that did not exist then; they are inputs of a training, and never enter hashes."""
-LATER_MODEL = ("tensor_parallel", "sleep")
+LATER_MODEL = ("tensor_parallel", "sleep", "prefill_tokens")
 """Settings of `[machine.model]` that did not exist then."""
 
 

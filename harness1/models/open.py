@@ -94,6 +94,7 @@ def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tup
         return open_vllm(folder, dtype=dtype, memory_share=model.memory_share, **room), chat
     device = model.device or preferred_device()
     sizes = {"threads": model.threads, "rows": model.rows, "cache_tokens": model.cache_tokens}
+    sizes["prefill_tokens"] = model.prefill_tokens
     return open_transformers(folder, device=device, dtype=dtype, **sizes), chat
 
 

@@ -58,6 +58,7 @@ class HeldOutValidation:
                 threads=model.threads,
                 rows=model.rows,
                 cache_tokens=model.cache_tokens,
+                prefill_tokens=model.prefill_tokens,
             )
 
     def validate(self, engine: Engine) -> dict[str, float]:

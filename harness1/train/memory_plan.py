@@ -132,7 +132,7 @@ class MemoryPlanner:
         if devices.sampling == "beside":
             held["weights of the sampler"] = sampled.weights
             held["keys and values"] = sampled.cache + model.cache_tokens * token
-            moments["prefill of a prompt"] = sampled.working
+            moments["prefill"] = math.ceil(sampled.working * max(1, model.prefill_tokens / context))
         if devices.sampling == "reserved":
             held["vLLM"] = int(model.memory_share * devices.memory)
         self._parameters = self._parameters or parameter_count(self.shape)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from harness1.models.transformers.causal_model import Dtype, output_head
+from harness1.models.transformers.causal_model import Dtype, logits_at
 from harness1.rows.row import TrainRow
 
 if TYPE_CHECKING:
@@ -107,18 +107,11 @@ def precision(model: PreTrainedModel, dtype: Dtype) -> AbstractContextManager[An
 def trained_distributions(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Return the log probabilities of the vocabulary at each trained token, [trained, vocabulary] in float32.
 
-    Logits are computed nowhere else: for a long context they would cost more than the layers. A hook on the head
-    selects them, so that what a model does behind its head (caps, scales) is kept."""
+    Logits are computed nowhere else: for a long context they would cost more than the layers."""
     import torch
 
-    def trained(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor]:
-        return (given[0][batch.row, batch.column][None],)
-
-    handle = output_head(model).register_forward_pre_hook(trained)
-    try:
+    with logits_at(model, batch.row, batch.column):
         logits = model(input_ids=batch.ids, attention_mask=batch.attention, use_cache=False).logits
-    finally:
-        handle.remove()
     return torch.log_softmax(logits[0].float(), -1)
 
 

@@ -22,6 +22,7 @@ from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.transformers import causal_model
 from harness1.models.transformers.backend import TransformersBackend, open_transformers
 from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.transformers.decoding import Decoder, DecodingRow
 from harness1.models.transformers.grammar_mask import STOP_SETS, GrammarCompiler
 from harness1.models.transformers.slot_model import SlotModel
 from harness1.records import Sampling
@@ -132,6 +133,50 @@ def test_concurrent_prompts_share_the_prefix_of_a_row_at_work(folder: Path) -> N
     asked = [(prompt(1, 50) + prompt(10 + at, 4 + at), drawn(SETTINGS[3], at)) for at in range(4)]
     calls = sampled(backend, asked)
     assert (backend.stats().reused_tokens, backend.stats().prefilled_tokens) == (150, 50 + 4 + 5 + 6 + 7)
+    assert_replayed(folder, calls)
+
+
+def decoded(
+    decoder: Decoder, asked: Sequence[tuple[tuple[int, ...], Sampling]]
+) -> tuple[list[SampledCall], list[list[int]]]:
+    """The calls, and the prompts of each pass by their places."""
+    rows = [DecodingRow(ids, sampling) for ids, sampling in asked]
+    waiting, passes = list(rows), list[list[int]]()
+    while waiting:
+        admitted = decoder.next_pass(waiting)
+        decoder.admit(admitted)
+        waiting = [row for row in waiting if row not in admitted]
+        passes.append([rows.index(row) for row in admitted])
+    running = list(rows)
+    while running:
+        for row in [row for row in running if row.finish_reason]:
+            decoder.release(row)
+            running.remove(row)
+        if running:
+            decoder.step()
+    calls = zip(rows, asked, strict=True)
+    return [SampledCall(ids, row.output_ids, tuple(row.logprobs), how) for row, (ids, how) in calls], passes
+
+
+def test_prompts_of_different_lengths_are_computed_in_passes_of_bounded_size(folder: Path) -> None:
+    decoder = Decoder(SlotModel(load_causal_model(folder, "cpu", "float32")), 8, 2000, prefill_tokens=120)
+    lengths = (30, 9, 25, 41, 60, 33, 4, 57)
+    asked = [(prompt(at, lengths[at]), drawn(how, at, 6 + at)) for at, how in enumerate(SETTINGS)]
+    calls, passes = decoded(decoder, asked)
+    assert passes == [[0, 1, 2, 6], [3, 4], [5, 7]]
+    longer = [call.prompt_ids + call.output_ids + prompt(90 + at, 3 * at + 1) for at, call in enumerate(calls)]
+    again, passes = decoded(decoder, [(ids, drawn(SETTINGS[3], at)) for at, ids in enumerate(longer)])
+    assert passes == [[0, 1, 2, 3, 4, 5], [6, 7]]  # of which only the new tokens count
+    assert decoder.stats.reused_tokens == sum(len(call.prompt_ids + call.output_ids) - 1 for call in calls)
+    assert_replayed(folder, calls + again)
+
+
+def test_a_prompt_that_begins_like_another_of_its_pass_waits_and_copies(folder: Path) -> None:
+    decoder = Decoder(SlotModel(load_causal_model(folder, "cpu", "float32")), 8, 2000, prefill_tokens=400)
+    groups = [prompt(1, 40), prompt(2, 50)]
+    calls, passes = decoded(decoder, [(ids, drawn(SETTINGS[3], seed)) for ids in groups for seed in range(4)])
+    assert passes == [[0, 4], [1, 2, 3, 5, 6, 7]]
+    assert decoder.stats.reused_tokens == 3 * 39 + 3 * 49
     assert_replayed(folder, calls)
 
 

@@ -43,7 +43,7 @@ CLOSING_S = 10.0
 
 
 def open_transformers(
-    folder: Path, *, device: str, dtype: Dtype, threads: int, rows: int, cache_tokens: int
+    folder: Path, *, device: str, dtype: Dtype, threads: int, rows: int, cache_tokens: int, prefill_tokens: int = 0
 ) -> TransformersBackend:
     """Open the causal language model in a folder.
 
@@ -53,6 +53,7 @@ def open_transformers(
         threads: torch's threads in the whole process; 0 leaves them unchanged.
         rows: most outputs that are decoded together.
         cache_tokens: tokens whose keys and values are kept for later prompts.
+        prefill_tokens: tokens of prompts that are computed in one pass; 0: one prompt a pass.
 
     Raises:
         UsageError: the folder holds no such model, torch has no such device, or this backend does not support the
@@ -64,18 +65,20 @@ def open_transformers(
     if threads:
         torch.set_num_threads(threads)
     model = SlotModel(load_causal_model(folder, device, dtype))
-    return TransformersBackend(model, folder, dtype, rows, cache_tokens)
+    return TransformersBackend(model, folder, dtype, rows, cache_tokens, prefill_tokens)
 
 
 class TransformersBackend:
     """A `Backend` over one model. It is not tied to an event loop, and its thread does not keep the process alive."""
 
-    def __init__(self, model: SlotModel, folder: Path, dtype: Dtype, rows: int, cache_tokens: int) -> None:
+    def __init__(
+        self, model: SlotModel, folder: Path, dtype: Dtype, rows: int, cache_tokens: int, prefill_tokens: int = 0
+    ) -> None:
         if rows < 1 or cache_tokens < 0:
             raise UsageError(f"machine.model.rows={rows} and cache_tokens={cache_tokens} must be at least 1 and 0")
         self._model, self._folder, self._dtype = model, folder, dtype
         self.hash = digest({"model": folder_hash(folder), "dtype": dtype})
-        self._decoder = Decoder(model, rows, cache_tokens)
+        self._decoder = Decoder(model, rows, cache_tokens, prefill_tokens)
         self.version, self._usable = 0, True
         self._grammars: GrammarCompiler | None = None
         self._waiting: deque[_Call] = deque()
@@ -212,13 +215,17 @@ class TransformersBackend:
 
     def _admit(self) -> None:
         """Fill the free places, unless running rows must finish first because new weights are queued."""
-        while not self._swaps and not self._decoder.is_full and (call := self._next()) is not None:
+        waiting: dict[DecodingRow, _Call] = {}
+        while not self._swaps and len(waiting) < self._decoder.free and (call := self._next()) is not None:
             with _Failing([call.future]):
                 if not self._usable:
                     raise InfrastructureFault("the last change of weights failed half-way; load them again")
-                row = DecodingRow(call.prompt_ids, call.sampling, self._grammar(call))
-                self._decoder.admit(row)
-                self._running[row] = call
+                waiting[DecodingRow(call.prompt_ids, call.sampling, self._grammar(call))] = call
+        while waiting:
+            admitted = {row: waiting.pop(row) for row in self._decoder.next_pass(list(waiting))}
+            with _Failing([call.future for call in admitted.values()]):
+                self._decoder.admit(list(admitted))
+                self._running |= admitted
 
     def _next(self) -> _Call | None:
         """Return the longest-waiting call that is still wanted."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -83,6 +84,25 @@ def _load_whole(folder: Path, device: str, dtype: Dtype) -> PreTrainedModel:
 def output_head(model: PreTrainedModel) -> Any:
     """Return the layer that computes logits."""
     return model.get_output_embeddings()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def logits_at(model: PreTrainedModel, row: Tensor, column: Tensor) -> Iterator[None]:
+    """Within it, the model returns logits of some tokens of its input only, [1, tokens, vocabulary]. A hook on the
+    head selects them, so that what a model does behind its head (caps, scales) is kept.
+
+    Args:
+        row, column: [tokens] each, where they are.
+    """
+
+    def selected(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (given[0][row, column][None],)
+
+    handle = output_head(model).register_forward_pre_hook(selected)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def compute_logits_in_float32(model: PreTrainedModel) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from harness1.errors import InfrastructureFault
 from harness1.models.backend import FinishReason
 from harness1.models.sampler import draw, processed_logprobs
-from harness1.models.transformers.kv_slots import KvSlots, Layers, SlotPass
+from harness1.models.transformers.kv_slots import COLUMNS, KvSlots, Layers, SlotPass
 from harness1.models.transformers.slot_model import SlotModel
 from harness1.records import Record, Sampling
 
@@ -50,13 +50,13 @@ class DecodingRow:
 
     def __init__(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: GrammarState | None = None) -> None:
         self.ids, self.logprobs = list(prompt_ids), list[float]()
-        self.prompt_tokens, self.sampling, self.grammar = len(prompt_ids), sampling, grammar
+        self.prompt, self.sampling, self.grammar = np.asarray(self.ids, dtype=np.int64), sampling, grammar
         self.generator = _generator(sampling.seed)
         self.fault: InfrastructureFault | None = None
 
     @property
     def output_ids(self) -> tuple[int, ...]:
-        return tuple(self.ids[self.prompt_tokens :])
+        return tuple(self.ids[len(self.prompt) :])
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -91,36 +91,62 @@ class Decoder:
     Args:
         cache_tokens: tokens of finished outputs whose keys and values are kept, least recently used dropped first. The
             prefix that a new prompt shares with one of them, or with a running row, is not computed again.
+        prefill_tokens: tokens, padding included, of the prompts that are computed in one pass; 0: one prompt a pass.
     """
 
-    def __init__(self, model: SlotModel, rows: int, cache_tokens: int) -> None:
-        self._model, self._most = model, rows
+    def __init__(self, model: SlotModel, rows: int, cache_tokens: int, prefill_tokens: int = 0) -> None:
+        self._model, self._most, self._prefill_tokens = model, rows, prefill_tokens
         self._slots, self._kept = KvSlots(rows), KeptPrefixes(cache_tokens)
         self._rows: list[DecodingRow] = []
         self.stats = DecodingStats()
 
     @property
-    def is_full(self) -> bool:
-        return len(self._rows) >= self._most
+    def free(self) -> int:
+        """Rows that can be added."""
+        return self._most - len(self._rows)
 
-    def admit(self, row: DecodingRow) -> None:
-        """Compute the new part of a row's prompt, draw its first token, and add the row, unless an error is raised.
+    def next_pass(self, waiting: Sequence[DecodingRow]) -> list[DecodingRow]:
+        """Return the rows to `admit` together: the first, and those behind it that fit a pass beside it.
+
+        A row most of whose new part is the beginning of another's waits for that one, and copies it then."""
+        if not self._prefill_tokens:
+            return [waiting[0]]
+        chosen: dict[DecodingRow, int] = {}
+        for row in waiting:
+            start, _ = self._shared(row.prompt[:-1])
+            begins = max((_common_prefix(row.prompt, other.prompt) for other in chosen), default=0)
+            saved = min(begins, len(row.ids) - 1) - start
+            if not chosen or (saved <= (len(row.ids) - start) / 2 and self._fit({**chosen, row: start})):
+                chosen[row] = start
+        return list(chosen)
+
+    def _fit(self, starts: Mapping[DecodingRow, int]) -> bool:
+        """Return whether rows fit a pass beside each other, and its padding does not make the slots much longer."""
+        widest = max(len(row.ids) - start for row, start in starts.items())
+        longest = max(len(row.ids) for row in starts)
+        return len(starts) * widest <= self._prefill_tokens and max(starts.values()) + widest <= longest + COLUMNS
+
+    def admit(self, rows: Sequence[DecodingRow]) -> None:
+        """Compute the new parts of the rows' prompts in one pass, draw their first tokens, and add the rows, unless an
+        error is raised.
 
         Raises:
             InfrastructureFault: the model's log probabilities are not finite.
             RuntimeError: torch failed.
         """
-        begin, slot = time.perf_counter(), len(self._rows)
+        begin, first = time.perf_counter(), len(self._rows)
         try:
-            reused = self._reuse(row.ids, slot)
-            new = row.ids[reused:]
-            logits = self._model.logits([new], SlotPass(self._slots, slot, [reused], len(new), self._model.device))
-            self._draw([row], logits)
+            reused = [self._reuse(row.prompt[:-1], first + at) for at, row in enumerate(rows)]
+            new = [row.ids[start:] for row, start in zip(rows, reused, strict=True)]
+            slot_pass = SlotPass(self._slots, first, reused, max(map(len, new)), self._model.device)
+            self._draw(rows, self._model.logits(new, slot_pass))
         except BaseException:
-            self._slots.wipe(slot)
+            for at in range(len(rows)):
+                self._slots.wipe(first + at)
             raise
-        self._rows.append(row)
-        self._count(prefilled_tokens=len(new), reused_tokens=reused, prefill_seconds=time.perf_counter() - begin)
+        self._rows += rows
+        prefilled, seconds = sum(map(len, new)), time.perf_counter() - begin
+        self._count(prefilled_tokens=prefilled, reused_tokens=sum(reused), prefill_seconds=seconds)
 
     def step(self) -> None:
         """Draw one more token for each running row. Raises what `admit` raises; call `reset` after that."""
@@ -147,20 +173,25 @@ class Decoder:
         self._slots.clear()
         self._kept.clear()
 
-    def _reuse(self, prompt: list[int], slot: int) -> int:
-        """Copy the longest computed prefix of a prompt, short of its last token, to a slot and return its length."""
-        ids = np.asarray(prompt[:-1], dtype=np.int64)
-        shared = [_common_prefix(ids, np.asarray(row.ids[:-1], dtype=np.int64)) for row in self._rows]
+    def _reuse(self, ids: NDArray[np.int64], slot: int) -> int:
+        """Copy the longest computed prefix to a slot and return its length."""
+        length, source = self._shared(ids)
+        if isinstance(source, dict):
+            self._slots.put(slot, source, length)
+        elif length:
+            self._slots.copy(source, slot, length)
+        return length
+
+    def _shared(self, ids: NDArray[np.int64]) -> tuple[int, int | Layers]:
+        """Return the length of the longest computed prefix, and where it is: a slot, or kept states."""
+        shared = [_common_prefix(ids, row.prompt) for row in self._rows]
         length = max(shared, default=0)
         layers, kept_length = self._kept.find(ids)
         if layers is not None and kept_length > length:
-            self._slots.put(slot, layers, kept_length)
-            return kept_length
-        if length:
-            self._slots.copy(shared.index(length), slot, length)
-        return length
+            return kept_length, layers
+        return length, shared.index(length) if shared else 0
 
-    def _draw(self, rows: list[DecodingRow], logits: Tensor) -> None:
+    def _draw(self, rows: Sequence[DecodingRow], logits: Tensor) -> None:
         """Draw a token for each row from its own generator; rows with equal sampling are computed together."""
         import torch
 

@@ -76,7 +76,10 @@ class KvSlots:
 
 
 class SlotPass:
-    """One forward pass that appends `new` tokens to each of some neighbouring slots; with `new` > 1, to one slot.
+    """One forward pass that appends `new` tokens to each of some neighbouring slots.
+
+    A row with fewer new tokens is padded at its end: no token of its own sees the padding, and the tokens that follow
+    later are written over it.
 
     Args:
         first: the first of the slots; those before it keep their content.
@@ -97,10 +100,10 @@ class SlotPass:
         last = self._first + len(self._starts)
         keys, values = self._slots.layer(layer, key, value, last, self._length)
         for states, added in ((keys, key), (values, value)):
-            if self._new == 1:
-                states[self._rows, :, self.positions[:, 0]] = added[:, :, 0]
-            else:
+            if len(self._starts) == 1:
                 states[self._first, :, self._starts[0] : self._length] = added[0]
+            else:
+                states[self._rows[:, None], :, self.positions] = added.transpose(1, 2)
         return keys[self._first : last, :, : self._length], values[self._first : last, :, : self._length]
 
     def is_causal(self, window: int | None) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness1.errors import UsageError
 from harness1.model_folder import first_line
+from harness1.models.transformers.causal_model import logits_at
 from harness1.models.transformers.kv_slots import KvSlots, SlotPass, attend
 
 if TYPE_CHECKING:
@@ -51,19 +52,16 @@ class SlotModel:
         """Return the logits after the last new token of each row, [rows, vocabulary] in float32.
 
         Args:
-            ids: the new tokens of each row, as many as `slot_pass` appends.
+            ids: the new tokens of each row; those of the longest are as many as `slot_pass` appends.
         """
         import torch
 
-        with torch.no_grad():
-            out = self.model(
-                input_ids=torch.tensor(ids, device=self.device),
-                position_ids=slot_pass.positions,
-                use_cache=False,
-                logits_to_keep=1,
-                slot_pass=slot_pass,
-            )
-        logits: Tensor = out.logits[:, -1].float()
+        longest = max(map(len, ids))
+        padded = torch.tensor([row + [0] * (longest - len(row)) for row in ids], device=self.device)
+        ends = torch.tensor([len(row) - 1 for row in ids], device=self.device)
+        with torch.no_grad(), logits_at(self.model, torch.arange(len(ids), device=self.device), ends):
+            out = self.model(padded, position_ids=slot_pass.positions, use_cache=False, slot_pass=slot_pass)
+        logits: Tensor = out.logits[0].float()
         return logits
 
     def _own_logits(self, ids: list[int]) -> Tensor:
