@@ -72,6 +72,10 @@ Cache = Annotated[Path | None, Option(help="Folder that keeps indexes; default ~
 MovedDataset = Annotated[str | None, Option(help="The runs' dataset, if it has moved.", metavar="DATASET")]
 Tensorboard = Annotated[bool, Option("--tensorboard", help="Also write event files for TensorBoard.")]
 Wandb = Annotated[str, Option(help="Also log to this project of Weights & Biases.", metavar="PROJECT")]
+Minutes = Annotated[
+    float | None,
+    Option(help="End after this time, with a checkpoint of the batches until then; 0: of those saved.", min=0),
+]
 Mlflow = Annotated[str, Option(help="Also log to this experiment of MLflow.", metavar="EXPERIMENT[@URI]")]
 
 RecipeName = Annotated[str, Argument(help="A TOML file, or a name that `recipe list` shows.", metavar="RECIPE")]

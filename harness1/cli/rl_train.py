@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -24,6 +26,7 @@ from harness1.cli.options import (
     Exclude,
     Force,
     Json,
+    Minutes,
     Mlflow,
     Overrides,
     ShareOf,
@@ -65,9 +68,7 @@ SHOWN = (
 
 
 def train(
-    data: Annotated[
-        list[str] | None, Option(help="A dataset to learn from, by name or path; may be repeated.", metavar="DATASET")
-    ] = None,
+    data: Annotated[list[str] | None, Option(help="A dataset to learn from; repeatable.", metavar="DATASET")] = None,
     model: Annotated[str, Option(help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")] = "",
     out: Annotated[Path | None, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")] = None,
     split: Annotated[str, Option(help="The split to take tasks from; default train.")] = "",
@@ -86,6 +87,7 @@ def train(
     tensorboard: Tensorboard = False,
     wandb: Wandb = "",
     mlflow: Mlflow = "",
+    minutes: Minutes = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -112,8 +114,9 @@ def train(
             work, players = learning_on_tasks(settings, learn, out, policy, find_index)
         else:
             work, players = learning_on_pivots(settings, learn, out, policy, pivots)
+        logs: dict[str, Any] = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
         alone = undisturbed(policy.model, settings, work.device, group.size)
-        work = replace(work, tensorboard=tensorboard, wandb=wandb, mlflow=mlflow, undisturbed=alone)
+        work = replace(work, **logs, undisturbed=alone, ends_at=_time_in(minutes))
         if service is not None:
             work = replace(work, open_engine=partial(learning.open_service_engine, service))
         for selection in work.selections:
@@ -123,6 +126,11 @@ def train(
             clear(out, learning.VERB, "*")
         done = read_checkpoint(out) if work.is_done(policy.hash) else None
         print_checkpoint(done or _trained(work, players, policy, group), out, "batch", as_json)
+
+
+def _time_in(minutes: float | None) -> float:
+    """Return the time in so many minutes, by `time.monotonic`; without them, one that never comes."""
+    return math.inf if minutes is None else time.monotonic() + 60 * minutes
 
 
 def _service(engine: str, model: str, settings: Config, group: ProcessGroup) -> TrainingService | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -83,6 +84,7 @@ class Learning:
         selections: how the tasks were chosen; the card of the training keeps it.
         played_with: what else determines the episodes, as the command of an agent.
         undisturbed: the trainer steps in it; once it is tried before anything is played.
+        ends_at: the reading of `time.monotonic` after which no other batch is begun, as if all were trained.
     """
 
     tasks: Sequence[PlacedTask]
@@ -103,6 +105,7 @@ class Learning:
     selections: Sequence[Selection] = ()
     played_with: Mapping[str, str] = field(default_factory=dict)
     undisturbed: Undisturbed = nullcontext
+    ends_at: float = math.inf
 
     def check(self) -> None:
         """Check everything that can be checked before a model is loaded.
@@ -256,10 +259,10 @@ class _Loop:
         self._saves = SavePlan(work.config.train)
 
     async def batches(self, producer: RolloutProducer) -> None:
-        """Train batch by batch, to the last one or until validations stop improving."""
+        """Train batch by batch, to the last one, for the time given, or until validations stop improving."""
         learner, train = self._learner, self._work.config.train
         while True:
-            ends = learner.version == self._work.config.batches
+            ends = learner.version == self._work.config.batches or time.monotonic() >= self._work.ends_at
             if learner.validated < learner.version and (ends or is_due(learner.version, train.watch.every)):
                 await self.validate()
             ends = ends or 0 < train.watch.patience <= learner.best.stale

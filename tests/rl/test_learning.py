@@ -247,6 +247,17 @@ def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: int) ->
     assert [line["step"] for line in steps(tmp_path)] == list(range(1, 11))
 
 
+def test_a_training_out_of_time_ends_with_the_checkpoint_of_its_batches(tmp_path: Path, base: Path) -> None:
+    with pytest.raises(Stopped):
+        trained(tmp_path, base, ["train.save_every=1"], stop_at=4)
+    done = trained(tmp_path, base, ["train.save_every=1"], ends_at=0.0)
+    assert done.step == len(steps(tmp_path)) == 3  # batch 4 was stopped before it was saved
+    stage = read_stage(tmp_path)
+    assert stage is not None
+    assert (stage.status, stage.outputs["step"]) == ("finished", 3)
+    assert done.metrics["reward"] == held_out_rewards(tmp_path)[-1]
+
+
 def test_an_interrupt_while_weights_are_published_loses_no_batch(tmp_path: Path, base: Path) -> None:
     class Interrupted(ToyRollouts):
         async def publish(self, state: Mapping[str, Any], version: int) -> None:
