@@ -261,3 +261,26 @@ def test_updates_are_computed_in_float32_also_under_automatic_mixed_precision(tm
         logits_of(model)
     assert products
     assert {value.dtype for value in products} == {torch.float32}
+
+
+def test_rounded_factors_compute_nearly_the_same_and_follow_the_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(tmp_path, dtype="bfloat16")
+    add_adapters(model, LORA, seed=0)
+    start = logits_of(model)
+    stir(model)
+    exact, gradient = logits_of(model), gradient_of(model)
+    monkeypatch.setattr("harness1.models.transformers.adapted_layers.ROUNDED_ON", ("cpu",))
+    rounded = logits_of(model)
+    assert 0 < (rounded - exact).norm() < 0.05 * (exact - start).norm()
+    assert torch.nn.functional.cosine_similarity(gradient_of(model), gradient, dim=0) > 0.99
+    stir(model, seed=1)
+    assert (logits_of(model) - rounded).norm() > 0.5 * (rounded - start).norm()
+
+
+def gradient_of(model: Any) -> Tensor:
+    """Of the adapters, for the likelihood of the ids."""
+    model.zero_grad()
+    model(input_ids=IDS).logits.float().log_softmax(-1)[0, :-1].gather(-1, IDS[0, 1:, None]).sum().backward()
+    return torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
