@@ -31,7 +31,7 @@ harness1() { "${PYTHON:-python3}" -m harness1 "$@"; }
 name() { basename "$1" | tr ':' '-'; }
 
 if [ "$device" = cuda ]; then # one GPU of 40 GB or more
-  all=(--set policy.dtype=bfloat16 --set machine.model.rows=256 --set machine.model.prefill_tokens=16384 --set machine.concurrency=256 "${all[@]}")
+  all=(--set policy.dtype=bfloat16 --set machine.model.rows=256 --set machine.model.prefill_tokens=65536 --set machine.concurrency=256 "${all[@]}")
   sft=(--set train.dtype=bfloat16 --set train.micro_tokens=65536 --set train.batch_rows=32 --set train.rate=1e-3 "${sft[@]}")
   # All weights are trained: they fit such a GPU.
   rl=(--set train.lora.rank=0 --set train.rate=1e-5 --set train.dtype=bfloat16 --set train.micro_tokens=65536 --set rl.groups=24 --set rl.batches=15 "${rl[@]}")

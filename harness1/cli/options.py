@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -72,10 +73,17 @@ Cache = Annotated[Path | None, Option(help="Folder that keeps indexes; default ~
 MovedDataset = Annotated[str | None, Option(help="The runs' dataset, if it has moved.", metavar="DATASET")]
 Tensorboard = Annotated[bool, Option("--tensorboard", help="Also write event files for TensorBoard.")]
 Wandb = Annotated[str, Option(help="Also log to this project of Weights & Biases.", metavar="PROJECT")]
-Minutes = Annotated[
-    float | None,
-    Option(help="End after this time, with a checkpoint of the batches until then; 0: of those saved.", min=0),
+EndsAt = Annotated[
+    float,
+    Option(
+        "--minutes",
+        help="Begin no batch after this time: write the checkpoint, and end. 0: only end an interrupted run.",
+        min=0,
+        show_default=False,
+        callback=lambda minutes: time.monotonic() + 60 * minutes,
+    ),
 ]
+"""A reading of `time.monotonic`."""
 Mlflow = Annotated[str, Option(help="Also log to this experiment of MLflow.", metavar="EXPERIMENT[@URI]")]
 
 RecipeName = Annotated[str, Argument(help="A TOML file, or a name that `recipe list` shows.", metavar="RECIPE")]

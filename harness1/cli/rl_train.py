@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,11 +21,11 @@ from harness1.cli.options import (
     Against,
     Cache,
     ConfigFile,
+    EndsAt,
     EngineOption,
     Exclude,
     Force,
     Json,
-    Minutes,
     Mlflow,
     Overrides,
     ShareOf,
@@ -87,7 +86,7 @@ def train(
     tensorboard: Tensorboard = False,
     wandb: Wandb = "",
     mlflow: Mlflow = "",
-    minutes: Minutes = None,
+    ends_at: EndsAt = math.inf,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -114,9 +113,8 @@ def train(
             work, players = learning_on_tasks(settings, learn, out, policy, find_index)
         else:
             work, players = learning_on_pivots(settings, learn, out, policy, pivots)
-        logs: dict[str, Any] = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
         alone = undisturbed(policy.model, settings, work.device, group.size)
-        work = replace(work, **logs, undisturbed=alone, ends_at=_time_in(minutes))
+        work = replace(work, tensorboard=tensorboard, wandb=wandb, mlflow=mlflow, undisturbed=alone, ends_at=ends_at)
         if service is not None:
             work = replace(work, open_engine=partial(learning.open_service_engine, service))
         for selection in work.selections:
@@ -126,11 +124,6 @@ def train(
             clear(out, learning.VERB, "*")
         done = read_checkpoint(out) if work.is_done(policy.hash) else None
         print_checkpoint(done or _trained(work, players, policy, group), out, "batch", as_json)
-
-
-def _time_in(minutes: float | None) -> float:
-    """Return the time in so many minutes, by `time.monotonic`; without them, one that never comes."""
-    return math.inf if minutes is None else time.monotonic() + 60 * minutes
 
 
 def _service(engine: str, model: str, settings: Config, group: ProcessGroup) -> TrainingService | None:

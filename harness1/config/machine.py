@@ -95,7 +95,8 @@ class Model(Keyed):
     cache_tokens: Count = 65536
     """Tokens whose keys and values are cached for prompts with a common prefix; 0: none."""
     prefill_tokens: Count = 0
-    """Tokens of prompts, with padding, that are computed in one pass; 0: one prompt a pass, as is best on a CPU."""
+    """Most tokens of several prompts in one pass, with padding and with what is cached of them; 0: one prompt a pass,
+    as is best on a CPU."""
     memory_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.85
     """Share of a GPU's memory for vLLM in this process."""
     tensor_parallel: Positive = 1

@@ -93,8 +93,8 @@ def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tup
         room |= {"tensor_parallel_size": model.tensor_parallel, "enable_sleep_mode": model.sleep}
         return open_vllm(folder, dtype=dtype, memory_share=model.memory_share, **room), chat
     device = model.device or preferred_device()
-    sizes = {"threads": model.threads, "rows": model.rows, "cache_tokens": model.cache_tokens}
-    sizes["prefill_tokens"] = model.prefill_tokens
+    sizes = {"threads": model.threads, "rows": model.rows}
+    sizes |= {"cache_tokens": model.cache_tokens, "prefill_tokens": model.prefill_tokens}
     return open_transformers(folder, device=device, dtype=dtype, **sizes), chat
 
 

@@ -167,7 +167,8 @@ def learn(
 
     Raises:
         UsageError: as `Learning.check`; the folder holds something else or cannot be written; the episodes were not
-            sampled by the weights in training; or no group has anything to learn from.
+            sampled by the weights in training; no group has anything to learn from; or the time was up before the
+            first batch.
         Diverged: a loss is not finite; the best checkpoint so far is kept.
         InfrastructureFault: all recent episodes were broken.
     """
@@ -262,7 +263,10 @@ class _Loop:
         """Train batch by batch, to the last one, for the time given, or until validations stop improving."""
         learner, train = self._learner, self._work.config.train
         while True:
-            ends = learner.version == self._work.config.batches or time.monotonic() >= self._work.ends_at
+            late = time.monotonic() >= self._work.ends_at
+            if late and not learner.version:
+                raise UsageError("the time was up before the first batch was trained: give more --minutes")
+            ends = late or learner.version == self._work.config.batches
             if learner.validated < learner.version and (ends or is_due(learner.version, train.watch.every)):
                 await self.validate()
             ends = ends or 0 < train.watch.patience <= learner.best.stale

@@ -95,6 +95,17 @@ def test_a_policy_that_never_acts_has_nothing_to_learn_from(harness1: Command, h
     assert all(scored(episode, source.gold.of(episode.task), source.config).outcome for episode in played)
 
 
+def test_no_batch_is_begun_when_the_time_is_up_and_nothing_untrained_is_a_checkpoint(
+    harness1: Command, home: Path
+) -> None:
+    ended = harness1(*train("--minutes", "0", out="late"))
+    assert ended.code == 2
+    assert "the time was up before the first batch" in ended.err
+    stage = read_stage(home / "late")
+    assert stage is not None
+    assert stage.status != "finished"
+
+
 def test_a_folder_of_something_else_is_left_alone(harness1: Command, home: Path) -> None:
     (home / "mine").mkdir()
     (home / "mine" / "notes.txt").write_text("mine")

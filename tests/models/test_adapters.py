@@ -16,6 +16,7 @@ from harness1.models.transformers.adapters import (
     adapters_of,
     add_adapters,
     drop_adapters,
+    keep_rounded,
     layer_of,
     merged_state,
     put_adapters,
@@ -263,7 +264,7 @@ def test_updates_are_computed_in_float32_also_under_automatic_mixed_precision(tm
     assert {value.dtype for value in products} == {torch.float32}
 
 
-def test_rounded_factors_compute_nearly_the_same_and_follow_the_adapters(
+def test_rounded_factors_compute_nearly_the_same_and_are_kept_until_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = loaded(tmp_path, dtype="bfloat16")
@@ -275,7 +276,11 @@ def test_rounded_factors_compute_nearly_the_same_and_follow_the_adapters(
     rounded = logits_of(model)
     assert 0 < (rounded - exact).norm() < 0.05 * (exact - start).norm()
     assert torch.nn.functional.cosine_similarity(gradient_of(model), gradient, dim=0) > 0.99
+    keep_rounded(model)
+    assert torch.equal(logits_of(model), rounded)
     stir(model, seed=1)
+    assert torch.equal(logits_of(model), rounded)
+    keep_rounded(model)
     assert (logits_of(model) - rounded).norm() > 0.5 * (rounded - start).norm()
 
 

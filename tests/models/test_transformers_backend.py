@@ -17,9 +17,11 @@ import xgrammar
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness1.config import Lora
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.transformers import causal_model
+from harness1.models.transformers.adapters import adapters_of, add_adapters
 from harness1.models.transformers.backend import TransformersBackend, open_transformers
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.models.transformers.decoding import Decoder, DecodingRow
@@ -47,8 +49,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_byte_tokenizer(save_tiny_model(tmp_path_factory.mktemp("tiny")))
 
 
-def opened(folder: Path, dtype: Any = "float32", rows: int = 8, cache_tokens: int = 2000) -> TransformersBackend:
-    return open_transformers(folder, device="cpu", dtype=dtype, threads=0, rows=rows, cache_tokens=cache_tokens)
+def opened(
+    folder: Path, dtype: Any = "float32", rows: int = 8, cache_tokens: int = 2000, prefill_tokens: int = 0
+) -> TransformersBackend:
+    sizes = {"rows": rows, "cache_tokens": cache_tokens, "prefill_tokens": prefill_tokens}
+    return open_transformers(folder, device="cpu", dtype=dtype, threads=0, **sizes)
 
 
 def prompt(seed: int, tokens: int) -> tuple[int, ...]:
@@ -88,13 +93,18 @@ class Watched(SlotModel):
         return super().logits(ids, slot_pass)
 
 
-def watched(folder: Path, watch: Callable[[list[list[int]]], None], rows: int = 8) -> TransformersBackend:
-    return TransformersBackend(Watched(folder, watch), folder, "float32", rows, 2000)
+def watched(
+    folder: Path, watch: Callable[[list[list[int]]], None], rows: int = 8, prefill_tokens: int = 0
+) -> TransformersBackend:
+    return TransformersBackend(Watched(folder, watch), folder, "float32", rows, 2000, prefill_tokens)
 
 
-def test_calls_of_all_lengths_and_settings_are_decoded_together_and_pass_the_gate(folder: Path) -> None:
+@pytest.mark.parametrize("prefill_tokens", [0, 400])
+def test_calls_of_all_lengths_and_settings_are_decoded_together_and_pass_the_gate(
+    folder: Path, prefill_tokens: int
+) -> None:
     widths: list[int] = []
-    backend = watched(folder, lambda ids: widths.append(len(ids)))
+    backend = watched(folder, lambda ids: widths.append(len(ids)), prefill_tokens=prefill_tokens)
     asked = [(prompt(at, 3 + 17 * at), drawn(how, at, 9 + at)) for at, how in enumerate(SETTINGS)]
     calls = sampled(backend, asked)
     assert max(widths) == 8
@@ -143,7 +153,7 @@ def decoded(
     rows = [DecodingRow(ids, sampling) for ids, sampling in asked]
     waiting, passes = list(rows), list[list[int]]()
     while waiting:
-        admitted = decoder.next_pass(waiting)
+        admitted = [waiting[place] for place in decoder.next_pass([row.prompt for row in waiting])]
         decoder.admit(admitted)
         waiting = [row for row in waiting if row not in admitted]
         passes.append([rows.index(row) for row in admitted])
@@ -166,7 +176,7 @@ def test_prompts_of_different_lengths_are_computed_in_passes_of_bounded_size(fol
     assert passes == [[0, 1, 2, 6], [3, 4], [5, 7]]
     longer = [call.prompt_ids + call.output_ids + prompt(90 + at, 3 * at + 1) for at, call in enumerate(calls)]
     again, passes = decoded(decoder, [(ids, drawn(SETTINGS[3], at)) for at, ids in enumerate(longer)])
-    assert passes == [[0, 1, 2, 3, 4, 5], [6, 7]]  # of which only the new tokens count
+    assert passes == [[0, 1], [2, 3], [4], [5], [6], [7]]  # what is computed already is read, too
     assert decoder.stats.reused_tokens == sum(len(call.prompt_ids + call.output_ids) - 1 for call in calls)
     assert_replayed(folder, calls + again)
 
@@ -285,13 +295,14 @@ def test_a_step_that_fails_reaches_the_rows_of_that_step_and_the_backend_lives_o
     assert_replayed(folder, made)
 
 
-def test_logits_that_are_not_finite_are_a_fault_that_leaves_no_trace(folder: Path) -> None:
+@pytest.mark.parametrize("prefill_tokens", [0, 400])
+def test_logits_that_are_not_finite_are_a_fault_that_leaves_no_trace(folder: Path, prefill_tokens: int) -> None:
     model = SlotModel(load_causal_model(folder, "cpu", "float32"))
     with torch.no_grad():
         model.model.get_input_embeddings().weight[99] = torch.nan
         head = model.model.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.nan_to_num())
-    backend = TransformersBackend(model, folder, "float32", 2, 100)
+    backend = TransformersBackend(model, folder, "float32", 2, 100, prefill_tokens)
 
     async def calls() -> list[Any]:
         # The last one gets the slot of the faulty one, beside a longer row, up to whose length its slot is read.
@@ -354,6 +365,24 @@ def test_other_weights_wait_for_the_rows_at_work_and_are_tagged(folder: Path, tm
     assert not compare_calls(load_causal_model(folder, "cpu", "float32"), calls[1:]).passes("float32")
 
 
+def test_adapters_that_are_rounded_once_are_those_loaded_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness1.models.transformers.adapted_layers.ROUNDED_ON", ("cpu",))
+    first = load_causal_model(folder, "cpu", "bfloat16")
+    add_adapters(first, Lora(rank=4), seed=0)
+    backend = TransformersBackend(SlotModel(first), folder, "bfloat16", 8, 2000)
+    for seed in (1, 2):
+        model = load_causal_model(folder, "cpu", "bfloat16")
+        add_adapters(model, Lora(rank=4), seed)
+        for name, value in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(value, std=0.2, generator=torch.Generator().manual_seed(seed))
+        state = adapters_of(model)
+        assert state is not None
+        asyncio.run(backend.load_state(state, seed))
+        calls = sampled(backend, [(prompt(at, 20), drawn(SETTINGS[3], at, 20)) for at in range(4)])
+        assert compare_calls(model, calls).passes("bfloat16")
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_state_dictionary_is_as_good_as_a_folder(tmp_path: Path, tied: bool) -> None:
     first, second = (save_tiny_model(tmp_path / str(seed), seed=seed, tie_word_embeddings=tied) for seed in (0, 1))
@@ -413,14 +442,29 @@ def test_what_the_model_cannot_do_is_refused(folder: Path) -> None:
         ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}),
     ],
 )
-def test_windows_sinks_and_soft_caps_pass_the_gate(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefill_tokens", [0, 2000])
+def test_windows_sinks_and_soft_caps_pass_the_gate(
+    kind: str, settings: dict[str, Any], prefill_tokens: int, tmp_path: Path
+) -> None:
     folder = save_tiny_model(tmp_path, kind, **settings)
-    backend = opened(folder)
+    decoder = Decoder(SlotModel(load_causal_model(folder, "cpu", "float32")), 8, 2000, prefill_tokens)
     asked = [(prompt(at, 5 + 12 * at), drawn(SETTINGS[3], at)) for at in range(4)]
-    calls = sampled(backend, asked)
-    extended = [(call.prompt_ids + call.output_ids + (1, 2, 3), call.sampling) for call in calls]
-    assert_replayed(folder, calls + sampled(backend, extended))
-    assert backend.stats().reused_tokens > 0
+    calls, _ = decoded(decoder, asked)
+    longer = [(call.prompt_ids + call.output_ids + prompt(9, 3 + at), call.sampling) for at, call in enumerate(calls)]
+    extended, passes = decoded(decoder, longer)
+    assert len(passes) == (1 if prefill_tokens else 4)
+    assert_replayed(folder, calls + extended)
+    assert decoder.stats.reused_tokens > 0
+
+
+def test_padding_stays_within_the_window_of_the_model(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path, "gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=250)
+    decoder = Decoder(SlotModel(load_causal_model(folder, "cpu", "float32")), 8, 2000, prefill_tokens=2000)
+    first, _ = decoded(decoder, [(prompt(1, 200), drawn(SETTINGS[3]))])
+    longer = first[0].prompt_ids + first[0].output_ids + prompt(2, 20)
+    calls, passes = decoded(decoder, [(longer, drawn(SETTINGS[3])), (prompt(3, 40), drawn(SETTINGS[3]))])
+    assert passes == [[0], [1]]  # together they would end at position 250
+    assert_replayed(folder, first + calls)
 
 
 @pytest.mark.parametrize(
@@ -479,6 +523,12 @@ def test_half_precision_has_logits_in_float32_and_passes_its_gate(tmp_path: Path
     assert set(model.state_dict()) == set(load_causal_model(folder, "cpu", "float32").state_dict())
     asked = [(prompt(at, 10 + at), drawn(SETTINGS[3], at, 20)) for at in range(8)]
     assert_replayed(folder, sampled(opened(folder, "bfloat16"), asked), "bfloat16")
+    decoder = Decoder(SlotModel(load_causal_model(folder, "cpu", "bfloat16")), 8, 2000, prefill_tokens=2000)
+    calls, _ = decoded(decoder, asked)
+    longer = [(call.prompt_ids + call.output_ids + prompt(9, 3 + at), call.sampling) for at, call in enumerate(calls)]
+    again, passes = decoded(decoder, longer)  # of rows with different beginnings
+    assert passes == [[*range(8)]]
+    assert_replayed(folder, calls + again, "bfloat16")
 
 
 def test_the_hash_names_weights_and_type(folder: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -245,6 +246,16 @@ def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: int) ->
     assert len(done) == (3 if within else len(done)) > 0
     trained(tmp_path, base, settings)
     assert [line["step"] for line in steps(tmp_path)] == list(range(1, 11))
+
+
+def test_a_training_ends_after_the_batch_in_which_its_time_is_up(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: len(steps(tmp_path)), perf_counter=time.perf_counter)
+    monkeypatch.setattr("harness1.rl.learning.time", clock)
+    done = trained(tmp_path, base, ends_at=2)
+    assert done.step == len(steps(tmp_path)) == 2
+    assert done.metrics["reward"] == held_out_rewards(tmp_path)[-1]
 
 
 def test_a_training_out_of_time_ends_with_the_checkpoint_of_its_batches(tmp_path: Path, base: Path) -> None:

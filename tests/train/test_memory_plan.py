@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.memory_plan import allocated, take_steps
-from harness1.config import Config, Lora, Rl, Train
+from harness1.config import Config, Lora, Rl, Train, load_config
 from harness1.errors import UsageError
 from harness1.models.files.shapes import SHAPES, model_shape
 from harness1.models.transformers.kv_slots import KvSlots
@@ -179,6 +179,10 @@ def test_a_sampler_holds_its_weights_and_the_slots_of_its_rows() -> None:
     beside = planner.plan(config, batch, msgspec.structs.replace(GPU, sampling="beside"))
     assert beside.held["weights of the sampler"] == sampled.weights
     assert set(beside.held) - set(alone.held) == {"weights of the sampler", "keys and values"}
+    several = load_config(None, [f"machine.model.prefill_tokens={4 * config.env.context_window}"])
+    several = msgspec.structs.replace(several, train=config.train)
+    prefill = planner.plan(several, batch, msgspec.structs.replace(GPU, sampling="beside")).moments["prefill"]
+    assert prefill == 4 * beside.moments["prefill"] > 0
 
 
 def test_several_trainers_share_weights_and_gather_layers() -> None:

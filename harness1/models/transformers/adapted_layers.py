@@ -1,9 +1,8 @@
 """Layers with low-rank adapters (Hu et al., arXiv 2106.09685): W x + (alpha / rank) B A x, with A and B in float32.
 
 Parts are named as in peft: `base_layer`, `lora_A`, `lora_B`. The update is applied beside the weights and in float32,
-also under automatic mixed precision, so that it is never rounded to the precision of the weights. Only where weights
-are in bfloat16 on a GPU, A and B are rounded as they are multiplied: there the time goes into launching kernels, of
-which this needs two in place of six.
+also under automatic mixed precision, so that it is never rounded to the precision of the weights. Only linear layers
+with weights in bfloat16 on a GPU multiply rounded copies of A and B: launching kernels takes the time there.
 """
 
 from __future__ import annotations
@@ -68,29 +67,26 @@ def _adapted_linear(layer: Any, rank: int, alpha: float, down: Shape, up: Shape)
             super().__init__()
             self.base_layer, self.rank, self.alpha = layer, rank, alpha
             self.lora_A, self.lora_B = _factor(down, layer), _factor(up, layer)
-            self._rounded: tuple[tuple[int, int], Tensor, Tensor] | None = None
+            self._kept: tuple[Tensor, Tensor] | None = None
 
         def forward(self, hidden: Tensor) -> Tensor:
             plain: Tensor = self.base_layer(hidden)
             with torch.autocast(hidden.device.type, enabled=False):
                 if plain.dtype == torch.bfloat16 and plain.device.type in ROUNDED_ON:
-                    first, second = self._rounded_factors()
+                    first, second = self._kept or self._rounded()
                     inner = hidden.to(torch.bfloat16).flatten(0, -2) @ first.T
                     return torch.addmm(plain.flatten(0, -2), inner, second.T).view_as(plain)
                 change = scale * self.lora_B(self.lora_A(hidden.float()))
                 adapted: Tensor = plain + change.to(plain.dtype)
             return adapted
 
-        def _rounded_factors(self) -> tuple[Tensor, Tensor]:
-            """Return A and the scaled B in bfloat16; without gradients, those of the last call while none changed."""
-            first, second = self.lora_A.weight, self.lora_B.weight
-            versions = first._version, second._version
-            if torch.is_grad_enabled() or self._rounded is None or self._rounded[0] != versions:
-                made = first.to(torch.bfloat16), (scale * second).to(torch.bfloat16)
-                if torch.is_grad_enabled():
-                    return made
-                self._rounded = versions, *made
-            return self._rounded[1:]
+        def keep_rounded(self) -> None:
+            """Round A and B now, and no more until the next call: for a model that is only sampled."""
+            with torch.no_grad():
+                self._kept = self._rounded()
+
+        def _rounded(self) -> tuple[Tensor, Tensor]:
+            return self.lora_A.weight.to(torch.bfloat16), (scale * self.lora_B.weight).to(torch.bfloat16)
 
         def update(self) -> Tensor:
             made: Tensor = scale * (self.lora_B.weight @ self.lora_A.weight)

@@ -126,6 +126,14 @@ def put_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
         own[name.removeprefix(PEFT)].copy_(value)
 
 
+def keep_rounded(model: PreTrainedModel) -> None:
+    """Let the adapters of a model that is only sampled be rounded once, not in every pass; call it after every change
+    of them."""
+    for _, layer in adapted_layers(model):
+        if hasattr(layer, "keep_rounded"):
+            layer.keep_rounded()
+
+
 def check_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
     """Refuse adapters of another model.
 

@@ -9,10 +9,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from threading import Condition, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from harness1.errors import HarnessError, InfrastructureFault, UsageError, optional
 from harness1.freed_memory import MemoryReturns
@@ -21,7 +26,7 @@ from harness1.model_folder import check_base, folder_hash, holds_adapters
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.sampler import check_sampling
 from harness1.models.transformers.adapter_files import read_adapters
-from harness1.models.transformers.adapters import Adapters, check_adapters, drop_adapters, put_adapters
+from harness1.models.transformers.adapters import Adapters, check_adapters, drop_adapters, keep_rounded, put_adapters
 from harness1.models.transformers.causal_model import Dtype, check_weights, load_causal_model
 from harness1.models.transformers.decoding import Decoder, DecodingRow, DecodingStats
 from harness1.models.transformers.grammar_mask import GrammarCompiler, GrammarState
@@ -53,7 +58,7 @@ def open_transformers(
         threads: torch's threads in the whole process; 0 leaves them unchanged.
         rows: most outputs that are decoded together.
         cache_tokens: tokens whose keys and values are kept for later prompts.
-        prefill_tokens: tokens of prompts that are computed in one pass; 0: one prompt a pass.
+        prefill_tokens: most tokens of several prompts in one pass; 0: one prompt a pass.
 
     Raises:
         UsageError: the folder holds no such model, torch has no such device, or this backend does not support the
@@ -77,6 +82,7 @@ class TransformersBackend:
         if rows < 1 or cache_tokens < 0:
             raise UsageError(f"machine.model.rows={rows} and cache_tokens={cache_tokens} must be at least 1 and 0")
         self._model, self._folder, self._dtype = model, folder, dtype
+        keep_rounded(model.model)
         self.hash = digest({"model": folder_hash(folder), "dtype": dtype})
         self._decoder = Decoder(model, rows, cache_tokens, prefill_tokens)
         self.version, self._usable = 0, True
@@ -215,26 +221,34 @@ class TransformersBackend:
 
     def _admit(self) -> None:
         """Fill the free places, unless running rows must finish first because new weights are queued."""
-        waiting: dict[DecodingRow, _Call] = {}
-        while not self._swaps and len(waiting) < self._decoder.free and (call := self._next()) is not None:
-            with _Failing([call.future]):
-                if not self._usable:
-                    raise InfrastructureFault("the last change of weights failed half-way; load them again")
-                waiting[DecodingRow(call.prompt_ids, call.sampling, self._grammar(call))] = call
-        while waiting:
-            admitted = {row: waiting.pop(row) for row in self._decoder.next_pass(list(waiting))}
-            with _Failing([call.future for call in admitted.values()]):
-                self._decoder.admit(list(admitted))
-                self._running |= admitted
+        while not self._swaps and self._decoder.free and (calls := self._next()):
+            rows: dict[DecodingRow, _Call] = {}
+            for call in calls:
+                with _Failing([call.future]):
+                    if not self._usable:
+                        raise InfrastructureFault("the last change of weights failed half-way; load them again")
+                    rows[DecodingRow(call.prompt_ids, call.sampling, self._grammar(call))] = call
+            if rows:
+                with _Failing([call.future for call in rows.values()]):
+                    self._decoder.admit(list(rows))
+                    self._running |= rows
 
-    def _next(self) -> _Call | None:
-        """Return the longest-waiting call that is still wanted."""
+    def _next(self) -> list[_Call]:
+        """Take the longest-waiting call that is still wanted, and those whose prompts are computed together with it."""
         with self._changed:
-            while self._waiting:
-                call = self._waiting.popleft()
-                if not call.future.done():
-                    return call
-        return None
+            for call in [call for call in self._waiting if call.future.done()]:
+                self._waiting.remove(call)
+            wanted = list(islice(self._waiting, self._decoder.free))
+        if not wanted:
+            return []
+        taken: list[_Call] = []
+        with _Failing([call.future for call in wanted]):
+            taken = [wanted[place] for place in self._decoder.next_pass([call.prompt for call in wanted])]
+        with self._changed:
+            for call in taken:
+                with suppress(ValueError):  # cancelled meanwhile
+                    self._waiting.remove(call)
+        return taken
 
     def _grammar(self, call: _Call) -> GrammarState | None:
         if call.grammar is None:
@@ -263,6 +277,10 @@ class _Call:
     sampling: Sampling
     grammar: Grammar | None
     future: Future[SampledOutput] = field(default_factory=Future)
+
+    @cached_property
+    def prompt(self) -> NDArray[np.int64]:
+        return np.asarray(self.prompt_ids, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,6 +321,7 @@ class _Failing:
 def _load(model: PreTrainedModel, state: Weights) -> None:
     if isinstance(state, Adapters):
         put_adapters(model, state)
+        keep_rounded(model)
     else:
         drop_adapters(model)
         model.load_state_dict(state, strict=False)  # one name of tied weights is enough

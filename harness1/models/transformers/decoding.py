@@ -5,9 +5,10 @@ There are no threads and no event loop here; `backend` drives it from one thread
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,8 @@ class DecodingStats(Record):
 class DecodingRow:
     """An unfinished output: its ids (prompt and output), log probabilities, generator and grammar state.
 
-    `fault` is an error of this row alone: its grammar allows no token, or not the drawn one.
+    `fault` is an error of this row alone: its grammar allows no token, or not the drawn one, or its log probabilities
+    are not finite.
     """
 
     def __init__(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: GrammarState | None = None) -> None:
@@ -67,6 +69,9 @@ class DecodingRow:
 
     def append(self, token: int, logprob: float) -> None:
         """Append the next token."""
+        if not math.isfinite(logprob):
+            self.fault = InfrastructureFault("the model's log probabilities are not finite")
+            return
         self.ids.append(token)
         self.logprobs.append(logprob)
         if self.grammar is not None and self.fault is None:
@@ -90,8 +95,9 @@ class Decoder:
 
     Args:
         cache_tokens: tokens of finished outputs whose keys and values are kept, least recently used dropped first. The
-            prefix that a new prompt shares with one of them, or with a running row, is not computed again.
-        prefill_tokens: tokens, padding included, of the prompts that are computed in one pass; 0: one prompt a pass.
+            prefix that a new prompt shares with one of them, or with that of a running row, is not computed again.
+        prefill_tokens: most tokens, with padding and what is computed already, of several prompts in one pass; 0: one
+            prompt a pass.
     """
 
     def __init__(self, model: SlotModel, rows: int, cache_tokens: int, prefill_tokens: int = 0) -> None:
@@ -105,33 +111,27 @@ class Decoder:
         """Rows that can be added."""
         return self._most - len(self._rows)
 
-    def next_pass(self, waiting: Sequence[DecodingRow]) -> list[DecodingRow]:
-        """Return the rows to `admit` together: the first, and those behind it that fit a pass beside it.
+    def next_pass(self, prompts: Sequence[NDArray[np.int64]]) -> list[int]:
+        """Return the places of the prompts to `admit` together: the first, and those that fit a pass beside it.
 
-        A row most of whose new part is the beginning of another's waits for that one, and copies it then."""
-        if not self._prefill_tokens:
-            return [waiting[0]]
-        chosen: dict[DecodingRow, int] = {}
-        for row in waiting:
-            start, _ = self._shared(row.prompt[:-1])
-            begins = max((_common_prefix(row.prompt, other.prompt) for other in chosen), default=0)
-            saved = min(begins, len(row.ids) - 1) - start
-            if not chosen or (saved <= (len(row.ids) - start) / 2 and self._fit({**chosen, row: start})):
-                chosen[row] = start
-        return list(chosen)
-
-    def _fit(self, starts: Mapping[DecodingRow, int]) -> bool:
-        """Return whether rows fit a pass beside each other, and its padding does not make the slots much longer."""
-        widest = max(len(row.ids) - start for row, start in starts.items())
-        longest = max(len(row.ids) for row in starts)
-        return len(starts) * widest <= self._prefill_tokens and max(starts.values()) + widest <= longest + COLUMNS
+        If most of what a prompt needs also begins a chosen one, it waits for a later pass and copies it."""
+        chosen, together = list[int](), _Pass()
+        for place, prompt in enumerate(prompts if self._prefill_tokens else prompts[:1]):
+            if chosen and together.tokens(1) > self._prefill_tokens:
+                break
+            start, _ = self._shared(prompt[:-1])
+            begins = max((_common_prefix(prompt, prompts[other]) for other in chosen), default=0)
+            waits = min(begins, len(prompt) - 1) - start > (len(prompt) - start) / 2
+            wider = _Pass((*together.starts, start), (*together.lengths, len(prompt)))
+            if not chosen or (not waits and wider.fits(self._prefill_tokens, self._model.window)):
+                chosen, together = [*chosen, place], wider
+        return chosen
 
     def admit(self, rows: Sequence[DecodingRow]) -> None:
         """Compute the new parts of the rows' prompts in one pass, draw their first tokens, and add the rows, unless an
         error is raised.
 
         Raises:
-            InfrastructureFault: the model's log probabilities are not finite.
             RuntimeError: torch failed.
         """
         begin, first = time.perf_counter(), len(self._rows)
@@ -157,10 +157,13 @@ class Decoder:
         self._count(decoded_tokens=len(starts), decode_seconds=time.perf_counter() - begin)
 
     def release(self, row: DecodingRow) -> None:
-        """Remove a row, keep its computed states for other rows, and move the last row into its slot."""
+        """Remove a row, keep its computed states for other rows unless it failed, and move the last row into its
+        slot."""
         slot, last = self._rows.index(row), len(self._rows) - 1
         computed = len(row.ids) - 1
-        if self._kept.wants(row.ids[:computed]):
+        if row.fault is not None:
+            self._slots.wipe(slot)
+        elif self._kept.wants(row.ids[:computed]):
             self._kept.keep(row.ids[:computed], self._slots.take(slot, computed))
         if slot != last:
             self._slots.copy(last, slot, len(self._rows[last].ids) - 1)
@@ -205,14 +208,36 @@ class Decoder:
             uniforms = torch.stack([torch.rand((), generator=row.generator, dtype=torch.float64) for row in group])
             ids = draw(logprobs, uniforms.to(logprobs.device))
             chosen = logprobs.gather(-1, ids[:, None])[:, 0].tolist()
-            if not np.isfinite(chosen).all():
-                raise InfrastructureFault("the model's log probabilities are not finite")
             for row, token, logprob in zip(group, ids.tolist(), chosen, strict=True):
                 row.append(token, logprob)
 
     def _count(self, **added: float) -> None:
         sums = {name: getattr(self.stats, name) + value for name, value in added.items()}
         self.stats = msgspec.structs.replace(self.stats, **sums)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Prompts computed together: what is computed of each already, and its length."""
+
+    starts: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def reach(self) -> int:
+        """The columns of each slot that it reads: the widest new part is appended to every start."""
+        widest = max(length - start for start, length in zip(self.starts, self.lengths, strict=True))
+        return max(self.starts) + widest
+
+    def tokens(self, further: int = 0) -> int:
+        """Return its tokens, with padding and with so many further prompts."""
+        return (len(self.starts) + further) * self.reach
+
+    def fits(self, most: int, window: int | None) -> bool:
+        """Return whether it has at most so many tokens, and neither slots nor positions go beyond what its longest
+        prompt needs or the model has."""
+        room = -(-max(self.lengths) // COLUMNS) * COLUMNS
+        return self.tokens() <= most and self.reach <= min(room, window or room)
 
 
 @dataclass(frozen=True)

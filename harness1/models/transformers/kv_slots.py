@@ -106,6 +106,11 @@ class SlotPass:
                 states[self._rows[:, None], :, self.positions] = added.transpose(1, 2)
         return keys[self._first : last, :, : self._length], values[self._first : last, :, : self._length]
 
+    @property
+    def is_even(self) -> bool:
+        """True if all slots hold equally many tokens."""
+        return len(set(self._starts)) == 1
+
     def is_causal(self, window: int | None) -> bool:
         """Return whether the new tokens are the whole sequence, and each sees all tokens before it."""
         return self._new == self._length and self._new > 1 and (window is None or window >= self._length)
@@ -153,7 +158,8 @@ def attend(
         grouped = query.reshape(rows, -1, groups, width)
         out = scaled_dot_product_attention(grouped, keys, values, slot_pass.visible(window), scale=scale)
     elif query.device.type == "cpu" and query.dtype == torch.bfloat16 and (window is None or window >= keys.shape[2]):
-        out = BlockAttention.apply(query, keys, values, None, scale)  # type: ignore[no-untyped-call]
+        mask = None if slot_pass.is_even else slot_pass.visible(window)
+        out = BlockAttention.apply(query, keys, values, mask, scale)  # type: ignore[no-untyped-call]
     else:
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
         causal = slot_pass.is_causal(window)
