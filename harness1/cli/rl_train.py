@@ -67,7 +67,9 @@ SHOWN = (
 
 
 def train(
-    data: Annotated[list[str] | None, Option(help="A dataset to learn from; repeatable.", metavar="DATASET")] = None,
+    data: Annotated[
+        list[str] | None, Option(help="A dataset to learn from, by name or path; may be repeated.", metavar="DATASET")
+    ] = None,
     model: Annotated[str, Option(help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")] = "",
     out: Annotated[Path | None, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")] = None,
     split: Annotated[str, Option(help="The split to take tasks from; default train.")] = "",

@@ -68,7 +68,7 @@ class DecodingRow:
         return "length" if len(self.logprobs) >= self.sampling.max_tokens else None
 
     def append(self, token: int, logprob: float) -> None:
-        """Append the next token."""
+        """Append the next token; one whose log probability is not finite is a fault instead."""
         if not math.isfinite(logprob):
             self.fault = InfrastructureFault("the model's log probabilities are not finite")
             return
@@ -115,8 +115,10 @@ class Decoder:
         """Return the places of the prompts to `admit` together: the first, and those that fit a pass beside it.
 
         If most of what a prompt needs also begins a chosen one, it waits for a later pass and copies it."""
+        if not self._prefill_tokens:
+            return [0]
         chosen, together = list[int](), _Pass()
-        for place, prompt in enumerate(prompts if self._prefill_tokens else prompts[:1]):
+        for place, prompt in enumerate(prompts):
             if chosen and together.tokens(1) > self._prefill_tokens:
                 break
             start, _ = self._shared(prompt[:-1])
