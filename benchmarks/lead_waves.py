@@ -2,8 +2,11 @@
 evidence order, and of the gold among them, after the question and after each wave of leads.
 
     python benchmarks/lead_waves.py $DATA/hotpotqa --index I [--split train] [--limit 300] [--waves 2] [--set A.B=VALUE]
+        [--beside scripted]
 
 The environment is that of `--config sft/handles`, with as many turns as the waves need, in a window of 8,192 tokens.
+`--beside` also plays a policy that has learned nothing, in the default environment: the F1 of its first documents, and
+that of the last wave minus it, with 95 % bootstrap intervals of the differences by task.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,13 +25,17 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from harness1 import SearchEnv, open_retriever, rollout
-from harness1.config import load_config
+from harness1.config import Config, load_config
 from harness1.data.leaks import gold_set
 from harness1.data.open import open_source
 from harness1.env.render.context import Context
+from harness1.eval.statistics import paired_difference
 from harness1.policy.actions import search_call
 from harness1.policy.policy import Decision
+from harness1.policy.registry import open_policy
 from harness1.records import Task, ToolCall, UnitId
+from harness1.retrieval.protocol import Retriever
+from harness1.reward.outcome import delivered
 from harness1.tools.end_search import END_SEARCH
 
 FIRST = (1, 2, 3)
@@ -77,27 +84,58 @@ def f1(chosen: Sequence[UnitId], gold: set[UnitId]) -> float:
 
 
 def measure(
-    dataset: str, index: str, split: str, limit: int, waves: int, settings: Sequence[str]
+    dataset: str,
+    index: str,
+    split: str,
+    limit: int,
+    waves: int,
+    settings: Sequence[str] = (),
+    beside: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Return a row for the state after the question and after each wave; an episode that ends early keeps its last."""
+    """Return a row for the state after the question and after each wave (an episode that ends early keeps its last),
+    and one for each policy beside it."""
     tasks = [task for task in open_source(dataset).tasks(split) if task.gold][: limit or None]
     turns = f"env.max_turns={waves + 3}"  # the question, the waves, the turn that reads the last one, the end
-    env = SearchEnv(load_config("sft/handles", [ROOM, turns, *settings]).env, open_retriever(index))
+    retriever = open_retriever(index)
+    env = SearchEnv(load_config("sft/handles", [ROOM, turns, *settings]).env, retriever)
     policy = Waves(waves)
     for task in tasks:
         asyncio.run(rollout(env, policy, task))
-    rows = []
+    gold = {task.task_id: {UnitId(doc_id) for doc_id in gold_set(task.gold)} for task in tasks if task.gold}
+    rows, order = [], {}
     for wave in range(waves + 1):
-        found = []
-        for task in tasks:
-            gold = {UnitId(doc_id) for doc_id in gold_set(task.gold)}
-            orders = policy.orders[task.task_id] or [[]]
-            found.append((orders[min(wave, len(orders) - 1)], gold))
+        orders = {task: policy.orders[task] or [[]] for task in gold}
+        order = {task: found[min(wave, len(found) - 1)] for task, found in orders.items()}
         row: dict[str, Any] = {"waves": wave, "tasks": len(tasks)}
-        row |= {f"f1_of_first_{k}": fmean(f1(order[:k], gold) for order, gold in found) for k in FIRST}
-        among = [([unit for unit in order[:AMONG] if unit in gold], gold) for order, gold in found]
-        rows.append(row | {f"f1_of_gold_among_{AMONG}": fmean(f1(chosen, gold) for chosen, gold in among)})
-    return rows
+        row |= {f"f1_of_first_{k}": fmean(firsts(order, gold, k).values()) for k in FIRST}
+        among = [f1([unit for unit in order[task][:AMONG] if unit in right], right) for task, right in gold.items()]
+        rows.append(row | {f"f1_of_gold_among_{AMONG}": fmean(among)})
+    return rows + [compared(name, order, gold, tasks, retriever) for name in beside]
+
+
+def firsts(order: Mapping[str, Sequence[UnitId]], gold: Mapping[str, set[UnitId]], k: int) -> dict[str, float]:
+    """Return the F1 of the first k units for each task."""
+    return {task: f1(order[task][:k], right) for task, right in gold.items()}
+
+
+def compared(
+    name: str,
+    order: Mapping[str, Sequence[UnitId]],
+    gold: Mapping[str, set[UnitId]],
+    tasks: Sequence[Task],
+    retriever: Retriever,
+) -> dict[str, Any]:
+    """Return the row of a policy in the default environment, with the differences of an order from it."""
+    config = load_config(None)
+    env, policy = SearchEnv(config.env, retriever), open_policy(name, config=config)
+    other = {task.task_id: delivered(asyncio.run(rollout(env, policy, task))) for task in tasks}
+    row: dict[str, Any] = {"policy": name, "tasks": len(tasks)}
+    for k in FIRST:
+        ours, theirs = firsts(order, gold, k), firsts(other, gold, k)
+        found = paired_difference(ours, theirs, Config().machine.bootstrap)
+        row[f"f1_of_first_{k}"] = fmean(theirs.values())
+        row[f"last_wave_minus_it_{k}"] = f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
+    return row
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
@@ -108,9 +146,10 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--limit", type=int, default=300)
     parser.add_argument("--waves", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="A.B=VALUE")
+    parser.add_argument("--beside", action="append", default=[], metavar="POLICY", help="such as scripted")
     parser.add_argument("--json", action="store_true", dest="as_json")
     asked = parser.parse_args(arguments)
-    rows = measure(asked.dataset, asked.index, asked.split, asked.limit, asked.waves, asked.settings)
+    rows = measure(asked.dataset, asked.index, asked.split, asked.limit, asked.waves, asked.settings, asked.beside)
     if asked.as_json:
         print(json.dumps(rows))
     for row in () if asked.as_json else rows:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+import pytest
 
 from benchmarks.lead_waves import f1, measure
 from harness1.config import load_config
@@ -27,6 +30,17 @@ def test_an_episode_that_ends_before_it_is_read_has_found_nothing(tmp_path: Path
     ensure_index(open_source("world:120"), index, load_config(None))
     rows = measure("world:120", str(index), "test", 2, 1, ("env.max_turns=1",))
     assert [row["f1_of_first_2"] for row in rows] == [0.0, 0.0]
+
+
+def test_a_policy_that_waves_are_compared_with_is_played_on_the_same_tasks(tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    ensure_index(open_source("world:120"), index, load_config(None))
+    _, wave, single = measure("world:120", str(index), "test", 10, 1, (), ["single-shot"])
+    assert (single["policy"], single["tasks"]) == ("single-shot", 10)
+    assert 0.0 < single["f1_of_first_2"] < wave["f1_of_first_2"]
+    difference, low, high = map(float, re.findall(r"[+-][\d.]+", single["last_wave_minus_it_2"]))
+    assert difference == pytest.approx(wave["f1_of_first_2"] - single["f1_of_first_2"], abs=1e-3)
+    assert low <= difference <= high
 
 
 def test_f1_weighs_what_is_missing_and_what_is_wrong() -> None:
