@@ -1,6 +1,6 @@
 """Make a released policy of a checkpoint of adapters on a fetched model.
 
-    python benchmarks/release_policy.py CHECKPOINT --base smollm2-135m --config sft/handles --name trained
+    python benchmarks/release_policy.py CHECKPOINT --base smollm2-135m --config sft/handles --name trained [--set A.B=V]
 
 It writes `harness1/policies/NAME`: the adapters, their card, and the environment and sampling of the configuration. The
 model card, `README.md`, is written by hand.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,10 +27,10 @@ HOME = Path(__file__).parent.parent / "harness1" / "policies"
 HEADER = "# The environment and the sampling that this policy was measured with."
 
 
-def release(checkpoint: Path, base: str, config: str, out: Path) -> None:
+def release(checkpoint: Path, base: str, config: str, out: Path, changed: Sequence[str] = ()) -> None:
     """Write a released policy to a folder; raise SystemExit for a checkpoint of another base, environment or
     format."""
-    card, settings = read_checkpoint(checkpoint), load_config(config)
+    card, settings = read_checkpoint(checkpoint), load_config(config, list(changed))
     if card is None or folder_hash(base_folder(checkpoint)) != folder_hash(fetched_models() / base):
         raise SystemExit(f"{checkpoint} holds no adapters on {base}")
     if env_hash(settings.env) != card.env_hash:
@@ -51,6 +52,7 @@ if __name__ == "__main__":
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--base", required=True, help="name of the fetched model")
     parser.add_argument("--config", required=True)
+    parser.add_argument("--set", action="append", default=[], dest="changed", metavar="A.B=VALUE")
     parser.add_argument("--name", required=True)
     asked = parser.parse_args()
-    release(asked.checkpoint, asked.base, asked.config, HOME / asked.name)
+    release(asked.checkpoint, asked.base, asked.config, HOME / asked.name, asked.changed)

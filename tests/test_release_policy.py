@@ -66,6 +66,18 @@ def test_a_released_checkpoint_opens_by_its_name_in_its_own_environment(
         open_policy("clever", config=resolve(None, ["env.max_turns=9"], "clever"))
 
 
+def test_settings_changed_for_the_training_are_those_that_are_released(
+    checkpoint: Path, config: str, tmp_path: Path
+) -> None:
+    shorter = tmp_path / "shorter.toml"
+    shorter.write_text(SETTINGS.replace("max_turns = 3", "max_turns = 2"))
+    out = tmp_path / "policies" / "clever"
+    with pytest.raises(SystemExit, match="trained for another environment"):
+        release(checkpoint, "tiny", str(shorter), out)
+    release(checkpoint, "tiny", str(shorter), out, ["env.max_turns=3"])
+    assert resolve(None, None, "clever").env == load_config(config).env
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
