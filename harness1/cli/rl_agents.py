@@ -35,6 +35,7 @@ from harness1.rl import learning
 from harness1.rl.local_rollouts import open_policy_to_train
 from harness1.rl.shared_devices import undisturbed
 from harness1.runs.stage import clear
+from harness1.train.log import Trackers
 from harness1.train.process_group import ALONE
 
 SHOWN = ("reward", "loss", "turns", "entropy", "k3", "gate/mean_k3", "gate/effective_share")
@@ -85,7 +86,7 @@ def agents(
     )
     work, players = learning_on_agents(settings, learn, out, policy, command, evaluate, os.environ)
     alone = undisturbed(policy.model, settings, work.device, 1)
-    work = replace(work, tensorboard=tensorboard, wandb=wandb, mlflow=mlflow, undisturbed=alone)
+    work = replace(work, trackers=Trackers(tensorboard, wandb, mlflow), undisturbed=alone)
     for selection in work.selections:
         say_left_out(selection)
     if force:

@@ -50,6 +50,7 @@ from harness1.rl.local_rollouts import open_policy_to_train
 from harness1.rl.open import learning_on_pivots, learning_on_tasks
 from harness1.rl.shared_devices import undisturbed
 from harness1.runs.stage import clear
+from harness1.train.log import Trackers
 from harness1.train.process_group import ProcessGroup
 
 SHOWN = (
@@ -116,7 +117,7 @@ def train(
         else:
             work, players = learning_on_pivots(settings, learn, out, policy, pivots)
         alone = undisturbed(policy.model, settings, work.device, group.size)
-        work = replace(work, tensorboard=tensorboard, wandb=wandb, mlflow=mlflow, undisturbed=alone, ends_at=ends_at)
+        work = replace(work, trackers=Trackers(tensorboard, wandb, mlflow), undisturbed=alone, ends_at=ends_at)
         if service is not None:
             work = replace(work, open_engine=partial(learning.open_service_engine, service))
         for selection in work.selections:

@@ -23,6 +23,7 @@ from harness1.models.open import preferred_device
 from harness1.runs.stage import clear
 from harness1.sft.data_card import TRAIN
 from harness1.sft.fine_tuning import VERB, FineTuning, fine_tune, open_service_engine
+from harness1.train.log import Trackers
 from harness1.train.process_group import ProcessGroup
 
 SHOWN = ("loss", "nll", "valid", "tool_agreement", "action_agreement", "curated_recall")
@@ -70,7 +71,8 @@ def train(
         device = settings.machine.model.device or preferred_device()
         device = f"cuda:{group.local}" if device == "cuda" and launched().size > 1 else device
         base = resolve_model(model)
-        work = FineTuning(dataset, base, out, settings, trainer.value, device, packing, tensorboard, wandb, mlflow)
+        trackers = Trackers(tensorboard, wandb, mlflow)
+        work = FineTuning(dataset, base, out, settings, trainer.value, device, packing, trackers)
         if engine:
             service = open_service(engine, base, settings, group.size)
             work = replace(work, open_engine=partial(open_service_engine, service), sampler=service.sampler)

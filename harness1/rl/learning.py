@@ -42,7 +42,7 @@ from harness1.runs.store import EPISODES as LINES
 from harness1.runs.store import EpisodeStore
 from harness1.train.algorithm import make_algorithm
 from harness1.train.followers import TrainerJob
-from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
+from harness1.train.log import NO_TRACKERS, VALIDATION_PREFIX, StepListener, Trackers, TrainLog
 from harness1.train.process_group import ALONE, ProcessGroup
 from harness1.train.saving import disk_bytes
 from harness1.train.schedule import SavePlan, is_due
@@ -94,9 +94,7 @@ class Learning:
     out: Path
     config: Config
     device: str = "cpu"
-    tensorboard: bool = False
-    wandb: str = ""
-    mlflow: str = ""
+    trackers: Trackers = NO_TRACKERS
     index_hashes: Sequence[str] = ()
     make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl, config.env))
     open_engine: OpenEngine = open_local_engine
@@ -227,9 +225,7 @@ async def _train(work: Learning, learner: Learner, players: OpenRollouts, on_ste
         # The store is locked, which also keeps a second process away from the log.
         with (
             EpisodeStore(work.out / EPISODES) as store,
-            TrainLog(
-                work.out, learner.version, tensorboard=work.tensorboard, wandb=work.wandb, mlflow=work.mlflow
-            ) as log,
+            TrainLog(work.out, learner.version, work.trackers) as log,
         ):
             loop = _Loop(work, learner, rollouts, log, on_step)
             async with work.undisturbed():

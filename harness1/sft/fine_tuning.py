@@ -32,7 +32,7 @@ from harness1.sft.validation import HeldOutValidation
 from harness1.train.algorithm import make_algorithm
 from harness1.train.followers import TrainerJob
 from harness1.train.interrupts import uninterrupted
-from harness1.train.log import VALIDATION_PREFIX, StepListener, TrainLog
+from harness1.train.log import NO_TRACKERS, VALIDATION_PREFIX, StepListener, Trackers, TrainLog
 from harness1.train.micro_batch import shuffled_steps
 from harness1.train.process_group import ALONE, ProcessGroup
 from harness1.train.saving import disk_bytes, hash_of_base, load_state, write_card, write_state
@@ -71,9 +71,7 @@ class FineTuning:
     device: str = "cpu"
     packing: bool = False
     """Put several rows into one sequence (TRL only)."""
-    tensorboard: bool = False
-    wandb: str = ""
-    mlflow: str = ""
+    trackers: Trackers = NO_TRACKERS
     open_engine: OpenEngine = open_local_engine
     """Opens what holds the weights in training; TRL has its own."""
     sampler: Backend | None = None
@@ -203,7 +201,7 @@ def _copy_data_card(work: FineTuning) -> None:
 
 def _open_log(work: FineTuning, begun: int, *, writes: bool = True) -> TrainLog:
     out = work.out if writes else None
-    return TrainLog(out, begun, tensorboard=work.tensorboard, wandb=work.wandb, mlflow=work.mlflow)
+    return TrainLog(out, begun, work.trackers)
 
 
 class _State(Record):

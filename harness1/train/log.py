@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,28 +22,31 @@ StepListener = Callable[[int, int, Mapping[str, float]], None]
 """Called with the step, the number of steps and the measured values; first with the last completed step, or 0."""
 
 
+class Trackers(NamedTuple):
+    """Where else a training run is logged."""
+
+    tensorboard: bool = False
+    wandb: str = ""
+    """A project of Weights & Biases; empty for none."""
+    mlflow: str = ""
+    """An experiment of MLflow, `NAME` or `NAME@URI`; empty for none."""
+
+
+NO_TRACKERS = Trackers()
+
+
 class TrainLog(AbstractContextManager["TrainLog"]):
     """Appends to `log.jsonl`. A resumed run repeats the steps after `after`, so their old lines are removed.
 
     Args:
         folder: None for a process that must not write.
-        wandb: a project of Weights & Biases; empty for none.
-        mlflow: an experiment of MLflow, `NAME` or `NAME@URI`; empty for none.
 
     Raises:
         MissingExtra: TensorBoard, wandb or mlflow is not installed.
         InfrastructureFault: MLflow's store cannot be opened.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        after: int = 0,
-        *,
-        tensorboard: bool = False,
-        wandb: str = "",
-        mlflow: str = "",
-    ) -> None:
+    def __init__(self, folder: Path | None, after: int = 0, trackers: Trackers = NO_TRACKERS) -> None:
         self._file: io.FileIO | None = None
         self._events: Any = None
         self._project: Any = None
@@ -51,9 +54,9 @@ class TrainLog(AbstractContextManager["TrainLog"]):
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._events = _open_tensorboard(folder / "tensorboard", after) if tensorboard else None
-        self._project = _open_wandb(folder, wandb) if wandb else None
-        self._run = MlflowRun(folder, mlflow, resumed=after > 0) if mlflow else None
+        self._events = _open_tensorboard(folder / "tensorboard", after) if trackers.tensorboard else None
+        self._project = _open_wandb(folder, trackers.wandb) if trackers.wandb else None
+        self._run = MlflowRun(folder, trackers.mlflow, resumed=after > 0) if trackers.mlflow else None
         path = folder / LOG
         kept = [line for line, values in _read(path) if values["step"] <= after] if after > 0 else []
         write_atomically(path, b"".join(line + b"\n" for line in kept))

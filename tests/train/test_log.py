@@ -11,11 +11,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from harness1.errors import MissingExtra
-from harness1.train.log import LOG, TrainLog, read_log
+from harness1.train.log import LOG, Trackers, TrainLog, read_log
 
 
 def write(folder: Path | None, *steps: int, after: int = 0, **options: Any) -> None:
-    with TrainLog(folder, after, **options) as log:
+    with TrainLog(folder, after, Trackers(**options)) as log:
         for step in steps:
             log.write(step, {"loss": step / 2 + after})
 
@@ -125,5 +125,5 @@ def test_what_is_not_installed_is_named_and_leaves_the_log_as_it_was(
     write(tmp_path, 1)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtra, match=rf"{package} is not installed; .*\[logs\]"):
-        TrainLog(tmp_path, **options)
+        TrainLog(tmp_path, trackers=Trackers(**options))
     assert len(read_log(tmp_path)) == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness1.errors import InfrastructureFault, MissingExtra
-from harness1.train.log import TrainLog, read_log
+from harness1.train.log import Trackers, TrainLog, read_log
 
 pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
 
@@ -32,7 +32,7 @@ def students(store: str, request: pytest.FixtureRequest) -> str:
 
 
 def write(folder: Path, place: str, *steps: int, after: int = 0) -> None:
-    with TrainLog(folder, after, mlflow=place) as log:
+    with TrainLog(folder, after, Trackers(mlflow=place)) as log:
         for step in steps:
             log.write(step, {"loss": step / 2 + after, "held_out/nll": 3.0})
 
@@ -82,14 +82,14 @@ def test_a_name_may_have_an_at_sign_and_the_store_be_mlflows_own(
 def test_how_a_training_ended_is_told(
     tmp_path: Path, store: str, students: str, error: type[BaseException], status: str
 ) -> None:
-    with pytest.raises(error), TrainLog(tmp_path / "student", mlflow=f"{students}@{store}"):
+    with pytest.raises(error), TrainLog(tmp_path / "student", trackers=Trackers(mlflow=f"{students}@{store}")):
         raise error
     assert [run.info.status for run in runs(store, students)] == [status]
 
 
 def test_a_store_that_cannot_be_opened_is_a_fault_without_its_password(tmp_path: Path, store: str) -> None:
     with pytest.raises(InfrastructureFault, match="MLflow") as raised:
-        TrainLog(tmp_path / "student", mlflow="students@mysteriously://me:hunter2@host/db")
+        TrainLog(tmp_path / "student", trackers=Trackers(mlflow="students@mysteriously://me:hunter2@host/db"))
     assert "hunter2" not in str(raised.value)
 
 
@@ -99,5 +99,5 @@ def test_mlflow_that_is_not_installed_is_named_and_leaves_the_log_as_it_was(
     write(tmp_path / "student", f"students@{store}", 1)
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(MissingExtra, match=r"mlflow is not installed; .*\[logs\]"):
-        TrainLog(tmp_path / "student", mlflow="students")
+        TrainLog(tmp_path / "student", trackers=Trackers(mlflow="students"))
     assert len(read_log(tmp_path / "student")) == 1
