@@ -4,9 +4,11 @@ evidence order, and of the gold among them, after the question and after each wa
     python benchmarks/lead_waves.py $DATA/hotpotqa --index I [--split train] [--limit 300] [--waves 2] [--set A.B=VALUE]
         [--beside scripted]
 
-The environment is that of `--config sft/handles`, with as many turns as the waves need, in a window of 8,192 tokens.
-`--beside` also plays a policy that has learned nothing, in the default environment: the F1 of its first documents, and
-that of the last wave minus it, with 95 % bootstrap intervals of the differences by task.
+The environment is that of `--config sft/handles`, with as many turns as the waves need, in a window of 8,192 tokens,
+which shows more documents of a search than a small one; `--set env.context_window=2048` shows what a small model sees.
+`--beside` also plays a policy that has learned nothing, in the default environment (--set changes only its retrieval):
+the F1 of the first documents that it delivers, and that of the last wave minus it, with 95 % bootstrap intervals of the
+differences by task.
 """
 
 from __future__ import annotations
@@ -31,13 +33,14 @@ from harness1.data.open import open_source
 from harness1.env.render.context import Context
 from harness1.eval.statistics import paired_difference
 from harness1.policy.actions import search_call
-from harness1.policy.policy import Decision
-from harness1.policy.registry import open_policy
-from harness1.records import Task, ToolCall, UnitId
-from harness1.retrieval.protocol import Retriever
+from harness1.policy.policy import Decision, Policy
+from harness1.policy.registry import PLAIN
+from harness1.records import Episode, Status, Task, ToolCall, UnitId
 from harness1.reward.outcome import delivered
 from harness1.tools.end_search import END_SEARCH
 
+Orders = Mapping[str, Sequence[UnitId]]
+"""Units by task, the best first."""
 FIRST = (1, 2, 3)
 AMONG = 4
 """Documents among which the gold is looked for."""
@@ -92,46 +95,50 @@ def measure(
     settings: Sequence[str] = (),
     beside: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Return a row for the state after the question and after each wave (an episode that ends early keeps its last),
-    and one for each policy beside it."""
+    """Return a row for the state after the question and after each wave (an episode that ends early keeps its last
+    state), and a row for each policy to compare with."""
     tasks = [task for task in open_source(dataset).tasks(split) if task.gold][: limit or None]
     turns = f"env.max_turns={waves + 3}"  # the question, the waves, the turn that reads the last one, the end
-    retriever = open_retriever(index)
-    env = SearchEnv(load_config("sft/handles", [ROOM, turns, *settings]).env, retriever)
-    policy = Waves(waves)
+    config = load_config("sft/handles", [ROOM, turns, *settings])
+    retriever = open_retriever(index, config)
+    env, policy = SearchEnv(config.env, retriever), Waves(waves)
     for task in tasks:
-        asyncio.run(rollout(env, policy, task))
+        played(env, policy, task)
     gold = {task.task_id: {UnitId(doc_id) for doc_id in gold_set(task.gold)} for task in tasks if task.gold}
     rows, order = [], {}
     for wave in range(waves + 1):
-        orders = {task: policy.orders[task] or [[]] for task in gold}
-        order = {task: found[min(wave, len(found) - 1)] for task, found in orders.items()}
+        orders = {task_id: policy.orders[task_id] or [[]] for task_id in gold}
+        order = {task_id: found[min(wave, len(found) - 1)] for task_id, found in orders.items()}
         row: dict[str, Any] = {"waves": wave, "tasks": len(tasks)}
         row |= {f"f1_of_first_{k}": fmean(firsts(order, gold, k).values()) for k in FIRST}
-        among = [f1([unit for unit in order[task][:AMONG] if unit in right], right) for task, right in gold.items()]
-        rows.append(row | {f"f1_of_gold_among_{AMONG}": fmean(among)})
-    return rows + [compared(name, order, gold, tasks, retriever) for name in beside]
+        seen = {task_id: [unit for unit in order[task_id][:AMONG] if unit in right] for task_id, right in gold.items()}
+        rows.append(row | {f"f1_of_gold_among_{AMONG}": fmean(firsts(seen, gold, AMONG).values())})
+    plain = SearchEnv(load_config(None).env, retriever)
+    for name in beside:
+        other = {task.task_id: delivered(played(plain, PLAIN[name](), task)) for task in tasks}
+        rows.append({"policy": name, "tasks": len(tasks)} | compared(order, other, gold))
+    return rows
 
 
-def firsts(order: Mapping[str, Sequence[UnitId]], gold: Mapping[str, set[UnitId]], k: int) -> dict[str, float]:
+def played(env: SearchEnv, policy: Policy, task: Task) -> Episode:
+    """Return an episode; raise SystemExit if a fault ended it, which would count as a bad result."""
+    episode = asyncio.run(rollout(env, policy, task))
+    if episode.status is Status.INFRA_ERROR:
+        raise SystemExit(f"lead_waves: a fault ended task {task.task_id}: {episode.error}")
+    return episode
+
+
+def firsts(order: Orders, gold: Mapping[str, set[UnitId]], k: int) -> dict[str, float]:
     """Return the F1 of the first k units for each task."""
-    return {task: f1(order[task][:k], right) for task, right in gold.items()}
+    return {task_id: f1(order[task_id][:k], right) for task_id, right in gold.items()}
 
 
-def compared(
-    name: str,
-    order: Mapping[str, Sequence[UnitId]],
-    gold: Mapping[str, set[UnitId]],
-    tasks: Sequence[Task],
-    retriever: Retriever,
-) -> dict[str, Any]:
-    """Return the row of a policy in the default environment, with the differences of an order from it."""
-    config = load_config(None)
-    env, policy = SearchEnv(config.env, retriever), open_policy(name, config=config)
-    other = {task.task_id: delivered(asyncio.run(rollout(env, policy, task))) for task in tasks}
-    row: dict[str, Any] = {"policy": name, "tasks": len(tasks)}
+def compared(last_wave: Orders, other: Orders, gold: Mapping[str, set[UnitId]]) -> dict[str, Any]:
+    """Return the F1 of the first documents that a policy delivered, and by how much the orders of the last wave are
+    above it, paired by task."""
+    row: dict[str, Any] = {}
     for k in FIRST:
-        ours, theirs = firsts(order, gold, k), firsts(other, gold, k)
+        ours, theirs = firsts(last_wave, gold, k), firsts(other, gold, k)
         found = paired_difference(ours, theirs, Config().machine.bootstrap)
         row[f"f1_of_first_{k}"] = fmean(theirs.values())
         row[f"last_wave_minus_it_{k}"] = f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
@@ -146,7 +153,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--limit", type=int, default=300)
     parser.add_argument("--waves", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="A.B=VALUE")
-    parser.add_argument("--beside", action="append", default=[], metavar="POLICY", help="such as scripted")
+    parser.add_argument("--beside", action="append", default=[], choices=PLAIN, help="a policy without a model")
     parser.add_argument("--json", action="store_true", dest="as_json")
     asked = parser.parse_args(arguments)
     rows = measure(asked.dataset, asked.index, asked.split, asked.limit, asked.waves, asked.settings, asked.beside)

@@ -34,7 +34,7 @@ def release(checkpoint: Path, base: str, config: str, out: Path, changed: Sequen
     if card is None or folder_hash(base_folder(checkpoint)) != folder_hash(fetched_models() / base):
         raise SystemExit(f"{checkpoint} holds no adapters on {base}")
     if env_hash(settings.env) != card.env_hash:
-        raise SystemExit(f"{checkpoint} was trained for another environment than {config}")
+        raise SystemExit(f"{checkpoint} was trained for another environment than {' '.join([config, *changed])}")
     if settings.policy.format not in ("auto", card.format):
         raise SystemExit(f"{checkpoint} was trained for the format {card.format}, not {settings.policy.format}")
     out.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,8 @@ def say_torn(run: Path, size: int) -> None:
         say(f"{run}: a torn last line ({size} bytes) was dropped")
 
 
-def say_left_out(selection: Selection) -> None:
-    """Tell the user which tasks of a split are not learned from, and why."""
-    if selection.line:
-        say(selection.line)
+def say_left_out(*selections: Selection) -> None:
+    """Tell the user which tasks of each split are not learned from, and why."""
+    for selection in selections:
+        if selection.line:
+            say(selection.line)

@@ -86,9 +86,8 @@ def agents(
     )
     work, players = learning_on_agents(settings, learn, out, policy, command, evaluate, os.environ)
     alone = undisturbed(policy.model, settings, work.device, 1)
-    work = replace(work, trackers=Trackers(tensorboard, wandb, mlflow), undisturbed=alone)
-    for selection in work.selections:
-        say_left_out(selection)
+    work = replace(work, trackers=Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), undisturbed=alone)
+    say_left_out(*work.selections)
     if force:
         work.check()  # nothing is deleted if the training is refused
         clear(out, learning.VERB, "*")

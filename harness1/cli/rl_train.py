@@ -117,11 +117,11 @@ def train(
         else:
             work, players = learning_on_pivots(settings, learn, out, policy, pivots)
         alone = undisturbed(policy.model, settings, work.device, group.size)
-        work = replace(work, trackers=Trackers(tensorboard, wandb, mlflow), undisturbed=alone, ends_at=ends_at)
+        trackers = Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
+        work = replace(work, trackers=trackers, undisturbed=alone, ends_at=ends_at)
         if service is not None:
             work = replace(work, open_engine=partial(learning.open_service_engine, service))
-        for selection in work.selections:
-            say_left_out(selection)
+        say_left_out(*work.selections)
         if force:
             work.check()  # nothing is deleted if the training run is refused
             clear(out, learning.VERB, "*")

@@ -71,7 +71,7 @@ def train(
         device = settings.machine.model.device or preferred_device()
         device = f"cuda:{group.local}" if device == "cuda" and launched().size > 1 else device
         base = resolve_model(model)
-        trackers = Trackers(tensorboard, wandb, mlflow)
+        trackers = Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
         work = FineTuning(dataset, base, out, settings, trainer.value, device, packing, trackers)
         if engine:
             service = open_service(engine, base, settings, group.size)

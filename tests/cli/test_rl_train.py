@@ -72,7 +72,7 @@ def test_what_cannot_be_is_said_in_one_line(harness1: Command, arguments: list[s
 
 
 def test_a_policy_that_never_acts_has_nothing_to_learn_from(harness1: Command, home: Path) -> None:
-    ended = harness1(*train("--share", "rl", out="hopeless"))
+    ended = harness1(*train("--share", "rl", "--tensorboard", out="hopeless"))
     assert ended.code == 2
     assert "world-60-0 train: left out 18 tasks of the other share" in ended.err
     assert "all episodes had the same reward" in ended.err
@@ -86,6 +86,7 @@ def test_a_policy_that_never_acts_has_nothing_to_learn_from(harness1: Command, h
     learned = {task for _, task in tasks_of_runs([home / "hopeless"])}
     assert {task for _, task in tasks_of_runs([home / "hopeless" / "episodes"])} - learned <= {"dev-00000", "dev-00001"}
     assert {str(episode.status) for episode in played} == {"policy_error"}
+    assert list((home / "hopeless" / "tensorboard").iterdir())
     replayed = harness1("replay", "hopeless/episodes", "--json")
     assert replayed.code == 0, replayed.err
     viewed = harness1("view", "hopeless/episodes", "--out", "view.html")
