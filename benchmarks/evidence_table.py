@@ -26,7 +26,7 @@ if not __package__:
 
 from benchmarks.former_script import FormerScript
 from benchmarks.hybrid_table import MODEL, stratified
-from benchmarks.systems import SINGLE, UNRANKED
+from benchmarks.systems import SINGLE, UNRANKED, signed
 from harness1.config import Config, load_config
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
@@ -202,14 +202,9 @@ def _markdown(mode: str, report: Row) -> str:
     pairs = list(report["means"])
     lines += ["", f"| {mode} | {' | '.join(pairs)} |", "|---" * (len(pairs) + 1) + "|"]
     for dataset, row in rows.items():
-        cells = [_signed(row["differences"][pair]["interval"]) for pair in pairs]
+        cells = [signed(row["differences"][pair]["interval"]) for pair in pairs]
         lines.append(f"| {dataset} | {' | '.join(cells)} |")
-    return "\n".join([*lines, f"| mean | {' | '.join(_signed(report['means'][pair]) for pair in pairs)} |"])
-
-
-def _signed(interval: Sequence[float]) -> str:
-    mean, low, high = interval
-    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+    return "\n".join([*lines, f"| mean | {' | '.join(signed(report['means'][pair]) for pair in pairs)} |"])
 
 
 if __name__ == "__main__":

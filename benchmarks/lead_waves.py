@@ -26,6 +26,7 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.systems import signed
 from harness1 import SearchEnv, open_retriever, rollout
 from harness1.config import Config, load_config
 from harness1.data.leaks import gold_set
@@ -104,7 +105,7 @@ def measure(
     env, policy = SearchEnv(config.env, retriever), Waves(waves)
     for task in tasks:
         played(env, policy, task)
-    gold = {task.task_id: {UnitId(doc_id) for doc_id in gold_set(task.gold)} for task in tasks if task.gold}
+    gold = {task.task_id: {UnitId(doc_id) for doc_id in gold_set(task.gold)} for task in tasks}
     rows, order = [], {}
     for wave in range(waves + 1):
         orders = {task_id: policy.orders[task_id] or [[]] for task_id in gold}
@@ -141,7 +142,7 @@ def compared(last_wave: Orders, other: Orders, gold: Mapping[str, set[UnitId]]) 
         ours, theirs = firsts(last_wave, gold, k), firsts(other, gold, k)
         found = paired_difference(ours, theirs, Config().machine.bootstrap)
         row[f"f1_of_first_{k}"] = fmean(theirs.values())
-        row[f"last_wave_minus_it_{k}"] = f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
+        row[f"last_wave_minus_it_{k}"] = signed((found.mean, found.low, found.high))
     return row
 
 

@@ -27,7 +27,7 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.hybrid_table import MODEL, stratified
-from benchmarks.systems import SINGLE, SINGLE_RANKED, System
+from benchmarks.systems import SINGLE, SINGLE_RANKED, System, signed
 from harness1.config import Config, load_config
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
@@ -151,7 +151,7 @@ def markdown(table: Mapping[str, Mapping[str, Row]], gains: Mapping[str, Sequenc
         steps = [f"- {name}: {_steps(row)}" for name, row in rows.items() if "over_the_one_before" in row]
         parts += ["Each model minus the one before it:\n\n" + "\n".join(steps)] if steps else []
     if gains:
-        said = [f"- {name}: {_signed(gain)}" for name, gain in gains.items()]
+        said = [f"- {name}: {signed(gain)}" for name, gain in gains.items()]
         parts.append(
             "F1 at equal size on the datasets never trained on, learned policy minus it:\n\n" + "\n".join(said)
         )
@@ -165,17 +165,13 @@ def _cells(row: Row) -> list[str]:
     own += [f"{metrics[name][0]:,.1f}" for name in COSTS]
     own.append("" if row["seconds"] is None else f"{row['seconds']:.2f}")
     against = row.get("at_equal_size")
-    return own + ([_signed(against[name]["difference"]) for name in (F1, RECALL)] if against else ["", ""])
+    return own + ([signed(against[name]["difference"]) for name in (F1, RECALL)] if against else ["", ""])
 
 
 def _steps(row: Row) -> str:
     return ", ".join(
-        f"{SHOWN[name]} {_signed(found['difference'])}" for name, found in row["over_the_one_before"].items()
+        f"{SHOWN[name]} {signed(found['difference'])}" for name, found in row["over_the_one_before"].items()
     )
-
-
-def _signed(found: Sequence[float]) -> str:
-    return f"{found[0]:+.3f} ({found[1]:+.3f} to {found[2]:+.3f})"
 
 
 def _named(given: str) -> tuple[str, str]:

@@ -129,7 +129,7 @@ def verdict(name: str, table: Mapping[str, Mapping[str, Row]], mean: Sequence[fl
         for word, found in (("loses", better), ("gains", worse), ("no difference", rest))
         if found
     ]
-    return f"- {name}: {'; '.join(parts)}. Mean {_signed(mean)}."
+    return f"- {name}: {'; '.join(parts)}. Mean {signed(mean)}."
 
 
 def markdown(table: Mapping[str, Mapping[str, Row]]) -> str:
@@ -138,7 +138,7 @@ def markdown(table: Mapping[str, Mapping[str, Row]]) -> str:
     others = [name for name in names if name != BASE]
     heads = [f"{dataset} ({rows[BASE]['tasks']})" for dataset, rows in table.items()]
     recall = [[name, *(_plain(rows[name]["recall"]) for rows in table.values())] for name in names]
-    change = [[name, *(_change(rows[name]) for rows in table.values()), _signed(means[name])] for name in others]
+    change = [[name, *(_change(rows[name]) for rows in table.values()), signed(means[name])] for name in others]
     cost = [[name, *(_cost(rows[name]) for rows in table.values())] for name in names]
     return "\n\n".join(
         [
@@ -162,12 +162,13 @@ def _plain(found: Sequence[float]) -> str:
     return f"{found[0]:.3f} ({found[1]:.3f} to {found[2]:.3f})"
 
 
-def _signed(found: Sequence[float]) -> str:
+def signed(found: Sequence[float]) -> str:
+    """Format a difference and the ends of its interval."""
     return f"{found[0]:+.3f} ({found[1]:+.3f} to {found[2]:+.3f})"
 
 
 def _change(row: Row) -> str:
-    return _signed(row["difference"]) + ("*" if row["p"] < 0.05 else "")
+    return signed(row["difference"]) + ("*" if row["p"] < 0.05 else "")
 
 
 def _cost(row: Row) -> str:
