@@ -142,8 +142,15 @@ def compared(last_wave: Orders, other: Orders, gold: Mapping[str, set[UnitId]]) 
         ours, theirs = firsts(last_wave, gold, k), firsts(other, gold, k)
         found = paired_difference(ours, theirs, Config().machine.bootstrap)
         row[f"f1_of_first_{k}"] = fmean(theirs.values())
-        row[f"last_wave_minus_it_{k}"] = signed((found.mean, found.low, found.high))
+        row[f"last_wave_minus_it_{k}"] = [found.mean, found.low, found.high]
     return row
+
+
+def shown(value: object) -> str:
+    """Return a value of a row for a reader: a list is a difference with its interval."""
+    if isinstance(value, list):
+        return signed(value)
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
@@ -161,11 +168,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     if asked.as_json:
         print(json.dumps(rows))
     for row in () if asked.as_json else rows:
-        print(
-            "  ".join(
-                f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()
-            )
-        )
+        print("  ".join(f"{name} {shown(value)}" for name, value in row.items()))
     return rows
 
 

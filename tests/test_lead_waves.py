@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lead_waves import compared, f1, measure, played
+from benchmarks.lead_waves import compared, f1, measure, played, shown
 from harness1 import SearchEnv
 from harness1.config import load_config
 from harness1.data.indexing import ensure_index
@@ -46,9 +46,13 @@ def test_differences_are_paired_by_task() -> None:
     one, two, three = map(UnitId, "abc")
     gold, last_wave = {"t": {one}, "u": {two}}, {"t": [one], "u": [three]}
     row = compared(last_wave, {"u": [three], "t": [one]}, gold)
-    assert (row["f1_of_first_1"], row["last_wave_minus_it_1"]) == (0.5, "+0.000 (+0.000 to +0.000)")
+    assert (row["f1_of_first_1"], row["last_wave_minus_it_1"]) == (0.5, [0.0, 0.0, 0.0])
     row = compared(last_wave, {"u": [two], "t": [three]}, gold)
-    assert (row["f1_of_first_1"], row["last_wave_minus_it_1"]) == (0.5, "+0.000 (-1.000 to +1.000)")
+    assert (row["f1_of_first_1"], row["last_wave_minus_it_1"]) == (0.5, [0.0, -1.0, 1.0])
+
+
+def test_a_difference_is_shown_with_its_interval() -> None:
+    assert [shown(value) for value in (3, 0.25, [0.5, -0.125, 1.0])] == ["3", "0.250", "+0.500 (-0.125 to +1.000)"]
 
 
 def test_a_fault_is_not_counted_as_a_bad_result() -> None:
