@@ -213,7 +213,7 @@ class StopReason(StrEnum):
 
 
 class Status(StrEnum):
-    """The party responsible for the end of an episode, which decides how it is scored (design section 4)."""
+    """The party responsible for the end of an episode, which decides how it is scored."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -264,7 +264,7 @@ class EpisodeKey(NamedTuple):
 
 
 class Hashes(Record):
-    """The hashes of everything that an episode was made with (design section 4)."""
+    """The hashes of everything that an episode was made with."""
 
     env: str
     policy: str
@@ -286,7 +286,7 @@ class TokenBlob(Record):
 class Episode(Record, kw_only=True):
     """A finished search episode: every decision, every answer from outside, and the delivered set.
 
-    It is complete (design section 4): a replay rebuilds every state from it, scoring needs only the gold in addition,
+    It is complete: a replay rebuilds every state from it, scoring needs only the gold in addition,
     and training rows are made from its tokens. Log probabilities are natural logarithms.
     """
 

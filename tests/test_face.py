@@ -19,7 +19,7 @@ NAMES = [name for name in harness1.__all__ if name != "__version__"]
 UNITS = {
     "Config": (),
     "Env": ("tokens", "arXiv 2606.02373"),
-    "Episode": ("natural logarithms", "design section 4"),
+    "Episode": ("natural logarithms",),
     "EpisodeStore": ("bytes", "int32", "float32"),
     "Evaluation": ("episodes for each task",),
     "Gold": ("TREC grades",),

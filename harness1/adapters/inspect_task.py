@@ -1,7 +1,7 @@
 """The environment for Inspect: a task whose solver plays our episodes with Inspect's model, scored as `harness1 eval`
 scores them.
 
-    inspect eval harness1/search -T data=hotpotqa -T index=hotpotqa.index --model openai/gpt-5
+    inspect eval harness1/search -T data=FOLDER -T index=hotpotqa.index --model openai/gpt-5
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def search(
     """Return the task of a dataset's split.
 
     Args:
-        data: a dataset as for `harness1 eval`.
+        data: a dataset, as for `open_source`.
         index: an index folder, or the address of `harness1 serve retrieve`.
         config: a configuration file, or the name of one that comes with the package.
         settings: overrides, separated by spaces.

@@ -117,7 +117,7 @@ class SearchTasksetConfig(vf.TasksetConfig):
     """Which tasks are loaded, under `[env.taskset]`."""
 
     data: str = ""
-    """A dataset as for `harness1 eval`: a name, a folder, or world:SIZE."""
+    """A dataset, as for `open_source`: a folder, or world:SIZE."""
     split: str = "test"
     task: SearchTaskConfig = SearchTaskConfig()
 

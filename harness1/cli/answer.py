@@ -40,7 +40,7 @@ def answer(
     ] = 1024,
     out: Annotated[Path | None, Option(help="Output folder; default RUN/answers/MODEL.", metavar="FOLDER")] = None,
     index: Annotated[str | None, Option(help="The run's index, if it has moved.", metavar="SPEC")] = None,
-    dataset: Annotated[str | None, Option(help="The run's dataset, if it has moved.", metavar="DATASET")] = None,
+    dataset: Annotated[str | None, Option(help="The run's dataset, if it has moved.", metavar="PLACE")] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,

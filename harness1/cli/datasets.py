@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness1.cli.bars import progress_of_bytes
@@ -27,6 +27,25 @@ def place_of(spec: str, config: Config) -> str:
         return found
     with progress_of_bytes() as show:
         return cache_of(config, show).get(spec)
+
+
+def evaluation_places(specs: Sequence[str] | None, config: Config) -> tuple[str, ...]:
+    """Return evaluation sets, `DATASET` or `DATASET:SPLIT`, as `evaluation_sets` takes them; datasets that are given by
+    name are fetched unless the cache has them.
+
+    Raises:
+        InfrastructureFault: one cannot be fetched.
+        UsageError: there is no dataset of that name.
+    """
+    return tuple(_evaluation_place(spec, config) for spec in specs or ())
+
+
+def _evaluation_place(spec: str, config: Config) -> str:
+    dataset, colon, split = spec.partition(":")
+    # `world:SIZE` and `BENCHMARK:FOLDER` have a colon of their own.
+    if not colon or dataset == "world" or Path(split).exists() or not names_dataset(dataset):
+        return place_of(spec, config)
+    return f"{place_of(dataset, config)}:{split}"
 
 
 def names_dataset(spec: str) -> bool:

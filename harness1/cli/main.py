@@ -1,6 +1,7 @@
 """The entry point: verbs, exit codes, and errors in one line.
 
-Exit codes: 0 done, 1 the result is negative (a replay that differs), 2 wrong use, 3 infrastructure fault, 130 Ctrl-C.
+Exit codes: 0 done, 1 the result is negative (a replay that differs), 2 wrong use or a damaged file, 3 infrastructure
+fault, 130 Ctrl-C.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ IndexSpec = Annotated[
     str | None, Option(help="An index or engine to search, instead of indexing the dataset.", metavar="SPEC")
 ]
 Cache = Annotated[Path | None, Option(help="Folder that keeps indexes; default ~/.cache/harness1.", metavar="DIR")]
-MovedDataset = Annotated[str | None, Option(help="The runs' dataset, if it has moved.", metavar="DATASET")]
+MovedDataset = Annotated[str | None, Option(help="The runs' dataset, if it has moved.", metavar="PLACE")]
 Tensorboard = Annotated[bool, Option("--tensorboard", help="Also write event files for TensorBoard.")]
 Wandb = Annotated[str, Option(help="Also log to this project of Weights & Biases.", metavar="PROJECT")]
 EndsAt = Annotated[

@@ -12,7 +12,7 @@ from typer import Option
 
 from harness1.agents.open import learning_on_agents
 from harness1.cli.dashboard import TrainingBoard
-from harness1.cli.datasets import place_of
+from harness1.cli.datasets import evaluation_places, place_of
 from harness1.cli.interrupt import interrupted_by_sigterm
 from harness1.cli.memory import refuse_oversized_rl
 from harness1.cli.options import (
@@ -80,7 +80,7 @@ def agents(
         data=tuple(place_of(each, settings) for each in data),
         split=split,
         share=share or "",
-        against=tuple(against or ()),
+        against=evaluation_places(against, settings),
         exclude=tuple(str(each) for each in exclude or ()),
         model=upstream,
     )

@@ -9,7 +9,7 @@ import msgspec
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work, read_aloud
-from harness1.cli.datasets import place_of
+from harness1.cli.datasets import evaluation_places, place_of
 from harness1.cli.options import (
     Against,
     Cache,
@@ -83,7 +83,9 @@ def check(
     source = open_source(dataset := place_of(dataset, settings))
     split = split or default_split(source)
     excluded = tasks_of_runs(exclude or ())
-    tasks, selection = tasks_to_check(source, split, limit, settings.data, share, against or (), excluded)
+    tasks, selection = tasks_to_check(
+        source, split, limit, settings.data, share, evaluation_places(against, settings), excluded
+    )
     if selection:
         say_left_out(selection)
     out = out or Path("runs") / f"{source.name.replace(':', '-')}-{split}-check"

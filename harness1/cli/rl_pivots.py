@@ -10,6 +10,7 @@ import msgspec
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_work
+from harness1.cli.datasets import evaluation_places
 from harness1.cli.options import Against, ConfigFile, EngineOption, Exclude, Force, IndexSpec, Json, Overrides, resolve
 from harness1.cli.printing import print_result, say_left_out, say_torn
 from harness1.cli.results import headed
@@ -62,7 +63,7 @@ def pivots(
     check_policy(policy, settings)
     taught = open_runs([run], rerendered=True)[0]
     settings = msgspec.structs.replace(settings, env=taught.config.env, index=taught.config.index)
-    leave_out = LeaveOut(against or (), tasks_of_runs(exclude or ()))
+    leave_out = LeaveOut(evaluation_places(against, settings), tasks_of_runs(exclude or ()))
     work = Profile(taught, _reference(policy, engine, settings), policy, settings, index or "", leave_out)
     say_left_out(work.selection)
     with progress_of_work() as progress:

@@ -14,7 +14,7 @@ from typer import Option
 
 from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import TrainingBoard
-from harness1.cli.datasets import place_of
+from harness1.cli.datasets import evaluation_places, place_of
 from harness1.cli.launched import led_group
 from harness1.cli.memory import refuse_oversized_rl
 from harness1.cli.options import (
@@ -107,7 +107,7 @@ def train(
         settings = resolve(config, overrides, model or resolve(config, overrides).machine.learn.model)
         given = {"data": data, "index": index, "admission": admission, "model": model, "split": split, "share": share}
         given |= {"against": against, "exclude": [str(each) for each in exclude or ()]}
-        learn, out = _asked(settings.machine.learn, given, out, pivots)
+        learn, out = _asked(settings, given, out, pivots)
         service = _service(engine, learn.model, settings, group)
         policy = open_policy_to_train(learn.model, settings, service and service.sampler)
         if pivots is None:
@@ -137,15 +137,16 @@ def _service(engine: str, model: str, settings: Config, group: ProcessGroup) -> 
     return None
 
 
-def _asked(learn: Learn, given: Mapping[str, Any], out: Path | None, pivots: Path | None) -> tuple[Learn, Path]:
+def _asked(settings: Config, given: Mapping[str, Any], out: Path | None, pivots: Path | None) -> tuple[Learn, Path]:
     """Return the inputs and the output folder, from the command line or else from the configuration."""
     if pivots is not None and given["data"]:
         raise UsageError("give --data or --pivots, not both")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value}
-    learn = msgspec.structs.replace(learn, **values)
+    learn = msgspec.structs.replace(settings.machine.learn, **values)
     if not ((pivots or learn.data) and learn.model and (out or learn.out)):
         raise UsageError("give --data, --model and --out, or machine.learn.data, model and out in the configuration")
-    return learn, out or Path(learn.out)
+    against = evaluation_places(learn.against, settings)
+    return msgspec.structs.replace(learn, against=against), out or Path(learn.out)
 
 
 def _trained(work: Learning, players: OpenRollouts, policy: LanguageModelPolicy, group: ProcessGroup) -> Checkpoint:

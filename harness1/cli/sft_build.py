@@ -10,6 +10,7 @@ import msgspec
 from typer import Argument, Option
 
 from harness1.cli.bars import progress_of_parts
+from harness1.cli.datasets import evaluation_places
 from harness1.cli.options import Against, ConfigFile, Exclude, Force, Json, Overrides, resolve
 from harness1.cli.printing import print_result, say_torn
 from harness1.cli.results import headed
@@ -55,7 +56,7 @@ def build(
     settings = resolve(config, overrides)
     student = _student(settings, runs, chat_format, tokenizer, rerender=rerender)
     place = tokenizer_place(tokenizer) if student else ""
-    given = settings.sft, settings.data, against or (), exclude or (), licence or ()
+    given = settings.sft, settings.data, evaluation_places(against, settings), exclude or (), licence or ()
     job = Build(runs, *given, student, place, partial)
     card = _built(job, out, force=force)
     print_result(card, as_json, print_card, out)

@@ -1,4 +1,4 @@
-"""The whole configuration as one frozen value, from TOML plus dotted overrides (design section 2.5). Each section has
+"""The whole configuration as one frozen value, from TOML plus dotted overrides. Each section has
 its own file; defaults are the published constants (Harness-1, arXiv 2606.02373; see `shipped/paper.toml`), except that
 documents are ranked by evidence (`env.evidence.rank`, `env.leads.on`, `env.auto_populate.by`, `env.read.by`)."""
 

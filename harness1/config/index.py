@@ -48,7 +48,7 @@ class Index(Settings):
     """BM25's share of normalisation by length: 0 none, 1 full."""
     language: str = AUTO
     """The language that words are stemmed in: one of Snowball's, such as `german`, or `none`. `auto` is `english` where
-    at most 1 % of the chunks are mostly in another script than Latin; else each word is stemmed by its script."""
+    less than 1 % of the chunks are mostly in another script than Latin; else each word is stemmed by its script."""
     dense: Dense = Dense()
 
     def __post_init__(self) -> None:

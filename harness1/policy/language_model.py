@@ -40,7 +40,7 @@ class LanguageModelPolicy:
 
 
 class LanguageModelSession:
-    """One episode. A faulty attempt is a side branch: it and its note leave the context (design section 5).
+    """One episode. A faulty attempt is a side branch: it and its note leave the context.
 
     The session keeps nothing between turns: a turn depends on its context alone, and a session may begin at any turn.
     """

@@ -1,4 +1,4 @@
-"""The protocol of a policy (design section 5)."""
+"""The protocol of a policy."""
 
 from __future__ import annotations
 

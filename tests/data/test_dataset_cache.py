@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 
-from harness1.cli.datasets import cache_home, names_dataset
+from harness1.cli.datasets import cache_home, evaluation_places, names_dataset
+from harness1.config import load_config
 from harness1.data import catalogue, dataset_cache
 from harness1.data.archive import unpack
 from harness1.data.catalogue import BeirSet
@@ -275,6 +276,18 @@ def test_what_exists_is_a_path_and_not_a_name(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "someone").mkdir()
     for path in ("scifact", "someone/mine", "stdlib", "world:60", "hotpotqa:x", "./fiqa", "a.jsonl", "/a", "a/b/c"):
         assert not names_dataset(path)
+
+
+def test_evaluation_sets_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = tmp_path / "cache" / "scifact"
+    write_beir(named)
+    (tmp_path / "official").mkdir()
+    config = load_config(None, [f"machine.data={tmp_path / 'cache'}"])
+    assert evaluation_places(["scifact", "scifact:test"], config) == (str(named), f"{named}:test")
+    places = ("world:60", "world:60:test", "hotpotqa:official", "official", "official:test")
+    assert evaluation_places(places, config) == places
+    assert evaluation_places(None, config) == ()
 
 
 def test_the_cache_is_where_the_system_keeps_caches() -> None:
