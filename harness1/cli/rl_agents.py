@@ -34,8 +34,7 @@ from harness1.models.checkpoint import read_checkpoint
 from harness1.rl import learning
 from harness1.rl.local_rollouts import open_policy_to_train
 from harness1.rl.shared_devices import undisturbed
-from harness1.runs.stage import clear
-from harness1.train.log import Trackers
+from harness1.train.log import Trackers, clear_training
 from harness1.train.process_group import ALONE
 
 SHOWN = ("reward", "loss", "turns", "entropy", "k3", "gate/mean_k3", "gate/effective_share")
@@ -90,7 +89,7 @@ def agents(
     say_left_out(*work.selections)
     if force:
         work.check()  # nothing is deleted if the training is refused
-        clear(out, learning.VERB, "*")
+        clear_training(out, learning.VERB)
     done = read_checkpoint(out) if work.is_done(policy.hash) else None
     if done is None:
         with interrupted_by_sigterm(), TrainingBoard(out.name, "batch", SHOWN) as board:

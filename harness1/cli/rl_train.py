@@ -49,8 +49,7 @@ from harness1.rl.learning import Learning, OpenRollouts
 from harness1.rl.local_rollouts import open_policy_to_train
 from harness1.rl.open import learning_on_pivots, learning_on_tasks
 from harness1.rl.shared_devices import undisturbed
-from harness1.runs.stage import clear
-from harness1.train.log import Trackers
+from harness1.train.log import Trackers, clear_training
 from harness1.train.process_group import ProcessGroup
 
 SHOWN = (
@@ -124,7 +123,7 @@ def train(
         say_left_out(*work.selections)
         if force:
             work.check()  # nothing is deleted if the training run is refused
-            clear(out, learning.VERB, "*")
+            clear_training(out, learning.VERB)
         done = read_checkpoint(out) if work.is_done(policy.hash) else None
         print_checkpoint(done or _trained(work, players, policy, group), out, "batch", as_json)
 

@@ -20,10 +20,9 @@ from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.files.fetch import resolve_model
 from harness1.models.open import preferred_device
-from harness1.runs.stage import clear
 from harness1.sft.data_card import TRAIN
 from harness1.sft.fine_tuning import VERB, FineTuning, fine_tune, open_service_engine
-from harness1.train.log import Trackers
+from harness1.train.log import Trackers, clear_training
 from harness1.train.process_group import ProcessGroup
 
 SHOWN = ("loss", "nll", "valid", "tool_agreement", "action_agreement", "curated_recall")
@@ -80,7 +79,7 @@ def train(
             raise UsageError(f"the processes of TRL cannot agree on --force: remove {out} first")
         if force:
             work.student()  # nothing is deleted if the training run is refused
-            clear(out, VERB, "*")
+            clear_training(out, VERB)
         done = (read_checkpoint(out) if work.is_done() else None) or _trained(work, group)
         if group.leads:
             print_checkpoint(done, work.out, "step", as_json, "last" if work.trainer == "trl" else "best")

@@ -10,10 +10,10 @@ import msgspec
 from harness1.config import Env, Machine
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import ApproximateCounter, TokenCounter
-from harness1.env.render.prompt import shown_question, static_piece
+from harness1.env.render.prompt import static_piece
 from harness1.env.render.renderer import Renderer
 from harness1.env.render.turn_pieces import TurnPieces, turn_pieces
-from harness1.env.transition import begin, replayed, resume, transition
+from harness1.env.transition import begin, name_first, replayed, resume, transition
 from harness1.env.verifiers.open import unopened_verifier
 from harness1.env.verifiers.protocol import Verifier
 from harness1.env.world import World
@@ -114,8 +114,7 @@ class SearchEnv:
 
     def begin(self, memory: WorkingMemory) -> Context | None:
         """Begin an episode with a memory, as replay does without a retriever."""
-        memory.name_entities([shown_question(memory.query)], self.config)
-        memory.name_leads(self.config)
+        name_first(memory, self.config)
         self._state = State(memory)
         return self._render()
 

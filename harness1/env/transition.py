@@ -8,6 +8,7 @@ import msgspec
 
 from harness1.config import Env
 from harness1.env.guidance import guidance
+from harness1.env.render.prompt import shown_question
 from harness1.env.render.turn_pieces import shown_words
 from harness1.memory.history import history_line
 from harness1.memory.working_memory import WorkingMemory
@@ -16,6 +17,12 @@ from harness1.tools.end_search import END_SEARCH
 from harness1.tools.registry import Toolbox
 from harness1.tools.requests import Answer, Request, recorded_answer
 from harness1.tools.tool import Steps, Traits, short_name
+
+
+def name_first(memory: WorkingMemory, env: Env) -> None:
+    """Name what the question mentions, as every episode begins."""
+    memory.name_entities([shown_question(memory.query)], env)
+    memory.name_leads(env)
 
 
 def transition(

@@ -51,6 +51,7 @@ def run_episodes(
     workers = _workers(setup, len(jobs))
     size = min(setup.config.machine.concurrency, -(-len(jobs) // workers) or 1)
     chunks = deque(jobs[start : start + size] for start in range(0, len(jobs), size))
+    workers = min(workers, len(chunks) or 1)  # a pool starts a process for a chunk, so others would be missed as dead
     if workers == 1:
         for chunk in chunks:
             for episode in run_chunk(setup, chunk):
@@ -100,14 +101,14 @@ def _drain(
     on_depths(lambda: {"chunks waiting": len(chunks), "in flight": len(running)})
     try:
         while running:
-            done, running = wait(running, POLL_S, return_when=FIRST_COMPLETED)
+            done = wait(running, POLL_S, return_when=FIRST_COMPLETED).done
             if not done and len(multiprocessing.active_children()) < workers:
                 _break(pool)
-            _hand_over(done, on_episode)
+            _hand_over(done, running, on_episode)
             running |= _submit(pool, setup, chunks, len(done))
     except KeyboardInterrupt:
         begun = {future for future in running if not future.cancel()}
-        _hand_over(wait(begun).done, on_episode)
+        _hand_over(wait(begun).done, begun, on_episode)
         raise
 
 
@@ -127,10 +128,15 @@ def _break(pool: ProcessPoolExecutor) -> None:
     queue._writer.close()
 
 
-def _hand_over(done: set[Future[list[bytes]]], on_episode: OnEpisode) -> None:
-    for future in done:
-        for line in future.result():
-            on_episode(decode_episode(line))
+def _hand_over(done: set[Future[list[bytes]]], running: set[Future[list[bytes]]], on_episode: OnEpisode) -> None:
+    """Hand over what is done, each episode once: a chunk is in `running`, and an episode in its result, until then. An
+    interrupt may come at any time, and a worker that died has no result."""
+    for future in sorted(done, key=lambda each: each.exception() is not None):
+        lines = future.result()
+        while lines:
+            on_episode(decode_episode(lines[0]))
+            del lines[0]
+        running.discard(future)
 
 
 def _encoded_chunk(setup: EpisodeSetup, jobs: Sequence[EpisodeJob]) -> list[bytes]:

@@ -90,6 +90,7 @@ class ChatCompletionsSession:
 
     def __init__(self, policy: ChatCompletionsPolicy, seed: str, said: dict[int, Said]) -> None:
         self._policy, self._seed, self._said = policy, seed, said
+        self.pending: Decision | None = None
 
     async def act(self, context: Context) -> Decision:
         """Ask until an answer holds a call, with at most `format_retries` retries.
@@ -108,8 +109,13 @@ class ChatCompletionsSession:
             if meant:
                 actions = tuple(action for _, stands_for in meant for action in stands_for)
                 self._said[context.turn] = _said(choice.message, meant, choose(actions)[0], context.turn)
-                return Decision(actions, _reasoning(choice.message), tuple(calls))
-        return Decision(reasoning=_reasoning(choice.message), calls=tuple(calls), parse_error=error)
+                decision = Decision(actions, _reasoning(choice.message), tuple(calls))
+                break
+            self.pending = decision = Decision(
+                reasoning=_reasoning(choice.message), calls=tuple(calls), parse_error=error
+            )
+        self.pending = None
+        return decision
 
     def fork(self) -> ChatCompletionsSession:
         return ChatCompletionsSession(self._policy, self._seed, dict(self._said))

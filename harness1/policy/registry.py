@@ -136,7 +136,7 @@ def _open_corrected(model: str, golds: Golds, config: Config) -> Policy | None:
 
 
 def _open_silent(policy: str, golds: Golds, config: Config) -> Policy | None:
-    wraps = not is_model(policy) and not policy.startswith(SILENT)
+    wraps = not plays_model(policy) and not policy.startswith(SILENT)
     return SilentPolicy(open_policy(policy, golds, config)) if wraps else None
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from harness1.config import Env
 from harness1.env.environment import env_hash
-from harness1.env.transition import replayed
+from harness1.env.transition import name_first, replayed
 from harness1.errors import ConfigError
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Episode
@@ -84,6 +84,7 @@ def anchor_keys(episode: Episode, env: Env) -> tuple[str, ...]:
     if env_hash(env) != episode.hashes.env:
         raise ConfigError("the states of an episode need the environment that it was recorded in")
     memory, toolbox = WorkingMemory.empty(episode.task.query, episode.unit), Toolbox.of(env)
+    name_first(memory, env)
     keys: list[str] = []
     for turn in episode.turns:
         keys.append(memory.anchor_key())

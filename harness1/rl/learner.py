@@ -59,6 +59,11 @@ class Learner:
         self.begun = self.version
         """The version that this process began with."""
 
+    @property
+    def logged(self) -> int:
+        """The last batch whose values belong in the log; -1 if not even the start was validated."""
+        return self.version if self.validated >= 0 else -1
+
     def save(self) -> None:
         """Save the state."""
         state = _State(

@@ -25,7 +25,7 @@ from harness1.hashing import digest
 from harness1.model_folder import folder_hash
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.models.formats.chat_format import ChatFormat
-from harness1.records import Episode, Gold, Task
+from harness1.records import Episode, Gold, Status, Task
 from harness1.retrieval.open import absolute_index
 from harness1.rl.batch_metrics import batch_metrics, episode_metrics
 from harness1.rl.learner import Learner, MakeRows
@@ -225,7 +225,7 @@ async def _train(work: Learning, learner: Learner, players: OpenRollouts, on_ste
         # The store is locked, which also keeps a second process away from the log.
         with (
             EpisodeStore(work.out / EPISODES) as store,
-            TrainLog(work.out, learner.version, work.trackers) as log,
+            TrainLog(work.out, learner.logged, work.trackers) as log,
         ):
             loop = _Loop(work, learner, rollouts, log, on_step)
             async with work.undisturbed():
@@ -298,18 +298,31 @@ class _Loop:
         await self._learner.engine.publish(self._learner.version, self._rollouts.publish)
 
     async def validate(self) -> None:
-        """Play the held-out tasks, and write a checkpoint if the result is the best so far."""
-        learner, seed = self._learner, self._work.config.rl.seed
+        """Play the held-out tasks, and write a checkpoint if the result is the best so far. Where faults broke an
+        episode, the result is only logged: a mean over other tasks is another measure."""
+        learner = self._learner
         if self._work.held_out:
-            episodes: list[Episode] = []
-            jobs = [EpisodeJob(placed.task, seed=seed, setup=placed.setup) for placed in self._work.held_out]
-            await self._rollouts.run(jobs, episodes.append)
-            found = episode_metrics(sorted(episodes, key=lambda each: each.task.task_id), self._gold)
-            self._report({f"{VALIDATION_PREFIX}{name}": value for name, value in found.items()})
+            episodes = await self._held_out_episodes()
+            broken = sum(map(_is_broken, episodes))
+            found = episode_metrics(episodes, self._gold)
+            shown = found | ({"faults": float(broken)} if broken else {})
+            self._report({f"{VALIDATION_PREFIX}{name}": value for name, value in shown.items()})
             # The start is validated for comparison, and is never a checkpoint.
-            if learner.version and learner.best.take(found):
+            if learner.version and not broken and learner.best.take(found):
                 learner.write_checkpoint(found)
         learner.validated = learner.version
+
+    async def _held_out_episodes(self) -> list[Episode]:
+        """Play the held-out tasks; those that a fault broke, once more."""
+        seed = self._work.config.rl.seed
+        jobs = [EpisodeJob(placed.task, seed=seed, setup=placed.setup) for placed in self._work.held_out]
+        first: list[Episode] = []
+        await self._rollouts.run(jobs, first.append)
+        broken = {_key(each.task) for each in first if _is_broken(each)}
+        episodes = [each for each in first if not _is_broken(each)]
+        if broken:
+            await self._rollouts.run([job for job in jobs if _key(job.task) in broken], episodes.append)
+        return sorted(episodes, key=lambda each: each.task.task_id)
 
     def _report(self, values: dict[str, float]) -> None:
         self._log.write(self._learner.version, values)
@@ -339,6 +352,10 @@ async def _in_thread(work: Callable[[], Result]) -> tuple[Result, asyncio.Cancel
         except asyncio.CancelledError as error:
             interrupt = error
     return running.result(), interrupt
+
+
+def _is_broken(episode: Episode) -> bool:
+    return episode.status is Status.INFRA_ERROR
 
 
 def _key(task: Task) -> tuple[str, str]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 KEPT = 2
-"""Versions kept on disk: an engine may still be reading the one before the last."""
+"""Versions kept on disk, the last ones: an engine may still be reading the one before."""
 
 
 class LocalRollouts:
@@ -62,7 +62,8 @@ async def publish_to(backend: Backend, state: Weights, version: int, base: Path,
 
 
 def write_version(root: Path, base: Path, state: Weights, version: int) -> Path:
-    """Write a version of a model beside the previous one, remove older ones, and return its folder.
+    """Write a version of a model beside the previous one, remove all others, and return its folder. Later versions are
+    those of a training that was cut short: it goes on from an earlier state.
 
     Args:
         base: the folder of the original model, whose other files are copied beside whole weights.
@@ -83,8 +84,9 @@ def write_version(root: Path, base: Path, state: Weights, version: int) -> Path:
             save_file(_untied(state), folder / "model.safetensors", metadata={"format": "pt"})
     except (OSError, SafetensorError) as error:
         raise InfrastructureFault(f"version {version} of the weights cannot be written to {root}: {error}") from error
-    for old in sorted(root.glob("version-*"), key=lambda path: int(path.name.partition("-")[2]))[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    for other in root.glob("version-*"):
+        if not version - KEPT < int(other.name.partition("-")[2]) <= version:
+            shutil.rmtree(other, ignore_errors=True)
     return folder
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ from harness1.redaction import public_address
 from harness1.runs.files import writing
 from harness1.runs.line_digests import LINES, Lines, continued
 from harness1.runs.stage import STAGE, Stage, read_stage, refuse_changed, refuse_foreign, remove
-from harness1.runs.store import EPISODES, TOKENS, latest_episodes
+from harness1.runs.store import EPISODES, TOKENS, EpisodeStore, latest_episodes
 
 METRICS = "metrics.json"
 RESOURCES = "resources.json"
@@ -135,16 +135,18 @@ def clear_run(out: Path) -> None:
     """Remove an earlier run; nothing else in the folder is touched.
 
     Raises:
-        UsageError: the folder holds something that is not a run, or may not be written.
+        UsageError: the folder holds something that is not a run, may not be written, or is being written by another
+            process.
     """
     refuse_foreign(out, "run", "no run", EPISODES)
-    with writing(out):
-        drop_leftovers(out)
-    remove(out, *_DERIVED, *(f"{folder}/run_*.json" for folder in _SUBMISSIONS), keep_card=True)
-    for folder in _matching(out, *_SUBMISSIONS):
-        with suppress(OSError):  # somebody has put something else there, which stays
-            folder.rmdir()
-    remove(out, EPISODES, TOKENS)
+    with EpisodeStore(out) if (out / EPISODES).is_file() else nullcontext():
+        with writing(out):
+            drop_leftovers(out)
+        remove(out, *_DERIVED, *(f"{folder}/run_*.json" for folder in _SUBMISSIONS), keep_card=True)
+        for folder in _matching(out, *_SUBMISSIONS):
+            with suppress(OSError):  # somebody has put something else there, which stays
+                folder.rmdir()
+        remove(out, EPISODES, TOKENS)
 
 
 def drop_leftovers(out: Path) -> None:

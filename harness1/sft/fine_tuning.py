@@ -166,7 +166,7 @@ def _train_with_trl(work: FineTuning, card: Checkpoint, group: ProcessGroup, on_
     steps = min(steps, train.max_steps or steps)
     seen: dict[str, float] = {"step": float(begun)}
     on_step(begun, steps, {})
-    with _open_log(work, begun, writes=group.leads) as log:
+    with _open_log(work, begun or -1, writes=group.leads) as log:
 
         def note(values: dict[str, float]) -> None:
             seen.update(values)
@@ -234,7 +234,8 @@ class _Run:
 
     def run(self, on_step: StepListener) -> Checkpoint:
         on_step(self.engine.step_count, len(self.order), {})
-        with _open_log(self.work, self.engine.step_count) as log:
+        begun = self.engine.step_count if self.validated >= 0 else -1
+        with _open_log(self.work, begun) as log:
             try:
                 self._steps(log, on_step)
             except KeyboardInterrupt as interrupt:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from harness1.errors import MALFORMED, SchemaError, optional
+from harness1.errors import MALFORMED, SchemaError, UsageError, optional
 from harness1.hashing import text_digest
-from harness1.runs.files import write_atomically
+from harness1.runs.files import lock, write_atomically
+from harness1.runs.stage import clear
 from harness1.train.mlflow_run import MlflowRun
 
 LOG = "log.jsonl"
@@ -36,17 +37,20 @@ NO_TRACKERS = Trackers()
 
 
 class TrainLog(AbstractContextManager["TrainLog"]):
-    """Appends to `log.jsonl`. A resumed run repeats the steps after `after`, so their old lines are removed.
+    """Appends to `log.jsonl`, which one process at a time holds. A resumed run repeats the steps after `after`, so
+    their old lines are removed.
 
     Args:
         folder: None for a process that must not write.
+        after: -1 for a run that begins.
 
     Raises:
+        UsageError: another process is writing to the folder.
         MissingExtra: TensorBoard, wandb or mlflow is not installed.
         InfrastructureFault: MLflow's store cannot be opened.
     """
 
-    def __init__(self, folder: Path | None, after: int = 0, trackers: Trackers = NO_TRACKERS) -> None:
+    def __init__(self, folder: Path | None, after: int = -1, trackers: Trackers = NO_TRACKERS) -> None:
         self._file: io.FileIO | None = None
         self._events: Any = None
         self._project: Any = None
@@ -54,13 +58,13 @@ class TrainLog(AbstractContextManager["TrainLog"]):
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._events = _open_tensorboard(folder / "tensorboard", after) if trackers.tensorboard else None
-        self._project = _open_wandb(folder, trackers.wandb) if trackers.wandb else None
-        self._run = MlflowRun(folder, trackers.mlflow, resumed=after > 0) if trackers.mlflow else None
-        path = folder / LOG
-        kept = [line for line, values in _read(path) if values["step"] <= after] if after > 0 else []
-        write_atomically(path, b"".join(line + b"\n" for line in kept))
-        self._file = io.FileIO(path, "ab")
+        with _locked(folder):
+            self._events = _open_tensorboard(folder / "tensorboard", after) if trackers.tensorboard else None
+            self._project = _open_wandb(folder, trackers.wandb) if trackers.wandb else None
+            self._run = MlflowRun(folder, trackers.mlflow, resumed=after >= 0) if trackers.mlflow else None
+            kept = [line for line, values in _read(folder / LOG) if values["step"] <= after]
+            write_atomically(folder / LOG, b"".join(line + b"\n" for line in kept))
+            self._file = _locked(folder)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write a line with the step and its values."""
@@ -86,6 +90,16 @@ class TrainLog(AbstractContextManager["TrainLog"]):
             self._run.finish("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
 
 
+def clear_training(folder: Path, verb: str) -> None:
+    """Remove an earlier training.
+
+    Raises:
+        UsageError: the folder holds something else, another process is writing to it, or it cannot be cleared.
+    """
+    with _locked(folder) if (folder / LOG).is_file() else nullcontext():
+        clear(folder, verb, "*")
+
+
 def validation_values(values: Mapping[str, float]) -> dict[str, float]:
     """Return the validation metrics among some values, without their prefix."""
     prefix = VALIDATION_PREFIX
@@ -99,6 +113,16 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
         SchemaError: a line is no object with a step.
     """
     return [values for _, values in _read(folder / LOG)]
+
+
+def _locked(folder: Path) -> io.FileIO:
+    file = io.FileIO(folder / LOG, "ab")
+    try:
+        lock(file, f"{folder} is being written by another process")
+    except UsageError:
+        file.close()
+        raise
+    return file
 
 
 def _read(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -8,6 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,11 @@ from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.env.render.context import Context
 from harness1.episodes.jobs import Depths, EpisodeJob, EpisodeSetup
-from harness1.episodes.processes import run_episodes
+from harness1.episodes.processes import _hand_over, run_episodes
 from harness1.episodes.staged import run_staged
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.policy.policy import Decision, Policy
-from harness1.records import Episode, Status, Task
+from harness1.records import Episode, Status, Task, encode_episode
 from harness1.retrieval.index.build import build_index
 from tests.support import Script
 
@@ -55,6 +57,38 @@ def timeless(found: list[Episode]) -> list[bytes]:
 def test_worker_processes_give_the_same_episodes_as_one_process(index: str) -> None:
     count = 12
     assert timeless(episodes(index, 2, count)) == timeless(episodes(index, 1, count))
+
+
+def test_workers_without_a_chunk_of_their_own_are_not_taken_for_dead(
+    index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four jobs over three workers are two chunks of two."""
+    from harness1.episodes import processes as runner
+
+    monkeypatch.setattr(runner, "FEW", 1)
+    monkeypatch.setattr(runner, "POLL_S", 0.05)
+    assert len(episodes(index, 3, 4)) == 4
+
+
+def test_what_is_done_is_handed_over_once_before_a_dead_workers_chunk_and_after_an_interrupt(index: str) -> None:
+    played = episodes(index, 1, 3)
+    chunks = [Future[list[bytes]]() for _ in range(3)]
+    chunks[0].set_exception(BrokenProcessPool())
+    chunks[1].set_result([encode_episode(played[0])])
+    chunks[2].set_result([encode_episode(each) for each in played[1:]])
+    running, heard = set(chunks), list[Episode]()
+
+    def interrupted(episode: Episode) -> None:
+        if len(heard) == 2:
+            raise KeyboardInterrupt
+        heard.append(episode)
+
+    with pytest.raises(KeyboardInterrupt):
+        _hand_over(set(chunks), running, interrupted)
+    with pytest.raises(BrokenProcessPool):
+        _hand_over(set(running), running, heard.append)
+    assert sorted(each.key for each in heard) == [each.key for each in played]
+    assert running == {chunks[0]}
 
 
 def test_the_chunks_that_wait_for_workers_are_known(index: str) -> None:

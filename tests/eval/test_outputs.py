@@ -17,6 +17,7 @@ from ir_measures import SetP, SetR
 
 from harness1.config import load_config
 from harness1.data.formats.trec import read_run
+from harness1.errors import UsageError
 from harness1.eval.outputs import output_names, submission, submission_name, surfaced, task_table, write_outputs
 from harness1.eval.summary import summarise
 from harness1.records import (
@@ -36,6 +37,7 @@ from harness1.records import (
 )
 from harness1.runs.folder import clear_run, drop_leftovers
 from harness1.runs.stage import Stage
+from harness1.runs.store import EpisodeStore
 
 CONFIG = load_config(overrides=["machine.bootstrap=50"])
 GOLD = Gold(relevant={"a": 1, "b": 1, "c": 1})
@@ -210,6 +212,18 @@ def test_clearing_removes_all_of_a_run_and_nothing_else(tmp_path: Path) -> None:
     clear_run(tmp_path)
     assert contents(tmp_path) == kept
     assert not (tmp_path / "browsecomp_plus").exists()
+
+
+def test_a_run_that_another_process_is_writing_is_not_cleared(tmp_path: Path) -> None:
+    Stage("run", {}).write(tmp_path)
+    with EpisodeStore(tmp_path):
+        (tmp_path / "report.html").write_text("")
+        before = contents(tmp_path)
+        with pytest.raises(UsageError, match="is being written by another process"):
+            clear_run(tmp_path)
+        assert contents(tmp_path) == before
+    clear_run(tmp_path)
+    assert contents(tmp_path) == {}
 
 
 def test_only_what_was_cut_short_is_a_leftover(tmp_path: Path) -> None:

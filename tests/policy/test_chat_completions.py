@@ -296,6 +296,13 @@ def test_a_fault_breaks_the_episode_and_a_wrong_key_ends_everything() -> None:
         episode_of(Hosted(UsageError("401 wrong key")))
 
 
+def test_what_a_faulty_attempt_cost_is_kept_if_the_next_one_meets_a_fault() -> None:
+    episode = episode_of(Hosted(answer(search("river")), answer(content=NONSENSE), InfrastructureFault("no answer")))
+    assert (episode.status, len(episode.turns)) == (Status.INFRA_ERROR, 2)
+    assert [len(turn.calls) for turn in episode.turns] == [1, 1]
+    assert episode.turns[-1].action is None
+
+
 def test_a_server_that_does_not_let_calls_be_demanded_is_asked_for_them_freely() -> None:
     refusal = Refusal("http://host: 400 Thinking mode does not support this tool_choice")
     hosted = Hosted(refusal, answer(search("river")), answer(content="Hm."), answer(search("war")))

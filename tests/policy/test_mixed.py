@@ -96,7 +96,17 @@ def test_they_are_made_by_name(spec: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["mixed:", "mixed:2", "mixed:x", "mixed:nan", "silent:", "silent:silent:random", "silent:hf:x"]
+    "spec",
+    [
+        "mixed:",
+        "mixed:2",
+        "mixed:x",
+        "mixed:nan",
+        "silent:",
+        "silent:silent:random",
+        "silent:hf:x",
+        "silent:corrected:hf:x",
+    ],
 )
 def test_names_of_nothing_are_refused(spec: str) -> None:
     with pytest.raises(UsageError, match="there is no policy"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
-from harness1.config import AutoPopulate, Env, Search
+from harness1.config import AutoPopulate, Env, Evidence, Search
 from harness1.env.environment import SearchEnv
 from harness1.episodes.replay import replay_env
 from harness1.episodes.rollout import rollout
@@ -93,6 +93,18 @@ def test_the_states_of_turns_are_those_that_a_replay_comes_through() -> None:
     assert made.turns[-1].action is None
     assert anchor_keys(made, Env()) == tuple(expected)
     assert len(set(expected)) == 4
+
+
+def test_the_names_that_a_question_begins_with_count_in_its_states() -> None:
+    env = Env(evidence=Evidence(handles=True), auto_populate=AutoPopulate(on=False))
+    made = episode(search("E1"), search("E2"), search("E2"), END, env=env)
+    assert [turn.observation.error for turn in made.turns if turn.observation] == [None] * 4
+    twin: SearchEnv = replay_env(made, env)
+    expected = []
+    for turn in made.turns:
+        expected.append(twin.state.memory.anchor_key())
+        twin.replay(turn)
+    assert anchor_keys(made, env) == tuple(expected)
 
 
 def test_siblings_that_came_to_one_state_by_other_ways_meet_in_it() -> None:

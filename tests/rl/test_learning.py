@@ -34,7 +34,7 @@ from harness1.runs.store import EpisodeStore, read_episodes
 from harness1.train.log import read_log
 from harness1.train.saving import read_state
 from harness1.train.trainer import Diverged
-from tests.rl.toy import ToyRollouts, open_toy, toy_config, toy_tasks
+from tests.rl.toy import ToyRollouts, open_toy, share_of_good, toy_config, toy_tasks
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.vocabularies import chat_format
 
@@ -293,6 +293,47 @@ def test_a_training_under_way_elsewhere_keeps_its_log(tmp_path: Path, base: Path
     with EpisodeStore(tmp_path / EPISODES), pytest.raises(UsageError, match="another process"):
         trained(tmp_path, base)
     assert read_log(tmp_path) == before
+
+
+def test_a_training_interrupted_before_its_first_batch_keeps_what_was_measured_at_the_start(
+    tmp_path: Path, base: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, base, rollouts=lambda folder: ToyRollouts(open_toy(folder), latency=interrupting(0)))
+    before = read_log(tmp_path)
+    assert [line["step"] for line in before] == [0]
+    trained(tmp_path, base)
+    after = [line for line in read_log(tmp_path) if line["step"] == 0]
+    assert after == before
+
+
+def test_a_validation_that_faults_broke_is_played_again_and_chooses_nothing_if_they_stay(
+    tmp_path: Path, base: Path
+) -> None:
+    """Of four held-out tasks one fails once, and from the second batch on another one always. Rewards rise with each
+    batch."""
+    played, opened = list[str](), list[ToyRollouts]()
+
+    def broken(job: EpisodeJob) -> bool:
+        if job.group_id is not None:
+            return False
+        played.append(name := job.task.task_id)
+        return played.count(name) == 1 if name == "toy-8" else name == "toy-9" and opened[0].published[-1] > 1
+
+    def price(episode: Episode) -> float:
+        return share_of_good(episode) + opened[0].published[-1]
+
+    def rollouts(folder: Path) -> ToyRollouts:
+        opened.append(ToyRollouts(open_toy(folder), broken=broken, price=price))
+        return opened[0]
+
+    settings = ["rl.batches=4", "train.watch.every=1"]
+    done = trained(tmp_path, base, settings, rollouts=rollouts)
+    looks = [line for line in read_log(tmp_path) if "held_out/reward" in line]
+    assert [line.get("held_out/faults") for line in looks] == [None, None, 1.0, 1.0, 1.0]
+    assert done.step == 1
+    assert done.metrics["reward"] == looks[1]["held_out/reward"]
+    assert played.count("toy-8") == 6
 
 
 def test_a_validation_that_was_interrupted_is_repeated(tmp_path: Path, base: Path) -> None:

@@ -55,3 +55,13 @@ def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
     for version in (8, 9, 10, 11):
         write_version(tmp_path / "versions", base, state, version)
     assert {path.name for path in (tmp_path / "versions").iterdir()} == {"version-10", "version-11"}
+
+
+def test_a_training_that_goes_on_from_an_earlier_version_has_it_and_none_of_the_later_ones(tmp_path: Path) -> None:
+    base = save_tiny_model(tmp_path / "base")
+    state = load_causal_model(base, "cpu", "float32").state_dict()
+    for version in (7, 8, 5):
+        folder = write_version(tmp_path / "versions", base, state, version)
+    assert list((tmp_path / "versions").iterdir()) == [folder]
+    write_version(tmp_path / "versions", base, state, 6)
+    assert {path.name for path in (tmp_path / "versions").iterdir()} == {"version-5", "version-6"}

@@ -214,6 +214,21 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
         assert line == pytest.approx(other, abs=1e-5)
 
 
+def test_a_training_interrupted_before_its_first_step_keeps_what_was_measured_at_the_start(
+    place: Place, trained: Path, tmp_path: Path
+) -> None:
+    def interrupt(step: int, steps: int, values: Mapping[str, float]) -> None:
+        if NLL in values:
+            raise KeyboardInterrupt
+
+    work = tuning(place, tmp_path / "cut")
+    with pytest.raises(KeyboardInterrupt):
+        fine_tune(work, interrupt)
+    assert looks(work.out) == {0: looks(trained)[0]}
+    fine_tune(work, silent)
+    assert looks(work.out).keys() == looks(trained).keys()
+
+
 def test_a_finished_training_is_done_and_only_that_very_one(place: Place, trained: Path) -> None:
     assert tuning(place, trained).is_done()
     assert not tuning(place, trained, msgspec.structs.replace(QUICK, rate=2e-3)).is_done()

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness1.errors import MissingExtra
-from harness1.train.log import LOG, Trackers, TrainLog, read_log
+from harness1.errors import MissingExtra, UsageError
+from harness1.runs.stage import Stage
+from harness1.train.log import LOG, Trackers, TrainLog, clear_training, read_log
 
 
-def write(folder: Path | None, *steps: int, after: int = 0, **options: Any) -> None:
+def write(folder: Path | None, *steps: int, after: int = -1, **options: Any) -> None:
     with TrainLog(folder, after, Trackers(**options)) as log:
         for step in steps:
-            log.write(step, {"loss": step / 2 + after})
+            log.write(step, {"loss": step / 2 + max(0, after)})
 
 
 def scalars(folder: Path) -> list[tuple[int, float]]:
@@ -52,6 +53,25 @@ def test_a_run_that_begins_again_keeps_nothing(tmp_path: Path) -> None:
         with TrainLog(tmp_path) as log:
             log.write(0, {"nll": value})
     assert read_log(tmp_path) == [{"step": 0, "nll": 2.0}]
+
+
+def test_a_run_that_goes_on_from_its_start_keeps_what_was_measured_there(tmp_path: Path) -> None:
+    write(tmp_path, 0, 1)
+    write(tmp_path, 1, after=0)
+    assert [line["step"] for line in read_log(tmp_path)] == [0, 1]
+
+
+def test_a_training_that_another_process_is_writing_is_neither_begun_nor_cleared(tmp_path: Path) -> None:
+    Stage("rl train", {}).write(tmp_path)
+    with TrainLog(tmp_path) as log:
+        log.write(0, {"loss": 1.0})
+        for refused in (lambda: TrainLog(tmp_path), lambda: clear_training(tmp_path, "rl train")):
+            with pytest.raises(UsageError, match="is being written by another process"):
+                refused()
+        assert read_log(tmp_path) == [{"step": 0, "loss": 1.0}]
+    clear_training(tmp_path, "rl train")
+    assert list(tmp_path.iterdir()) == []
+    clear_training(tmp_path, "rl train")
 
 
 def test_a_torn_last_line_is_left_out_and_written_over(tmp_path: Path) -> None:
