@@ -90,7 +90,7 @@ def test_another_evaluation_into_the_same_folder_is_refused_unless_forced(folder
 
 
 def test_an_interrupted_evaluation_stops_with_130_and_is_resumed(folder: Path) -> None:
-    arguments = ["eval", "world:2000", "--out", "cut", "--cache", "cache", "--json"]
+    arguments = ["eval", "world:2000", "--limit", "200", "--out", "cut", "--cache", "cache", "--json"]
     process = subprocess.Popen(
         [*COMMAND, *arguments],
         cwd=folder,
@@ -109,10 +109,10 @@ def test_an_interrupted_evaluation_stops_with_130_and_is_resumed(folder: Path) -
     assert "Traceback" not in complaint
     assert "interrupted; the same command continues where it stopped" in complaint
     finished = sum(1 for _ in read_episodes(folder / "cut"))
-    assert 0 < finished < 500
+    assert 0 < finished < 200
     assert json.loads((folder / "cut" / "stage.json").read_text())["status"] == "interrupted"
-    assert json.loads(harness1(*arguments, cwd=folder).stdout)["tasks"] == 500
-    assert len({episode.key for episode in read_episodes(folder / "cut")}) == 500
+    assert json.loads(harness1(*arguments, cwd=folder).stdout)["tasks"] == 200
+    assert len({episode.key for episode in read_episodes(folder / "cut")}) == 200
 
 
 def test_a_killed_evaluation_leaves_no_process_behind(folder: Path) -> None:

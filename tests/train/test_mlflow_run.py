@@ -31,10 +31,10 @@ def students(store: str, request: pytest.FixtureRequest) -> str:
     return str(request.node.name)
 
 
-def write(folder: Path, place: str, *steps: int, after: int = 0) -> None:
+def write(folder: Path, place: str, *steps: int, after: int = -1) -> None:
     with TrainLog(folder, after, Trackers(mlflow=place)) as log:
         for step in steps:
-            log.write(step, {"loss": step / 2 + after, "held_out/nll": 3.0})
+            log.write(step, {"loss": step / 2 + max(0, after), "held_out/nll": 3.0})
 
 
 def client_of(store: str) -> Any:
