@@ -222,7 +222,6 @@ async def _train(work: Learning, learner: Learner, players: OpenRollouts, on_ste
     """Train to the end. An interrupt waits for the batch in training, and saves the state."""
     on_step(learner.version, work.config.batches, {})
     async with players as rollouts:
-        # The store is locked, which also keeps a second process away from the log.
         with (
             EpisodeStore(work.out / EPISODES) as store,
             TrainLog(work.out, learner.logged, work.trackers) as log,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,9 +18,10 @@ from harness1.plugins import packages_of, refuse_missing
 from harness1.records import Episode
 from harness1.redaction import public_address
 from harness1.runs.files import writing
+from harness1.runs.journal import held
 from harness1.runs.line_digests import LINES, Lines, continued
 from harness1.runs.stage import STAGE, Stage, read_stage, refuse_changed, refuse_foreign, remove
-from harness1.runs.store import EPISODES, TOKENS, EpisodeStore, latest_episodes
+from harness1.runs.store import EPISODES, TOKENS, latest_episodes
 
 METRICS = "metrics.json"
 RESOURCES = "resources.json"
@@ -139,7 +140,7 @@ def clear_run(out: Path) -> None:
             process.
     """
     refuse_foreign(out, "run", "no run", EPISODES)
-    with EpisodeStore(out) if (out / EPISODES).is_file() else nullcontext():
+    with held(out, EPISODES):
         with writing(out):
             drop_leftovers(out)
         remove(out, *_DERIVED, *(f"{folder}/run_*.json" for folder in _SUBMISSIONS), keep_card=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Self
 
@@ -90,6 +91,15 @@ class Journal:
         self._lines.truncate(end)
         self._lines.seek(end)
         return size - end
+
+
+def held(folder: Path, lines: str) -> AbstractContextManager[object]:
+    """Return a context that keeps other processes away from a folder's journal, if there is one.
+
+    Raises:
+        UsageError: as `Journal`.
+    """
+    return Journal(folder, lines) if (folder / lines).is_file() else nullcontext()
 
 
 def read_lines(path: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[tuple[int, bytes]]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from harness1.errors import MALFORMED, SchemaError, UsageError, optional
+from harness1.errors import MALFORMED, SchemaError, optional
 from harness1.hashing import text_digest
-from harness1.runs.files import lock, write_atomically
+from harness1.runs.files import write_atomically
+from harness1.runs.journal import Journal, held
 from harness1.runs.stage import clear
 from harness1.train.mlflow_run import MlflowRun
 
@@ -45,32 +45,31 @@ class TrainLog(AbstractContextManager["TrainLog"]):
         after: -1 for a run that begins.
 
     Raises:
-        UsageError: another process is writing to the folder.
+        UsageError: another process is writing to the folder, or this one cannot.
         MissingExtra: TensorBoard, wandb or mlflow is not installed.
         InfrastructureFault: MLflow's store cannot be opened.
     """
 
     def __init__(self, folder: Path | None, after: int = -1, trackers: Trackers = NO_TRACKERS) -> None:
-        self._file: io.FileIO | None = None
+        self._file: Journal | None = None
         self._events: Any = None
         self._project: Any = None
         self._run: MlflowRun | None = None
         if folder is None:
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
+        with Journal(folder, LOG):
             self._events = _open_tensorboard(folder / "tensorboard", after) if trackers.tensorboard else None
             self._project = _open_wandb(folder, trackers.wandb) if trackers.wandb else None
             self._run = MlflowRun(folder, trackers.mlflow, resumed=after >= 0) if trackers.mlflow else None
             kept = [line for line, values in _read(folder / LOG) if values["step"] <= after]
             write_atomically(folder / LOG, b"".join(line + b"\n" for line in kept))
-            self._file = _locked(folder)
+            self._file = Journal(folder, LOG)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write a line with the step and its values."""
         if self._file is None:
             return
-        self._file.write(msgspec.json.encode({"step": step, **values}) + b"\n")
+        self._file.write(msgspec.json.encode({"step": step, **values}))
         if self._events is not None:
             for name, value in values.items():
                 self._events.add_scalar(name, value, step)
@@ -96,7 +95,7 @@ def clear_training(folder: Path, verb: str) -> None:
     Raises:
         UsageError: the folder holds something else, another process is writing to it, or it cannot be cleared.
     """
-    with _locked(folder) if (folder / LOG).is_file() else nullcontext():
+    with held(folder, LOG):
         clear(folder, verb, "*")
 
 
@@ -113,16 +112,6 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
         SchemaError: a line is no object with a step.
     """
     return [values for _, values in _read(folder / LOG)]
-
-
-def _locked(folder: Path) -> io.FileIO:
-    file = io.FileIO(folder / LOG, "ab")
-    try:
-        lock(file, f"{folder} is being written by another process")
-    except UsageError:
-        file.close()
-        raise
-    return file
 
 
 def _read(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
