@@ -1,17 +1,24 @@
-"""What other installed packages add, found by the entry points in their metadata when a name is looked up.
+"""What others add, by name: a plugin of an installed package, or something of one's own as `FILE.py:NAME`.
 
 A package lists what it adds in groups such as `harness1.tools` (`KINDS`). None of it is imported before it is asked for
-by name, so that an installed package changes nothing for those who do not name it.
+by name, so that an installed package changes nothing for those who do not name it. A file needs no package: its path
+and a name at its top level are enough, and the hash of the file enters every hash that the thing decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from functools import cache
-from types import MappingProxyType
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from harness1.errors import UsageError
+from harness1.hashing import file_digest, text_digest
 from harness1.plain import meant
 
 if TYPE_CHECKING:
@@ -28,6 +35,9 @@ KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """The word for one plugin of each kind; `harness1.KIND` is its group."""
+_IN_FILE = re.compile(r"(?s)(?P<place>.+\.py):(?P<name>[^\W\d]\w*)")
+_IN_SESSION = re.compile(r"(?P<place>__main__):(?P<name>[^\W\d]\w*)#(?P<source>[0-9a-f]{16})")
+"""What was typed into a notebook has no file; its source is part of its name, so that a new version has a new name."""
 
 
 def plugin_names(kind: str) -> tuple[str, ...]:
@@ -36,7 +46,9 @@ def plugin_names(kind: str) -> tuple[str, ...]:
 
 
 def package_of(kind: str, name: str) -> str | None:
-    """Return the packages that add a name, each with its version; None if none does."""
+    """Return the packages that add a name, each with its version, or the hash of its file; None if none does."""
+    if is_own(name):
+        return _package_of_own(name)
     return " and ".join(map(_package, _entries(kind).get(name, ()))) or None
 
 
@@ -53,21 +65,23 @@ def packages_of(named: Mapping[str, Iterable[str]]) -> dict[str, dict[str, str]]
 
 
 def find_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
-    """Import what a package adds under a name, and return it; None if no package does.
+    """Import what a package adds under a name, or what `FILE.py:NAME` names, and return it; None if there is nothing.
 
     Args:
         built_in: the names that are taken.
 
     Raises:
-        UsageError: the name is built in, several packages add it, or it cannot be imported.
+        UsageError: the name is built in, several packages add it, or it cannot be imported or found in its file.
     """
+    if is_own(name):
+        return own(name)
     entries = _entries(kind).get(name, ())
     if not entries:
         return None
     owners = [*(["harness1"] if name in built_in else []), *map(_package, entries)]
     if len(owners) > 1:
         raise UsageError(f"{' and '.join(owners)} each have the {KINDS[kind]} {name!r}: a name has one owner")
-    return _imported(kind, entries[0])
+    return _import(entries[0].load, _place(kind, entries[0]))
 
 
 def load_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
@@ -77,15 +91,84 @@ def load_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
         UsageError: as `find_plugin`, or there is no such plugin.
     """
     names = plugin_names(kind)
-    if name not in names:
+    if name not in names and not is_own(name):
         which = f"; those installed are {', '.join(names)}" if names else ""
-        raise UsageError(f"no installed package adds the {KINDS[kind]} {name!r}{which}{meant(name, names)}")
+        own_file = "; one of your own is FILE.py:NAME"
+        raise UsageError(f"no installed package adds the {KINDS[kind]} {name!r}{which}{meant(name, names) or own_file}")
     return find_plugin(kind, name, built_in)
 
 
 def unfit(kind: str, name: str, why: str) -> UsageError:
     """Return the error for a plugin that is not what its kind demands."""
-    return UsageError(f"{_place(kind, _entries(kind)[name][0])} {why}")
+    return UsageError(f"{name if is_own(name) else _place(kind, _entries(kind)[name][0])} {why}")
+
+
+def is_own(name: str) -> bool:
+    """Return whether a name is one's own: `FILE.py:NAME`, or what `own_name` gave to something typed in a session."""
+    return bool(_IN_FILE.fullmatch(name) or _IN_SESSION.fullmatch(name))
+
+
+def short_name(name: str) -> str:
+    """Return `NAME` of `FILE.py:NAME`, and other names as they are."""
+    found = _IN_FILE.fullmatch(name) or _IN_SESSION.fullmatch(name)
+    return found["name"] if found else name
+
+
+def whole_name(name: str) -> str:
+    """Return a name that does not depend on the current folder: the path of `FILE.py:NAME` becomes absolute."""
+    found = _IN_FILE.fullmatch(name)
+    return f"{Path(found['place']).expanduser().resolve()}:{found['name']}" if found else name
+
+
+def identity(name: str) -> str:
+    """Return what of a name enters hashes: the name in its file and the sha256 of the file's bytes, wherever it lies.
+    Names of packages are returned as they are.
+
+    Raises:
+        UsageError: the file cannot be read or imported.
+    """
+    if found := _IN_FILE.fullmatch(name):
+        return f"{found['name']}@{_of_file(Path(found['place']).resolve())[1]}"
+    return name
+
+
+def own(name: str) -> Any:
+    """Return what `FILE.py:NAME` names. The file is imported once in a process; a script that is running names things
+    of its own without being run again.
+
+    Raises:
+        UsageError: there is no such file, it cannot be imported, or it has no such name.
+    """
+    found = _IN_FILE.fullmatch(name)
+    if found is None:
+        return _of_session(name)
+    path = Path(found["place"]).resolve()
+    module, _ = _of_file(path)
+    if not hasattr(module, found["name"]):
+        raise UsageError(f"{path} has no {found['name']!r}{meant(found['name'], [*vars(module)])}")
+    return getattr(module, found["name"])
+
+
+def own_name(thing: Any) -> str:
+    """Return the name under which other processes find a function or class of one's own, as `own` takes it.
+
+    Raises:
+        UsageError: it has none, because it is defined within a function or a class, or has been replaced.
+    """
+    name = getattr(thing, "__qualname__", type(thing).__qualname__)
+    module = sys.modules.get(getattr(thing, "__module__", "") or "")
+    if "<" in name or "." in name:
+        raise UsageError(f"{name} is not at the top level of a file: define it there, so that it can be found by name")
+    if module is None or getattr(module, name, None) is not thing:
+        raise UsageError(f"{name} cannot be found by its name in {getattr(thing, '__module__', 'its module')}")
+    if file := getattr(module, "__file__", None):
+        return f"{Path(file).resolve()}:{name}"
+    return f"__main__:{name}#{_source_digest(thing)}"
+
+
+def is_of_session(name: str) -> bool:
+    """Return whether a name stands for something that was typed into this process and is in no file."""
+    return bool(_IN_SESSION.fullmatch(name))
 
 
 def refuse_missing(named: Mapping[str, Mapping[str, str]], maker: str) -> None:
@@ -100,8 +183,57 @@ def refuse_missing(named: Mapping[str, Mapping[str, str]], maker: str) -> None:
     """
     for kind, packages in named.items():
         for name, package in packages.items():
-            if kind in KINDS and name not in _entries(kind):
+            if is_own(name):
+                if package != _package_of_own(name):
+                    raise UsageError(f"{maker} needs {name} as it was ({package}): it has changed, or is not there")
+            elif kind in KINDS and name not in _entries(kind):
                 raise UsageError(f"{maker} needs the {KINDS[kind]} {name!r} of {package}, which is not installed here")
+
+
+def _package_of_own(name: str) -> str:
+    found = _IN_FILE.fullmatch(name)
+    return f"sha256 {file_digest(Path(found['place']))}" if found else "a session"
+
+
+@cache
+def _of_file(path: Path) -> tuple[ModuleType, str]:
+    """Import a file, and return it with its sha256. What lies beside the file can be imported while it is."""
+    digest = file_digest(path)
+    if not digest:
+        raise UsageError(f"{path}: no such file")
+    for module in [*sys.modules.values()]:
+        if (file := getattr(module, "__file__", None)) and Path(file).resolve() == path:
+            return module, digest
+    spec = importlib.util.spec_from_file_location(f"harness1_own_{path.stem}_{digest[:16]}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    try:
+        _import(partial(spec.loader.exec_module, module), str(path))
+    except UsageError:
+        del sys.modules[spec.name]
+        raise
+    finally:
+        sys.path.remove(str(path.parent))
+    return module, digest
+
+
+def _of_session(name: str) -> Any:
+    found = _IN_SESSION.fullmatch(name)
+    thing = getattr(sys.modules["__main__"], found["name"], None) if found else None
+    if found is None or thing is None:
+        raise UsageError(f"{short_name(name)} was typed into another session: put it in a file, FILE.py:NAME")
+    if _source_digest(thing) != found["source"]:
+        raise UsageError(f"{found['name']} was defined anew since: make what uses it again")
+    return thing
+
+
+def _source_digest(thing: Any) -> str:
+    try:
+        return text_digest(inspect.getsource(thing))
+    except (OSError, TypeError) as error:
+        raise UsageError(f"the source of {thing!r} is not known here: put it in a file") from error
 
 
 @cache
@@ -115,11 +247,11 @@ def _entries(kind: str) -> Mapping[str, tuple[EntryPoint, ...]]:
     return found
 
 
-def _imported(kind: str, entry: EntryPoint) -> Any:
+def _import(load: Callable[[], Any], place: str) -> Any:
     try:
-        return entry.load()
+        return load()
     except Exception as error:  # a module of others may raise anything
-        raise UsageError(f"{_place(kind, entry)} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _place(kind: str, entry: EntryPoint) -> str:

@@ -181,7 +181,7 @@ def test_unknown_names_are_answered_with_those_that_are_installed(install: Insta
     install("rest-pack", TOOLS | REST, "others", OTHERS)
     with pytest.raises(UsageError, match="no installed package adds the tool 'shut'; those installed are shout; did"):
         load_config(None, ['env.plugins=["shut"]'])
-    with pytest.raises(UsageError, match=r"the reward term 'pool'$"):
+    with pytest.raises(UsageError, match=r"the reward term 'pool'; one of your own is FILE\.py:NAME$"):
         load_config(None, ["reward.plugins.pool=1"])
     with pytest.raises(ConfigError, match=r"chat format 'ters'; choose auto, .*, terse; did you mean terse\?"):
         load_config(None, ["policy.format=ters"])

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = sorted((ROOT / "harness1").rglob("*.py"))
 SOURCES = PACKAGE + sorted((ROOT / "benchmarks").rglob("*.py"))
-FILE_LINES, FUNCTION_LINES, DEPENDENCIES = 400, 60, 11
+FILE_LINES, FUNCTION_LINES, DEPENDENCIES = 500, 60, 11
 HEAVY = (
     "torch",
     "transformers",
@@ -51,7 +51,7 @@ FREE_STATEMENTS = 3
 BROAD = {
     ("harness1/env/world.py", "patiently"),
     ("harness1/models/servers/vllm_engine.py", "_failing"),
-    ("harness1/plugins.py", "_imported"),
+    ("harness1/plugins.py", "_import"),
 }
 """Where any exception is caught: what an engine raises is its own fault, and must not end the other episodes; vLLM
 raises `Exception` itself over what its workers raise; a plugin's module may raise anything when it is imported."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness1.errors import UsageError
+from harness1.plugins import is_own, own
 from harness1.records import Record, RewardRecord, RewardTerm, Task
 from harness1.rows.proxy_record import RecordedCall
 
@@ -49,7 +49,15 @@ def open_evaluation(name: str) -> Evaluate:
     place, _, function = name.rpartition(":")
     if not place or not function:
         raise UsageError(f"--evaluate {name}: give MODULE:FUNCTION or FILE.py:FUNCTION")
-    found = getattr(_module(place), function, None)
+    if is_own(name):
+        found = own(name)
+    else:
+        if str(Path.cwd()) not in sys.path:
+            sys.path.append(str(Path.cwd()))
+        try:
+            found = getattr(importlib.import_module(place), function, None)
+        except ImportError as error:
+            raise UsageError(f"--evaluate {place} cannot be opened: {error}") from error
     if not callable(found):
         raise UsageError(f"--evaluate {name}: {place} has no function {function}")
     evaluate: Evaluate = found
@@ -81,19 +89,3 @@ def delivered_f1(session: AgentSession) -> float:
     wanted = {doc_id for doc_id, grade in gold.relevant.items() if grade > 0} if gold is not None else set()
     right = len(named & wanted)
     return 2 * right / (len(named) + len(wanted)) if right else 0.0
-
-
-def _module(place: str) -> object:
-    try:
-        if not place.endswith(".py"):
-            if str(Path.cwd()) not in sys.path:
-                sys.path.append(str(Path.cwd()))
-            return importlib.import_module(place)
-        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    except (ImportError, OSError, SyntaxError) as error:
-        raise UsageError(f"--evaluate {place} cannot be opened: {error}") from error

@@ -19,6 +19,7 @@ from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.models.files.fetch import resolve_model
 from harness1.models.open import ModelSpec, preferred_device
+from harness1.plugins import identity
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Hashes
 from harness1.rl.learning import Learning, OpenRollouts
@@ -69,7 +70,7 @@ def learning_on_agents(
     if len(golds) < len(tasks) + len(held_out):
         raise UsageError("two tasks of the datasets have the same id: train on one dataset at a time")
     base = resolve_model(ModelSpec.read(learn.model).model)
-    known = {"command": command, "evaluate": evaluation}
+    known = {"command": command, "evaluate": identity(evaluation)}
     hashes = Hashes(env=digest(known), policy=policy.hash, index="")
     agent = Agent(command, open_evaluation(evaluation), golds, hashes, environment)
 

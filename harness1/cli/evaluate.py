@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from harness1.cli.ablate import run_ablations
 from harness1.cli.bars import read_aloud
@@ -14,14 +14,17 @@ from harness1.cli.datasets import place_of
 from harness1.cli.options import (
     Cache,
     ConfigFile,
+    DatasetName,
     Force,
     IndexSpec,
     Json,
     Limit,
     Overrides,
     PolicyName,
+    Rewards,
     Samples,
     Seed,
+    Tools,
     resolve,
 )
 from harness1.cli.printing import print_result, say
@@ -47,9 +50,7 @@ Ablations = Annotated[
 
 
 def evaluate(
-    dataset: Annotated[
-        str, Argument(help="A name in `data list`, a BEIR or TREC folder, NAME:PATH or world:SIZE.", metavar="DATASET")
-    ],
+    dataset: DatasetName,
     policy: PolicyName = "scripted",
     split: Annotated[str, Option(help="The split to take tasks from; default test, else dev.")] = "",
     limit: Limit = 0,
@@ -59,6 +60,8 @@ def evaluate(
     out: Annotated[Path | None, Option(help="Run folder; default runs/DATASET-SPLIT-POLICY.")] = None,
     cache: Cache = None,
     ablations: Ablations = None,
+    tools: Tools = None,
+    rewards: Rewards = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -81,7 +84,7 @@ def evaluate(
     """
     if force and rescored:
         raise UsageError("--force plays again and --rescore scores without playing: choose one")
-    settings = resolve(config, overrides, policy)
+    settings = resolve(config, overrides, policy, tools=tools, rewards=rewards)
     check_policy(policy, settings)
     source = open_source(dataset := place_of(dataset, settings))
     split = split or ("dev" if "test" not in source.splits and "dev" in source.splits else "test")

@@ -16,7 +16,7 @@ from harness1.memory.history import telling_argument
 from harness1.plain import counted
 from harness1.records import Delta, Episode, Observation, ToolCall, UnitId
 from harness1.tools.discovery import shown_title
-from harness1.tools.tool import short_name
+from harness1.tools.tool import one_line
 
 STYLES = {"very_high": "bold green", "high": "green", "fair": "yellow", "low": "dim"}
 HANDLE = "magenta"
@@ -67,7 +67,7 @@ class Watcher:
         if turn.action is None or turn.observation is None:
             return
         about = AGAIN if turn.action == self._action else _about(turn.action)
-        name = short_name(turn.action.name), "bold"
+        name = one_line(turn.action.name), "bold"
         console.print(Text.assemble((f"turn {turn.index}", "bold cyan"), " ", name, f" {about}"))
         if turn.reasoning and turn.reasoning != self._reason:
             console.print(f"  {turn.reasoning}", style="dim")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,9 @@ from typer import Argument, Option
 
 from harness1.cli.printing import say
 from harness1.config import Config, load_config
+from harness1.config.reward import RECIPES
 from harness1.data.selection import ShareName
+from harness1.errors import UsageError
 
 ConfigFile = Annotated[
     str | None,
@@ -23,6 +26,19 @@ ConfigFile = Annotated[
 Overrides = Annotated[
     list[str] | None, Option("--set", help="Override one setting, e.g. env.max_turns=4.", metavar="A.B=VALUE")
 ]
+Tools = Annotated[
+    list[str] | None,
+    Option("--tool", help="Also offer a tool: FILE.py:NAME, or a plugin's. May be repeated.", metavar="NAME"),
+]
+Rewards = Annotated[
+    list[str] | None,
+    Option(
+        "--reward",
+        help="Score by the sum of such terms alone: FILE.py:NAME, a plugin's, or one of ours, such as recall; each with"
+        " =WEIGHT, or 1. Or by a recipe: paper or robust.",
+        metavar="NAME[=WEIGHT]",
+    ),
+]
 EngineOption = Annotated[
     str,
     Option(
@@ -33,6 +49,9 @@ EngineOption = Annotated[
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON object to standard output and nothing else.")]
 Force = Annotated[bool, Option("--force", help="Redo the work even if it is already done.")]
+DatasetName = Annotated[
+    str, Argument(help="A name in `data list`, a BEIR or TREC folder, NAME:PATH or world:SIZE.", metavar="DATASET")
+]
 PolicyName = Annotated[
     str,
     Option(
@@ -67,7 +86,13 @@ Limit = Annotated[int, Option(help="Take only the first N tasks; 0 means all.", 
 Samples = Annotated[int, Option(help="Episodes for each task.", min=1)]
 Seed = Annotated[int, Option(help="Seed of policies that sample, and of the bootstrap.")]
 IndexSpec = Annotated[
-    str | None, Option(help="An index or engine to search, instead of indexing the dataset.", metavar="SPEC")
+    str | None,
+    Option(
+        "--index",
+        "--retriever",
+        help="An index or engine to search, or a retriever as FILE.py:NAME, instead of indexing the dataset.",
+        metavar="SPEC",
+    ),
 ]
 Cache = Annotated[Path | None, Option(help="Folder that keeps indexes; default ~/.cache/harness1.", metavar="DIR")]
 MovedDataset = Annotated[str | None, Option(help="The runs' dataset, if it has moved.", metavar="PLACE")]
@@ -96,26 +121,49 @@ RecipeInputs = Annotated[
 ]
 
 
-def resolve(config: str | None, overrides: list[str] | None, *models: str) -> Config:
+def resolve(
+    config: str | None,
+    overrides: list[str] | None,
+    *models: str,
+    tools: list[str] | None = None,
+    rewards: list[str] | None = None,
+) -> Config:
     """Return the configuration that a command line asks for.
 
     Args:
         models: models at work, as typed. The first that was trained here brings its environment, unless the file of
             `--config` has settings of `env`; single settings are overridden either way. Without `--config`, a released
             policy brings the configuration that it was measured with.
+        tools: as `--tool` takes them.
+        rewards: as `--reward` takes them.
     """
+    weights: dict[str, float] = {}
+    for given in rewards or ():
+        name, sign, weight = given.rpartition("=")
+        if given in ("paper", *RECIPES):
+            overrides = [*(overrides or []), f"reward.recipe={given}"]
+        else:
+            weights[name if sign else given] = _weight(given, weight) if sign else 1.0
+    load = partial(load_config, tools=tools or (), rewards=weights)
     if not any(models):
-        return load_config(config, overrides)
+        return load(config, overrides)
     # Imported here, because verbs without a model start sooner without it.
     from harness1.models.environments import environment_of, told
     from harness1.models.released import released_config
 
     config = config or next(filter(None, map(released_config, models)), None)
-    settings = load_config(config, overrides)
+    settings = load(config, overrides)
     for model in filter(None, models):
         if (env := environment_of(model, settings)) is not None:
-            carried = load_config(config, overrides, env)
+            carried = load(config, overrides, env)
             if carried.env != settings.env:
                 say(told(model, settings.env, carried.env))
             return carried
     return settings
+
+
+def _weight(given: str, weight: str) -> float:
+    try:
+        return float(weight)
+    except ValueError:
+        raise UsageError(f"--reward {given}: the weight {weight!r} is no number") from None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from typer import Argument, Option
+from typer import Option
 
 from harness1.cli.bars import progress_of_work, read_aloud
 from harness1.cli.datasets import evaluation_places, place_of
@@ -14,14 +14,17 @@ from harness1.cli.options import (
     Against,
     Cache,
     ConfigFile,
+    DatasetName,
     Exclude,
     Force,
     IndexSpec,
     Json,
     Limit,
     Overrides,
+    Rewards,
     Seed,
     ShareOf,
+    Tools,
     resolve,
 )
 from harness1.cli.printing import print_result, say, say_left_out
@@ -42,9 +45,7 @@ from harness1.viewer.report import ensure_report
 
 
 def check(
-    dataset: Annotated[
-        str, Argument(help="A name in `data list`, a BEIR or TREC folder, NAME:PATH or world:SIZE.", metavar="DATASET")
-    ],
+    dataset: DatasetName,
     split: Annotated[
         str, Option(help="The split to take tasks from; default train, else dev, else the only split.")
     ] = "",
@@ -65,6 +66,8 @@ def check(
     judge: JudgeModel = "",
     run: JudgedRun = None,
     judged: Judged = 20,
+    tools: Tools = None,
+    rewards: Rewards = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -78,7 +81,7 @@ def check(
 
     Example: harness1 rl check world:1000 --limit 50 --out runs/check --config rl/small
     """
-    settings = resolve(config, overrides, tokenizer)
+    settings = resolve(config, overrides, tokenizer, tools=tools, rewards=rewards)
     reviewer = asked_judge(judge, run, settings)
     source = open_source(dataset := place_of(dataset, settings))
     split = split or default_split(source)

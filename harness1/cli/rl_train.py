@@ -28,8 +28,10 @@ from harness1.cli.options import (
     Json,
     Mlflow,
     Overrides,
+    Rewards,
     ShareOf,
     Tensorboard,
+    Tools,
     Wandb,
     resolve,
 )
@@ -74,9 +76,7 @@ def train(
     out: Annotated[Path | None, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")] = None,
     split: Annotated[str, Option(help="The split to take tasks from; default train.")] = "",
     index: Annotated[list[str] | None, Option(help="An index for each dataset, in order.", metavar="SPEC")] = None,
-    admission: Annotated[
-        list[str] | None, Option(help="A report of `rl check` for each dataset; only its admitted tasks are used.")
-    ] = None,
+    admission: Annotated[list[str] | None, Option(help="The `rl check` report of each dataset, in order.")] = None,
     share: ShareOf = "",
     against: Against = None,
     exclude: Exclude = None,
@@ -89,6 +89,8 @@ def train(
     wandb: Wandb = "",
     mlflow: Mlflow = "",
     ends_at: EndsAt = math.inf,
+    tools: Tools = None,
+    rewards: Rewards = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -103,7 +105,8 @@ def train(
     with led_group() as group:
         if group is None:
             return
-        settings = resolve(config, overrides, model or resolve(config, overrides).machine.learn.model)
+        start = model or resolve(config, overrides).machine.learn.model
+        settings = resolve(config, overrides, start, tools=tools, rewards=rewards)
         given = {"data": data, "index": index, "admission": admission, "model": model, "split": split, "share": share}
         given |= {"against": against, "exclude": [str(each) for each in exclude or ()]}
         learn, out = _asked(settings, given, out, pivots)
@@ -116,10 +119,9 @@ def train(
         else:
             work, players = learning_on_pivots(settings, learn, out, policy, pivots)
         alone = undisturbed(policy.model, settings, work.device, group.size)
-        trackers = Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
-        work = replace(work, trackers=trackers, undisturbed=alone, ends_at=ends_at)
-        if service is not None:
-            work = replace(work, open_engine=partial(learning.open_service_engine, service))
+        logs = Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
+        trainer = partial(learning.open_service_engine, service) if service is not None else work.open_engine
+        work = replace(work, trackers=logs, undisturbed=alone, ends_at=ends_at, open_engine=trainer)
         say_left_out(*work.selections)
         if force:
             work.check()  # nothing is deleted if the training run is refused

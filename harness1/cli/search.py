@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from harness1.cli.live import show_result, snippet, watched
-from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve
+from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, Tools, resolve
 from harness1.cli.printing import print_json, program, say_torn
 from harness1.cli.terminal import Terminal
 from harness1.config import Config
@@ -23,12 +23,21 @@ from harness1.records import Episode
 
 def search(
     question: Annotated[str, Argument(help="The question to find evidence for.", metavar="QUESTION")],
-    index: Annotated[str, Option(help="Folder made by `harness1 index`, or the URI of an engine.", metavar="SPEC")],
+    index: Annotated[
+        str,
+        Option(
+            "--index",
+            "--retriever",
+            help="Folder made by `harness1 index`, the URI of an engine, or a retriever as FILE.py:NAME.",
+            metavar="SPEC",
+        ),
+    ],
     policy: PolicyName = "scripted",
     out: Annotated[
         Path | None, Option(help="Run folder for the record; default runs/search-HASH.", metavar="RUN")
     ] = None,
     seed: Annotated[int, Option(help="Seed of policies that sample.")] = 0,
+    tools: Tools = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: Json = False,
@@ -42,7 +51,7 @@ def search(
     if needs_gold(policy):
         raise UsageError("the oracle needs gold: use it with `harness1 eval`")
     console = Terminal(stderr=as_json, quiet=as_json)
-    settings = resolve(config, overrides, policy)
+    settings = resolve(config, overrides, policy, tools=tools)
     if settings.index != Config().index:
         raise UsageError("index settings take effect when an index is made: use them with `harness1 index`")
     task = asked(question)

@@ -19,9 +19,11 @@ from harness1.cli.options import (
     Json,
     Limit,
     Overrides,
+    Rewards,
     Samples,
     Seed,
     ShareOf,
+    Tools,
     resolve,
 )
 from harness1.cli.printing import print_result, say
@@ -60,6 +62,8 @@ def collect(
     seed: Seed = 0,
     index: IndexSpec = None,
     cache: Cache = None,
+    tools: Tools = None,
+    rewards: Rewards = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -71,9 +75,8 @@ def collect(
     """
     if chat and not tokenizer:
         raise UsageError("--format is the student's: give its --tokenizer too")
-    settings = resolve(
-        config, [*(overrides or []), *([f"policy.format={chat}"] if chat else [])], teacher, tokenizer or ""
-    )
+    overrides = [*(overrides or []), *([f"policy.format={chat}"] if chat else [])]
+    settings = resolve(config, overrides, teacher, tokenizer or "", tools=tools, rewards=rewards)
     policy = teacher_policy(teacher, settings)
     source = open_source(data := place_of(data, settings))
     sieve = TaskFilter(settings.data, (), share, tasks_of_runs(exclude or ()))

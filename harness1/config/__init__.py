@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -41,10 +42,10 @@ from harness1.config.env import (
 from harness1.config.index import Dense, Index
 from harness1.config.machine import Agents, Fleet, Keyed, Learn, Machine, Model, ModelServer, Price, Web
 from harness1.config.named import config_file, unknown_config
-from harness1.config.plugins import refuse_unknown_plugins
+from harness1.config.plugins import refuse_unknown_plugins, with_whole_names
 from harness1.config.policy import ChatPolicy
 from harness1.config.precision import fastest_dtype
-from harness1.config.reward import Reward, with_recipe
+from harness1.config.reward import Reward, sum_of, with_recipe
 from harness1.config.rl import Pivots, Rl
 from harness1.config.sft import Gates, Sft
 from harness1.config.train import Lora, Train, Validation
@@ -139,7 +140,11 @@ class Config(Settings):
 
 
 def load_config(
-    path: Path | str | None = None, overrides: list[str] | None = None, env: Mapping[str, Any] | None = None
+    path: Path | str | None = None,
+    overrides: list[str] | None = None,
+    env: Mapping[str, Any] | None = None,
+    tools: Sequence[str] = (),
+    rewards: Mapping[str, float] = MappingProxyType({}),
 ) -> Config:
     """Return the defaults, overlaid with a TOML file, overlaid with `a.b=value` settings.
 
@@ -152,6 +157,8 @@ def load_config(
             comes with the package, such as `small`; `harness1 config list` prints them.
         overrides: settings such as `env.max_turns=4`; a value is read as TOML, or as a string if it is not TOML.
         env: the settings of the environment instead of the defaults, if the file has none.
+        tools: further tools for `env.plugins`, such as `FILE.py:NAME`.
+        rewards: the weights of the terms whose sum is the reward, by name, in place of what the file says of it.
 
     Raises:
         ConfigError: there is no such file or name, a key is unknown, a value has the wrong type or is out of range, or
@@ -185,8 +192,10 @@ def load_config(
     except (msgspec.ValidationError, RecursionError) as error:
         raise ConfigError(f"configuration: {_placed(str(error))}{_meant(str(error))}") from error
     _refuse_infinite(msgspec.to_builtins(msgspec.structs.replace(found, machine=found.machine.public())))
-    refuse_unknown_plugins(found.env, found.reward, found.policy)
-    return found
+    more = msgspec.structs.replace(found.env, plugins=(*found.env.plugins, *tools))
+    env, reward = with_whole_names(more, sum_of(rewards) if rewards else found.reward)
+    refuse_unknown_plugins(env, reward, found.policy)
+    return msgspec.structs.replace(found, env=env, reward=reward)
 
 
 def _toml(path: Path) -> Any:

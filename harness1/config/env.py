@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from harness1.errors import ConfigError
+from harness1.plugins import identity
 from harness1.records import Tag
 from harness1.settings import Count, Positive, Settings, Share, Weight, leave_out_default
 
@@ -314,8 +315,8 @@ class Env(Settings):
     guidance: Literal["none", "facts", "prescriptive"] = "facts"
     """What an observation says beyond its results: nothing, facts about them, or facts with advice."""
     plugins: tuple[str, ...] = ()
-    """Tools of other packages that are on, in the order shown, by the names of their entry points (`harness1.tools`).
-    None is on because it is installed."""
+    """Tools of other packages that are on, in the order shown, by the names of their entry points (`harness1.tools`),
+    and tools of one's own, as `FILE.py:NAME`. None is on because it is installed."""
     search: Search = Search()
     retrieval: Retrieval = Retrieval()
     fan_out: FanOut = FanOut()
@@ -342,8 +343,10 @@ class Env(Settings):
 
     def hashed(self) -> dict[str, Any]:
         """Return the settings that enter hashes: all, except that mechanisms made after the first records count only
-        where they are on, so that earlier records keep their hashes."""
+        where they are on, so that earlier records keep their hashes. A file of one's own counts by its content."""
         tree = self.plain()
+        if self.plugins:
+            tree["plugins"] = [identity(name) for name in self.plugins]
         for group, name, off in _LATER:
             leave_out_default(tree, {group: {name: off}}, f"{group}.{name}")
         return {group: settings for group, settings in tree.items() if group != "leads" or self.leads.on}

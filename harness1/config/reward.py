@@ -11,14 +11,18 @@ import msgspec
 from msgspec import Meta
 
 from harness1.hashing import digest
+from harness1.plugins import identity
 from harness1.settings import Count, Positive, Settings, Share, Weight, leave_out_default
 
 
 class Reward(Settings):
     """Weights of the composite terminal reward; defaults as published (Harness-1, arXiv 2606.02373, Table 5)."""
 
-    recipe: Literal["paper", "robust"] = "paper"
-    """Source of the weights that a loaded configuration does not give: the defaults, or `RECIPES`."""
+    recipe: Literal["paper", "robust", "sum"] = "paper"
+    """Source of the weights that a loaded configuration does not give: the defaults, or `RECIPES`. `sum` pays for the
+    terms with a weight alone, without `empty` and `floor`."""
+    recall: float = 0.0
+    """Weight of curated recall, the share of the gold that is delivered."""
     outcome: float = 0.7
     """Weight of F_beta of the curated precision and recall. Weights and rewards have no unit; values are shares of
     1."""
@@ -61,24 +65,43 @@ class Reward(Settings):
     floor: float = 0.001
     """Smallest sum, so that a delivered set earns more than none."""
     plugins: dict[str, float] = {}
-    """Weights of terms of other packages, by the names of their entry points (`harness1.rewards`); negative for
-    penalties. None counts because it is installed."""
+    """Weights of terms of other packages, by the names of their entry points (`harness1.rewards`), or of one's own, as
+    `FILE.py:NAME`; negative for penalties. None counts because it is installed."""
 
     def __hash__(self) -> int:
         # A configuration is a key of caches, and a mapping is not hashable.
         return hash(digest(self))
 
     def hashed(self) -> dict[str, Any]:
-        """Return the settings that enter hashes, which are older than `plugins`: it counts where it names any."""
+        """Return the settings that enter hashes, which are older than `plugins` and `recall`: these count where they
+        are set. A file of one's own counts by its content."""
         tree: dict[str, Any] = msgspec.to_builtins(self)
+        tree["plugins"] = {identity(name): weight for name, weight in self.plugins.items()}
         leave_out_default(tree, {"plugins": {}}, "plugins")
+        leave_out_default(tree, {"recall": 0.0}, "recall")
         return tree
 
 
+TERMS = (
+    *("outcome", "recall", "trajectory", "answer_found", "answer", "trajectory_answer", "answer_missed", "recall_gap"),
+    *("clutter", "diversity", "diversity_shortfall", "curation", "turn_penalty"),
+)
+"""The settings that are weights of terms."""
 RECIPES: Mapping[str, Mapping[str, float]] = MappingProxyType(
     msgspec.toml.decode(Path(__file__).with_name("recipes.toml").read_bytes(), type=dict[str, dict[str, float]])
 )
 """The settings in which a recipe differs from the defaults."""
+
+
+def sum_of(weights: Mapping[str, float]) -> Reward:
+    """Return the reward that is the sum of some terms and nothing else.
+
+    Args:
+        weights: by the name of a term: one of `TERMS`, of another package, or `FILE.py:NAME`.
+    """
+    ours = {name: weight for name, weight in weights.items() if name in TERMS}
+    others = {name: weight for name, weight in weights.items() if name not in TERMS}
+    return Reward(**(RECIPES["sum"] | ours), recipe="sum", plugins=others)  # type: ignore[arg-type]
 
 
 def with_recipe(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from harness1.records import Note, Observation, ToolCall
 from harness1.tools.end_search import END_SEARCH
 from harness1.tools.registry import Toolbox
 from harness1.tools.requests import Answer, Request, recorded_answer
-from harness1.tools.tool import Steps, Traits, short_name
+from harness1.tools.tool import Steps, Traits, one_line
 
 
 def name_first(memory: WorkingMemory, env: Env) -> None:
@@ -42,7 +42,7 @@ def transition(
     memory.turn += 1
     traits = toolbox.traits(call.name)
     if crowded and not (traits.frees or traits.curates or call.name == END_SEARCH):
-        observation = Observation(short_name(call.name), error=Note("crowded", {"limit": env.pruning.refusal}))
+        observation = Observation(one_line(call.name), error=Note("crowded", {"limit": env.pruning.refusal}))
     else:
         observation = yield from toolbox.run(memory, env, call)
     if env.history.on:
@@ -53,7 +53,7 @@ def transition(
     _count(memory, observation, traits)
     notes = (*observation.notes, *guidance(memory, env, observation, traits))
     if ignored:
-        notes += (Note("not_executed", {"tools": [short_name(other.name) for other in ignored[:5]]}),)
+        notes += (Note("not_executed", {"tools": [one_line(other.name) for other in ignored[:5]]}),)
     return msgspec.structs.replace(observation, notes=notes)
 
 

@@ -6,18 +6,21 @@ A fault that remains after all retries becomes an `InfrastructureFault`, never a
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
 from harness1.config import Machine
 from harness1.env.verifiers.protocol import Verifier, VerifierFault
+from harness1.errors import ToolError
 from harness1.http.retrying import Transient, retried
 from harness1.memory.working_memory import WorkingMemory
+from harness1.plain import utf8_safe
 from harness1.records import Chunk, ChunkId, DocId, Hit, Ranking, Verdict
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
-from harness1.tools.requests import Answer, GrepFor, Judge, ReadDocument, Request, SearchFor
+from harness1.tools.requests import Answer, Consult, GrepFor, Judge, ReadDocument, Request, SearchFor
 
 Outcome = TypeVar("Outcome")
 
@@ -40,6 +43,8 @@ class World:
                 return await self._read(doc_id)
             case Judge():
                 return await self._judge(request)
+            case Consult():
+                return await patiently(partial(_consult, request), self.machine)
 
     async def _search(self, request: SearchFor, memory: WorkingMemory) -> Answer:
         """Search for all queries at once; repeat only those that failed."""
@@ -95,6 +100,23 @@ class World:
             return verdicts
 
         return Answer(verdicts=tuple(await patiently(once, self.machine)))
+
+
+async def _consult(request: Consult) -> Answer:
+    """Call a function of the user's, in a thread unless it is a coroutine function."""
+    function, arguments = request.function, request.arguments
+    try:
+        if inspect.iscoroutinefunction(function):
+            text = await function(**arguments)
+        else:
+            text = await asyncio.to_thread(function, **arguments)
+    except ToolError as error:
+        return Answer(refused=str(error)[: request.characters])
+    if not isinstance(text, str):
+        raise TypeError(f"the tool {function.__name__} returned {type(text).__name__}, not a text")
+    cut = f" ({len(text)} characters)"
+    kept = text if len(text) <= request.characters else text[: request.characters].rstrip() + cut
+    return Answer(text=utf8_safe(kept))
 
 
 async def patiently(

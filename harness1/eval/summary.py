@@ -139,7 +139,7 @@ def _read(episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config
 
 def measured(result: Outcome, episode: Episode, gold: Gold | None, config: Config) -> dict[str, float]:
     """Return every metric of an episode that was scored with a configuration, whatever reward it recorded."""
-    scored = msgspec.structs.replace(episode, reward=composite(result, episode, config))
+    scored = msgspec.structs.replace(episode, reward=composite(result, episode, config, gold))
     return measure(result, scored, config.env, gold) | model_use(episode)
 
 

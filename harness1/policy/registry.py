@@ -1,5 +1,5 @@
 """Open a policy by its name, as typed after `--policy`. To add one, add a file and a line in a table below; a plugin
-names a `PluginOpener` in `harness1.policies`."""
+names a `PluginOpener` in `harness1.policies`; one's own is `FILE.py:NAME` (`policy/own.py`)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from harness1.models.open import NAMES as MODELS
 from harness1.models.open import SERVED, ModelSpec, is_model, open_backend
 from harness1.models.released import released_names
 from harness1.plain import meant
-from harness1.plugins import find_plugin, plugin_names
+from harness1.plugins import find_plugin, is_own, plugin_names
 from harness1.policy.baselines import RULES, RandomPolicy, ReflexPolicy, SingleShotPolicy
 from harness1.policy.chat_completions import ChatCompletionsPolicy
 from harness1.policy.corrected import CorrectedPolicy
 from harness1.policy.follow_leads import FollowLeads
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.oracle import OraclePolicy
+from harness1.policy.own import open_own_policy
 from harness1.policy.policy import Policy
 from harness1.policy.recorded import RecordedPolicy
 from harness1.policy.scripted import ScriptedPolicy
@@ -66,13 +67,15 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
     `mixed:0.6` is the oracle teacher in six turns of ten and the random policy in the others; `silent:POLICY` is any
     policy without a model, stripped of its reasons; in `corrected:hf:PATH`, a teacher ends what the model begins.
 
-    A policy of another package is never given the gold.
+    A policy of another package, or one's own (`FILE.py:NAME`), is never given the gold.
 
     Raises:
         UsageError: there is no such policy, its model cannot be loaded, or a plugin has the name of another policy or
             cannot be imported.
         ConfigError: the settings do not fit its model.
     """
+    if is_own(spec):
+        return open_own_policy(spec)
     kind, colon, argument = spec.partition(":")
     added: PluginOpener | None = find_plugin("policies", kind, _taken())
     if added is not None:
@@ -169,5 +172,6 @@ NAMES = (
     "silent:POLICY",
     "corrected:hf:PATH",
     "replay:RUN",
+    "FILE.py:NAME",
     *MODELS,
 )

@@ -19,7 +19,7 @@ from harness1.models.tokenizer import TOKENIZER
 from harness1.recipe.stage_case import StageCase
 from harness1.records import RewardRecord
 from harness1.retrieval.index.checksums import check_index
-from harness1.reward.composite import contributions
+from harness1.reward.composite import total_of
 from harness1.rl.admission.report import read_report
 from harness1.rows.file import RowFile
 from harness1.runs.files import read_json
@@ -82,7 +82,7 @@ def _adds_up(reward: RewardRecord, settings: Reward) -> bool:
     if reward.override is not None:
         expected = float(getattr(settings, reward.override))
     else:
-        expected = max(settings.floor, contributions(reward.terms.values()))
+        expected = total_of(reward.terms.values(), settings)
     return abs(reward.total - expected) <= EXACT  # False for NaN
 
 

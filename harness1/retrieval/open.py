@@ -1,5 +1,5 @@
 """Opens a retriever from what a user typed. To add an engine, write one file, a prefix and a case here; a plugin names
-an `Opener` in `harness1.retrievers`."""
+an `Opener` in `harness1.retrievers`; `FILE.py:NAME` is a function or class of one's own (`retrieval/own.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness1.config import Config
 from harness1.errors import UsageError
-from harness1.plugins import find_plugin, plugin_names
+from harness1.plugins import find_plugin, is_own, plugin_names, whole_name
 from harness1.redaction import is_redacted
 from harness1.retrieval.protocol import Retriever
 from harness1.retrieval.result_cache import CachingRetriever
@@ -20,8 +20,8 @@ Opener = Callable[[str, Config], Retriever]
 
 
 def open_retriever(spec: str, config: Config = Config()) -> Retriever:
-    """Open an index folder, or an engine by `PREFIX:REST` for one of `ENGINES` or of another package, such as
-    `http://HOST:8000`.
+    """Open an index folder, an engine by `PREFIX:REST` for one of `ENGINES` or of another package, such as
+    `http://HOST:8000`, or a function or class of one's own as `FILE.py:NAME`.
 
     Equal searches are answered from a cache of `machine.cached_searches` results. Deadlines are in seconds; scores are
     the engine's own.
@@ -55,13 +55,20 @@ def is_exclusive(spec: str) -> bool:
 
 
 def engine_of(spec: str) -> tuple[str | None, str]:
-    """Return the prefix of an engine and what follows it; None and the whole spec if it is the path of a folder."""
+    """Return the prefix of an engine and what follows it; None and the whole spec if it is the path of a folder. One's
+    own `FILE.py:NAME` is all prefix."""
+    if is_own(spec):
+        return spec, ""
     prefix, colon, rest = spec.partition(":")
     known = bool(colon) and (prefix in ENGINES or prefix in plugin_names("retrievers"))
     return (prefix, rest) if known else (None, spec)
 
 
 def _opened(prefix: str | None, rest: str, config: Config) -> Retriever:
+    if prefix is not None and is_own(prefix):
+        from harness1.retrieval.own import open_own
+
+        return open_own(prefix, config)
     added: Opener | None = find_plugin("retrievers", prefix, ENGINES) if prefix else None
     if added is not None:
         return added(rest, config)
@@ -91,4 +98,4 @@ def _opened(prefix: str | None, rest: str, config: Config) -> Retriever:
 def absolute_index(index: str) -> str:
     """Return an index folder by its whole path, so that the run can be replayed from anywhere; an engine stays as
     named."""
-    return index if is_engine(index) else str(Path(index).resolve())
+    return whole_name(index) if is_engine(index) else str(Path(index).resolve())

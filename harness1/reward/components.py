@@ -3,41 +3,77 @@ names its component in `harness1.rewards`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 
 from harness1.config import Config, Env, Reward
-from harness1.plugins import load_plugin, unfit
-from harness1.records import Episode, RewardTerm
-from harness1.reward.outcome import Outcome, f_beta
-from harness1.tools.end_search import end_search
-from harness1.tools.registry import TOOLS
+from harness1.errors import UsageError
+from harness1.plugins import is_own, load_plugin, short_name, unfit
+from harness1.records import Curated, Episode, Gold, RewardTerm, Task, Turn
+from harness1.reward.outcome import Outcome, delivered, f_beta
+from harness1.tools.registry import offered
 
 
 @dataclass(frozen=True)
 class Case:
-    """The inputs of a component. `config.env` says which mechanisms are enabled."""
+    """What a term of the reward rates: a finished episode beside its gold.
+
+    Attributes:
+        outcome: shares of the gold, counts of turns and calls.
+        config: `config.env` says which mechanisms are enabled.
+        gold: the evidence of the task; None where only the outcome is known.
+    """
 
     outcome: Outcome
     episode: Episode
     config: Config
+    gold: Gold | None = None
+
+    @property
+    def task(self) -> Task:
+        return self.episode.task
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return self.episode.turns
+
+    @property
+    def curated(self) -> tuple[Curated, ...]:
+        """What was delivered, the first first; empty if the policy's failure ended the episode."""
+        places = {entry.unit_id: entry for entry in self.episode.curated}
+        return tuple(places[unit] for unit in delivered(self.episode))
 
 
 @dataclass(frozen=True)
 class Component:
-    """A term of the reward: a value in [0, `ceiling(settings)`] times `weight(settings)`, negative for penalties."""
+    """A term of the reward: a value in [0, `ceiling(settings)`], or any value if there is no ceiling, times
+    `weight(settings)`, negative for penalties."""
 
     name: str
     weight: Callable[[Reward], float]
-    ceiling: Callable[[Reward], float]
+    ceiling: Callable[[Reward], float] | None
     value: Callable[[Case], float]
     process: bool = False
     """True if it rates how the episode went rather than what it found; the sum of such terms is capped as well."""
 
     def term(self, case: Case) -> RewardTerm:
-        """Return the capped value with its weight."""
-        settings = case.config.reward
-        return RewardTerm(min(max(self.value(case), 0.0), self.ceiling(settings)), self.weight(settings))
+        """Return the capped value with its weight.
+
+        Raises:
+            UsageError: the value is not a finite number.
+        """
+        settings, given = case.config.reward, self.value(case)
+        if not isinstance(given, Real) or not math.isfinite(given):
+            raise UsageError(
+                f"the reward term {self.name!r} returned {given!r} for task {case.task.task_id!r}: a term is a finite"
+                " number"
+            )
+        value = float(given)
+        if self.ceiling is not None:
+            value = min(max(value, 0.0), self.ceiling(settings))
+        return RewardTerm(value, self.weight(settings))
 
 
 def component(
@@ -115,13 +151,19 @@ def target(case: Case) -> int:
 
 def available_tools(env: Env) -> int:
     """Return the number of tools that the environment offers, without the one that ends the episode."""
-    return sum(enabled(env) for tool, enabled in TOOLS if tool is not end_search) + len(env.plugins)
+    return len(offered(env)) - 1 + len(env.plugins)
 
 
 @component("outcome", weight=lambda settings: settings.outcome)
 def outcome(case: Case) -> float:
     """Return F_beta of curated precision and recall; with beta above 1, recall weighs more."""
     return f_beta(case.outcome.precision, case.outcome.recall, case.config.reward.beta)
+
+
+@component("recall", weight=lambda reward: reward.recall)
+def recall(case: Case) -> float:
+    """Return R, the curated recall."""
+    return case.outcome.recall
 
 
 @component("recall_gap", weight=lambda settings: -settings.recall_gap)
@@ -151,6 +193,7 @@ def turn_penalty(case: Case) -> float:
 
 COMPONENTS = (
     outcome,
+    recall,
     trajectory,
     answer_found,
     answer,
@@ -170,7 +213,7 @@ NAMES = frozenset({*(part.name for part in COMPONENTS), BEYOND_CAP})
 
 
 def components(settings: Reward) -> tuple[Component, ...]:
-    """Return all components, and after them those of other packages that the settings name.
+    """Return all components, and after them those of other packages, and one's own, that the settings name.
 
     Raises:
         UsageError: one is not installed, has the name of another, or cannot be imported.
@@ -179,12 +222,26 @@ def components(settings: Reward) -> tuple[Component, ...]:
 
 
 def plugin_component(name: str) -> Component:
-    """Return a component that another package adds.
+    """Return a component that another package adds, or one's own: any function of a case, whose value is not capped.
 
     Raises:
         UsageError: there is none, it has the name of another, or it is not a component of its name.
     """
     found = load_plugin("rewards", name, NAMES)
+    if is_own(name):
+        if short_name(name) in NAMES:
+            raise unfit("rewards", name, "has the name of a term of harness1: call it something else")
+        value = found.value if isinstance(found, Component) else found
+        if not callable(value):
+            raise unfit("rewards", name, "must be a function of a case")
+        capped = isinstance(found, Component)
+        return Component(
+            short_name(name),
+            lambda settings: settings.plugins.get(name, 0.0),
+            found.ceiling if capped else None,
+            value,
+            capped and found.process,
+        )
     if not isinstance(found, Component) or found.name != name:
         raise unfit("rewards", name, f"must be a component of that name: @component({name!r})")
     return found

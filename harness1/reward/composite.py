@@ -19,15 +19,18 @@ from harness1.records import Episode, Gold, RewardRecord, RewardTerm, Status, St
 from harness1.reward.components import BEYOND_CAP, Case, Component, components
 from harness1.reward.outcome import Outcome, outcome
 
+SUM = "sum"
+"""The recipe without a floor and without a reward of its own for an empty set."""
 
-def composite(result: Outcome, episode: Episode, config: Config) -> RewardRecord | None:
+
+def composite(result: Outcome, episode: Episode, config: Config, gold: Gold | None = None) -> RewardRecord | None:
     """Return the reward of an episode with a known outcome; None after an infrastructure fault, which earns no reward.
 
     Terms of weight 0 are left out. An override is recorded together with the terms, which then do not count.
     """
     if episode.status is Status.INFRA_ERROR:
         return None
-    case = Case(result, episode, config)
+    case = Case(result, episode, config, gold)
     parts = components(config.reward)
     weighed = {part.name: part.term(case) for part in parts}
     terms = {name: term for name, term in weighed.items() if term.weight != 0.0}
@@ -35,7 +38,13 @@ def composite(result: Outcome, episode: Episode, config: Config) -> RewardRecord
     if (override := _override(result, episode, config.reward)) is not None:
         name, total = override
         return RewardRecord(total, terms, name)
-    return RewardRecord(max(config.reward.floor, contributions(terms.values())), terms)
+    return RewardRecord(total_of(terms.values(), config.reward), terms)
+
+
+def total_of(terms: Iterable[RewardTerm], settings: Reward) -> float:
+    """Return the reward that terms add up to, where nothing overrides them."""
+    total = contributions(terms)
+    return total if settings.recipe == SUM else max(settings.floor, total)
 
 
 def contributions(terms: Iterable[RewardTerm]) -> float:
@@ -60,7 +69,7 @@ def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
     Raises:
         UsageError: the gold of the task is missing or names nothing to find.
     """
-    reward = composite(outcome(episode, gold), episode, config)
+    reward = composite(outcome(episode, gold), episode, config, gold)
     hashes = msgspec.structs.replace(episode.hashes, reward=config.reward_hash)
     return msgspec.structs.replace(episode, reward=reward, hashes=hashes)
 
@@ -75,6 +84,6 @@ def _beyond_cap(terms: Mapping[str, RewardTerm], parts: Sequence[Component], cap
 def _override(result: Outcome, episode: Episode, settings: Reward) -> tuple[str, float] | None:
     if episode.stop_reason is StopReason.FORMAT_LIMIT:
         return "format_failure", settings.format_failure
-    if result.set_size == 0:
+    if result.set_size == 0 and settings.recipe != SUM:
         return "empty", settings.empty
     return None

@@ -132,14 +132,16 @@ class Learning:
         Args:
             policy_hash: the hash of the policy that training begins with.
         """
-        config = self.config
+        config, env = self.config, self.config.env.plain()
+        if config.env.plugins:
+            env["plugins"] = config.env.hashed()["plugins"]  # a file of one's own counts by its content
         inputs = {
             "tasks": digest([(placed.task, placed.setup) for placed in self.tasks]),
             "held_out": digest([(placed.task, placed.setup) for placed in self.held_out]),
             "model": folder_hash(self.base),
             "policy": policy_hash,
             "indexes": list(self.index_hashes),
-            "env": digest(config.env.plain()),
+            "env": digest(env),
             "reward": config.reward_hash,
             "rl": msgspec.to_builtins(config.rl),
             "train": msgspec.to_builtins(config.train),

@@ -14,7 +14,7 @@ import msgspec
 from harness1.config import Config
 from harness1.errors import MALFORMED, ConfigError, SchemaError, UsageError
 from harness1.hashing import digest
-from harness1.plugins import packages_of, refuse_missing
+from harness1.plugins import is_own, packages_of, refuse_missing
 from harness1.records import Episode
 from harness1.redaction import public_address
 from harness1.runs.files import writing
@@ -67,7 +67,7 @@ def run_stage(
 def _plugins(config: Config, policy: str, index: str, chat: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the packages of the plugins that a run is made with, by kind and name."""
     format_name = chat.get("format", config.policy.format)
-    first = [spec.partition(":")[0] for spec in (policy, index)]
+    first = [spec if is_own(spec) else spec.partition(":")[0] for spec in (policy, index)]
     named = {"policies": first[:1], "retrievers": first[1:], "formats": [format_name]}
     return packages_of({"tools": config.env.plugins, "rewards": config.reward.plugins, **named})
 

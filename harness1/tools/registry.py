@@ -3,13 +3,15 @@ names its function in `harness1.tools`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
-from harness1.plugins import load_plugin, unfit
+from harness1.plugins import is_own, load_plugin, short_name, unfit
 from harness1.records import Note, Observation, ToolCall
 from harness1.tools.curate import curate
 from harness1.tools.end_search import end_search
@@ -19,22 +21,29 @@ from harness1.tools.prune_chunks import prune_chunks
 from harness1.tools.read_document import read_document
 from harness1.tools.review_docs import review_docs
 from harness1.tools.search_corpus import search_corpus
-from harness1.tools.tool import PLAIN, Steps, Tool, ToolFunction, ToolSpec, Traits, build_tool, short_name
+from harness1.tools.tool import PLAIN, Steps, Tool, ToolFunction, ToolSpec, Traits, build_tool, one_line, told
 from harness1.tools.verify import verify
 
-TOOLS: tuple[tuple[ToolFunction, Callable[[Env], bool]], ...] = (
-    (fan_out_search, lambda env: env.fan_out.on),
-    (search_corpus, lambda env: True),
-    (grep_corpus, lambda env: env.grep.on),
-    (read_document, lambda env: env.read.on),
-    (review_docs, lambda env: env.review.on),
-    (curate, lambda env: True),
-    (prune_chunks, lambda env: env.pruning.on),
-    (verify, lambda env: env.verification.on),
-    (end_search, lambda env: True),
+TOOLS: Mapping[ToolFunction, str] = MappingProxyType(
+    {
+        fan_out_search: "fan_out",
+        search_corpus: "",
+        grep_corpus: "grep",
+        read_document: "read",
+        review_docs: "review",
+        curate: "",
+        prune_chunks: "pruning",
+        verify: "verification",
+        end_search: "",
+    }
 )
-"""Each tool with its condition."""
-NAMES = frozenset(function.__name__ for function, _ in TOOLS)
+"""Each tool, in the order shown, with the group of `env` whose `on` offers it; empty: always offered."""
+NAMES = frozenset(function.__name__ for function in TOOLS)
+
+
+def offered(env: Env) -> tuple[ToolFunction, ...]:
+    """Return the tools of this package that a configuration offers."""
+    return tuple(function for function, group in TOOLS.items() if not group or getattr(env, group).on)
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,7 @@ class Toolbox:
         Raises:
             UsageError: a tool of `env.plugins` is not installed, has the name of another, or cannot be imported.
         """
-        functions = [function for function, enabled in TOOLS if enabled(env)]
-        built = [build_tool(function, env) for function in (*functions, *map(plugin_tool, env.plugins))]
+        built = [build_tool(function, env) for function in (*offered(env), *map(plugin_tool, env.plugins))]
         return cls({tool.spec.name: tool for tool in built})
 
     @property
@@ -67,18 +75,20 @@ class Toolbox:
         """Run a call. For an unknown tool, the observation names those that exist."""
         tool = self.tools.get(call.name)
         if tool is None:
-            name = short_name(call.name)
+            name = one_line(call.name)
             return Observation(name, error=Note("unknown_tool", {"name": name, "tools": list(self.tools)}))
         return (yield from tool.run(memory, env, call))
 
 
 def plugin_tool(name: str) -> ToolFunction:
-    """Return the function of a tool that another package adds.
+    """Return the function of a tool that another package adds, or that is one's own (`FILE.py:NAME`).
 
     Raises:
         UsageError: there is none, it has the name of another tool, or it is not a function of its name.
     """
     function: ToolFunction = load_plugin("tools", name, NAMES)
-    if getattr(function, "__name__", "") != name or not callable(function):
+    if getattr(function, "__name__", "") != short_name(name) or not callable(function):
         raise unfit("tools", name, "must be a function of that name")
-    return function
+    if is_own(name) and function.__name__ in NAMES:
+        raise unfit("tools", name, "has the name of a tool of harness1: call it something else")
+    return function if "memory" in inspect.signature(function).parameters else told(function)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from harness1.records import DocId, Hit, Observation, Ranking, Record, UnitId, Verdict
+
+SAID, FAILED = "answered", "tool_error"
+"""Codes of the notes that hold what a text tool returned, and what it raised as a `ToolError`."""
 
 
 class SearchFor(Record):
@@ -34,12 +40,20 @@ class Judge(Record):
     texts: tuple[tuple[UnitId, str], ...]
 
 
-Request = SearchFor | GrepFor | ReadDocument | Judge
+class Consult(Record):
+    """Call a function that returns a text, of which at most `characters` are kept."""
+
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+    characters: int
+
+
+Request = SearchFor | GrepFor | ReadDocument | Judge | Consult
 
 
 class Answer(Record):
-    """The answer to a request: hits (each chunk once), one ranking for each query, verdicts, or the fault of a
-    pattern."""
+    """The answer to a request: hits (each chunk once), one ranking for each query, verdicts, the fault of a pattern, or
+    a text or why there is none."""
 
     hits: tuple[Hit, ...] = ()
     rankings: tuple[Ranking, ...] = ()
@@ -47,13 +61,15 @@ class Answer(Record):
     bad_pattern: str | None = None
     unshown: int = 0
     """Parts of a document for which a recorded observation had no room."""
+    text: str = ""
+    refused: str | None = None
 
 
 def recorded_answer(observation: Observation) -> Answer:
     """Return the answer that an observation was made from; replay gives it to the pure core in place of the world."""
-    bad = (
-        observation.error.data.get("reason") if observation.error and observation.error.code == "bad_pattern" else None
-    )
+    reasons = {observation.error.code: observation.error.data.get("reason")} if observation.error else {}
     fresh = tuple(verdict for verdict in observation.verdicts if not verdict.cached)
     unshown = sum(note.data["parts"] for note in observation.notes if note.code == "continues")
-    return Answer(observation.hits, observation.rankings, fresh, bad, unshown)
+    text = "".join(note.data["text"] for note in observation.notes if note.code == SAID)
+    bad, refused = reasons.get("bad_pattern"), reasons.get(FAILED)
+    return Answer(observation.hits, observation.rankings, fresh, bad, unshown, text, refused)

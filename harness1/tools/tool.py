@@ -2,10 +2,14 @@
 
 A tool may yield one `Request` to the world outside, receives the `Answer`, changes the memory, and returns an
 `Observation`. Arguments after `memory` and `env` are what the policy may pass; their annotations are the schema.
+
+A function of one's own that returns a text needs neither memory nor env: it is called in the world (`Consult`), and a
+replay takes its text from the record.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Generator
@@ -15,9 +19,11 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from harness1.config import Env
+from harness1.errors import UsageError
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation, Record, ToolCall
-from harness1.tools.requests import Answer, Request
+from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN
+from harness1.tools.requests import FAILED, SAID, Answer, Consult, Request
 
 Steps = Generator[Request, Answer, Observation]
 ToolFunction = Callable[..., Steps | Observation]
@@ -72,7 +78,7 @@ def traits_of(function: ToolFunction) -> Traits:
 PLAIN = Traits()
 
 
-def short_name(name: str) -> str:
+def one_line(name: str) -> str:
     """Cut a name that a policy made up to one short line, so that it cannot forge a line of an observation."""
     return " ".join(name[: 4 * NAME_CHARACTERS].split())[:NAME_CHARACTERS]
 
@@ -95,6 +101,43 @@ class Tool:
             return Observation(self.spec.name, error=Note("bad_arguments", data))
         result = self.function(memory, env, **msgspec.structs.asdict(arguments))
         return result if isinstance(result, Observation) else (yield from result)
+
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def tool(function: T) -> T:
+    """Mark a function of one's own as a tool, and return it unchanged. Its docstring and annotations are what a policy
+    is told of it; it returns a text, or raises `ToolError` for a call that makes no sense.
+
+    Raises:
+        UsageError: it has no docstring, or a parameter without a type.
+    """
+    name = getattr(function, "__name__", repr(function))
+    if not inspect.getdoc(function):
+        raise UsageError(f"the tool {name} has no docstring: a policy reads it to know what the tool does")
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.annotation is parameter.empty and parameter.name not in ("memory", "env"):
+            raise UsageError(
+                f"the tool {name} does not say the type of {parameter.name!r}, as in {parameter.name}: str"
+            )
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise UsageError(f"the tool {name} takes {parameter}, which has no schema: name each parameter")
+    return function
+
+
+def told(function: Callable[..., Any]) -> ToolFunction:
+    """Return the tool of a function that knows nothing of the memory and returns a text."""
+
+    @functools.wraps(tool(function))
+    def ask(memory: WorkingMemory, env: Env, **arguments: Any) -> Steps:
+        room = CHARACTERS_PER_TOKEN * env.observation_limit(env.read.tokens)
+        answer = yield Consult(function, arguments, room)
+        if answer.refused is not None:
+            return Observation(function.__name__, error=Note(FAILED, {"reason": answer.refused}))
+        return Observation(function.__name__, notes=(Note(SAID, {"text": answer.text}),))
+
+    return ask
 
 
 def build_tool(function: ToolFunction, env: Env) -> Tool:

@@ -63,7 +63,7 @@ def scored(episode: Episode, gold: Gold | None, config: Config) -> Scored:
         found = outcome(episode, gold)
     except UsageError:
         return Scored(None, episode.reward)
-    return Scored(found, episode.reward or composite(found, episode, config))
+    return Scored(found, episode.reward or composite(found, episode, config, gold))
 
 
 def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem: str | None) -> EpisodeRow:

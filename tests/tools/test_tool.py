@@ -69,7 +69,7 @@ def test_bad_arguments_are_an_observation_that_names_the_parameters(arguments: d
     assert error.data["parameters"] == "word, count, extra"
 
 
-@pytest.mark.parametrize("tool", [function for function, _ in TOOLS], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("tool", [*TOOLS], ids=lambda function: function.__name__)
 def test_every_tool_is_described_with_all_its_parameters(tool: Any) -> None:
     spec = Toolbox.of(Env(pruning=Pruning(on=True))).tools[tool.__name__].spec
     assert inspect.getdoc(tool)

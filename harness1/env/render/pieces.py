@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from harness1.hashing import text_digest
 from harness1.records import ModelCall, Record, ToolCall
 from harness1.retrieval.corpus import approximate_tokens
-from harness1.tools.tool import ToolSpec, short_name
+from harness1.tools.tool import ToolSpec, one_line
 
 LONGEST_ACTION = 1000
 """Characters shown of a policy's own call or reasoning where there are no sampled tokens."""
@@ -73,11 +73,11 @@ def action_text(reasoning: str, action: ToolCall | None) -> str:
 def shown_call(action: ToolCall) -> ToolCall:
     """Return the call as `action_text` shows it; a call that is cut loses its arguments."""
     fits = len(_call_text(action)) <= LONGEST_ACTION
-    return ToolCall(short_name(action.name), action.arguments if fits else {})
+    return ToolCall(one_line(action.name), action.arguments if fits else {})
 
 
 def _call_text(action: ToolCall) -> str:
-    return f"{short_name(action.name)} {json.dumps(action.arguments, ensure_ascii=False)}"
+    return f"{one_line(action.name)} {json.dumps(action.arguments, ensure_ascii=False)}"
 
 
 def _abbreviated(text: str) -> str:

@@ -30,6 +30,8 @@ SENTENCES: dict[str, str] = {
     "nothing_to_prune": "Not executed: name documents to prune.",
     "not_executed": "Not executed: {tools}; one action per turn.",
     "said": "{text}",
+    "answered": "It returned: {text}",
+    "tool_error": "Not done: {reason}",
     "result": "Returned {returned}, new {new}; pool {pool}, curated {curated}/{cap}.",
     "curated_empty": "The curated set is empty.",
     "seeded": "The first {count} documents were curated with tag {tag}: review, re-tag or remove them.",

@@ -12,7 +12,7 @@ from typing import Any
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.models.backend import Grammar
-from harness1.tools.tool import ToolSpec, short_name
+from harness1.tools.tool import ToolSpec, one_line
 
 STRING = 24
 """Most words of a string argument."""
@@ -70,7 +70,7 @@ def arguments_rules(specs: Sequence[ToolSpec]) -> str:
         try:
             lines.append(f"args_{spec.name} ::= {rules.arguments(spec.parameters)}\n")
         except UsageError as error:
-            raise UsageError(f"there is no grammar for the tool {short_name(spec.name)}: {error}") from error
+            raise UsageError(f"there is no grammar for the tool {one_line(spec.name)}: {error}") from error
     return "".join(lines) + rules.text()
 
 

@@ -62,7 +62,7 @@ class Trial:
 
 def scoring_of(config: Config) -> Scoring:
     """Return the scoring of a configuration."""
-    return lambda episode, gold: composite(outcome(episode, gold), episode, config)
+    return lambda episode, gold: composite(outcome(episode, gold), episode, config, gold)
 
 
 def trial(episode: Episode, gold: Gold, scoring: Scoring) -> Trial:
